@@ -1,0 +1,1 @@
+//! Synthetic inputs for the benchmarks.

@@ -1,0 +1,2 @@
+//! The dflop command.
+fn main() {}
