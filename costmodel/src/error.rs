@@ -1,0 +1,29 @@
+//! Why a cost could not be predicted.
+
+/// The result of everything fallible in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a model, a device or a sample was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum Error {
+    /// No model preset has this name; raised before any sample is looked at.
+    #[error("unknown model `{name}`, known are {known}")]
+    UnknownModel { name: String, known: String },
+    /// No device preset has this name; raised before any sample is looked at.
+    #[error("unknown device `{name}`, known are {known}")]
+    UnknownDevice { name: String, known: String },
+    /// A picture or a video frame has no pixels; the sample is bad, the next one may be good.
+    #[error("picture of {width} x {height} pixels is empty")]
+    EmptyPicture { width: u32, height: u32 },
+    /// The model refuses pictures this long and thin; the sample is bad for this model only.
+    #[error("picture of {width} x {height} pixels has an aspect ratio above {aspect_max}")]
+    AspectRatio { width: u32, height: u32, aspect_max: u32 },
+    /// Audio without a sample rate has no duration; the sample is bad.
+    #[error("audio of {frames} frames has a sample rate of 0 Hz")]
+    SampleRate { frames: u64 },
+    /// A count of the sample does not fit into 32 bits; the sample is bad.
+    #[error("sample has {count} {quantity}, more than {max}", max = u32::MAX)]
+    TooLarge { quantity: &'static str, count: u64 },
+}

@@ -1,0 +1,90 @@
+//! The shape of a sample: all that its cost depends on, and nothing that needs decoding.
+//!
+//! Shapes are read from headers (pixels, frames, sample rates) and from token counts, so a whole global
+//! batch can be planned from a few kilobytes. Token rules ([`crate::tokens`]) turn shapes into work.
+
+use serde::{Deserialize, Serialize};
+
+/// The size of a picture in pixels, after it was turned as its EXIF orientation says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "width and height need no words")]
+pub struct ImageSize {
+    pub width: u32,
+    pub height: u32,
+}
+
+/// The length of one audio clip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AudioLength {
+    /// Sample frames: samples of one channel.
+    pub frames: u64,
+    /// Sample frames per second, before any resampling.
+    pub sample_rate_hz: u32,
+}
+
+/// The frames of one video as they are handed to the model, after frame sampling.
+///
+/// A token rule that takes fewer frames than given samples further, down to its own maximum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct VideoShape {
+    /// Number of pictures.
+    pub frames: u32,
+    /// Width of every frame in pixels.
+    pub width: u32,
+    /// Height of every frame in pixels.
+    pub height: u32,
+}
+
+/// What one sample consists of.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::{ImageSize, SampleShape};
+///
+/// let mut shape = SampleShape { text_tokens: 120, target_tokens: 40, ..SampleShape::default() };
+/// shape.images.push(ImageSize { width: 640, height: 480 });
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SampleShape {
+    /// Text tokens, placeholders of media not among them.
+    pub text_tokens: u32,
+    /// Those of the text tokens that the loss is taken over.
+    pub target_tokens: u32,
+    /// Pictures, in the order of the sample.
+    pub images: Vec<ImageSize>,
+    /// Audio clips, in the order of the sample.
+    pub audio: Vec<AudioLength>,
+    /// Videos, in the order of the sample.
+    pub videos: Vec<VideoShape>,
+}
+
+impl SampleShape {
+    /// Empties the shape and keeps its memory, so that one shape can serve many samples.
+    pub fn clear(&mut self) {
+        self.text_tokens = 0;
+        self.target_tokens = 0;
+        self.images.clear();
+        self.audio.clear();
+        self.videos.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cleared_shape_is_the_default() {
+        let mut shape = SampleShape {
+            text_tokens: 3,
+            target_tokens: 2,
+            images: vec![ImageSize { width: 1, height: 1 }],
+            audio: vec![AudioLength { frames: 1, sample_rate_hz: 16_000 }],
+            videos: vec![VideoShape { frames: 1, width: 1, height: 1 }],
+        };
+        shape.clear();
+        assert_eq!(shape, SampleShape::default());
+        assert!(shape.images.capacity() > 0);
+    }
+}

@@ -1,0 +1,237 @@
+//! Any-resolution tiles, the rule of LLaVA-OneVision ("any-res, max 9").
+//!
+//! A lone picture is scaled onto the grid of tiles that keeps most of its pixels and wastes least, and
+//! a *base tile* shows it whole. In the LLM, the tiles' features form one map: the grid's padding is cut
+//! off, a map above the token limit is scaled down, each row ends in a newline token, and the base tile
+//! follows. Several pictures in one sample take one padded tile each; a video takes one tile a frame,
+//! pooled 2 x 2.
+
+use serde::{Deserialize, Serialize};
+
+use super::{EncoderWork, require_pixels};
+use crate::error::Result;
+use crate::shape::{ImageSize, VideoShape};
+
+/// Settings of the rule; encoder items are tiles.
+///
+/// # Source
+/// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; checked against the
+/// processor of Hugging Face transformers 4.51.3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AnyRes {
+    /// Side of a square tile in pixels.
+    pub tile_pixels: u16,
+    /// Encoder tokens along a side of a tile.
+    pub patches_per_side: u16,
+    /// Grids have 1 to this many columns, and as many rows.
+    pub grid_side_max: u8,
+    /// A feature map above this many tiles' tokens is scaled down to it.
+    pub feature_tiles_max: u8,
+    /// Longer videos are sampled down to this many frames.
+    pub frames_max: u32,
+    /// Where newline tokens go in a video.
+    pub video_newline: VideoNewline,
+}
+
+/// Where the newline tokens of a video go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VideoNewline {
+    /// One at the end of the video, LLaVA-OneVision: 196 tokens a frame and 1 in all.
+    Once,
+    /// One at the end of each pooled row, LLaVA-Video: 210 tokens a frame.
+    EveryRow,
+}
+
+/// Columns and rows, of tiles or of feature tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Grid {
+    columns: u64,
+    rows: u64,
+}
+
+impl AnyRes {
+    /// The published setting: tiles of 384 pixels and 27 x 27 tokens, grids up to 6 x 6, at most 9 tiles'
+    /// features, 32 frames.
+    pub const LLAVA_ONEVISION: Self = Self {
+        tile_pixels: 384,
+        patches_per_side: 27,
+        grid_side_max: 6,
+        feature_tiles_max: 9,
+        frames_max: 32,
+        video_newline: VideoNewline::Once,
+    };
+
+    /// Returns the work of a picture that is alone in its sample.
+    ///
+    /// # Errors
+    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
+        require_pixels(image)?;
+        let tiles = self.best_grid(image);
+        let features = self.limit(self.unpad(image, tiles));
+        let tokens = features.rows * (features.columns + 1) + self.tile_tokens();
+        Ok(EncoderWork::of_items(1 + tiles.columns * tiles.rows, self.tile_tokens(), tokens))
+    }
+
+    /// Returns the work of pictures that share a sample: one padded tile and one newline token each.
+    ///
+    /// # Errors
+    /// [`crate::Error::EmptyPicture`] if a picture has no pixels.
+    pub fn several_images(&self, images: &[ImageSize]) -> Result<EncoderWork> {
+        for &image in images {
+            require_pixels(image)?;
+        }
+        let tokens = images.len() as u64 * (self.tile_tokens() + 1);
+        Ok(EncoderWork::of_items(images.len() as u64, self.tile_tokens(), tokens))
+    }
+
+    /// Returns the work of a video: one tile a frame whatever its size.
+    #[must_use]
+    pub fn video(&self, video: VideoShape) -> EncoderWork {
+        let frames = u64::from(video.frames.min(self.frames_max));
+        let pooled_side = u64::from(self.patches_per_side).div_ceil(2);
+        let tokens = match self.video_newline {
+            VideoNewline::Once => frames * pooled_side * pooled_side + u64::from(frames > 0),
+            VideoNewline::EveryRow => frames * pooled_side * (pooled_side + 1),
+        };
+        EncoderWork::of_items(frames, self.tile_tokens(), tokens)
+    }
+
+    fn tile_tokens(&self) -> u64 {
+        u64::from(self.patches_per_side).pow(2)
+    }
+
+    /// The grid that keeps most pixels of the picture, then wastes least, then comes first.
+    fn best_grid(&self, image: ImageSize) -> Grid {
+        let tile = u64::from(self.tile_pixels);
+        let (width, height) = (f64::from(image.width), f64::from(image.height));
+        let pixels = u64::from(image.width) * u64::from(image.height);
+        let mut best = Grid { columns: 1, rows: 1 };
+        let mut best_kept = 0;
+        let mut best_waste = u64::MAX;
+        for columns in 1..=u64::from(self.grid_side_max) {
+            let scale_x = (tile * columns) as f64 / width;
+            for rows in 1..=u64::from(self.grid_side_max) {
+                let scale = scale_x.min((tile * rows) as f64 / height);
+                let scaled = (width * scale) as u64 * (height * scale) as u64;
+                let kept = scaled.min(pixels);
+                let waste = (tile * tile * columns * rows).saturating_sub(kept);
+                if kept > best_kept || (kept == best_kept && waste < best_waste) {
+                    best = Grid { columns, rows };
+                    best_kept = kept;
+                    best_waste = waste;
+                }
+            }
+        }
+        best
+    }
+
+    /// The grid's feature map without the padding that the picture's aspect ratio left, equal on both
+    /// sides.
+    fn unpad(&self, image: ImageSize, tiles: Grid) -> Grid {
+        let side = u64::from(self.patches_per_side);
+        let (columns, rows) = (side * tiles.columns, side * tiles.rows);
+        let (width, height) = (u64::from(image.width), u64::from(image.height));
+        if width * rows > height * columns {
+            let filled = height * columns / width;
+            return Grid { columns, rows: rows - 2 * ((rows - filled) / 2) };
+        }
+        let filled = width * rows / height;
+        Grid { columns: columns - 2 * ((columns - filled) / 2), rows }
+    }
+
+    /// The feature map scaled down to the token limit if it is more than 1.1 times too long and wide.
+    fn limit(&self, features: Grid) -> Grid {
+        let limit = u64::from(self.feature_tiles_max) * self.tile_tokens();
+        let ratio = ((features.columns * features.rows) as f64 / limit as f64).sqrt();
+        if ratio > 1.1 {
+            return Grid {
+                columns: floor_divide(features.columns, ratio),
+                rows: floor_divide(features.rows, ratio),
+            };
+        }
+        features
+    }
+}
+
+/// Python's `int(length // ratio)`: the floor of the exact quotient, which `(length / ratio).floor()`
+/// misses where the division rounds up to an integer.
+fn floor_divide(length: u64, ratio: f64) -> u64 {
+    let length = length as f64;
+    ((length - length % ratio) / ratio).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: AnyRes = AnyRes::LLAVA_ONEVISION;
+
+    /// Width, height, columns, rows, tokens; computed with the published Python processor.
+    const TABLE: [(u32, u32, u64, u64, u64); 22] = [
+        (1, 1, 1, 1, 1485),
+        (384, 384, 1, 1, 1485),
+        (448, 448, 2, 2, 3699),
+        (300, 500, 1, 2, 2017),
+        (640, 480, 2, 2, 2929),
+        (480, 640, 2, 2, 2943),
+        (640, 399, 2, 2, 2599),
+        (463, 1013, 2, 3, 3888),
+        (896, 448, 3, 2, 4009),
+        (1024, 768, 3, 2, 4725),
+        (1920, 1080, 5, 3, 7269),
+        (1080, 1920, 3, 5, 7317),
+        (2480, 3508, 5, 6, 7353),
+        (4961, 7016, 5, 6, 7353),
+        (1920, 1920, 5, 5, 7209),
+        (5000, 5000, 6, 6, 7371),
+        (2304, 384, 6, 1, 5130),
+        (2000, 30, 6, 1, 1218),
+        (1, 100_000, 1, 1, 783),
+        (100_000, 1, 1, 1, 757),
+        (u32::MAX, u32::MAX, 6, 6, 7371),
+        (u32::MAX, 1, 1, 1, 757),
+    ];
+
+    #[test]
+    fn lone_pictures_follow_the_published_table() {
+        for (width, height, columns, rows, tokens) in TABLE {
+            let image = ImageSize { width, height };
+            assert_eq!(RULE.best_grid(image), Grid { columns, rows }, "{width} x {height}");
+            let work = RULE.image(image).unwrap();
+            let tiles = 1 + columns * rows;
+            assert_eq!((work.items, work.tokens), (tiles, tokens), "{width} x {height}");
+            assert_eq!(work.encoder_tokens, 729 * tiles);
+            assert_eq!(work.attention_pairs, 531_441 * tiles);
+            assert_eq!(work.window_pairs, work.attention_pairs);
+        }
+    }
+
+    /// 135 rows over a ratio of 5/3 are 81 on paper, 80 in double precision, and 80 in the model.
+    #[test]
+    fn scaling_down_floors_like_python() {
+        assert_eq!(floor_divide(135, (25.0_f64 / 9.0).sqrt()), 80);
+        assert_eq!(floor_divide(162, 2.0), 81);
+        assert_eq!(floor_divide(108, (16.0_f64 / 9.0).sqrt()), 81);
+    }
+
+    #[test]
+    fn several_pictures_take_one_tile_each() {
+        let images = [ImageSize { width: 5000, height: 5000 }, ImageSize { width: 1, height: 1 }];
+        let work = RULE.several_images(&images).unwrap();
+        assert_eq!((work.items, work.encoder_tokens, work.tokens), (2, 1458, 1460));
+    }
+
+    #[test]
+    fn video_frames_are_pooled_and_limited() {
+        let every_row = AnyRes { video_newline: VideoNewline::EveryRow, ..RULE };
+        for (frames, tiles, once, rows) in
+            [(0, 0, 0, 0), (1, 1, 197, 210), (32, 32, 6273, 6720), (5395, 32, 6273, 6720)]
+        {
+            let video = VideoShape { frames, width: 640, height: 480 };
+            assert_eq!((RULE.video(video).items, RULE.video(video).tokens), (tiles, once));
+            assert_eq!(every_row.video(video).tokens, rows);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Log-mel windows, the rule of Whisper and Qwen2-Audio.
+//!
+//! Audio is resampled to 16 kHz and turned into 100 mel frames a second. Every started window of 30 seconds
+//! is padded to 3000 frames; a convolution of stride 2 leaves 1500 encoder tokens, so that the encoder's work
+//! does not depend on how full the window is. Pooling by 2 leaves one LLM token for 40 ms, of real
+//! frames only: 750 a full window. Marker tokens around a clip are not counted.
+
+use super::EncoderWork;
+use crate::error::{Error, Result};
+use crate::shape::AudioLength;
+
+const MEL_FRAMES_PER_SECOND: u128 = 100;
+const MEL_FRAMES_PER_WINDOW: u64 = 3000;
+const ENCODER_TOKENS_PER_WINDOW: u64 = 1500;
+
+/// Returns the work of one clip; encoder items are windows of 30 seconds.
+///
+/// A clip of 0 frames has no work. A clip of fewer than 3 mel frames (20 ms) still fills a window, though
+/// pooling may leave no LLM token of it.
+///
+/// # Errors
+/// [`Error::SampleRate`] if the clip has frames but no sample rate.
+///
+/// # Source
+/// Windows: Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision", 2022,
+/// arXiv:2212.04356. Tokens: Chu et al., "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
+pub fn whisper_windows(length: AudioLength) -> Result<EncoderWork> {
+    if length.frames == 0 {
+        return Ok(EncoderWork::default());
+    }
+    if length.sample_rate_hz == 0 {
+        return Err(Error::SampleRate { frames: length.frames });
+    }
+    let mel_frames = mel_frames(length);
+    let full_windows = mel_frames / MEL_FRAMES_PER_WINDOW;
+    let rest = mel_frames % MEL_FRAMES_PER_WINDOW;
+    let tokens =
+        full_windows.saturating_mul(pooled_tokens(MEL_FRAMES_PER_WINDOW)).saturating_add(pooled_tokens(rest));
+    let windows = full_windows + u64::from(rest > 0);
+    Ok(EncoderWork::of_items(windows, ENCODER_TOKENS_PER_WINDOW, tokens))
+}
+
+/// Mel frames of real audio, the last one perhaps not full; saturating.
+fn mel_frames(length: AudioLength) -> u64 {
+    let hundredfold = u128::from(length.frames) * MEL_FRAMES_PER_SECOND;
+    u64::try_from(hundredfold.div_ceil(u128::from(length.sample_rate_hz))).unwrap_or(u64::MAX)
+}
+
+/// LLM tokens of the real mel frames of one window: stride 2, then pooling by 2.
+const fn pooled_tokens(mel_frames: u64) -> u64 {
+    mel_frames.div_ceil(2) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn work(frames: u64, sample_rate_hz: u32) -> EncoderWork {
+        whisper_windows(AudioLength { frames, sample_rate_hz }).unwrap()
+    }
+
+    /// Frames, rate, windows, LLM tokens; tokens by `p = (f - 1) // 2 + 1`, `(p - 2) // 2 + 1` by hand.
+    #[test]
+    fn windows_and_tokens_follow_the_published_formula() {
+        for (frames, sample_rate_hz, windows, tokens) in [
+            (0, 16_000, 0, 0),
+            (0, 0, 0, 0),
+            (1, 16_000, 1, 0),                 // f 1, p 1
+            (160, 16_000, 1, 0),               // f 1
+            (320, 16_000, 1, 0),               // f 2, p 1
+            (321, 16_000, 1, 1),               // f 3, p 2
+            (16_000, 16_000, 1, 25),           // f 100, p 50
+            (44_100, 44_100, 1, 25),           // f 100
+            (48_480, 16_000, 1, 76),           // 3.03 s: f 303, p 152
+            (219_200, 16_000, 1, 342),         // 13.7 s: f 1370, p 685
+            (480_000, 16_000, 1, 750),         // f 3000, p 1500
+            (480_001, 16_000, 2, 750),         // and f 1
+            (560_000, 16_000, 2, 875),         // 35 s: and f 500, p 250
+            (1_323_000, 44_100, 1, 750),       // 30 s
+            (57_600_000, 16_000, 120, 90_000), // an hour
+        ] {
+            let work = work(frames, sample_rate_hz);
+            assert_eq!((work.items, work.tokens), (windows, tokens), "{frames} at {sample_rate_hz} Hz");
+            assert_eq!(work.encoder_tokens, 1500 * windows);
+            assert_eq!(work.attention_pairs, 2_250_000 * windows);
+        }
+    }
+
+    #[test]
+    fn frames_without_a_rate_are_refused() {
+        let length = AudioLength { frames: 1, sample_rate_hz: 0 };
+        assert_eq!(whisper_windows(length), Err(Error::SampleRate { frames: 1 }));
+    }
+
+    proptest! {
+        #[test]
+        fn tokens_never_shrink_with_length(frames in any::<u64>(), more in 0u64..1 << 40, rate in 1u32..) {
+            let (short, long) = (work(frames, rate), work(frames.saturating_add(more), rate));
+            prop_assert!(short.items <= long.items && short.tokens <= long.tokens);
+        }
+
+        #[test]
+        fn pooling_is_the_published_formula(mel_frames in 1i64..3001) {
+            let positions = (mel_frames - 1).div_euclid(2) + 1;
+            let tokens = (positions - 2).div_euclid(2) + 1;
+            prop_assert_eq!(pooled_tokens(mel_frames as u64) as i64, tokens);
+        }
+    }
+}

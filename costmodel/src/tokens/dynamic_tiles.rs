@@ -1,0 +1,215 @@
+//! Dynamic tiles, the rule of InternVL.
+//!
+//! A picture is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the
+//! larger grid wins if the picture has more than half of the grid's pixels. Two tiles or more are joined by
+//! a *thumbnail*, a tile that shows the whole picture. Pixel shuffle merges 2 x 2 encoder tokens into one
+//! LLM token, and two marker tokens enclose each picture.
+
+use serde::{Deserialize, Serialize};
+
+use super::{EncoderWork, require_pixels};
+use crate::error::Result;
+use crate::shape::{ImageSize, VideoShape};
+
+/// Settings of the rule; encoder items are tiles, the thumbnail among them.
+///
+/// Grids that the original leaves in unspecified order, those of equal tile count, are ordered by columns.
+///
+/// # Source
+/// Chen et al., "How Far Are We to GPT-4V?", 2024, arXiv:2404.16821, section 3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DynamicTiles {
+    /// Side of a square tile in pixels.
+    pub tile_pixels: u16,
+    /// Encoder tokens of a tile.
+    pub tile_patches: u16,
+    /// LLM tokens of a tile.
+    pub tile_tokens: u16,
+    /// Most tiles of a picture, the thumbnail not among them. 0 counts as 1.
+    pub tiles_max: u8,
+    /// Longer videos are sampled down to this many frames.
+    pub frames_max: u32,
+    /// Marker tokens around a picture or a frame.
+    pub marker_tokens: u8,
+}
+
+/// A grid on trial for one picture.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    tiles: u64,
+    columns: u64,
+    /// Distance between the aspect ratios of picture and grid.
+    distance: f64,
+    /// The picture has more than half of the grid's pixels.
+    is_filled: bool,
+}
+
+impl DynamicTiles {
+    /// The published setting of training: 1 to 12 tiles of 448 pixels, 1024 patches, 256 tokens.
+    pub const INTERN_VL: Self = Self {
+        tile_pixels: 448,
+        tile_patches: 1024,
+        tile_tokens: 256,
+        tiles_max: 12,
+        frames_max: 32,
+        marker_tokens: 2,
+    };
+
+    /// Returns the work of one picture.
+    ///
+    /// # Errors
+    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
+        require_pixels(image)?;
+        let grid_tiles = self.best_grid(image).tiles;
+        let thumbnails = u64::from(grid_tiles > 1);
+        Ok(self.tiles(grid_tiles + thumbnails, 1))
+    }
+
+    /// Returns the work of a video: one tile a frame whatever its size, each between markers.
+    #[must_use]
+    pub fn video(&self, video: VideoShape) -> EncoderWork {
+        let frames = u64::from(video.frames.min(self.frames_max));
+        self.tiles(frames, frames)
+    }
+
+    fn tiles(&self, tiles: u64, pictures: u64) -> EncoderWork {
+        let tokens = tiles * u64::from(self.tile_tokens) + pictures * u64::from(self.marker_tokens);
+        EncoderWork::of_items(tiles, u64::from(self.tile_patches), tokens)
+    }
+
+    fn best_grid(&self, image: ImageSize) -> Candidate {
+        let tiles_max = u64::from(self.tiles_max);
+        let mut best = self.candidate(image, 1, 1);
+        for columns in 1..=tiles_max {
+            for rows in 1..=tiles_max / columns {
+                let candidate = self.candidate(image, columns, rows);
+                if candidate.beats(&best) {
+                    best = candidate;
+                }
+            }
+        }
+        best
+    }
+
+    fn candidate(&self, image: ImageSize, columns: u64, rows: u64) -> Candidate {
+        let tiles = columns * rows;
+        let aspect = f64::from(image.width) / f64::from(image.height);
+        let pixels = u128::from(image.width) * u128::from(image.height);
+        let tile = u128::from(self.tile_pixels);
+        Candidate {
+            tiles,
+            columns,
+            distance: (aspect - columns as f64 / rows as f64).abs(),
+            is_filled: 2 * pixels > tile * tile * u128::from(tiles),
+        }
+    }
+}
+
+impl Candidate {
+    /// Whether the original, which tries grids by tile count and lets a later equal one win if it is filled,
+    /// would end with `self` rather than with `best`, in whatever order the two are met.
+    fn beats(&self, best: &Self) -> bool {
+        if self.distance < best.distance {
+            return true;
+        }
+        let is_later = (self.tiles, self.columns) > (best.tiles, best.columns);
+        self.distance <= best.distance && if is_later { self.is_filled } else { !best.is_filled }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const RULE: DynamicTiles = DynamicTiles::INTERN_VL;
+
+    /// Width, height, tiles with thumbnail for at most 12, 4 and 40 tiles; computed with an independent
+    /// transcription of the published Python.
+    const TABLE: [(u32, u32, u64, u64, u64); 20] = [
+        (1, 1, 1, 1, 1),
+        (384, 384, 1, 1, 1),
+        (448, 448, 1, 1, 1),
+        (450, 448, 1, 1, 1),
+        (640, 480, 13, 1, 13),
+        (480, 640, 13, 3, 13),
+        (640, 399, 7, 3, 41),
+        (463, 1013, 3, 3, 37),
+        (800, 600, 13, 5, 13),
+        (896, 448, 3, 3, 3),
+        (1000, 1000, 10, 5, 10),
+        (1344, 448, 4, 4, 4),
+        (3000, 600, 6, 5, 6),
+        (600, 3000, 6, 5, 6),
+        (1920, 1080, 9, 3, 29),
+        (1080, 1920, 9, 3, 29),
+        (2480, 3508, 7, 3, 36),
+        (1, 100_000, 13, 5, 41),
+        (u32::MAX, 1, 13, 5, 41),
+        (u32::MAX, u32::MAX, 10, 5, 37),
+    ];
+
+    fn tiles(tiles_max: u8, width: u32, height: u32) -> u64 {
+        DynamicTiles { tiles_max, ..RULE }.image(ImageSize { width, height }).unwrap().items
+    }
+
+    #[test]
+    fn pictures_follow_the_published_table() {
+        for (width, height, of_12, of_4, of_40) in TABLE {
+            assert_eq!(tiles(12, width, height), of_12, "{width} x {height}");
+            assert_eq!(tiles(4, width, height), of_4, "{width} x {height}");
+            assert_eq!(tiles(40, width, height), of_40, "{width} x {height}");
+        }
+    }
+
+    #[test]
+    fn a_picture_of_seven_tiles_has_seven_times_the_tokens_and_two_markers() {
+        let work = RULE.image(ImageSize { width: 640, height: 399 }).unwrap();
+        assert_eq!((work.items, work.encoder_tokens, work.tokens), (7, 7168, 1794));
+        assert_eq!(work.attention_pairs, 7_340_032);
+    }
+
+    #[test]
+    fn video_takes_a_tile_a_frame() {
+        for (frames, tiles) in [(0, 0), (1, 1), (8, 8), (972, 32)] {
+            let work = RULE.video(VideoShape { frames, width: 1920, height: 1080 });
+            assert_eq!((work.items, work.tokens), (tiles, 258 * tiles));
+        }
+    }
+
+    /// The original's search as it is written down: sorted grids, later equal ones win if filled.
+    fn tiles_in_sorted_order(tiles_max: u64, width: u32, height: u32) -> u64 {
+        let mut grids = Vec::new();
+        for columns in 1..=tiles_max {
+            for rows in 1..=tiles_max / columns {
+                grids.push((columns * rows, columns, rows));
+            }
+        }
+        grids.sort_unstable();
+        let mut best = (f64::INFINITY, 1);
+        for (tiles, columns, rows) in grids {
+            let aspect = f64::from(width) / f64::from(height);
+            let distance = (aspect - columns as f64 / rows as f64).abs();
+            let pixels = f64::from(width) * f64::from(height);
+            let is_tie = distance.total_cmp(&best.0).is_eq();
+            if distance < best.0 || (is_tie && pixels > 0.5 * 448.0 * 448.0 * tiles as f64) {
+                best = (distance, tiles);
+            }
+        }
+        best.1 + u64::from(best.1 > 1)
+    }
+
+    proptest! {
+        #[test]
+        fn order_of_trial_does_not_matter(width in 1u32..6000, height in 1u32..6000, unit in 1u32..1000,
+            columns in 1u32..9, rows in 1u32..9, tiles_max in 1u8..41) {
+            for (width, height) in [(width, height), (unit * columns, unit * rows)] {
+                prop_assert_eq!(
+                    tiles(tiles_max, width, height),
+                    tiles_in_sorted_order(u64::from(tiles_max), width, height)
+                );
+            }
+        }
+    }
+}

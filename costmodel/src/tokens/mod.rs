@@ -1,0 +1,217 @@
+//! Token rules: from the shape of a medium to the work of its encoder and its length in the LLM.
+//!
+//! Every model family cuts media into encoder items by a rule of its own; one file holds one rule:
+//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL) and [`audio`]
+//! (Whisper, Qwen2-Audio). All of them answer with [`EncoderWork`].
+//!
+//! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do
+//! they, with the IEEE operations `+ - * / sqrt fmod` alone: these are correctly rounded, hence the
+//! same on every machine. Everything else is integer arithmetic.
+
+pub mod any_res;
+pub mod audio;
+pub mod dynamic_tiles;
+pub mod native;
+
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::shape::{ImageSize, VideoShape};
+use any_res::AnyRes;
+use dynamic_tiles::DynamicTiles;
+use native::NativeResolution;
+
+/// The work that media put on an encoder and on the LLM; sums over media with `+=`, saturating.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct EncoderWork {
+    /// What the encoder takes one by one: tiles, patches or 30-second windows, as the rule says.
+    pub items: u64,
+    /// Positions inside the encoder.
+    pub encoder_tokens: u64,
+    /// Tokens: positions in the LLM, markers around a medium included where the rule counts them.
+    pub tokens: u64,
+    /// Query-key pairs of one full-attention encoder layer: the sum of squared sequence lengths.
+    pub attention_pairs: u64,
+    /// The same for a layer with windowed attention; equal to `attention_pairs` without windows.
+    pub window_pairs: u64,
+}
+
+impl EncoderWork {
+    /// The work of `count` equal media, saturating.
+    #[must_use]
+    pub const fn repeat(self, count: u64) -> Self {
+        Self {
+            items: self.items.saturating_mul(count),
+            encoder_tokens: self.encoder_tokens.saturating_mul(count),
+            tokens: self.tokens.saturating_mul(count),
+            attention_pairs: self.attention_pairs.saturating_mul(count),
+            window_pairs: self.window_pairs.saturating_mul(count),
+        }
+    }
+
+    /// The work of `items` sequences of equal length that full attention sees one by one.
+    const fn of_items(items: u64, encoder_tokens_per_item: u64, tokens: u64) -> Self {
+        let item = Self {
+            items: 1,
+            encoder_tokens: encoder_tokens_per_item,
+            tokens: 0,
+            attention_pairs: encoder_tokens_per_item.saturating_mul(encoder_tokens_per_item),
+            window_pairs: encoder_tokens_per_item.saturating_mul(encoder_tokens_per_item),
+        };
+        Self { tokens, ..item.repeat(items) }
+    }
+}
+
+impl AddAssign for EncoderWork {
+    fn add_assign(&mut self, other: Self) {
+        self.items = self.items.saturating_add(other.items);
+        self.encoder_tokens = self.encoder_tokens.saturating_add(other.encoder_tokens);
+        self.tokens = self.tokens.saturating_add(other.tokens);
+        self.attention_pairs = self.attention_pairs.saturating_add(other.attention_pairs);
+        self.window_pairs = self.window_pairs.saturating_add(other.window_pairs);
+    }
+}
+
+/// How a model turns pictures and videos into encoder items and tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VisionRule {
+    /// Tiles on the grid that wastes least, LLaVA-OneVision.
+    AnyRes(AnyRes),
+    /// Tiles on the grid of the nearest aspect ratio, InternVL.
+    DynamicTiles(DynamicTiles),
+    /// The picture's own resolution in patches, Qwen2-VL.
+    Native(NativeResolution),
+}
+
+impl VisionRule {
+    /// Returns the work of all pictures of one sample.
+    ///
+    /// Takes them together, since LLaVA-OneVision treats a lone picture unlike several.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPicture`] for a picture without pixels, [`Error::AspectRatio`] for one that the rule
+    /// refuses.
+    pub fn images(&self, images: &[ImageSize]) -> Result<EncoderWork> {
+        if let (Self::AnyRes(rule), [_, _, ..]) = (self, images) {
+            return rule.several_images(images);
+        }
+        let mut work = EncoderWork::default();
+        for &image in images {
+            work += match self {
+                Self::AnyRes(rule) => rule.image(image)?,
+                Self::DynamicTiles(rule) => rule.image(image)?,
+                Self::Native(rule) => rule.image(image)?,
+            };
+        }
+        Ok(work)
+    }
+
+    /// Returns the work of one video; a video without frames has none.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPicture`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule
+    /// refuses.
+    pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
+        if video.frames == 0 {
+            return Ok(EncoderWork::default());
+        }
+        require_pixels(ImageSize { width: video.width, height: video.height })?;
+        match self {
+            Self::AnyRes(rule) => Ok(rule.video(video)),
+            Self::DynamicTiles(rule) => Ok(rule.video(video)),
+            Self::Native(rule) => rule.video(video),
+        }
+    }
+}
+
+fn require_pixels(size: ImageSize) -> Result<()> {
+    if size.width == 0 || size.height == 0 {
+        return Err(Error::EmptyPicture { width: size.width, height: size.height });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokens::native::PixelRange;
+    use proptest::prelude::*;
+
+    const RULES: [VisionRule; 3] = [
+        VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION),
+        VisionRule::DynamicTiles(DynamicTiles::INTERN_VL),
+        VisionRule::Native(NativeResolution::QWEN2_VL),
+    ];
+
+    #[test]
+    fn empty_pictures_and_frames_are_refused() {
+        for rule in RULES {
+            for (width, height) in [(0, 0), (0, 9), (9, 0)] {
+                let refused = Error::EmptyPicture { width, height };
+                let image = ImageSize { width, height };
+                assert_eq!(rule.images(&[image]), Err(refused.clone()));
+                assert_eq!(rule.images(&[image, image]), Err(refused.clone()));
+                assert_eq!(rule.video(VideoShape { frames: 1, width, height }), Err(refused));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_costs_nothing() {
+        for rule in RULES {
+            assert_eq!(rule.images(&[]), Ok(EncoderWork::default()));
+            let no_frames = VideoShape { frames: 0, width: 0, height: 0 };
+            assert_eq!(rule.video(no_frames), Ok(EncoderWork::default()));
+        }
+    }
+
+    #[test]
+    fn pixel_ranges_of_zero_do_not_panic() {
+        let nothing = PixelRange { min: 0, max: 0 };
+        let rule = NativeResolution { image: nothing, frame: nothing, ..NativeResolution::QWEN2_VL };
+        for (width, height) in [(1, 1), (1, 200), (500, 400), (u32::MAX, u32::MAX)] {
+            assert!(rule.image(ImageSize { width, height }).is_ok());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_size_gives_bounded_work_or_a_refusal(
+            width in any::<u32>(), height in any::<u32>(), shift in 0u32..32, frames in any::<u32>(),
+        ) {
+            let image = ImageSize { width: (width >> shift).max(1), height: height.max(1) };
+            for rule in RULES {
+                match rule.images(&[image]) {
+                    Ok(work) => {
+                        prop_assert!(work.items >= 1 && work.tokens >= 1);
+                        prop_assert!(work.encoder_tokens <= 100_000 && work.tokens <= 20_000);
+                        prop_assert!(work.attention_pairs <= work.encoder_tokens.pow(2));
+                        prop_assert!(work.window_pairs <= work.attention_pairs);
+                    }
+                    Err(error) => prop_assert!(
+                        matches!(error, Error::AspectRatio { .. }), "unexpected {error}"),
+                }
+                let video = VideoShape { frames, width: image.width, height: image.height };
+                if let Ok(work) = rule.video(video) {
+                    prop_assert!(work.encoder_tokens < 1 << 31);
+                }
+            }
+        }
+
+        #[test]
+        fn turning_a_picture_keeps_its_tiles(width in 1u32..5000, height in 1u32..5000) {
+            for rule in RULES {
+                let upright = rule.images(&[ImageSize { width, height }]);
+                let turned = rule.images(&[ImageSize { width: height, height: width }]);
+                if let VisionRule::AnyRes(_) = rule {
+                    prop_assert_eq!(upright.map(|work| work.items), turned.map(|work| work.items));
+                } else if let VisionRule::Native(_) = rule {
+                    prop_assert_eq!(upright.ok(), turned.ok());
+                }
+            }
+        }
+    }
+}

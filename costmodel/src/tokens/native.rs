@@ -1,0 +1,257 @@
+//! Native resolution, the rule of Qwen2-VL and Qwen2.5-VL.
+//!
+//! A picture keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels.
+//! The encoder sees every patch; `merge` x `merge` patches become one LLM token; two marker tokens enclose a
+//! picture or a video. Video frames are taken in pairs, the last one repeated if it is alone, and a still
+//! picture is one such pair. The encoder attends within a pair only, in windowed layers within a window.
+
+use std::num::NonZeroU16;
+
+use serde::{Deserialize, Serialize};
+
+use super::{EncoderWork, require_pixels};
+use crate::error::{Error, Result};
+use crate::shape::{ImageSize, VideoShape};
+
+/// Longest allowed side over shortest side.
+const ASPECT_MAX: u32 = 200;
+
+/// Settings of the rule; encoder items are patches.
+///
+/// # Source
+/// Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191; resizing as in `smart_resize` of its processor, double
+/// precision included. Windows: Bai et al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NativeResolution {
+    /// Side of a patch in pixels.
+    pub patch_pixels: NonZeroU16,
+    /// Patches along a side of what becomes one LLM token.
+    pub merge: NonZeroU16,
+    /// Side of an attention window in patches, for models that have windowed layers.
+    pub window_patches: Option<NonZeroU16>,
+    /// Frames that become one layer of patches.
+    pub frames_per_patch: NonZeroU16,
+    /// Allowed pixels of a picture.
+    pub image: PixelRange,
+    /// Allowed pixels of a video frame.
+    pub frame: PixelRange,
+    /// Longer videos are sampled down to this many frames.
+    pub frames_max: u32,
+    /// Marker tokens around a picture or a video.
+    pub marker_tokens: u8,
+}
+
+/// A range of pixels (width x height) into which a picture is scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PixelRange {
+    /// Smaller pictures are scaled up.
+    pub min: u32,
+    /// Larger pictures are scaled down; before `min`, if both apply.
+    pub max: u32,
+}
+
+const fn at_least_one(value: u16) -> NonZeroU16 {
+    match NonZeroU16::new(value) {
+        Some(value) => value,
+        None => NonZeroU16::MIN,
+    }
+}
+
+impl NativeResolution {
+    /// Qwen2-VL as released: patches of 14 pixels, merged 2 x 2; pictures of 3136 to 12,845,056 pixels;
+    /// up to 768 video frames of 100,352 to 602,112 pixels.
+    pub const QWEN2_VL: Self = Self {
+        patch_pixels: at_least_one(14),
+        merge: at_least_one(2),
+        window_patches: None,
+        frames_per_patch: at_least_one(2),
+        image: PixelRange { min: 3136, max: 12_845_056 },
+        frame: PixelRange { min: 100_352, max: 602_112 },
+        frames_max: 768,
+        marker_tokens: 2,
+    };
+
+    /// Qwen2.5-VL: as Qwen2-VL, with windows of 112 pixels, that is 8 patches.
+    pub const QWEN2_5_VL: Self = Self { window_patches: Some(at_least_one(8)), ..Self::QWEN2_VL };
+
+    /// Returns the work of one picture.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPicture`] if the picture has no pixels; [`Error::AspectRatio`] if one side is more than
+    /// 200 times the other.
+    pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
+        let layer = self.layer(self.resize(image, self.image)?);
+        Ok(self.enclosed(layer))
+    }
+
+    /// Returns the work of one video; without frames it has none.
+    ///
+    /// # Errors
+    /// As [`NativeResolution::image`], for the frames.
+    pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
+        if video.frames == 0 {
+            return Ok(EncoderWork::default());
+        }
+        let size = self.resize(ImageSize { width: video.width, height: video.height }, self.frame)?;
+        let frames = video.frames.min(self.frames_max);
+        let layers = frames.div_ceil(u32::from(self.frames_per_patch.get()));
+        Ok(self.enclosed(self.layer(size).repeat(u64::from(layers))))
+    }
+
+    fn enclosed(&self, work: EncoderWork) -> EncoderWork {
+        EncoderWork { tokens: work.tokens.saturating_add(u64::from(self.marker_tokens)), ..work }
+    }
+
+    /// One layer of patches over a resized picture, `[width, height]` in pixels.
+    fn layer(&self, size: [u64; 2]) -> EncoderWork {
+        let patch = u64::from(self.patch_pixels.get());
+        let merge = u64::from(self.merge.get());
+        let [columns, rows] = size.map(|pixels| pixels / patch);
+        let patches = columns.saturating_mul(rows);
+        let attention_pairs = patches.saturating_mul(patches);
+        let window_pairs = self.window_patches.map_or(attention_pairs, |window| {
+            let window = u64::from(window.get());
+            squared_runs(columns, window).saturating_mul(squared_runs(rows, window))
+        });
+        let tokens = (columns / merge).saturating_mul(rows / merge);
+        EncoderWork { items: patches, encoder_tokens: patches, tokens, attention_pairs, window_pairs }
+    }
+
+    /// Width and height in pixels after resizing, both multiples of patch x merge.
+    fn resize(&self, size: ImageSize, range: PixelRange) -> Result<[u64; 2]> {
+        require_pixels(size)?;
+        let shortest = u64::from(size.width.min(size.height));
+        if u64::from(size.width.max(size.height)) > u64::from(ASPECT_MAX) * shortest {
+            return Err(Error::AspectRatio {
+                width: size.width,
+                height: size.height,
+                aspect_max: ASPECT_MAX,
+            });
+        }
+        let factor = u64::from(self.patch_pixels.get()) * u64::from(self.merge.get());
+        let sides = [size.width, size.height].map(u64::from);
+        let rounded = sides.map(|side| round_half_even(side, factor) * factor);
+        let pixels = rounded[0].saturating_mul(rounded[1]);
+        if pixels > u64::from(range.max) {
+            let ratio = (area(sides) / f64::from(range.max)).sqrt();
+            let shrink = |side: u64| (side as f64 / ratio / factor as f64).floor() as u64 * factor;
+            return Ok(sides.map(|side| shrink(side).max(factor)));
+        }
+        if pixels < u64::from(range.min) {
+            let ratio = (f64::from(range.min) / area(sides)).sqrt();
+            let grow = |side: u64| (side as f64 * ratio / factor as f64).ceil() as u64 * factor;
+            return Ok(sides.map(grow));
+        }
+        Ok(rounded)
+    }
+}
+
+fn area(sides: [u64; 2]) -> f64 {
+    sides[0] as f64 * sides[1] as f64
+}
+
+/// `value / divisor`, rounded to the nearest integer, halves to the even one, as Python rounds.
+fn round_half_even(value: u64, divisor: u64) -> u64 {
+    let (quotient, twice_rest) = (value / divisor, 2 * (value % divisor));
+    let is_up = twice_rest > divisor || (twice_rest == divisor && quotient % 2 == 1);
+    quotient + u64::from(is_up)
+}
+
+/// The sum of squared lengths of the runs into which windows cut `length` patches.
+fn squared_runs(length: u64, window: u64) -> u64 {
+    let rest = length % window;
+    (length / window).saturating_mul(window * window).saturating_add(rest * rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: NativeResolution = NativeResolution::QWEN2_5_VL;
+    const LIBRARY_DEFAULT: PixelRange = PixelRange { min: 3136, max: 1_003_520 };
+
+    /// Width and height as given, as resized, and as resized under the library's default range; computed with
+    /// an independent transcription of the published Python.
+    const TABLE: [([u32; 2], [u64; 2], [u64; 2]); 19] = [
+        ([1, 1], [56, 56], [56, 56]),
+        ([14, 14], [56, 56], [56, 56]),
+        ([70, 70], [56, 56], [56, 56]),
+        ([27, 28], [56, 84], [56, 84]),
+        ([200, 1], [812, 28], [812, 28]),
+        ([1, 200], [28, 812], [28, 812]),
+        ([2000, 30], [1988, 28], [1988, 28]),
+        ([300, 500], [308, 504], [308, 504]),
+        ([384, 384], [392, 392], [392, 392]),
+        ([640, 480], [644, 476], [644, 476]),
+        ([640, 399], [644, 392], [644, 392]),
+        ([463, 1013], [476, 1008], [476, 1008]),
+        ([1344, 700], [1344, 700], [1344, 700]),
+        ([1920, 1080], [1932, 1092], [1316, 728]),
+        ([1920, 1920], [1932, 1932], [980, 980]),
+        ([2480, 3508], [2492, 3500], [840, 1176]),
+        ([4961, 7016], [2996, 4256], [840, 1176]),
+        ([5000, 5000], [3556, 3556], [980, 980]),
+        ([u32::MAX, u32::MAX], [3584, 3584], [980, 980]),
+    ];
+
+    #[test]
+    fn resizing_follows_the_published_table() {
+        for ([width, height], released, default) in TABLE {
+            let size = ImageSize { width, height };
+            assert_eq!(RULE.resize(size, RULE.image), Ok(released), "{width} x {height}");
+            assert_eq!(RULE.resize(size, LIBRARY_DEFAULT), Ok(default), "{width} x {height}");
+        }
+    }
+
+    /// Width, height, patches, tokens without markers, window pairs.
+    #[test]
+    fn patches_tokens_and_windows_follow_the_resized_picture() {
+        for (width, height, patches, tokens, window_pairs) in [
+            (1, 1, 16, 4, 256),
+            (448, 448, 1024, 256, 65_536),
+            (640, 480, 1564, 391, 92_560),
+            (463, 1013, 2448, 612, 149_760),
+            (1920, 1080, 10_764, 2691, 668_304),
+            (200, 1, 116, 29, 1808),
+        ] {
+            let work = RULE.image(ImageSize { width, height }).unwrap();
+            assert_eq!((work.items, work.encoder_tokens), (patches, patches));
+            assert_eq!(work.tokens, tokens + 2);
+            assert_eq!(work.attention_pairs, patches * patches);
+            assert_eq!(work.window_pairs, window_pairs);
+        }
+    }
+
+    #[test]
+    fn a_model_without_windows_attends_fully_everywhere() {
+        let work = NativeResolution::QWEN2_VL.image(ImageSize { width: 640, height: 480 }).unwrap();
+        assert_eq!(work.window_pairs, work.attention_pairs);
+    }
+
+    #[test]
+    fn thin_pictures_are_refused() {
+        for (width, height) in [(201, 1), (1, 201), (100_000, 1), (u32::MAX, 1)] {
+            let refused = Error::AspectRatio { width, height, aspect_max: 200 };
+            assert_eq!(RULE.image(ImageSize { width, height }), Err(refused.clone()));
+            assert_eq!(RULE.video(VideoShape { frames: 2, width, height }), Err(refused));
+        }
+    }
+
+    #[test]
+    fn halves_round_to_the_even_multiple() {
+        for (value, rounded) in [(0, 0), (13, 0), (14, 0), (15, 1), (41, 1), (42, 2), (70, 2), (98, 4)] {
+            assert_eq!(round_half_even(value, 28), rounded, "{value} / 28");
+        }
+    }
+
+    /// Frames of 1920 x 1080 become 1008 x 560: 72 x 40 patches, 720 tokens a pair.
+    #[test]
+    fn video_frames_are_paired_and_limited() {
+        for (frames, pairs) in [(1, 1), (2, 1), (3, 2), (16, 8), (768, 384), (5395, 384)] {
+            let work = RULE.video(VideoShape { frames, width: 1920, height: 1080 }).unwrap();
+            assert_eq!((work.items, work.tokens), (2880 * pairs, 720 * pairs + 2));
+            assert_eq!(work.attention_pairs, 2880 * 2880 * pairs);
+            assert_eq!(work.window_pairs, 2880 * 64 * pairs);
+        }
+    }
+}
