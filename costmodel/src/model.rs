@@ -111,9 +111,10 @@ impl ModelSpec {
     /// [`Error::UnknownModel`] with the known names, if there is none.
     ///
     /// # Source
-    /// Dimensions: the `config.json` of the published models. `SigLIP` keeps its 27 layers, `InternViT`-6B has the
-    /// published 45; class tokens of encoders are not counted. `internvl3-8b` stands for the 8B size with
-    /// `InternViT`-300M. `omni-7b` and `tiny` are compositions of this project, not published models.
+    /// Dimensions: the published configurations. SigLIP-so400m has all its 27 layers, InternViT-6B the 45
+    /// of the published model (48 less the 3 that are discarded); class tokens of encoders are not counted.
+    /// `internvl3-8b` joins InternViT-300M with the LLM row of Qwen2.5-7B. `omni-7b` and `tiny` are
+    /// compositions of this project, not published models.
     pub fn preset(name: &str) -> Result<Self> {
         for preset in PRESETS {
             if preset.name == name {
@@ -185,7 +186,7 @@ const fn llm(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) ->
     LlmSpec { layers, hidden, heads, kv_heads, head_dim, ffn, vocab }
 }
 
-/// `SigLIP`-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM.
+/// SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM.
 const fn siglip(llm: LlmSpec) -> VisionSpec {
     VisionSpec {
         encoder: EncoderSpec {
@@ -325,6 +326,15 @@ mod tests {
                 assert_eq!(encoder.hidden % encoder.heads, 0, "{}", preset.name);
                 assert!(encoder.windowed_layers <= encoder.layers);
             }
+        }
+    }
+
+    #[test]
+    fn presets_survive_json() {
+        for name in ModelSpec::preset_names() {
+            let spec = ModelSpec::preset(name).unwrap();
+            let json = serde_json::to_string(&spec).unwrap();
+            assert_eq!(serde_json::from_str::<ModelSpec>(&json).unwrap(), spec);
         }
     }
 

@@ -113,7 +113,8 @@ impl AnyRes {
         for columns in 1..=u64::from(self.grid_side_max) {
             let scale_x = (tile * columns) as f64 / width;
             for rows in 1..=u64::from(self.grid_side_max) {
-                let scale = scale_x.min((tile * rows) as f64 / height);
+                let scale_y = (tile * rows) as f64 / height;
+                let scale = scale_x.min(scale_y);
                 let scaled = (width * scale) as u64 * (height * scale) as u64;
                 let kept = scaled.min(pixels);
                 let waste = (tile * tile * columns * rows).saturating_sub(kept);
@@ -121,6 +122,10 @@ impl AnyRes {
                     best = Grid { columns, rows };
                     best_kept = kept;
                     best_waste = waste;
+                }
+                // The width limits from here on: more rows keep the same pixels and waste more.
+                if scale_y >= scale_x {
+                    break;
                 }
             }
         }
