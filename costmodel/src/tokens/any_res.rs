@@ -15,8 +15,8 @@ use crate::shape::{ImageSize, VideoShape};
 /// Settings of the rule; encoder items are tiles.
 ///
 /// # Source
-/// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; checked against the
-/// processor of Hugging Face transformers 4.51.3.
+/// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; token counts as in
+/// the processor of Hugging Face transformers 4.51.3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AnyRes {
     /// Side of a square tile in pixels.
@@ -173,7 +173,7 @@ mod tests {
 
     const RULE: AnyRes = AnyRes::LLAVA_ONEVISION;
 
-    /// Width, height, columns, rows, tokens; computed with the published Python processor.
+    /// Width, height, columns, rows, tokens; computed with a transcription of the published Python.
     const TABLE: [(u32, u32, u64, u64, u64); 22] = [
         (1, 1, 1, 1, 1485),
         (384, 384, 1, 1, 1485),
