@@ -1,0 +1,122 @@
+//! Lower bounds of the makespan: what no partition can beat.
+//!
+//! A bound is a proof, so it is computed in integers and rounded up. An answer at its bound is optimal.
+
+use crate::instance::Instance;
+
+/// A value that no answer can go below, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LowerBound {
+    /// The bound, nanoseconds.
+    pub ns: u64,
+    /// The argument behind it.
+    pub kind: BoundKind,
+}
+
+/// Why a lower bound holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BoundKind {
+    /// Some group has at least the mean load of a module.
+    MeanLoad,
+    /// Some group holds the longest item.
+    LargestItem,
+    /// Of `k * groups + 1` items, `k + 1` share a group.
+    Pigeonhole,
+    /// A stage waits for the first microbatch, works through its mean load, and the last gradient
+    /// travels back.
+    FillAndDrain,
+    /// One item passes all stages, forward and backward.
+    LongestPath,
+}
+
+/// Returns the best of the bounds by mean load, largest item and pigeonhole.
+///
+/// Pigeonhole: of the `k * m + 1` longest items some `k + 1` share one of the `m` groups, so the sum of
+/// the `k + 1` shortest of those is a bound. It is taken in every module and on the modules' mean, which
+/// no largest module is below.
+///
+/// # Source
+/// Coffman, Garey and Johnson, "An application of bin-packing to multiprocessor scheduling", 1978, for
+/// the pigeonhole argument; Graham, "Bounds on multiprocessing timing anomalies", 1969, for the others.
+#[must_use]
+pub fn lower_bound(instance: &Instance) -> LowerBound {
+    lower_bound_for(instance, instance.groups())
+}
+
+/// The bound for another number of groups than the instance's: ranks, say.
+pub(crate) fn lower_bound_for(instance: &Instance, groups: usize) -> LowerBound {
+    let mut best = LowerBound { ns: 0, kind: BoundKind::MeanLoad };
+    let mut offer = |ns: u64, kind: BoundKind| {
+        if ns > best.ns {
+            best = LowerBound { ns, kind };
+        }
+    };
+    for module in 0..instance.modules() {
+        let mut times: Vec<u64> = instance.module_ns(module).collect();
+        offer(times.iter().sum::<u64>().div_ceil(groups as u64), BoundKind::MeanLoad);
+        offer(times.iter().copied().max().unwrap_or(0), BoundKind::LargestItem);
+        offer(pigeonhole(&mut times, groups), BoundKind::Pigeonhole);
+    }
+    if instance.modules() > 1 {
+        let modules = instance.modules();
+        let mut sums: Vec<u64> =
+            instance.rows_ns().chunks_exact(modules).map(|row| row.iter().sum()).collect();
+        offer(pigeonhole(&mut sums, groups).div_ceil(modules as u64), BoundKind::Pigeonhole);
+    }
+    best
+}
+
+/// The largest sum of the `k + 1` shortest of the `k * groups + 1` longest times, over all `k >= 1`.
+fn pigeonhole(times: &mut [u64], groups: usize) -> u64 {
+    if times.len() <= groups {
+        return 0;
+    }
+    times.sort_unstable_by(|left, right| right.cmp(left));
+    let shares = 1..=(times.len() - 1) / groups;
+    shares.map(|k| times[k * groups - k..=k * groups].iter().sum()).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(groups: usize, modules: usize, times_ns: &[u64]) -> LowerBound {
+        lower_bound(&Instance::new(groups, modules, times_ns.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn mean_load_is_rounded_up() {
+        assert_eq!(bound(2, 1, &[3, 1, 1]), LowerBound { ns: 3, kind: BoundKind::MeanLoad });
+        assert_eq!(bound(3, 1, &[1, 1, 1, 1, 1, 1, 1]).ns, 3);
+    }
+
+    #[test]
+    fn largest_item_counts_in_any_module() {
+        assert_eq!(bound(2, 2, &[1, 9, 1, 1, 1, 1]), LowerBound { ns: 9, kind: BoundKind::LargestItem });
+    }
+
+    #[test]
+    fn equal_items_are_bound_by_pigeonhole() {
+        // 9 items of 10 in 4 groups: three share a group, though the mean is 22.5.
+        assert_eq!(bound(4, 1, &[10; 9]), LowerBound { ns: 30, kind: BoundKind::Pigeonhole });
+    }
+
+    #[test]
+    fn pigeonhole_holds_on_the_mean_of_modules() {
+        // Two items share a group; in each module alone a pair of 17 exists, but every pair sums to 36.
+        let times_ns = [10, 8, 8, 10, 9, 9];
+        assert_eq!(bound(2, 2, &times_ns), LowerBound { ns: 18, kind: BoundKind::Pigeonhole });
+    }
+
+    #[test]
+    fn all_zero_times_have_bound_zero() {
+        assert_eq!(bound(2, 1, &[0, 0]).ns, 0);
+    }
+
+    #[test]
+    fn fewer_items_than_groups_are_bound_by_the_largest() {
+        let instance = Instance::groups_may_be_empty(4, 1, vec![5, 3]).unwrap();
+        assert_eq!(lower_bound(&instance), LowerBound { ns: 5, kind: BoundKind::LargestItem });
+    }
+}
