@@ -66,6 +66,16 @@ impl Partition {
         item
     }
 
+    /// Exchanges two groups with all their items.
+    pub(crate) fn swap_groups(&mut self, problem: &Problem<'_>, first: usize, second: usize) {
+        let width = problem.width();
+        for column in 0..width {
+            self.loads.swap(first * width + column, second * width + column);
+        }
+        self.values.swap(first, second);
+        self.groups.swap(first, second);
+    }
+
     /// One group's columns, `[width]`.
     pub(crate) fn load(&self, problem: &Problem<'_>, group: usize) -> &[u64] {
         let width = problem.width();
