@@ -25,6 +25,8 @@ pub enum BoundKind {
     LargestItem,
     /// Of `k * groups + 1` items, `k + 1` share a group.
     Pigeonhole,
+    /// Times are multiples of a unit (image tiles, say), and some group has the mean number, rounded up.
+    Lattice,
     /// A stage waits for the first microbatch, works through its mean load, and the last gradient
     /// travels back.
     FillAndDrain,
@@ -32,11 +34,15 @@ pub enum BoundKind {
     LongestPath,
 }
 
-/// Returns the best of the bounds by mean load, largest item and pigeonhole.
+/// Returns the best of the bounds by mean load, largest item, pigeonhole and lattice.
 ///
 /// Pigeonhole: of the `k * m + 1` longest items some `k + 1` share one of the `m` groups, so the sum of
 /// the `k + 1` shortest of those is a bound. It is taken in every module and on the modules' mean, which
 /// no largest module is below.
+///
+/// Lattice: give every item a whole number of units. Some group has at least the mean number of them,
+/// rounded up, and each unit takes at least the smallest ratio of an item's time to its units. That holds
+/// for any numbers; those from a module's shortest time, and simple fractions of it, are tried.
 ///
 /// # Source
 /// Coffman, Garey and Johnson, "An application of bin-packing to multiprocessor scheduling", 1978, for
@@ -59,6 +65,7 @@ pub(crate) fn lower_bound_for(instance: &Instance, groups: usize) -> LowerBound 
         offer(times.iter().sum::<u64>().div_ceil(groups as u64), BoundKind::MeanLoad);
         offer(times.iter().copied().max().unwrap_or(0), BoundKind::LargestItem);
         offer(pigeonhole(&mut times, groups), BoundKind::Pigeonhole);
+        offer(lattice(&times, groups), BoundKind::Lattice);
     }
     if instance.modules() > 1 {
         let modules = instance.modules();
@@ -114,6 +121,35 @@ fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -
     all.div_ceil(config.dp_size as u64)
 }
 
+/// The best lattice bound of those whose unit is the shortest time or a half, a third, a quarter of it.
+fn lattice(times: &[u64], groups: usize) -> u64 {
+    let Some(shortest) = times.iter().copied().filter(|time| *time > 0).min() else { return 0 };
+    let units = (1..=4).map(|parts| shortest / parts).filter(|unit| *unit > 0);
+    units.map(|unit| lattice_of(times, groups, unit)).max().unwrap_or(0)
+}
+
+/// The lattice bound of one unit, or 0 where the times are too far from its multiples to gain anything.
+fn lattice_of(times: &[u64], groups: usize, unit: u64) -> u64 {
+    // Multiples were rounded to nanoseconds: a time just below one counts as that one.
+    let slack = unit / 1024 + 1;
+    let (mut total, mut lost) = (0, 0);
+    let mut worst = (unit, 1);
+    for &time in times {
+        let count = (time + slack) / unit;
+        total += count;
+        lost += time.saturating_sub(count * unit);
+        if lost >= unit.saturating_mul(groups as u64) {
+            return 0;
+        }
+        let is_worse = u128::from(time) * u128::from(worst.1) < u128::from(worst.0) * u128::from(count);
+        if is_worse {
+            worst = (time, count);
+        }
+    }
+    let of_slowest = u128::from(total.div_ceil(groups as u64));
+    (of_slowest * u128::from(worst.0)).div_ceil(u128::from(worst.1)) as u64
+}
+
 /// The largest sum of the `k + 1` shortest of the `k * groups + 1` longest times, over all `k >= 1`.
 fn pigeonhole(times: &mut [u64], groups: usize) -> u64 {
     if times.len() <= groups {
@@ -154,6 +190,15 @@ mod tests {
         // Two items share a group; in each module alone a pair of 17 exists, but every pair sums to 36.
         let times_ns = [10, 8, 8, 10, 9, 9];
         assert_eq!(bound(2, 2, &times_ns), LowerBound { ns: 18, kind: BoundKind::Pigeonhole });
+    }
+
+    #[test]
+    fn multiples_of_a_tile_are_bound_by_their_number() {
+        // Seven tiles in two groups: one has four.
+        assert_eq!(bound(2, 1, &[10, 10, 10, 20, 20]), LowerBound { ns: 40, kind: BoundKind::Lattice });
+        // The same with tiles of 1000.4, rounded, and of 999.6: four take 4 * 999.5 at least.
+        assert_eq!(bound(2, 1, &[1000, 1000, 1000, 2001, 2001]).ns, 4000);
+        assert_eq!(bound(2, 1, &[1000, 1000, 1000, 1999, 1999]).ns, 3998);
     }
 
     #[test]

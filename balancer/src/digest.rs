@@ -20,7 +20,7 @@ const PRIME: u64 = 0x0000_0100_0000_01b3;
 /// let mut digest = dflop_balancer::PlanDigest::new();
 /// digest.add(0, 0, 0, [4, 8, 15]);
 /// digest.add(0, 0, 1, [16, 23, 42]);
-/// assert_eq!(digest.to_string(), "f51d1b5a0d5ed5a5");
+/// assert_eq!(digest.to_string(), "122afd806c22f68a");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlanDigest(u64);

@@ -12,6 +12,8 @@ use crate::rng::SplitMix64;
 
 /// Items that are split anew; the work grows with 2 to the power of half of it.
 const POOL_ITEMS_MAX: usize = 16;
+/// Pairs of sums inside the window that are looked at before the best so far is taken.
+const PAIRS_MAX: u64 = 4096;
 
 /// The pooled items, and the loads of those that keep their group.
 struct Pool {
@@ -22,11 +24,14 @@ struct Pool {
 }
 
 /// All subsets of half a pool; a mask has a bit for each of its items.
+#[derive(Default)]
 struct Half {
     /// `[2^items * width]`, by mask.
     sums: Vec<i64>,
     /// Sums in the tight column with their masks, ascending.
     sorted: Vec<(i64, u32)>,
+    /// Memory for the list that `sorted` becomes next.
+    merged: Vec<(i64, u32)>,
 }
 
 /// What the first group may get from the pool: `[width]` each, inclusive.
@@ -35,62 +40,101 @@ struct Window {
     most: Vec<i64>,
 }
 
-/// Finds the split of two groups whose larger value is smallest, at most `target`.
-///
-/// Exact unless the groups hold more than [`POOL_ITEMS_MAX`] items. Neither group ends empty.
-///
-/// # Source
-/// Horowitz and Sahni, "Computing partitions with applications to the knapsack problem", J. ACM 21, 1974.
-pub(super) fn find(
+/// Splits pairs of groups anew; keeps its memory from one to the next.
+#[derive(Default)]
+pub(super) struct Resplitter {
+    left: Half,
+    right: Half,
+}
+
+impl Resplitter {
+    /// Finds the split of two groups whose larger value is smallest, at most `target`.
+    ///
+    /// Exact unless the groups hold more than [`POOL_ITEMS_MAX`] items or [`PAIRS_MAX`] pairs of sums are
+    /// near. Neither group ends empty.
+    ///
+    /// # Source
+    /// Horowitz and Sahni, "Computing partitions with applications to the knapsack problem", J. ACM 21,
+    /// 1974.
+    pub(super) fn find(
+        &mut self,
+        problem: &Problem<'_>,
+        partition: &Partition,
+        pair: (usize, usize),
+        target: u64,
+        rng: &mut SplitMix64,
+        budget: &mut Budget,
+    ) -> Option<[Vec<u32>; 2]> {
+        budget.spend(1);
+        let tight = tight_column(problem, partition, pair, target)?;
+        let pool = Pool::new(problem, partition, pair, rng);
+        let (left_items, right_items) = pool.items.split_at(pool.items.len() / 2);
+        self.left.fill(problem, left_items, tight);
+        self.right.fill(problem, right_items, tight);
+        budget.spend(2 * (self.left.sorted.len() + self.right.sorted.len()) as u64);
+        let window = pool.window(problem, target as i64);
+        let (masks, pairs) = self.meet(problem, &pool, window, tight);
+        budget.spend(pairs);
+        masks.map(|masks| pool.split(masks))
+    }
+
+    /// Walks one list up and the other down; returns the best masks and how many pairs were looked at.
+    fn meet(
+        &self,
+        problem: &Problem<'_>,
+        pool: &Pool,
+        mut window: Window,
+        tight: usize,
+    ) -> (Option<u32>, u64) {
+        let right = &self.right.sorted;
+        let left_items = pool.items.len() / 2;
+        let (mut best, mut pairs, mut end) = (None, 0, right.len());
+        for &(left_sum, left_mask) in &self.left.sorted {
+            while end > 0 && left_sum + right[end - 1].0 > window.most[tight] {
+                end -= 1;
+            }
+            let left_row = self.left.row(problem, left_mask);
+            for &(right_sum, right_mask) in right[..end].iter().rev() {
+                pairs += 1;
+                if left_sum + right_sum < window.least[tight] {
+                    break;
+                }
+                let masks = left_mask | right_mask << left_items;
+                let right_row = self.right.row(problem, right_mask);
+                if window.contains(left_row, right_row) && pool.fills_both(masks) {
+                    window = pool.window(problem, pool.value(problem, left_row, right_row) - 1);
+                    best = Some(masks);
+                }
+            }
+            if pairs >= PAIRS_MAX {
+                break;
+            }
+        }
+        (best, pairs)
+    }
+}
+
+/// The largest module of both groups together, where the window is narrowest; nothing if they hold too
+/// much for any split.
+fn tight_column(
     problem: &Problem<'_>,
     partition: &Partition,
     pair: (usize, usize),
     target: u64,
-    rng: &mut SplitMix64,
-    budget: &mut Budget,
-) -> Option<[Vec<u32>; 2]> {
-    let pool = Pool::new(problem, partition, pair, rng);
-    let tight = tight_column(problem, partition.load(problem, pair.0));
-    let (left_items, right_items) = pool.items.split_at(pool.items.len() / 2);
-    let (left, right) = (Half::new(problem, left_items, tight), Half::new(problem, right_items, tight));
-    budget.spend((left.sorted.len() + right.sorted.len()) as u64);
-    let mut window = pool.window(problem, target as i64);
-    let mut best = None;
-    let mut end = right.sorted.len();
-    for &(left_sum, left_mask) in &left.sorted {
-        while end > 0 && left_sum + right.sorted[end - 1].0 > window.most[tight] {
-            end -= 1;
+) -> Option<usize> {
+    let (first, second) = (partition.load(problem, pair.0), partition.load(problem, pair.1));
+    let mut tight = (0, 0);
+    for (column, limit) in problem.limits.iter().enumerate() {
+        let is_module = column < problem.modules;
+        let both = first[column] + second[column];
+        if both.div_ceil(2) > if is_module { target } else { *limit } {
+            return None;
         }
-        for &(right_sum, right_mask) in right.sorted[..end].iter().rev() {
-            budget.spend(1);
-            if left_sum + right_sum < window.least[tight] {
-                break;
-            }
-            let sums = left.row(problem, left_mask).iter().zip(right.row(problem, right_mask));
-            let is_inside = sums
-                .clone()
-                .zip(window.least.iter().zip(&window.most))
-                .all(|((left, right), (least, most))| (*least..=*most).contains(&(left + right)));
-            let masks = left_mask | right_mask << left_items.len();
-            if is_inside && pool.fills_both(masks) {
-                let share: Vec<i64> = sums.map(|(left, right)| left + right).collect();
-                window = pool.window(problem, pool.value(problem, &share) - 1);
-                best = Some(masks);
-            }
+        if is_module && both > tight.0 {
+            tight = (both, column);
         }
     }
-    best.map(|masks| pool.split(masks))
-}
-
-/// The first group's largest module.
-fn tight_column(problem: &Problem<'_>, load: &[u64]) -> usize {
-    let mut tight = 0;
-    for column in 1..problem.modules {
-        if load[column] > load[tight] {
-            tight = column;
-        }
-    }
-    tight
+    Some(tight.1)
 }
 
 impl Pool {
@@ -132,12 +176,12 @@ impl Pool {
         Window { least, most }
     }
 
-    /// The larger value of both groups if the first gets `share` of the pool.
-    fn value(&self, problem: &Problem<'_>, share: &[i64]) -> i64 {
+    /// The larger value of both groups if the first gets two shares of the pool.
+    fn value(&self, problem: &Problem<'_>, left: &[i64], right: &[i64]) -> i64 {
         let [first, second] = &self.kept_loads;
         let larger = |column: usize| {
-            let (gets, leaves) = (share[column], self.total[column] - share[column]);
-            (first[column] + gets).max(second[column] + leaves)
+            let gets = left[column] + right[column];
+            (first[column] + gets).max(second[column] + self.total[column] - gets)
         };
         (0..problem.modules).map(larger).max().unwrap_or(0)
     }
@@ -158,41 +202,55 @@ impl Pool {
     }
 }
 
+impl Window {
+    fn contains(&self, left: &[i64], right: &[i64]) -> bool {
+        let mut is_inside = true;
+        for column in 0..left.len() {
+            let sum = left[column] + right[column];
+            is_inside &= self.least[column] <= sum && sum <= self.most[column];
+        }
+        is_inside
+    }
+}
+
 impl Half {
-    fn new(problem: &Problem<'_>, items: &[u32], tight: usize) -> Self {
+    /// Lists the subsets of some items.
+    fn fill(&mut self, problem: &Problem<'_>, items: &[u32], tight: usize) {
         let width = problem.width();
-        let mut sums = vec![0_i64; width << items.len()];
-        let mut sorted = vec![(0, 0)];
+        self.sums.clear();
+        self.sums.resize(width << items.len(), 0);
+        self.sorted.clear();
+        self.sorted.push((0, 0));
         for (bit, &item) in items.iter().enumerate() {
             let row = problem.row(item);
             let known = width << bit;
-            sums.copy_within(..known, known);
-            for sum in sums[known..2 * known].chunks_exact_mut(width) {
+            self.sums.copy_within(..known, known);
+            for sum in self.sums[known..2 * known].chunks_exact_mut(width) {
                 add_row(sum, row);
             }
-            sorted = merge_shifted(&sorted, row[tight] as i64, 1 << bit);
+            self.merge_shifted(row[tight] as i64, 1 << bit);
         }
-        Self { sums, sorted }
+    }
+
+    /// Joins the sorted list with itself, shifted by one more item; sorted again, without sorting.
+    fn merge_shifted(&mut self, shift: i64, bit: u32) {
+        self.merged.clear();
+        let mut plain = 0;
+        for &(sum, mask) in &self.sorted {
+            while let Some(next) = self.sorted.get(plain).filter(|next| next.0 <= sum + shift) {
+                self.merged.push(*next);
+                plain += 1;
+            }
+            self.merged.push((sum + shift, mask | bit));
+        }
+        self.merged.extend_from_slice(&self.sorted[plain..]);
+        std::mem::swap(&mut self.sorted, &mut self.merged);
     }
 
     fn row(&self, problem: &Problem<'_>, mask: u32) -> &[i64] {
         let start = mask as usize * problem.width();
         &self.sums[start..start + problem.width()]
     }
-}
-
-/// Joins a sorted list of sums with itself, shifted by one more item; sorted again, without sorting.
-fn merge_shifted(sorted: &[(i64, u32)], shift: i64, bit: u32) -> Vec<(i64, u32)> {
-    let mut merged = Vec::with_capacity(2 * sorted.len());
-    let mut plain = sorted.iter().copied().peekable();
-    for &(sum, mask) in sorted {
-        while let Some(next) = plain.next_if(|next| next.0 <= sum + shift) {
-            merged.push(next);
-        }
-        merged.push((sum + shift, mask | bit));
-    }
-    merged.extend(plain);
-    merged
 }
 
 fn add_row(sum: &mut [i64], row: &[u64]) {
@@ -225,12 +283,13 @@ mod tests {
             let problem = Problem::new(&instance, &Caps::default()).unwrap();
             let all = (0..instance.items() as u32).collect::<Vec<_>>();
             let partition = Partition::from_groups(&problem, vec![all[1..].to_vec(), all[..1].to_vec()]);
+            let mut splitter = Resplitter::default();
             let (mut rng, mut budget) = (SplitMix64::new(0), Budget::work(1));
             let best = brute_force(&instance);
-            let found = find(&problem, &partition, (0, 1), best, &mut rng, &mut budget).unwrap();
+            let found = splitter.find(&problem, &partition, (0, 1), best, &mut rng, &mut budget).unwrap();
             prop_assert_eq!(Partition::from_groups(&problem, found.to_vec()).makespan(), best);
             if best > 0 {
-                prop_assert!(find(&problem, &partition, (0, 1), best - 1, &mut rng, &mut budget).is_none());
+                prop_assert!(splitter.find(&problem, &partition, (0, 1), best - 1, &mut rng, &mut budget).is_none());
             }
         }
     }

@@ -8,7 +8,8 @@
 //! Every comparison that decides is one of integers, the generator is seeded from the instance, and
 //! effort is counted in work units: the answer is the same on every machine.
 
-use super::{exchange, resplit};
+use super::exchange;
+use super::resplit::Resplitter;
 use crate::budget::Budget;
 use crate::partition::Partition;
 use crate::problem::Problem;
@@ -29,7 +30,8 @@ const SHAKE_SWAPS_MAX: usize = 3;
 /// The neighbourhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
 /// on several dimensions; restarts as in Lourenço, Martin and Stützle, "Iterated local search", 2003.
 pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: &mut Budget) {
-    let mut search = Search { problem, budget, rng: SplitMix64::new(problem.seed) };
+    let (rng, resplitter) = (SplitMix64::new(problem.seed), Resplitter::default());
+    let mut search = Search { problem, budget, rng, resplitter };
     search.descend(partition);
     let mut best = partition.clone();
     let mut shakes = 0;
@@ -52,6 +54,7 @@ struct Search<'a> {
     problem: &'a Problem<'a>,
     budget: &'a mut Budget,
     rng: SplitMix64,
+    resplitter: Resplitter,
 }
 
 /// How two groups are looked at.
@@ -132,7 +135,7 @@ impl Search<'_> {
         }
         if !matches!(means, Means::Exchange)
             && let Some([first, second]) =
-                resplit::find(problem, partition, pair, target, &mut self.rng, self.budget)
+                self.resplitter.find(problem, partition, pair, target, &mut self.rng, self.budget)
         {
             partition.set(problem, pair.0, first);
             partition.set(problem, pair.1, second);
