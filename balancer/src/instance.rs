@@ -74,7 +74,7 @@ impl Instance {
         check_count("groups", groups)?;
         check_count("modules", modules)?;
         let items = times_ns.len() / modules;
-        if times_ns.len() % modules != 0 {
+        if !times_ns.len().is_multiple_of(modules) {
             let expected = (items + 1) * modules;
             return Err(Error::Length { field: "times_ns", found: times_ns.len(), expected });
         }

@@ -12,6 +12,8 @@ use std::borrow::Cow;
 
 /// Fixed-point one, for caps that have to be compared with one another.
 const ONE: u64 = 1 << 32;
+/// A makespan within 2 to the power of minus this above the bound, 15 ns in a second, is good enough.
+const GOAL_SHIFT: u32 = 26;
 
 #[derive(Debug)]
 pub(crate) struct Problem<'a> {
@@ -22,6 +24,8 @@ pub(crate) struct Problem<'a> {
     /// Per column, the most that a group may hold.
     pub(crate) limits: Vec<u64>,
     pub(crate) bound: LowerBound,
+    /// Makespan at which a search has nothing left to gain.
+    pub(crate) goal_ns: u64,
     /// Seed of all random choices.
     pub(crate) seed: u64,
     /// `[items * width]`.
@@ -33,6 +37,7 @@ impl<'a> Problem<'a> {
     pub(crate) fn new(instance: &'a Instance, caps: &Caps) -> Result<Self> {
         let capped = caps.columns(instance)?;
         let modules = instance.modules();
+        let bound = bound::lower_bound(instance);
         let mut limits = vec![u64::MAX; modules];
         limits.extend(capped.iter().map(|cap| cap.max));
         Ok(Self {
@@ -40,13 +45,15 @@ impl<'a> Problem<'a> {
             groups: instance.groups(),
             modules,
             limits,
-            bound: bound::lower_bound(instance),
+            bound,
+            // Times are rounded, so an optimum may sit some nanoseconds above its bound.
+            goal_ns: bound.ns + (bound.ns >> GOAL_SHIFT),
             seed: instance.seed(),
             rows: join_columns(instance, &capped),
         })
     }
 
-    /// The problem of meeting the caps alone: its answers of value `bound.ns` or less meet them.
+    /// The problem of meeting the caps alone: its answers of value `goal_ns` or less meet them.
     pub(crate) fn of_caps(&self) -> Problem<'static> {
         let limits = &self.limits[self.modules..];
         let goal = if let [limit] = limits { *limit } else { ONE };
@@ -65,6 +72,7 @@ impl<'a> Problem<'a> {
             modules: limits.len(),
             limits: vec![u64::MAX; limits.len()],
             bound: LowerBound { ns: goal, kind: bound::BoundKind::MeanLoad },
+            goal_ns: goal,
             seed: self.seed,
             rows: rows.collect(),
         }

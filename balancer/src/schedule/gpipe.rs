@@ -5,7 +5,7 @@ use super::{Action, Actions};
 /// Lists one stage's actions.
 ///
 /// # Source
-/// Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019,
+/// Huang et al., "`GPipe`: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019,
 /// arXiv:1811.06965, section 2.2. Backward passes run in the order of the forward passes, as a stage frees
 /// the same memory either way and the first gradients arrive earlier at the first stage.
 pub(super) fn actions(stage: usize, stages: usize, microbatches: u32) -> Vec<Action> {

@@ -24,7 +24,7 @@ const SHAKES_MAX: u32 = 4096;
 /// Most swaps of one shake.
 const SHAKE_SWAPS_MAX: usize = 3;
 
-/// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
+/// Lowers the makespan until it meets the goal or the budget is spent. Never makes it worse.
 ///
 /// # Source
 /// The neighbourhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
@@ -35,7 +35,7 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
     search.descend(partition);
     let mut best = partition.clone();
     let mut shakes = 0;
-    while best.makespan() > problem.bound.ns && shakes < SHAKES_MAX && !search.budget.is_spent() {
+    while best.makespan() > problem.goal_ns && shakes < SHAKES_MAX && !search.budget.is_spent() {
         if shakes % SHAKES_FROM_BEST == 0 {
             partition.clone_from(&best);
         }
@@ -68,7 +68,7 @@ enum Means {
 impl Search<'_> {
     /// Relieves the slowest group, again and again, until nothing helps.
     fn descend(&mut self, partition: &mut Partition) {
-        while partition.makespan() > self.problem.bound.ns && !self.budget.is_spent() {
+        while partition.makespan() > self.problem.goal_ns && !self.budget.is_spent() {
             if !self.relieve(partition) {
                 return;
             }
@@ -78,7 +78,7 @@ impl Search<'_> {
     /// Lowers the value of the slowest group; returns whether that worked.
     fn relieve(&mut self, partition: &mut Partition) -> bool {
         let slow = partition.slowest();
-        let (value, goal) = (partition.value(slow), self.problem.bound.ns);
+        let (value, goal) = (partition.value(slow), self.problem.goal_ns);
         let halfway = goal + (value - goal) / 2;
         let some = self.some_partners(slow);
         let all: Vec<usize> = (0..self.problem.groups).filter(|&other| other != slow).collect();
