@@ -96,6 +96,15 @@ mod tests {
         assert_ne!(digest([1, 2]), digest([2, 1]));
     }
 
+    /// Digests are compared between versions: this value never changes.
+    #[test]
+    fn digest_of_a_plan_is_the_recorded_one() {
+        let mut digest = PlanDigest::new();
+        digest.add(1000, 3, 1, [u64::MAX, 0, 1 << 40]);
+        digest.add(1000, 3, 2, []);
+        assert_eq!(digest.to_string(), "88b47c60325dc586");
+    }
+
     #[test]
     fn an_empty_microbatch_counts() {
         let mut digest = PlanDigest::new();

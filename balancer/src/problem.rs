@@ -12,8 +12,6 @@ use std::borrow::Cow;
 
 /// Fixed-point one, for caps that have to be compared with one another.
 const ONE: u64 = 1 << 32;
-/// A makespan within 2 to the power of minus this above the bound, 15 ns in a second, is good enough.
-const GOAL_SHIFT: u32 = 26;
 
 #[derive(Debug)]
 pub(crate) struct Problem<'a> {
@@ -24,8 +22,6 @@ pub(crate) struct Problem<'a> {
     /// Per column, the most that a group may hold.
     pub(crate) limits: Vec<u64>,
     pub(crate) bound: LowerBound,
-    /// Makespan at which a search has nothing left to gain.
-    pub(crate) goal_ns: u64,
     /// Seed of all random choices.
     pub(crate) seed: u64,
     /// `[items * width]`.
@@ -46,14 +42,12 @@ impl<'a> Problem<'a> {
             modules,
             limits,
             bound,
-            // Times are rounded, so an optimum may sit some nanoseconds above its bound.
-            goal_ns: bound.ns + (bound.ns >> GOAL_SHIFT),
             seed: instance.seed(),
             rows: join_columns(instance, &capped),
         })
     }
 
-    /// The problem of meeting the caps alone: its answers of value `goal_ns` or less meet them.
+    /// The problem of meeting the caps alone: its answers of value `bound.ns` or less meet them.
     pub(crate) fn of_caps(&self) -> Problem<'static> {
         let limits = &self.limits[self.modules..];
         let goal = if let [limit] = limits { *limit } else { ONE };
@@ -72,7 +66,6 @@ impl<'a> Problem<'a> {
             modules: limits.len(),
             limits: vec![u64::MAX; limits.len()],
             bound: LowerBound { ns: goal, kind: bound::BoundKind::MeanLoad },
-            goal_ns: goal,
             seed: self.seed,
             rows: rows.collect(),
         }

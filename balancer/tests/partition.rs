@@ -184,3 +184,27 @@ fn work_spent_is_within_the_budget_and_repeats() {
     assert!((1000..2000).contains(&spent(1000)));
     assert_eq!(spent(1000), spent(1000));
 }
+
+#[test]
+fn a_nanosecond_above_the_bound_is_not_the_optimum() {
+    let times_ns = vec![0, 611_140_681, 0, 858_530_072, 0, 563_176_059, 0, 0, 563_176_060, 1];
+    let instance = Instance::new(2, 2, times_ns).unwrap();
+    assert_eq!(solve(&instance, Strategy::Search, Caps::default()).makespan_ns, brute_force(&instance));
+}
+
+#[test]
+fn an_empty_batch_has_an_empty_answer() {
+    let instance = Instance::groups_may_be_empty(3, 2, vec![]).unwrap();
+    for strategy in Strategy::ALL {
+        let found = solve(&instance, strategy, Caps::default());
+        assert_eq!((found.groups, found.makespan_ns), (vec![vec![]; 3], 0));
+    }
+}
+
+#[test]
+fn few_large_groups_do_not_overshoot_the_budget() {
+    let times_ns: Vec<u64> = (0..8000).map(|i| i * 7919 % 99_991 + 1).collect();
+    let instance = Instance::new(2, 1, times_ns).unwrap();
+    let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(10)).unwrap();
+    assert!(found.work_spent < 1000);
+}

@@ -26,7 +26,8 @@ struct Pair<'a> {
 
 /// Finds the exchange that leaves the larger of the two groups smallest, at most `target`.
 ///
-/// Ties: the first by position in `slow`, then move before swap, then by position in `other`.
+/// Ties: the first by position in `slow`, then move before swap, then by position in `other`. Once the
+/// budget is spent the best so far is taken.
 pub(super) fn find(
     problem: &Problem<'_>,
     partition: &Partition,
@@ -35,10 +36,13 @@ pub(super) fn find(
     budget: &mut Budget,
 ) -> Option<Exchange> {
     let (slow_items, other_items) = (&partition.groups[slow], &partition.groups[other]);
-    budget.spend((slow_items.len() * (other_items.len() + 1)) as u64);
     let mut pair = Pair::new(problem, partition.load(problem, slow), partition.load(problem, other), target);
     let mut best = None;
     for (gives, &given) in slow_items.iter().enumerate() {
+        if budget.is_spent() {
+            break;
+        }
+        budget.spend(other_items.len() as u64 + 1);
         let given = problem.row(given);
         if slow_items.len() > 1 && pair.accepts(given, None) {
             best = Some(Exchange { gives, takes: None });

@@ -116,7 +116,7 @@ impl Shortlist {
     fn find(&self, row: &[f32]) -> usize {
         let mut best = (f32::INFINITY, 0);
         for (block, columns) in self.loads.chunks_exact(self.width).enumerate() {
-            let smallest = worst(columns, row).into_iter().fold(f32::INFINITY, smaller);
+            let smallest = smallest(worst(columns, row));
             if smallest < best.0 {
                 best = (smallest, block);
             }
@@ -138,6 +138,19 @@ fn worst(columns: &[[f32; LANES]], row: &[f32]) -> [f32; LANES] {
         }
     }
     worst
+}
+
+/// The smallest lane, by halves: a fold from left to right would be a chain of scalars.
+#[inline]
+fn smallest(mut lanes: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = smaller(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 /// One vector instruction, unlike `f32::max`, which also minds NaN.

@@ -21,10 +21,14 @@ const PARTNERS: usize = 64;
 const SHAKES_FROM_BEST: u32 = 50;
 /// Shakes in a row, without a better answer, before the search gives up.
 const SHAKES_MAX: u32 = 4096;
+/// The same, once the answer is as good as at its bound.
+const SHAKES_MAX_NEAR: u32 = 50;
+/// Within 2 to the power of minus this above the bound, 15 ns in a second, an answer is as good as at it.
+const NEAR_SHIFT: u32 = 26;
 /// Most swaps of one shake.
 const SHAKE_SWAPS_MAX: usize = 3;
 
-/// Lowers the makespan until it meets the goal or the budget is spent. Never makes it worse.
+/// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
 ///
 /// # Source
 /// The neighbourhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
@@ -35,7 +39,8 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
     search.descend(partition);
     let mut best = partition.clone();
     let mut shakes = 0;
-    while best.makespan() > problem.goal_ns && shakes < SHAKES_MAX && !search.budget.is_spent() {
+    while best.makespan() > problem.bound.ns && shakes < patience(problem, &best) && !search.budget.is_spent()
+    {
         if shakes % SHAKES_FROM_BEST == 0 {
             partition.clone_from(&best);
         }
@@ -48,6 +53,12 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
         }
     }
     partition.clone_from(&best);
+}
+
+/// How many shakes in a row may fail. Times are rounded, so an optimum may sit nanoseconds above its bound.
+fn patience(problem: &Problem<'_>, best: &Partition) -> u32 {
+    let is_near = best.makespan() - problem.bound.ns <= problem.bound.ns >> NEAR_SHIFT;
+    if is_near { SHAKES_MAX_NEAR } else { SHAKES_MAX }
 }
 
 struct Search<'a> {
@@ -68,7 +79,7 @@ enum Means {
 impl Search<'_> {
     /// Relieves the slowest group, again and again, until nothing helps.
     fn descend(&mut self, partition: &mut Partition) {
-        while partition.makespan() > self.problem.goal_ns && !self.budget.is_spent() {
+        while partition.makespan() > self.problem.bound.ns && !self.budget.is_spent() {
             if !self.relieve(partition) {
                 return;
             }
@@ -78,7 +89,7 @@ impl Search<'_> {
     /// Lowers the value of the slowest group; returns whether that worked.
     fn relieve(&mut self, partition: &mut Partition) -> bool {
         let slow = partition.slowest();
-        let (value, goal) = (partition.value(slow), self.problem.goal_ns);
+        let (value, goal) = (partition.value(slow), self.problem.bound.ns);
         let halfway = goal + (value - goal) / 2;
         let some = self.some_partners(slow);
         let all: Vec<usize> = (0..self.problem.groups).filter(|&other| other != slow).collect();
