@@ -45,8 +45,8 @@ pub enum BoundKind {
 /// for any numbers; those from a module's shortest time, and simple fractions of it, are tried.
 ///
 /// # Source
-/// Coffman, Garey and Johnson, "An application of bin-packing to multiprocessor scheduling", 1978, for
-/// the pigeonhole argument; Graham, "Bounds on multiprocessing timing anomalies", 1969, for the others.
+/// Dell'Amico and Martello, "Optimal scheduling of tasks on identical parallel processors", ORSA J.
+/// Computing 7, 1995, for mean load, largest item and the pigeonhole argument with `k = 1`.
 #[must_use]
 pub fn lower_bound(instance: &Instance) -> LowerBound {
     lower_bound_for(instance, instance.groups())

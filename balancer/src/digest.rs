@@ -13,7 +13,8 @@ const PRIME: u64 = 0x0000_0100_0000_01b3;
 /// Displayed as 16 hexadecimal digits.
 ///
 /// # Source
-/// FNV-1a: Fowler, Noll, Vo and Eastlake, "The FNV Non-Cryptographic Hash Algorithm", RFC 9923.
+/// FNV-1a: Fowler, Noll, Vo and Eastlake, "The FNV Non-Cryptographic Hash Algorithm", IETF
+/// draft-eastlake-fnv, 64-bit parameters.
 ///
 /// # Examples
 /// ```
