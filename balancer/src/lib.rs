@@ -1,1 +1,64 @@
-//! dflop-balancer
+//! Cuts global batches into balanced microbatches and data-parallel ranks, with a certificate.
+//!
+//! Costs go in, who does what when comes out. An [`Instance`] holds what every *item* (a sample of the
+//! global batch) costs in every *module* (encoder, LLM), in whole nanoseconds. [`balance`] partitions the
+//! items into *groups* so that the largest sum of one module in one group, the *makespan*, is small;
+//! [`balance_pipeline`] also deals the groups out to DP ranks and orders them, judged by a simulated 1F1B
+//! pipeline. Every answer carries a [`LowerBound`], and with it the most that could still be gained.
+//!
+//! The crate is pure: no files, no clocks, no threads. Comparisons that decide are made in integers, ties
+//! go to the lower index, random numbers are seeded from the instance, and search effort is counted in
+//! work units ([`Budget`]). So every rank computes the same plan without talking; a [`PlanDigest`] lets
+//! ranks check that they did.
+//!
+//! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`]
+//! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]
+//! - pipelines: [`schedule`](mod@schedule), [`simulate`], [`CompiledSchedule`], [`assign_ranks`],
+//!   [`small_ends`]
+//!
+//! # Examples
+//! ```
+//! use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
+//!
+//! // six samples for two microbatches: nanoseconds in the encoder and in the LLM
+//! let times_ns = vec![80, 40, 0, 10, 0, 30, 40, 20, 40, 30, 0, 30];
+//! let instance = Instance::new(2, 2, times_ns)?;
+//! let blind = balance(&instance, Strategy::RoundRobin, &Caps::default(), &mut Budget::work(0))?;
+//! let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(20_000))?;
+//! assert_eq!((blind.makespan_ns, found.makespan_ns), (120, 80));
+//! assert!(found.is_optimal());
+//! # Ok::<(), dflop_balancer::Error>(())
+//! ```
+
+mod assignment;
+mod balance;
+mod bound;
+mod budget;
+mod constraint;
+mod digest;
+mod error;
+mod instance;
+mod makespan;
+mod order;
+mod partition;
+mod pipeline;
+mod pipeline_search;
+mod problem;
+mod rng;
+pub mod schedule;
+mod simulate;
+mod strategy;
+
+pub use assignment::Assignment;
+pub use balance::balance;
+pub use bound::{BoundKind, LowerBound, lower_bound};
+pub use budget::Budget;
+pub use constraint::Caps;
+pub use digest::PlanDigest;
+pub use error::{Error, Result};
+pub use instance::Instance;
+pub use makespan::CompiledSchedule;
+pub use order::{assign_ranks, small_ends};
+pub use pipeline::{PipelineAssignment, PipelineConfig, balance_pipeline};
+pub use simulate::{Event, Simulation, StageTimes, simulate, split_time};
+pub use strategy::Strategy;

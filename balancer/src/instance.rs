@@ -1,0 +1,299 @@
+//! One partition problem: items, groups, modules, times.
+//!
+//! An *item* is a sample of the global batch, known here by its number only. A *module* is a part of the
+//! model (encoder, LLM) with its own devices; every item costs a time in each. A *group* is a microbatch
+//! of some DP rank. An [`Instance`] is checked once, when it is made; whatever takes one relies on that.
+
+use crate::error::{Error, Result};
+use crate::rng;
+use serde::Deserialize;
+
+/// No sum of an instance goes above this, so differences of loads fit `i64`.
+const SUM_MAX: u64 = i64::MAX as u64;
+
+/// A checked partition problem.
+///
+/// # Examples
+/// ```
+/// // three items, two groups, two modules
+/// let instance = dflop_balancer::Instance::new(2, 2, vec![10, 1, 10, 2, 10, 3])?;
+/// assert_eq!(instance.items(), 3);
+/// assert_eq!(instance.times_ns(2), [10, 3]);
+/// # Ok::<(), dflop_balancer::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    name: String,
+    items: usize,
+    groups: usize,
+    modules: usize,
+    times_ns: Vec<u64>,
+    tokens: Option<Vec<u64>>,
+    bytes: Option<Vec<u64>>,
+}
+
+/// The instance file, as written.
+#[derive(Deserialize)]
+struct InstanceFile {
+    #[serde(default)]
+    name: String,
+    n: usize,
+    m: usize,
+    c: usize,
+    d: Vec<Vec<i64>>,
+    tok: Option<Vec<i64>>,
+    bytes: Option<Vec<i64>>,
+}
+
+impl Instance {
+    /// Checks a problem in which every group gets an item.
+    ///
+    /// - `groups`: at least 1, at most the number of items
+    /// - `modules`: at least 1
+    /// - `times_ns`: `[items * modules]`, row-major by item, nanoseconds; zeros are fine
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `groups` or `modules` is 0 or too large; [`Error::Length`] if `times_ns` is no
+    /// multiple of `modules`; [`Error::TooFewItems`]; [`Error::Overflow`] if all times together do not fit
+    /// 63 bits.
+    pub fn new(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
+        let instance = Self::groups_may_be_empty(groups, modules, times_ns)?;
+        if instance.items < groups {
+            return Err(Error::TooFewItems { items: instance.items, groups });
+        }
+        Ok(instance)
+    }
+
+    /// Checks a problem that may have fewer items than groups, as the short last batch of an epoch has.
+    ///
+    /// Groups stay empty only then: with at least as many items as groups, each gets one.
+    ///
+    /// # Errors
+    /// Those of [`Instance::new`], less [`Error::TooFewItems`].
+    pub fn groups_may_be_empty(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
+        check_count("groups", groups)?;
+        check_count("modules", modules)?;
+        let items = times_ns.len() / modules;
+        if !times_ns.len().is_multiple_of(modules) {
+            let expected = (items + 1) * modules;
+            return Err(Error::Length { field: "times_ns", found: times_ns.len(), expected });
+        }
+        if u32::try_from(items).is_err() {
+            return Err(Error::Config { setting: "items", reason: format!("{items} is above 2^32 - 1") });
+        }
+        check_sum("times_ns", times_ns.chunks_exact(modules))?;
+        Ok(Self { name: String::new(), items, groups, modules, times_ns, tokens: None, bytes: None })
+    }
+
+    /// Reads an instance file: `{"name", "n", "m", "c", "d": [[ns per module] per item], "tok": [tokens]}`.
+    ///
+    /// `name`, `tok` and `bytes` (per item, like `tok`) may be absent; other fields are ignored. Numbers
+    /// are whole and fit `i64`.
+    ///
+    /// # Errors
+    /// [`Error::Json`] if the text is no such object; [`Error::Length`], [`Error::ItemLength`] and
+    /// [`Error::Negative`] if the columns do not fit; then those of [`Instance::new`].
+    pub fn from_json(text: &str) -> Result<Self> {
+        let file: InstanceFile = serde_json::from_str(text).map_err(|source| Error::Json { source })?;
+        if file.d.len() != file.n {
+            return Err(Error::Length { field: "d", found: file.d.len(), expected: file.n });
+        }
+        if let Some(item) = file.d.iter().position(|row| row.len() != file.c) {
+            return Err(Error::ItemLength { item, found: file.d[item].len(), expected: file.c });
+        }
+        check_count("c", file.c)?;
+        let times_ns = to_unsigned("d", file.c, file.d.concat())?;
+        let mut instance = Self::new(file.m, file.c, times_ns)?;
+        instance.name = file.name;
+        if let Some(tokens) = file.tok {
+            instance = instance.tokens(to_unsigned("tok", 1, tokens)?)?;
+        }
+        if let Some(bytes) = file.bytes {
+            instance = instance.bytes(to_unsigned("bytes", 1, bytes)?)?;
+        }
+        Ok(instance)
+    }
+
+    /// Sets the tokens of every item, `[items]`; needed by [`Caps::tokens_max`](crate::Caps::tokens_max).
+    ///
+    /// # Errors
+    /// [`Error::Length`], or [`Error::Overflow`] if the sum does not fit 63 bits.
+    pub fn tokens(mut self, tokens: Vec<u64>) -> Result<Self> {
+        self.check_column("tokens", &tokens)?;
+        self.tokens = Some(tokens);
+        Ok(self)
+    }
+
+    /// Sets the memory of every item, `[items]` bytes; needed by [`Caps::bytes_max`](crate::Caps::bytes_max).
+    ///
+    /// # Errors
+    /// [`Error::Length`], or [`Error::Overflow`] if the sum does not fit 63 bits.
+    pub fn bytes(mut self, bytes: Vec<u64>) -> Result<Self> {
+        self.check_column("bytes", &bytes)?;
+        self.bytes = Some(bytes);
+        Ok(self)
+    }
+
+    /// Returns the name in the instance file, or nothing.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the number of items.
+    #[must_use]
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// Returns the number of groups, at least 1.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Returns the number of modules, at least 1.
+    #[must_use]
+    pub fn modules(&self) -> usize {
+        self.modules
+    }
+
+    /// Returns the times of one item, `[modules]` nanoseconds.
+    ///
+    /// # Panics
+    /// If there is no such item.
+    #[must_use]
+    pub fn times_ns(&self, item: u32) -> &[u64] {
+        let start = item as usize * self.modules;
+        &self.times_ns[start..start + self.modules]
+    }
+
+    /// Returns the summed times of a group of items, `[modules]` nanoseconds.
+    ///
+    /// # Panics
+    /// If there is no such item.
+    #[must_use]
+    pub fn load_ns(&self, group: &[u32]) -> Vec<u64> {
+        let mut load_ns = vec![0; self.modules];
+        for &item in group {
+            for (load, time) in load_ns.iter_mut().zip(self.times_ns(item)) {
+                *load += time;
+            }
+        }
+        load_ns
+    }
+
+    /// All times, `[items * modules]`.
+    pub(crate) fn rows_ns(&self) -> &[u64] {
+        &self.times_ns
+    }
+
+    /// One module's times, `[items]`.
+    pub(crate) fn module_ns(&self, module: usize) -> impl Iterator<Item = u64> + '_ {
+        self.times_ns.iter().skip(module).step_by(self.modules).copied()
+    }
+
+    /// The columns that a cap may bound, with their units.
+    pub(crate) fn capped_columns(&self) -> [(&'static str, Option<&[u64]>); 2] {
+        [("tokens", self.tokens.as_deref()), ("bytes", self.bytes.as_deref())]
+    }
+
+    /// A number that equal problems share: the seed of all random choices.
+    pub(crate) fn seed(&self) -> u64 {
+        let shape = [self.items as u64, self.groups as u64, self.modules as u64];
+        rng::seed_from(shape.into_iter().chain(self.times_ns.iter().copied()))
+    }
+
+    fn check_column(&self, field: &'static str, column: &[u64]) -> Result<()> {
+        if column.len() != self.items {
+            return Err(Error::Length { field, found: column.len(), expected: self.items });
+        }
+        check_sum(field, column.chunks_exact(1))
+    }
+}
+
+/// Refuses a count that is 0 or does not fit 32 bits.
+fn check_count(setting: &'static str, count: usize) -> Result<()> {
+    if count == 0 || u32::try_from(count).is_err() {
+        return Err(Error::Config { setting, reason: format!("{count} is not in 1..=2^32 - 1") });
+    }
+    Ok(())
+}
+
+/// Refuses rows whose sum over everything is too large.
+fn check_sum<'a>(field: &'static str, rows: impl Iterator<Item = &'a [u64]>) -> Result<()> {
+    let mut sum = 0_u64;
+    for (item, row) in rows.enumerate() {
+        for value in row {
+            sum = match sum.checked_add(*value) {
+                Some(sum) if sum <= SUM_MAX => sum,
+                _ => return Err(Error::Overflow { field, item }),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Refuses negative values; `width` of them belong to each item.
+fn to_unsigned(field: &'static str, width: usize, values: Vec<i64>) -> Result<Vec<u64>> {
+    let unsigned =
+        |(at, value)| u64::try_from(value).map_err(|_| Error::Negative { field, item: at / width, value });
+    values.into_iter().enumerate().map(unsigned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_and_unknown_fields_are_ignored() {
+        let text =
+            r#"{"name":"x","family":"y","n":2,"m":1,"c":2,"d":[[1,2],[0,4]],"tok":[5,6],"bytes":[7,8]}"#;
+        let instance = Instance::from_json(text).unwrap();
+        assert_eq!(
+            (instance.name(), instance.items(), instance.groups(), instance.modules()),
+            ("x", 2, 1, 2)
+        );
+        assert_eq!(instance.times_ns(1), [0, 4]);
+        assert_eq!(instance.load_ns(&[0, 1]), [1, 6]);
+        assert_eq!(instance.capped_columns(), [("tokens", Some(&[5, 6][..])), ("bytes", Some(&[7, 8][..]))]);
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_by_name() {
+        let message = |text: &str| Instance::from_json(text).unwrap_err().to_string();
+        for (text, expected) in [
+            (r#"{"n":1"#, "could not read the instance"),
+            (r#"{"n":1,"m":1,"c":1,"d":[[1.5]]}"#, "could not read the instance"),
+            (r#"{"n":2,"m":1,"c":1,"d":[[1]]}"#, "`d` holds 1 values, expected 2"),
+            (r#"{"n":2,"m":1,"c":1,"d":[[1],[2,3]]}"#, "item 1 has times for 2 modules, expected 1"),
+            (r#"{"n":2,"m":1,"c":2,"d":[[1,1],[2,-3]]}"#, "`d` of item 1 is negative: -3"),
+            (r#"{"n":1,"m":2,"c":1,"d":[[1]]}"#, "1 items cannot fill 2 groups"),
+            (r#"{"n":1,"m":0,"c":1,"d":[[1]]}"#, "invalid `groups`: 0 is not in 1..=2^32 - 1"),
+            (r#"{"n":1,"m":1,"c":0,"d":[[]]}"#, "invalid `c`: 0 is not in 1..=2^32 - 1"),
+            (r#"{"n":1,"m":1,"c":1,"d":[[1]],"tok":[1,2]}"#, "`tokens` holds 2 values, expected 1"),
+            (r#"{"n":1,"m":1,"c":1,"d":[[1]],"tok":[-1]}"#, "`tok` of item 0 is negative: -1"),
+            (
+                r#"{"n":2,"m":1,"c":1,"d":[[9223372036854775807],[1]]}"#,
+                "the sum of `times_ns` overflows at item 1",
+            ),
+        ] {
+            assert_eq!(message(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn fewer_items_than_groups_need_the_other_constructor() {
+        assert!(matches!(Instance::new(3, 1, vec![1, 2]), Err(Error::TooFewItems { items: 2, groups: 3 })));
+        assert_eq!(Instance::groups_may_be_empty(3, 1, vec![1, 2]).unwrap().items(), 2);
+        assert_eq!(Instance::groups_may_be_empty(3, 1, vec![]).unwrap().items(), 0);
+    }
+
+    #[test]
+    fn a_ragged_row_is_refused() {
+        assert!(matches!(
+            Instance::new(1, 2, vec![1, 2, 3]),
+            Err(Error::Length { found: 3, expected: 4, .. })
+        ));
+    }
+}

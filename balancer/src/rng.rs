@@ -1,0 +1,81 @@
+//! The generator behind every random choice: splitmix64, seeded from the problem itself.
+//!
+//! Equal problems draw equal numbers on every machine, for ever: no seed comes from a clock, an address
+//! or a thread.
+
+/// Golden ratio times 2^64, the increment of splitmix64.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A splitmix64 generator.
+///
+/// # Source
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the
+/// constants of Vigna's public-domain `splitmix64.c`.
+#[derive(Debug, Clone)]
+pub(crate) struct SplitMix64(u64);
+
+impl SplitMix64 {
+    /// Starts from a seed; every seed is as good as any other.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Returns 64 random bits.
+    pub(crate) fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(GAMMA);
+        mix(self.0)
+    }
+
+    /// Returns a number in `0..end`; `end` is at least 1.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        // The high half of a product: its bias is below end / 2^64.
+        ((u128::from(self.next_u64()) * end as u128) >> 64) as usize
+    }
+
+    /// Puts a random choice of `count` elements in front, in random order (Fisher and Yates).
+    pub(crate) fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
+        for front in 0..count.min(items.len()) {
+            let other = front + self.below(items.len() - front);
+            items.swap(front, other);
+        }
+    }
+}
+
+/// Folds words into a seed, in order.
+pub(crate) fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
+    words.into_iter().fold(GAMMA, |seed, word| mix(seed ^ word).wrapping_add(GAMMA))
+}
+
+/// The output function of splitmix64, a bijection on 64 bits.
+fn mix(state: u64) -> u64 {
+    let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_published_generator() {
+        let mut rng = SplitMix64::new(1_234_567);
+        let drawn: Vec<u64> = (0..3).map(|_| rng.next_u64()).collect();
+        assert_eq!(drawn, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn seed_depends_on_the_order_of_words() {
+        assert_ne!(seed_from([1, 2]), seed_from([2, 1]));
+        assert_ne!(seed_from([0]), seed_from([0, 0]));
+    }
+
+    #[test]
+    fn shuffle_keeps_every_element() {
+        let mut items: Vec<u32> = (0..100).collect();
+        SplitMix64::new(7).shuffle_front(&mut items, 100);
+        assert_ne!(items, (0..100).collect::<Vec<_>>());
+        items.sort_unstable();
+        assert_eq!(items, (0..100).collect::<Vec<_>>());
+    }
+}
