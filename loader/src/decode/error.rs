@@ -1,0 +1,50 @@
+//! Why a field could not be decoded or probed.
+
+/// Cause inside a decoder that this crate depends on.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why the bytes of one field are not a medium.
+///
+/// The sample that the field belongs to is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which asks
+/// for more bytes. Offsets count from the first byte of the field.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum DecodeError {
+    /// A valid file that no decoder here reads.
+    #[error("unsupported {format}: {reason}")]
+    Unsupported { format: &'static str, reason: String },
+    /// The bytes break the rules of their format.
+    #[error("malformed {format} at byte {offset}: {reason}")]
+    Malformed { format: &'static str, offset: u64, reason: String },
+    /// The bytes end, or their coded content ends, before the medium is complete.
+    #[error("truncated {format}: it ends too early, at byte {offset}")]
+    Truncated { format: &'static str, offset: u64 },
+    /// A decoder refused the bytes; where in them it does not say.
+    #[error("could not decode {format}")]
+    Codec { format: &'static str, source: BoxError },
+    /// The medium is larger than a limit allows; nothing of that size was allocated.
+    #[error("{format} of {actual} {unit} exceeds `{limit}` = {limit_value}")]
+    TooLarge { format: &'static str, actual: u64, unit: &'static str, limit: &'static str, limit_value: u64 },
+    /// Probing only: the header goes on behind the bytes at hand; try again with the whole field.
+    #[error("the header is longer than the {prefix_bytes} bytes at hand")]
+    PrefixTooShort { prefix_bytes: u64 },
+}
+
+impl DecodeError {
+    pub(crate) fn malformed(format: &'static str, offset: usize, reason: impl Into<String>) -> Self {
+        Self::Malformed { format, offset: offset as u64, reason: reason.into() }
+    }
+
+    pub(crate) fn truncated(format: &'static str, offset: usize) -> Self {
+        Self::Truncated { format, offset: offset as u64 }
+    }
+
+    pub(crate) fn unsupported(format: &'static str, reason: impl Into<String>) -> Self {
+        Self::Unsupported { format, reason: reason.into() }
+    }
+
+    pub(crate) fn codec(format: &'static str, source: impl Into<BoxError>) -> Self {
+        Self::Codec { format, source: source.into() }
+    }
+}
