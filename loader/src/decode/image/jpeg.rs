@@ -1,7 +1,7 @@
 //! JPEG to RGB, strict about data that end too early.
 //!
-//! Colours follow Pillow's `convert("RGB")`: grey is repeated, CMYK is taken to be stored inverted, as Photoshop
-//! does, three components with an Adobe transform of 0 are RGB.
+//! Colours follow Pillow's `convert("RGB")`: grey is repeated, CMYK is taken to be stored inverted, as
+//! Photoshop does, three components with an Adobe transform of 0 are RGB.
 
 use std::borrow::Cow;
 

@@ -1,10 +1,11 @@
 //! Feeds a JPEG to the decoder and watches how its entropy-coded data end.
 //!
-//! The decoder fills missing data with zero bits and calls the picture complete, so a JPEG that was cut decodes
-//! without an error. What it reads tells the truth: a complete baseline scan is used up within 8 bytes of its end
-//! marker, because the decoder's bit buffer holds 64 bits. In place of the end marker this source therefore first
-//! serves 9 bytes of padding. A decoder that wants more than the padding has run out of data; one that looks for a
-//! marker instead gets the end marker at once, and the bytes that it skipped to find it were never used.
+//! The decoder fills missing data with zero bits and calls the picture complete, so a JPEG that was cut
+//! decodes without an error. What it reads tells the truth: a complete baseline scan is used up within 8
+//! bytes of its end marker, because the decoder's bit buffer holds 64 bits. In place of the end marker this
+//! source therefore first serves 9 bytes of padding. A decoder that wants more than the padding has run out
+//! of data; one that looks for a marker instead gets the end marker at once, and the bytes that it skipped to
+//! find it were never used.
 
 use std::cell::Cell;
 
@@ -37,8 +38,8 @@ impl EndTrace {
 
     /// Watches for overrun from now on: to be called before the scans of a baseline JPEG are decoded.
     ///
-    /// A progressive decoder insists on meeting the marker behind each scan early, so it is not padded; only a
-    /// missing end marker is seen.
+    /// A progressive decoder insists on meeting the marker behind each scan early, so it is not padded; only
+    /// a missing end marker is seen.
     pub(super) fn watch_overrun(&self) {
         self.is_padded.set(true);
     }

@@ -1,7 +1,8 @@
 //! Pictures to 8-bit RGB.
 //!
 //! The format is recognised by content. Size limits are checked against the header before pixels are
-//! allocated; the orientation comes from the same header walk as the shape of [`crate::probe`], so both agree.
+//! allocated; the orientation comes from the same header walk as the shape of [`crate::probe`], so both
+//! agree.
 
 mod jpeg;
 mod jpeg_source;
