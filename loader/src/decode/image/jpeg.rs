@@ -54,11 +54,13 @@ pub(super) fn decode_into(
     image.pixels.resize(length, 0);
     decoder.decode_into(&mut image.pixels).map_err(|error| refusal(&error, bytes.len()))?;
     (image.width, image.height) = (header.width, header.height);
-    image.is_truncated = !trace.is_complete();
-    if is_strict && image.is_truncated {
-        return Err(DecodeError::truncated(FORMAT, bytes.len()));
+    match trace.verdict(bytes.len()) {
+        Err(damage) if is_strict => Err(damage),
+        verdict => {
+            image.is_truncated = verdict.is_err();
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 /// How to get from the stored components to RGB.
