@@ -1,8 +1,8 @@
 //! Audio clips to interleaved f32 samples.
 //!
-//! WAV, FLAC, MP3 and Ogg Vorbis, in their own rate and channels; encoder delay and padding are cut off where the
-//! file says how much that is. FLAC frames and Ogg pages carry checksums: what fails them is missing from the
-//! count, and a clip with fewer frames than it promises is damaged.
+//! WAV, FLAC, MP3 and Ogg Vorbis, in their own rate and channels; encoder delay and padding are cut off where
+//! the file says how much that is. FLAC frames and Ogg pages carry checksums: what fails them is missing from
+//! the count, and a clip with fewer frames than it promises is damaged.
 
 use std::borrow::Cow;
 
@@ -48,8 +48,9 @@ impl Audio {
 /// of it is left.
 ///
 /// # Errors
-/// See [`DecodeError`]. In strict mode a FLAC that ends early is [`DecodeError::Truncated`], and frames or pages that fail
-/// their checksum are [`DecodeError::Malformed`]; in lenient mode the rest is delivered and flagged.
+/// See [`DecodeError`]. In strict mode a FLAC that ends early is [`DecodeError::Truncated`], and frames or
+/// pages that fail their checksum are [`DecodeError::Malformed`]; in lenient mode the rest is delivered and
+/// flagged.
 pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> {
     let format = audio_format(bytes)?;
     if format == AudioFormat::Wav {

@@ -5,8 +5,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why the bytes of one field are not a medium.
 ///
-/// The sample that the field belongs to is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which asks
-/// for more bytes. Offsets count from the first byte of the field.
+/// The sample that the field belongs to is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which
+/// asks for more bytes. Offsets count from the first byte of the field.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]

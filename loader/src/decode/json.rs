@@ -15,8 +15,8 @@ use super::text::decode_str;
 /// Objects and arrays may be nested 127 deep. Integers beyond 64 bits become f64.
 ///
 /// # Errors
-/// [`DecodeError::Malformed`] with the offset at which parsing stopped: syntax, bad UTF-8, lone surrogate escapes,
-/// repeated keys, too deep nesting, numbers beyond f64; [`DecodeError::TooLarge`].
+/// [`DecodeError::Malformed`] with the offset at which parsing stopped: syntax, bad UTF-8, lone surrogate
+/// escapes, repeated keys, too deep nesting, numbers beyond f64; [`DecodeError::TooLarge`].
 ///
 /// # Examples
 /// ```

@@ -1,8 +1,9 @@
 //! Bytes of one field to typed media, one file per modality.
 //!
-//! All decoders are pure functions over bytes that may be hostile: they check sizes before they allocate, return
-//! [`DecodeError`] and never panic. The extension says which decoder claims a field ([`kind_of_extension`]); within
-//! pictures and audio the content says the format. Threads and the bookkeeping of bad samples are the caller's.
+//! All decoders are pure functions over bytes that may be hostile: they check sizes before they allocate,
+//! return [`DecodeError`] and never panic. The extension says which decoder claims a field
+//! ([`kind_of_extension`]); within pictures and audio the content says the format. Threads and the
+//! bookkeeping of bad samples are the caller's.
 
 mod audio;
 mod error;

@@ -31,8 +31,8 @@ pub struct NpyArray {
 /// Reads an NPY file; the array shares the memory of `bytes`.
 ///
 /// # Errors
-/// [`DecodeError::Unsupported`] for pickled objects, structured types and unknown versions, [`DecodeError::Malformed`]
-/// and [`DecodeError::Truncated`] if header, shape and length do not fit together.
+/// [`DecodeError::Unsupported`] for pickled objects, structured types and unknown versions,
+/// [`DecodeError::Malformed`] and [`DecodeError::Truncated`] if header, shape and length do not fit together.
 pub fn decode_npy(bytes: &Bytes) -> Result<NpyArray, DecodeError> {
     let (header, data_start) = split_header(bytes)?;
     let fields = HeaderParser { header, position: 0 }.parse()?;

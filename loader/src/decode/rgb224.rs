@@ -1,8 +1,8 @@
 //! Pictures to square, normalised tensors: the input of most vision encoders.
 //!
 //! Full decode, shorter side to the side of the square by antialiased bilinear resampling, centre crop, then
-//! `(value / 255 - mean) / deviation` with the `ImageNet` statistics, channels first. Only the part of the picture
-//! that survives the crop is resampled; a turned picture is turned as a square, after the resampling.
+//! `(value / 255 - mean) / deviation` with the `ImageNet` statistics, channels first. Only the part of the
+//! picture that survives the crop is resampled; a turned picture is turned as a square, after the resampling.
 
 use std::num::NonZeroU32;
 
@@ -20,7 +20,8 @@ pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// Standard deviation of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
 pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Decodes pictures to `[3, side, side]` tensors; keeps its buffers, so each worker thread has one of its own.
+/// Decodes pictures to `[3, side, side]` tensors; keeps its buffers, so each worker thread has one of its
+/// own.
 #[derive(Debug)]
 pub struct Rgb224 {
     side: NonZeroU32,
@@ -105,7 +106,8 @@ impl Rgb224 {
 
 /// Returns left, top, width and height of the part of the picture that becomes the square.
 ///
-/// The picture would be resized to whole pixels with the shorter side at `side`, then cropped around its centre.
+/// The picture would be resized to whole pixels with the shorter side at `side`, then cropped around its
+/// centre.
 fn crop_box(width: u32, height: u32, side: u32) -> [f64; 4] {
     let scale = f64::from(side) / f64::from(width.min(height));
     let [(left, box_width), (top, box_height)] = [width, height].map(|length| {

@@ -1,7 +1,8 @@
 //! Format, length, rate and channels of an audio clip.
 //!
-//! WAV and FLAC headers are read here; MP3 and Ogg lengths take rules of their own (frame counts, encoder delay,
-//! position of the last page), for which the demultiplexers that also serve [`crate::decode`] are asked.
+//! WAV and FLAC headers are read here; MP3 and Ogg lengths take rules of their own (frame counts, encoder
+//! delay, position of the last page), for which the demultiplexers that also serve [`crate::decode`] are
+//! asked.
 
 use std::io::{Cursor, ErrorKind};
 

@@ -73,8 +73,8 @@ impl ImageHeader {
 /// Reads the header of a picture.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if they are no known
-/// picture format or a side is 0.
+/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if they are no
+/// known picture format or a side is 0.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     let format = ImageFormat::of_bytes(bytes).ok_or_else(|| not_a_picture(bytes))?;
     let (stored, orientation) = if format == ImageFormat::Jpeg {

@@ -1,7 +1,7 @@
 //! Walks the marker segments of a JPEG up to its first scan.
 //!
-//! One walk finds the frame size, the number of components, the Adobe colour transform and the EXIF block, which
-//! the shape and the decoder both need. Bytes between segments are skipped, as every decoder does.
+//! One walk finds the frame size, the number of components, the Adobe colour transform and the EXIF block,
+//! which the shape and the decoder both need. Bytes between segments are skipped, as every decoder does.
 
 use image::metadata::Orientation;
 

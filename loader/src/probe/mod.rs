@@ -1,9 +1,9 @@
 //! Reads the shape of a medium from its header bytes, never by decoding it.
 //!
 //! A *shape* is what the cost model needs to know: the width and height of a picture as it will be shown, the
-//! frames and the rate of a clip, the bytes of a text. The *kind* of a field follows from the last dot-part of
-//! its extension and says which decoder claims it; within a kind the content decides, so a PNG named `.jpg` is
-//! a PNG. Shapes agree with what [`crate::decode`] delivers, and a test holds them together.
+//! frames and the rate of a clip, the bytes of a text. The *kind* of a field follows from the last dot-part
+//! of its extension and says which decoder claims it; within a kind the content decides, so a PNG named
+//! `.jpg` is a PNG. Shapes agree with what [`crate::decode`] delivers, and a test holds them together.
 
 mod audio;
 mod exif;
@@ -79,9 +79,11 @@ pub enum MediumKind {
     Opaque,
 }
 
-/// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file name.
+/// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
+/// name.
 ///
-/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are pictures, `txt.gz` is opaque.
+/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are pictures, `txt.gz` is
+/// opaque.
 ///
 /// # Examples
 /// ```
@@ -114,8 +116,8 @@ pub fn kind_of_extension(extension: &str) -> MediumKind {
 /// estimate from its bit rate. Ogg Opus has a shape although no decoder claims it.
 ///
 /// # Errors
-/// [`DecodeError::PrefixTooShort`] if the header goes on behind `prefix`; the other variants if the field is damaged or
-/// is not what its extension says.
+/// [`DecodeError::PrefixTooShort`] if the header goes on behind `prefix`; the other variants if the field is
+/// damaged or is not what its extension says.
 pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediumShape, DecodeError> {
     let shape = match kind_of_extension(extension) {
         MediumKind::Image => {

@@ -1,7 +1,7 @@
 //! Position of the last page of an Ogg stream that breaks off or is damaged near its end.
 //!
-//! A page is 27 bytes of header, a table of segment lengths, and the segments. Its granule position counts frames
-//! up to its end; its checksum covers all of it with the checksum itself as 0.
+//! A page is 27 bytes of header, a table of segment lengths, and the segments. Its granule position counts
+//! frames up to its end; its checksum covers all of it with the checksum itself as 0.
 //!
 //! Source: RFC 3533, section 6.
 

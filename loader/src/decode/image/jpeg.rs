@@ -1,7 +1,7 @@
 //! JPEG to RGB, strict about data that end too early.
 //!
-//! Colours follow Pillow's `convert("RGB")`: grey is repeated, CMYK is taken to be stored inverted, as Photoshop
-//! does, three components with an Adobe transform of 0 are RGB.
+//! Colours follow Pillow's `convert("RGB")`: grey is repeated, CMYK is taken to be stored inverted, as
+//! Photoshop does, three components with an Adobe transform of 0 are RGB.
 
 use std::borrow::Cow;
 
@@ -54,11 +54,13 @@ pub(super) fn decode_into(
     image.pixels.resize(length, 0);
     decoder.decode_into(&mut image.pixels).map_err(|error| refusal(&error, bytes.len()))?;
     (image.width, image.height) = (header.width, header.height);
-    image.is_truncated = !trace.is_complete();
-    if is_strict && image.is_truncated {
-        return Err(DecodeError::truncated(FORMAT, bytes.len()));
+    match trace.verdict(bytes.len()) {
+        Err(damage) if is_strict => Err(damage),
+        verdict => {
+            image.is_truncated = verdict.is_err();
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 /// How to get from the stored components to RGB.

@@ -1,17 +1,23 @@
 //! Feeds a JPEG to the decoder and watches how its entropy-coded data end.
 //!
-//! The decoder fills missing data with zero bits and calls the picture complete, so a JPEG that was cut decodes
-//! without an error. What it reads tells the truth: a complete baseline scan is used up within 8 bytes of its end
-//! marker, because the decoder's bit buffer holds 64 bits. In place of the end marker this source therefore first
-//! serves 9 bytes of padding. A decoder that wants more than the padding has run out of data; one that looks for a
-//! marker instead gets the end marker at once, and the bytes that it skipped to find it were never used.
+//! The decoder fills missing data with zero bits and calls the picture complete, so a JPEG that was cut
+//! decodes without an error. What it reads tells the truth: a complete baseline scan is used up within 8
+//! bytes of its end marker, because the decoder's bit buffer holds 64 bits. In place of the end marker this
+//! source therefore first serves 9 bytes of padding. A decoder that wants more than the padding has run out
+//! of data; one that looks for a marker instead gets the end marker at once, and if it skipped more than a few
+//! bytes to find it, it lost its place in damaged data.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use zune_core::bytestream::{ZByteIoError, ZByteReaderTrait, ZSeekFrom};
 
+use crate::decode::DecodeError;
+
 const PADDING_BYTES: u8 = 9;
 const END_OF_IMAGE: u8 = 0xD9;
+/// Bytes between the scan and the end marker that some writers leave there.
+const SURPLUS_BYTES_MAX: usize = 4;
 
 /// How the entropy-coded data ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +28,8 @@ enum End {
     Reached,
     /// The decoder wanted data beyond the end marker.
     Overrun,
+    /// The decoder was done long before the end marker: it lost its place.
+    Surplus,
 }
 
 /// What a [`JpegSource`] saw; shared with it because the decoder owns the source.
@@ -37,15 +45,22 @@ impl EndTrace {
 
     /// Watches for overrun from now on: to be called before the scans of a baseline JPEG are decoded.
     ///
-    /// A progressive decoder insists on meeting the marker behind each scan early, so it is not padded; only a
-    /// missing end marker is seen.
+    /// A progressive decoder insists on meeting the marker behind each scan early, so it is not padded; only
+    /// a missing end marker is seen.
     pub(super) fn watch_overrun(&self) {
         self.is_padded.set(true);
     }
 
-    /// Returns whether the decoder found the end marker, and only after it had all the data it wanted.
-    pub(super) fn is_complete(&self) -> bool {
-        self.end.get() == End::Reached
+    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker just when it
+    /// had all the data it wanted.
+    ///
+    /// - `bytes`: length of the file
+    pub(super) fn verdict(&self, bytes: usize) -> Result<(), DecodeError> {
+        match self.end.get() {
+            End::Reached => Ok(()),
+            End::Unseen | End::Overrun => Err(DecodeError::truncated("jpeg", bytes)),
+            End::Surplus => Err(DecodeError::malformed("jpeg", bytes, "unused data before the end marker")),
+        }
     }
 
     fn record(&self, end: End) {
@@ -61,12 +76,14 @@ pub(super) struct JpegSource<'a> {
     position: usize,
     /// Bytes of padding still to be served, while it is being served.
     padding_left: Option<u8>,
+    /// Where the decoder began to look for a marker byte by byte, and where it will go on.
+    search: Range<usize>,
     trace: &'a EndTrace,
 }
 
 impl<'a> JpegSource<'a> {
     pub(super) fn new(bytes: &'a [u8], trace: &'a EndTrace) -> Self {
-        Self { bytes, position: 0, padding_left: None, trace }
+        Self { bytes, position: 0, padding_left: None, search: 0..0, trace }
     }
 
     fn ends_at_marker(&self) -> bool {
@@ -105,6 +122,18 @@ impl<'a> JpegSource<'a> {
         }
     }
 
+    /// Notes a byte that was read on its own, as the decoder does when it looks for the next marker.
+    fn searched(&mut self, byte: u8) {
+        if self.search.end != self.position - 1 {
+            self.search.start = self.position - 1;
+        }
+        self.search.end = self.position;
+        if byte == END_OF_IMAGE && self.ends_at_marker() {
+            let is_surplus = self.trace.is_padded.get() && self.search.len() > 2 + SURPLUS_BYTES_MAX;
+            self.trace.record(if is_surplus { End::Surplus } else { End::Reached });
+        }
+    }
+
     fn remaining(&self) -> &'a [u8] {
         self.bytes.get(self.position..).unwrap_or_default()
     }
@@ -135,8 +164,8 @@ impl ZByteReaderTrait for JpegSource<'_> {
         };
         buf.copy_from_slice(bytes);
         self.position += buf.len();
-        if buf == [END_OF_IMAGE] && self.ends_at_marker() {
-            self.trace.record(End::Reached);
+        if let [byte] = *buf {
+            self.searched(byte);
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Pictures to 8-bit RGB.
 //!
 //! The format is recognised by content. Size limits are checked against the header before pixels are
-//! allocated; the orientation comes from the same header walk as the shape of [`crate::probe`], so both agree.
+//! allocated; the orientation comes from the same header walk as the shape of [`crate::probe`], so both
+//! agree.
 
 mod jpeg;
 mod jpeg_source;
@@ -22,7 +23,8 @@ pub struct RgbImage {
     pub height: u32,
     /// `[height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
-    /// Whether the file ended too early and the lower part of the picture is made up; lenient decoding only.
+    /// Whether the file ended too early or lost its place, so that part of the picture is made up; lenient
+    /// decoding only.
     pub is_truncated: bool,
 }
 
@@ -193,6 +195,15 @@ mod tests {
         cut.extend([0xFF, 0xD9]);
         assert!(matches!(refused(&cut), DecodeError::Truncated { .. }));
         assert!(decoded_leniently(&cut).unwrap().is_truncated);
+    }
+
+    #[test]
+    fn unused_data_before_the_end_marker_is_malformed() {
+        let file = encode(gradient(64, 64), Encoding::Jpeg);
+        let with_surplus = |bytes| [&file[..file.len() - 2], &vec![0; bytes], &[0xFF, 0xD9]].concat();
+        assert!(!decoded(&with_surplus(2)).is_truncated);
+        assert!(matches!(refused(&with_surplus(30)), DecodeError::Malformed { .. }));
+        assert!(decoded_leniently(&with_surplus(30)).unwrap().is_truncated);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! PNG, WebP, GIF, BMP and TIFF to RGB.
 //!
-//! Of an animation the first frame is decoded. Palettes are looked up, 16 bits become 8, grey is repeated, alpha
-//! is dropped without blending, as Pillow's `convert("RGB")` does. PNG checksums of the chunks that matter are
-//! verified.
+//! Of an animation the first frame is decoded. Palettes are looked up, 16 bits become 8, grey is repeated,
+//! alpha is dropped without blending, as Pillow's `convert("RGB")` does. PNG checksums of the chunks that
+//! matter are verified.
 
 use std::io::Cursor;
 
