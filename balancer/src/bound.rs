@@ -34,6 +34,27 @@ pub enum BoundKind {
     LongestPath,
 }
 
+impl BoundKind {
+    /// Returns the name that is printed, such as `mean_load`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MeanLoad => "mean_load",
+            Self::LargestItem => "largest_item",
+            Self::Pigeonhole => "pigeonhole",
+            Self::Lattice => "lattice",
+            Self::FillAndDrain => "fill_and_drain",
+            Self::LongestPath => "longest_path",
+        }
+    }
+}
+
+impl std::fmt::Display for BoundKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// Returns the best of the bounds by mean load, largest item, pigeonhole and lattice.
 ///
 /// Pigeonhole: of the `k * m + 1` longest items some `k + 1` share one of the `m` groups, so the sum of

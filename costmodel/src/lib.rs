@@ -30,6 +30,7 @@
 //! # }
 //! ```
 
+mod data_profile;
 mod error;
 pub mod flops;
 pub mod model;
@@ -37,6 +38,7 @@ mod predict;
 mod shape;
 pub mod tokens;
 
+pub use data_profile::{DataProfile, Histogram, Quantiles};
 pub use error::{Error, Result};
 pub use model::ModelSpec;
 pub use predict::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost};

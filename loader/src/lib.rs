@@ -1,7 +1,33 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
-//!
-//! [`probe`] reads the shape of a medium from its header; [`decode`] turns the bytes of one field into
-//! typed media. Both are pure functions over byte slices: no files, no threads, no clocks.
 
+pub mod balanced;
+pub mod batch;
+pub mod collate;
+pub mod compression;
 pub mod decode;
+pub mod error;
+pub mod group;
+pub mod index;
+pub mod loader;
+pub mod measure;
+pub mod order;
+pub mod permutation;
+pub mod plan;
+mod pool;
+mod prefetch;
 pub mod probe;
+pub mod progress;
+pub mod read;
+pub mod sample;
+pub mod scan;
+pub mod shard;
+pub mod simulate;
+pub mod skip;
+mod source;
+pub mod steps;
+mod store;
+pub mod tar;
+pub mod tensor;
+pub mod text;
+
+pub use error::{Error, Result};

@@ -1,1 +1,39 @@
-//! Fixtures shared by the end-to-end tests.
+//! Fixtures shared by the end-to-end tests: small shards and media, made on the spot.
+
+pub mod data_set;
+pub mod media;
+pub mod planning;
+pub mod tar;
+
+use dflop_loader::read::ShardItem;
+use dflop_loader::scan::scan_shards;
+use dflop_loader::shard::expand_shards;
+use futures::StreamExt;
+
+/// Reads everything that a pattern names.
+///
+/// # Panics
+/// If a shard cannot be opened.
+#[must_use]
+pub fn scan(pattern: &str) -> Vec<ShardItem> {
+    let shards = expand_shards(&[pattern]).expect("the pattern is valid");
+    run(scan_shards(shards).map(|item| item.expect("the shard opens")).collect())
+}
+
+/// Runs a future on a small runtime.
+///
+/// # Panics
+/// If the runtime cannot be started.
+pub fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime starts").block_on(future)
+}
+
+/// The folder of real media beside the checkout, where there is one: `DFLOP_SHARED`, or `../shared`.
+#[must_use]
+pub fn shared_data() -> Option<std::path::PathBuf> {
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared");
+    let root = std::env::var_os("DFLOP_SHARED").map_or_else(|| beside.into(), std::path::PathBuf::from);
+    let data = root.join("data");
+    data.is_dir().then_some(data)
+}

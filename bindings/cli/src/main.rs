@@ -1,2 +1,60 @@
-//! The dflop command.
-fn main() {}
+//! The `dflop` command.
+//!
+//! Every command parses its arguments, calls a library and prints what it returns: results on standard output,
+//! progress and errors on standard error. Exit status 0 is done, 1 is failed, 2 is misuse.
+
+mod balance;
+mod data_set;
+mod index;
+mod list;
+mod order;
+mod output;
+mod planner;
+mod progress;
+mod simulate;
+mod stats;
+mod stream;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::output::Failure;
+
+/// Streams, costs and balances multimodal training data.
+#[derive(Debug, Parser)]
+#[command(name = "dflop", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Index(index::IndexArgs),
+    List(list::ListArgs),
+    Stream(stream::StreamArgs),
+    Order(order::OrderArgs),
+    Stats(stats::StatsArgs),
+    Balance(balance::BalanceArgs),
+    Simulate(simulate::SimulateArgs),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Index(args) => index::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Stream(args) => stream::run(&args),
+        Command::Order(args) => order::run(&args),
+        Command::Stats(args) => stats::run(&args),
+        Command::Balance(args) => balance::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+    }
+}

@@ -1,0 +1,173 @@
+//! `dflop balance`: solves one partition problem.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use dflop_balancer::{
+    Assignment, Budget, Instance, LowerBound, PipelineAssignment, PipelineConfig, Strategy, balance,
+    balance_pipeline,
+};
+use serde::Serialize;
+
+use crate::output::{Failure, stdout, write_json};
+use crate::planner::{CapArgs, parse_strategy};
+
+/// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
+#[derive(Debug, Args)]
+pub(crate) struct BalanceArgs {
+    /// Instance: JSON with `n`, `m`, `c`, `d` in ns, optionally `tok` and `bytes`; may be gzipped.
+    #[arg(long, value_name = "FILE")]
+    instance: PathBuf,
+    /// What is minimised.
+    #[arg(long, value_enum, default_value_t = Objective::Partition)]
+    objective: Objective,
+    /// Data-parallel ranks; needed by the pipeline objective.
+    #[arg(long, value_name = "D", required_if_eq("objective", "pipeline"))]
+    dp: Option<usize>,
+    /// Pipeline stages of every module, such as `1,3`; needed by the pipeline objective.
+    #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq("objective", "pipeline"))]
+    stages: Option<Vec<usize>>,
+    /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
+    #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
+    strategy: Strategy,
+    /// Work units that the search may spend: the same answer on every machine [default: 20000].
+    #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
+    work: Option<u64>,
+    /// Milliseconds that the search may take: the answer depends on the machine.
+    #[arg(long, value_name = "T")]
+    deadline_ms: Option<u64>,
+    #[command(flatten)]
+    caps: CapArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Objective {
+    /// The largest sum of one module in one group.
+    Partition,
+    /// The 1F1B makespan of the slowest rank.
+    Pipeline,
+}
+
+#[derive(Debug, Serialize)]
+struct BalanceReport {
+    name: String,
+    strategy: String,
+    /// Items by group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<Vec<Vec<u32>>>,
+    /// Items by rank and microbatch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<Vec<Vec<Vec<u32>>>>,
+    makespan_ns: u64,
+    lower_bound_ns: u64,
+    bound: String,
+    gap: f64,
+    work_spent: u64,
+    is_reproducible: bool,
+    solve_ms: f64,
+}
+
+pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
+    let instance = Instance::from_json(&read_text(&args.instance)?)?;
+    let caps = args.caps.caps();
+    let mut budget = budget(args);
+    let started = Instant::now();
+    let mut report = match (args.objective, args.dp, &args.stages) {
+        (Objective::Pipeline, Some(dp_size), Some(stages)) => {
+            let config = PipelineConfig { dp_size, stages: stages.clone() };
+            pipeline_report(balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget)?)
+        }
+        _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget)?),
+    };
+    report.solve_ms = started.elapsed().as_secs_f64() * 1e3;
+    report.name = instance.name().to_owned();
+    report.strategy = args.strategy.to_string();
+    let mut out = stdout();
+    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+}
+
+fn read_text(path: &PathBuf) -> Result<String, Failure> {
+    let cannot =
+        |error: std::io::Error| Failure::Failed(format!("could not read `{}`: {error}", path.display()));
+    let bytes = std::fs::read(path).map_err(cannot)?;
+    let mut text = String::new();
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).map_err(cannot)?;
+    } else {
+        (&bytes[..]).read_to_string(&mut text).map_err(cannot)?;
+    }
+    Ok(text)
+}
+
+fn budget(args: &BalanceArgs) -> Budget {
+    match args.deadline_ms {
+        Some(milliseconds) => {
+            let end = Instant::now() + Duration::from_millis(milliseconds);
+            Budget::work(u64::MAX).deadline(move || Instant::now() >= end)
+        }
+        None => Budget::work(args.work.unwrap_or(20_000)),
+    }
+}
+
+fn partition_report(assignment: Assignment) -> BalanceReport {
+    let gap = assignment.gap();
+    let Assignment { groups, makespan_ns, bound, work_spent, is_reproducible } = assignment;
+    let groups = Some(groups);
+    BalanceReport { groups, ..report(makespan_ns, bound, gap, work_spent, is_reproducible) }
+}
+
+fn pipeline_report(assignment: PipelineAssignment) -> BalanceReport {
+    let gap = assignment.gap();
+    let PipelineAssignment { ranks, makespan_ns, bound, work_spent, is_reproducible, .. } = assignment;
+    let ranks = Some(ranks);
+    BalanceReport { ranks, ..report(makespan_ns, bound, gap, work_spent, is_reproducible) }
+}
+
+fn report(
+    makespan_ns: u64,
+    bound: LowerBound,
+    gap: f64,
+    work_spent: u64,
+    is_reproducible: bool,
+) -> BalanceReport {
+    BalanceReport {
+        name: String::new(),
+        strategy: String::new(),
+        groups: None,
+        ranks: None,
+        makespan_ns,
+        lower_bound_ns: bound.ns,
+        bound: bound.kind.to_string(),
+        gap,
+        work_spent,
+        is_reproducible,
+        solve_ms: 0.0,
+    }
+}
+
+fn print(out: &mut impl Write, report: &BalanceReport) -> Result<(), Failure> {
+    let BalanceReport { name, strategy, makespan_ns, lower_bound_ns, bound, gap, work_spent, .. } = report;
+    writeln!(out, "{name}: {strategy}, makespan {:.3} ms", *makespan_ns as f64 / 1e6)?;
+    writeln!(out, "lower bound {:.3} ms ({bound}), gap {:.4} %", *lower_bound_ns as f64 / 1e6, gap * 100.0)?;
+    writeln!(out, "{work_spent} work units, {:.3} ms", report.solve_ms)?;
+    if !report.is_reproducible {
+        writeln!(out, "cut short by the deadline: another run may find another answer")?;
+    }
+    for (group, items) in report.groups.iter().flatten().enumerate() {
+        writeln!(out, "group {group}: {}", shown_items(items))?;
+    }
+    for (rank, microbatches) in report.ranks.iter().flatten().enumerate() {
+        let shown: Vec<String> = microbatches.iter().map(|items| shown_items(items)).collect();
+        writeln!(out, "rank {rank}: {}", shown.join(" | "))?;
+    }
+    Ok(())
+}
+
+fn shown_items(items: &[u32]) -> String {
+    items.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}

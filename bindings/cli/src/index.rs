@@ -1,0 +1,92 @@
+//! `dflop index`: writes the index.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::skip::Skipped;
+use serde::Serialize;
+
+use crate::data_set::{DataSetArgs, index_options};
+use crate::output::{Failure, shown_bytes, stdout, write_json};
+
+/// Write the index: where each sample lies and what shape it has, from headers.
+///
+/// An index that fits the shards is kept. Bad samples and shards are listed and are no failure.
+#[derive(Debug, Args)]
+pub(crate) struct IndexArgs {
+    #[command(flatten)]
+    data_set: DataSetArgs,
+    /// Folder of the index [default: `.dflop` beside the shards, or the user's cache directory].
+    #[arg(long, visible_alias = "index", value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Make the index anew.
+    #[arg(long)]
+    rebuild: bool,
+    /// Decode every field as well, so that every bad sample is known ahead; makes the index anew.
+    #[arg(long)]
+    verify: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct IndexReport<'a> {
+    shards: usize,
+    samples: u64,
+    bytes: u64,
+    seconds: f64,
+    fingerprint: &'a str,
+    path: Option<String>,
+    skipped: &'a [Skipped],
+    warnings: &'a [String],
+}
+
+pub(crate) fn run(args: &IndexArgs) -> Result<(), Failure> {
+    let started = Instant::now();
+    let options = IndexOptions {
+        folder: args.out.clone(),
+        is_rebuilt: args.rebuild,
+        is_verified: args.verify,
+        ..index_options()
+    };
+    let index = Index::open_or_build(args.data_set.shards()?, &options)?;
+    let report = IndexReport {
+        shards: index.shards().len(),
+        samples: index.len(),
+        bytes: index.payload_bytes(),
+        seconds: started.elapsed().as_secs_f64(),
+        fingerprint: index.fingerprint(),
+        path: index.path().map(|path| path.display().to_string()),
+        skipped: index.skipped(),
+        warnings: index.warnings(),
+    };
+    let mut out = stdout();
+    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+}
+
+fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), Failure> {
+    let IndexReport { shards, samples, bytes, seconds, .. } = report;
+    writeln!(out, "{shards} shards, {samples} samples, {} in {seconds:.3} s", shown_bytes(*bytes))?;
+    writeln!(out, "fingerprint {}", report.fingerprint)?;
+    match &report.path {
+        Some(path) => writeln!(out, "index       {path}")?,
+        None => writeln!(out, "index       not kept: no folder could be written; name one with --out")?,
+    }
+    for warning in report.warnings {
+        writeln!(out, "warning: {warning}")?;
+    }
+    print_skipped(out, report.skipped)
+}
+
+/// Prints a line for everything that was not delivered.
+pub(crate) fn print_skipped(out: &mut impl std::io::Write, skipped: &[Skipped]) -> Result<(), Failure> {
+    for Skipped { shard, offset, key, field, reason } in skipped {
+        let key = key.as_deref().unwrap_or("(unknown)");
+        let field = field.as_deref().map(|field| format!(" field {field}")).unwrap_or_default();
+        writeln!(out, "skipped: {shard} offset {offset} key {key}{field}: {reason}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! `dflop list`: a line per sample.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use clap::Args;
+use dflop_costmodel::SampleShape;
+use dflop_loader::read::ShardItem;
+use dflop_loader::sample::RawSample;
+use dflop_loader::scan::scan_shards;
+use dflop_loader::shard::Shard;
+use dflop_loader::skip::Skipped;
+use futures::StreamExt;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::data_set::DataSetArgs;
+use crate::index::print_skipped;
+use crate::output::{Failure, runtime, stdout, write_json};
+
+/// List every sample with its fields and shape, in shard order.
+///
+/// Prints what is readable, then fails with what is not. Needs no index.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    data_set: DataSetArgs,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct ListedSample<'a> {
+    key: &'a str,
+    url: &'a str,
+    offset: u64,
+    fields: BTreeMap<&'a str, ListedField>,
+    /// `null` if a header cannot be read.
+    shape: Option<SampleShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct ListedField {
+    bytes: u64,
+    sha256: String,
+}
+
+pub(crate) fn run(args: &ListArgs) -> Result<(), Failure> {
+    let shards = args.data_set.shards()?;
+    let runtime = runtime()?;
+    let result = runtime.block_on(list(shards, args.json));
+    // Standard input may still be waited for; it must not hold up the end.
+    runtime.shutdown_background();
+    let (samples, bad) = result?;
+    if bad.is_empty() && samples > 0 {
+        return Ok(());
+    }
+    let mut details = Vec::new();
+    print_skipped(&mut details, &bad)?;
+    let what =
+        if samples == 0 { "no sample can be read".into() } else { format!("{} bad entries", bad.len()) };
+    Err(Failure::Failed(format!("{what}\n{}", String::from_utf8_lossy(&details).trim_end())))
+}
+
+/// Lists all shards; returns the number of samples, and what is bad.
+async fn list(shards: Vec<Shard>, is_json: bool) -> Result<(u64, Vec<Skipped>), Failure> {
+    let mut out = stdout();
+    let (mut samples, mut bad) = (0u64, Vec::new());
+    let mut items = scan_shards(shards);
+    while let Some(item) = items.next().await {
+        match item {
+            Ok(ShardItem::Skipped(skipped)) => bad.push(skipped),
+            Ok(ShardItem::Sample(sample)) => {
+                samples += 1;
+                list_sample(&mut out, &sample, &mut bad, is_json)?;
+            }
+            Err(error) => {
+                out.flush()?;
+                return Err(error.into());
+            }
+        }
+    }
+    out.flush()?;
+    Ok((samples, bad))
+}
+
+fn list_sample(
+    out: &mut impl Write,
+    sample: &RawSample,
+    bad: &mut Vec<Skipped>,
+    is_json: bool,
+) -> Result<(), Failure> {
+    let shape = match sample.shape() {
+        Ok(shape) => Some(shape),
+        Err(fault) => {
+            bad.push(fault.in_sample(sample));
+            None
+        }
+    };
+    if !is_json {
+        let fields: Vec<_> =
+            sample.fields.iter().map(|field| format!("{}={}", field.extension, field.bytes)).collect();
+        return Ok(writeln!(out, "{}\t{}\t{}", sample.key, sample.shard, fields.join(" "))?);
+    }
+    let fields = sample.fields.iter().map(|field| {
+        let payload = field.payload.as_deref().unwrap_or_default();
+        let digest = Sha256::digest(payload);
+        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        (&*field.extension, ListedField { bytes: field.bytes, sha256 })
+    });
+    let listed = ListedSample {
+        key: &sample.key,
+        url: &sample.shard,
+        offset: sample.offset,
+        fields: fields.collect(),
+        shape,
+    };
+    write_json(out, &listed)
+}

@@ -1,0 +1,112 @@
+//! Standard output, standard error and the exit status.
+
+use std::io::{BufWriter, StdoutLock, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// Why a command did not do what it was asked for.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments make no sense: exit status 2.
+    Misuse(String),
+    /// It was tried and failed: exit status 1.
+    Failed(String),
+    /// Nobody reads standard output any more, which is how `head` ends a pipe: exit status 0, silently.
+    Closed,
+}
+
+impl Failure {
+    /// Prints the error and returns the exit status.
+    #[expect(clippy::print_stderr, reason = "errors go to standard error")]
+    pub(crate) fn report(&self) -> ExitCode {
+        let (message, code) = match self {
+            Self::Misuse(message) => (message, 2),
+            Self::Failed(message) => (message, 1),
+            Self::Closed => return ExitCode::SUCCESS,
+        };
+        eprintln!("dflop: {message}");
+        ExitCode::from(code)
+    }
+}
+
+/// An error and its causes, one a line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
+}
+
+impl From<dflop_loader::Error> for Failure {
+    fn from(error: dflop_loader::Error) -> Self {
+        use dflop_loader::Error::{Config, ShardList};
+        match error {
+            Config { .. } | ShardList { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_costmodel::Error> for Failure {
+    fn from(error: dflop_costmodel::Error) -> Self {
+        Self::Misuse(with_causes(&error))
+    }
+}
+
+impl From<dflop_balancer::Error> for Failure {
+    fn from(error: dflop_balancer::Error) -> Self {
+        match error {
+            dflop_balancer::Error::Config { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            Self::Closed
+        } else {
+            Self::Failed(with_causes(&error))
+        }
+    }
+}
+
+/// Buffered standard output.
+pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
+    BufWriter::new(std::io::stdout().lock())
+}
+
+/// Writes a value as one line of JSON.
+pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> Result<(), Failure> {
+    let line = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
+    writeln!(out, "{line}")?;
+    Ok(())
+}
+
+/// Starts the runtime that drives a loader: I/O and hand-over only, so two threads do.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+/// Shows a number of bytes with a unit of three digits or less.
+pub(crate) fn shown_bytes(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["kB", "MB", "GB", "TB", "PB"] {
+        if value < 1000.0 {
+            break;
+        }
+        (value, unit) = (value / 1000.0, next);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_with_their_unit() {
+        let shown = [0, 999, 1_500, 75_000_000].map(shown_bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.5 kB", "75.0 MB"]);
+    }
+}

@@ -1,0 +1,103 @@
+//! `dflop simulate`: what strategies would cost on the data set's own global batches.
+
+use std::io::Write;
+
+use clap::Args;
+use dflop_balancer::Strategy;
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::simulate::{StrategySummary, compare_strategies};
+use serde::Serialize;
+
+use crate::data_set::IndexedArgs;
+use crate::output::{Failure, stdout, write_json};
+use crate::planner::PlanArgs;
+
+/// Strategies that are compared, and what they are called: the comparison first.
+pub(crate) const COMPARED: [(Strategy, &str); 3] =
+    [(Strategy::RoundRobin, "data-blind"), (Strategy::Lpt, "lpt"), (Strategy::Search, "dflop")];
+
+/// Simulate the pipeline on the first steps of the data set: data-blind, LPT and ours.
+///
+/// Simulated: predicted times summed by a 1F1B schedule; no device is measured.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    #[command(flatten)]
+    data_set: IndexedArgs,
+    #[command(flatten)]
+    plan: PlanArgs,
+    /// Steps to simulate [default: an epoch, 50 at most].
+    #[arg(long, value_name = "K")]
+    steps: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct SimulateReport {
+    steps: u64,
+    model: String,
+    device: String,
+    strategies: Vec<StrategyReport>,
+}
+
+/// One strategy in figures.
+#[derive(Debug, Serialize)]
+pub(crate) struct StrategyReport {
+    pub(crate) name: &'static str,
+    /// Mean over the steps.
+    pub(crate) step_seconds: f64,
+    pub(crate) step_seconds_p95: f64,
+    pub(crate) bubble_fraction: f64,
+    /// Data-blind seconds over this strategy's.
+    pub(crate) speedup: f64,
+}
+
+pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
+    let planner = args.plan.planner(args.data_set.open()?, 0)?;
+    let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
+    if steps == 0 {
+        return Err(Failure::Misuse("invalid `steps`: must be at least 1".into()));
+    }
+    let report = SimulateReport {
+        steps,
+        model: args.plan.model.model.clone(),
+        device: args.plan.model.device.clone(),
+        strategies: compare(&planner, steps)?,
+    };
+    let mut out = stdout();
+    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+}
+
+/// Simulates the first `steps` steps by every strategy of [`COMPARED`].
+pub(crate) fn compare(planner: &StepPlanner, steps: u64) -> Result<Vec<StrategyReport>, Failure> {
+    let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps)?;
+    let blind_seconds = summaries[0].mean_seconds();
+    let report = |(summary, (_, name)): (&StrategySummary, (Strategy, &'static str))| StrategyReport {
+        name,
+        step_seconds: summary.mean_seconds(),
+        step_seconds_p95: summary.p95_seconds(),
+        bubble_fraction: summary.bubble_fraction,
+        speedup: if summary.mean_seconds() > 0.0 { blind_seconds / summary.mean_seconds() } else { 1.0 },
+    };
+    Ok(summaries.iter().zip(COMPARED).map(report).collect())
+}
+
+fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
+    let SimulateReport { steps, model, device, .. } = report;
+    writeln!(out, "simulated: {steps} steps, {model} on {device} (a stated rate)")?;
+    print_strategies(out, &report.strategies)
+}
+
+/// Prints strategies as a table.
+pub(crate) fn print_strategies(out: &mut impl Write, strategies: &[StrategyReport]) -> Result<(), Failure> {
+    writeln!(out, "{:<12} {:>12} {:>12} {:>8} {:>9}", "", "step s", "p95 s", "idle", "speed-up")?;
+    for StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup } in strategies {
+        let idle = bubble_fraction * 100.0;
+        writeln!(
+            out,
+            "{name:<12} {step_seconds:>12.5} {step_seconds_p95:>12.5} {idle:>6.1} % {speedup:>8.2}x"
+        )?;
+    }
+    Ok(())
+}

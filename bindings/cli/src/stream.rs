@@ -1,0 +1,157 @@
+//! `dflop stream`: runs the loader flat out and measures it.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use dflop_loader::batch::Batch;
+use dflop_loader::collate::Decode;
+use dflop_loader::loader::Loader;
+use dflop_loader::skip::{ErrorBudget, Skipped};
+use futures::StreamExt;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::data_set::DataSetArgs;
+use crate::index::print_skipped;
+use crate::output::{Failure, shown_bytes, stdout, write_json};
+use crate::progress::bar;
+
+/// Run the loader flat out and say how fast it was. Needs no index.
+#[derive(Debug, Args)]
+pub(crate) struct StreamArgs {
+    #[command(flatten)]
+    data_set: DataSetArgs,
+    /// What is done with each sample.
+    #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
+    decode: DecodeArg,
+    /// Samples in a batch.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    batch: usize,
+    /// Threads that decode [default: one per core].
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// End after this many samples.
+    #[arg(long, value_name = "N")]
+    samples: Option<u64>,
+    /// Times that the shards are read.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    epochs: u64,
+    /// Tolerated share of bad samples, 0 to 1.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
+    error_budget: f64,
+    /// Payload bytes that may wait for the decoders.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    buffered_bytes_max: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DecodeArg {
+    /// Group all fields and read every payload byte.
+    Raw,
+    /// Decode the pictures only, to 224 x 224 normalised f32 tensors.
+    Rgb224,
+    /// Decode every field to pixels, PCM, text, JSON or arrays.
+    Media,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct StreamReport {
+    samples: u64,
+    bytes: u64,
+    pictures: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+    kernel_cpu_seconds: f64,
+    first_batch_seconds: Option<f64>,
+    peak_rss_bytes: u64,
+    skipped: Vec<Skipped>,
+}
+
+pub(crate) fn run(args: &StreamArgs) -> Result<(), Failure> {
+    let loader = loader(args)?;
+    let runtime = crate::output::runtime()?;
+    let result = runtime.block_on(drain(&loader, args.samples));
+    // Standard input may still be waited for; it must not hold up the end.
+    runtime.shutdown_background();
+    let report = result?;
+    let mut out = stdout();
+    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+}
+
+fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
+    let decode = match args.decode {
+        DecodeArg::Raw => Decode::Raw,
+        DecodeArg::Media => Decode::Media,
+        DecodeArg::Rgb224 => Decode::Pixels { side: const { NonZeroU32::new(224).unwrap() } },
+    };
+    let mut builder = Loader::builder(args.data_set.shards()?)
+        .decode(decode)
+        .batch_size(args.batch)
+        .epochs(args.epochs)
+        .buffered_bytes_max(args.buffered_bytes_max)
+        .error_budget(ErrorBudget::new(args.error_budget)?);
+    if let Some(workers) = args.workers {
+        builder = builder.workers(workers);
+    }
+    if let Some(samples) = args.samples {
+        builder = builder.samples_max(samples);
+    }
+    Ok(builder.build()?)
+}
+
+async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Failure> {
+    let started = Instant::now();
+    let bar = bar("samples", samples);
+    let mut report = StreamReport::default();
+    let mut batches = loader.stream();
+    while let Some(batch) = batches.next().await {
+        let batch: Batch = batch.inspect_err(|_| bar.abandon())?;
+        report.first_batch_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
+        report.samples += batch.samples.len() as u64;
+        report.bytes += batch.samples.iter().map(|sample| sample.bytes).sum::<u64>();
+        report.pictures += batch.pixels.map_or(0, |pixels| pixels.tensor.rows() as u64);
+        bar.set_position(report.samples);
+    }
+    bar.finish_and_clear();
+    report.skipped = loader.skipped();
+    if report.samples == 0 {
+        let why = report.skipped.first().map_or("it holds no sample".to_owned(), |first| {
+            format!("the first bad entry: shard `{}`, offset {}: {}", first.shard, first.offset, first.reason)
+        });
+        return Err(Failure::Failed(format!("nothing could be delivered; {why}")));
+    }
+    report.seconds = started.elapsed().as_secs_f64();
+    report.kernel_cpu_seconds = loader.kernel_cpu().as_secs_f64();
+    report.cpu_seconds = process_cpu().as_secs_f64();
+    report.peak_rss_bytes = peak_rss_bytes().unwrap_or(0);
+    Ok(report)
+}
+
+/// User and system time of the whole process since it started.
+fn process_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Highest resident set, mapped files included; Linux only.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Failure> {
+    let StreamReport { samples, bytes, seconds, cpu_seconds, kernel_cpu_seconds, .. } = report;
+    let rate = *samples as f64 / seconds;
+    writeln!(out, "{samples} samples, {} in {seconds:.3} s: {rate:.0} samples/s", shown_bytes(*bytes))?;
+    writeln!(out, "CPU         {cpu_seconds:.3} s, of it {kernel_cpu_seconds:.3} s in decoders")?;
+    if let Some(first) = report.first_batch_seconds {
+        writeln!(out, "first batch {first:.3} s")?;
+    }
+    writeln!(out, "peak memory {}, mapped files included", shown_bytes(report.peak_rss_bytes))?;
+    print_skipped(out, &report.skipped)
+}

@@ -1,0 +1,57 @@
+//! Samples, decoded or not, as a loader delivers them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::decode::Media;
+use crate::tensor::Tensor;
+
+/// A field of a delivered sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Field {
+    /// What follows the key's dot in the entry name, lower-cased.
+    pub extension: Arc<str>,
+    /// The content; [`Media::Opaque`] if it was not decoded.
+    pub media: Media,
+}
+
+/// A delivered sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Entry path up to the first dot of its file name.
+    pub key: String,
+    /// URL of the shard.
+    pub shard: Arc<str>,
+    /// Payload bytes that were read for it, encoded.
+    pub bytes: u64,
+    /// The fields, in shard order; empty where pictures went into a tensor.
+    pub fields: Vec<Field>,
+}
+
+impl Sample {
+    /// Returns the content of the field with this extension.
+    #[must_use]
+    pub fn field(&self, extension: &str) -> Option<&Media> {
+        self.fields.iter().find(|field| &*field.extension == extension).map(|field| &field.media)
+    }
+}
+
+/// Samples that are delivered together.
+#[derive(Debug)]
+pub struct Batch {
+    /// The samples, in order.
+    pub samples: Vec<Sample>,
+    /// All pictures of the samples, if they were asked for as pixels.
+    pub pixels: Option<Pixels>,
+}
+
+/// The pictures of a batch as one tensor.
+#[derive(Debug)]
+pub struct Pixels {
+    /// `[pictures, 3, side, side]` f32: resized, cropped, normalised by the ImageNet mean and deviation.
+    pub tensor: Tensor,
+    /// Height and width of every picture.
+    pub side: u32,
+    /// For every sample the rows of its pictures; empty for a sample without a picture.
+    pub rows: Vec<Range<usize>>,
+}

@@ -1,0 +1,56 @@
+//! One error type for the crate; variants by what the caller does next.
+
+use crate::skip::Skipped;
+use crate::tar::ArchiveFault;
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a setting, a data set or a whole stream cannot be used.
+///
+/// A single bad sample is not an error: it is skipped and accounted for as [`Skipped`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum Error {
+    /// A setting makes no sense; raised when something is built, never while it streams.
+    #[error("invalid `{setting}`: {reason}")]
+    Config { setting: &'static str, reason: String },
+    /// A shard pattern cannot be expanded.
+    #[error("invalid shard list `{pattern}`: {reason}")]
+    ShardList { pattern: String, reason: String },
+    /// A shard cannot be opened or read; ends the stream.
+    #[error("could not read shard `{shard}`")]
+    Read { shard: String, source: std::io::Error },
+    /// A shard is compressed in a way that is not read.
+    #[error("shard `{shard}` is compressed with {format}; recompress it with gzip or zstd")]
+    UnsupportedCompression { shard: String, format: &'static str },
+    /// A shard is damaged from an offset on; what came before was delivered.
+    #[error("shard `{shard}` is damaged: {fault}")]
+    Shard { shard: String, fault: ArchiveFault },
+    /// The data set has no sample at all.
+    #[error("data set `{dataset}` has no samples: {reason}")]
+    NoSamples { dataset: String, reason: String },
+    /// More samples are bad than the error budget tolerates; ends the stream.
+    #[error(
+        "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
+         offset {}, key `{}`: {}",
+        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
+    )]
+    ErrorBudget { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
+    /// An index file cannot be read or written.
+    #[error("index `{path}`: {reason}")]
+    Index { path: String, reason: String },
+    /// A saved state belongs to another data set or another order.
+    #[error("state does not fit: {reason}")]
+    State { reason: String },
+    /// A global batch cannot be planned.
+    #[error("could not plan step {step}")]
+    Plan { step: u64, source: dflop_balancer::Error },
+    /// A file cannot be written or read beside the shards.
+    #[error("could not access `{path}`")]
+    File { path: String, source: std::io::Error },
+    /// A part of the loader ended without a word; a defect, or a runtime that was shut down.
+    #[error("the {stage} stage ended early")]
+    StageEnded { stage: &'static str },
+}

@@ -1,0 +1,216 @@
+//! Makes the rows of one shard from its headers.
+
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use super::rows::BLOCK_BYTES;
+use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT};
+use crate::compression::{Compression, decompress, sniff_compression};
+use crate::decode::{DecodeLimits, decode};
+use crate::error::{Error, Result};
+use crate::measure::{FieldFault, FieldShape, measure_sample};
+use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
+use crate::sample::RawSample;
+use crate::shard::Shard;
+use crate::skip::{Skipped, reason_of};
+use crate::store::{Opened, open, read_error};
+
+/// The columns of one shard, extensions still numbered by this shard's own list.
+#[derive(Debug, Default)]
+pub(super) struct ShardColumns {
+    pub(super) keys: Vec<String>,
+    pub(super) offsets: Vec<u64>,
+    pub(super) field_ends: Vec<i32>,
+    pub(super) extension_names: Vec<Arc<str>>,
+    pub(super) extensions: Vec<u16>,
+    pub(super) start_blocks: Vec<u32>,
+    pub(super) bytes: Vec<u64>,
+    pub(super) media: Vec<u8>,
+    pub(super) shapes: Vec<u32>,
+}
+
+/// Everything learned from one shard.
+#[derive(Debug)]
+pub(super) struct BuiltShard {
+    pub(super) shard: IndexedShard,
+    pub(super) columns: ShardColumns,
+    pub(super) digest: [u8; 32],
+    pub(super) skipped: Vec<Skipped>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// Reads a shard's headers; with `is_verified` decodes every field as well.
+pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard> {
+    let Opened::Mapped(archive) = open(shard)? else {
+        let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
+        return Err(Error::Config { setting: "data set", reason });
+    };
+    let (bytes, modified_ns) = stat(shard)?;
+    let compression = sniff_compression(&shard.url, &archive);
+    let indexed = IndexedShard {
+        name: shard.base_name().to_owned(),
+        bytes,
+        modified_ns,
+        compression: *compression.as_ref().unwrap_or(&Compression::None),
+        unpacked_bytes: archive.len() as u64,
+        samples: 0,
+        payload_bytes: 0,
+    };
+    let mut builder = Builder::new(indexed, is_verified);
+    match compression {
+        Ok(Compression::None) => {
+            MappedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX)
+                .for_each(|item| builder.push(item));
+        }
+        Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),
+        Err(unsupported) => builder.skip_shard(shard, unsupported.to_string()),
+    }
+    Ok(builder.finish())
+}
+
+/// Length and time of change of a shard's file.
+pub(super) fn stat(shard: &Shard) -> Result<(u64, u64)> {
+    let path = shard.path().ok_or_else(|| Error::Config {
+        setting: "data set",
+        reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),
+    })?;
+    let metadata = std::fs::metadata(path).map_err(|source| read_error(shard, source))?;
+    let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    Ok((metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
+}
+
+struct Builder {
+    built: BuiltShard,
+    hasher: Sha256,
+    keys_seen: std::collections::HashSet<String>,
+    has_repeated_key: bool,
+    is_verified: bool,
+}
+
+impl Builder {
+    fn new(shard: IndexedShard, is_verified: bool) -> Self {
+        let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
+        let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
+        let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
+        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified }
+    }
+
+    async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, archive: Bytes) {
+        let reader = decompress(compression, &archive[..]);
+        let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
+        while let Some(item) = samples.next().await {
+            self.push(item);
+        }
+        let ends = self.built.columns.offsets.last().copied().unwrap_or(0);
+        self.built.shard.unpacked_bytes = ends + self.built.columns.last_sample_bytes();
+    }
+
+    fn push(&mut self, item: ShardItem) {
+        match item {
+            ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
+            ShardItem::Sample(sample) => match self.check_sample(&sample) {
+                Ok(shapes) => self.push_sample(&sample, &shapes),
+                Err(fault) => self.built.skipped.push(fault.in_sample(&sample)),
+            },
+        }
+    }
+
+    fn check_sample(&self, sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault> {
+        let shapes = measure_sample(sample)?;
+        for field in &sample.fields {
+            let fault = |reason| FieldFault { field: field.extension.clone(), reason };
+            if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
+                return Err(fault("lies more than 2 TiB behind its sample's first header".into()));
+            }
+            if self.is_verified {
+                let payload = field.payload.clone().unwrap_or_default();
+                let decoded = decode(&field.extension, payload, &DecodeLimits::default());
+                decoded.map_err(|error| fault(reason_of(&error)))?;
+            }
+        }
+        Ok(shapes)
+    }
+
+    fn skip_shard(&mut self, shard: &Shard, reason: String) {
+        let shard = shard.url.to_string();
+        self.built.skipped.push(Skipped { shard, offset: 0, key: None, field: None, reason });
+    }
+
+    fn push_sample(&mut self, sample: &RawSample, shapes: &[FieldShape]) {
+        let repeated = !self.keys_seen.insert(sample.key.clone());
+        if repeated && !std::mem::replace(&mut self.has_repeated_key, true) {
+            let warning = format!("key `{}` repeats in shard `{}`", sample.key, sample.shard);
+            self.built
+                .warnings
+                .push(format!("{warning}; its entries are not consecutive, or it is there twice"));
+        }
+        hash_sample(&mut self.hasher, sample);
+        self.built.columns.push(sample, shapes);
+        self.built.shard.samples += 1;
+        self.built.shard.payload_bytes += sample.bytes();
+    }
+
+    fn finish(mut self) -> BuiltShard {
+        self.hasher.update(&self.built.shard.name);
+        self.hasher.update(self.built.shard.bytes.to_le_bytes());
+        self.built.digest = self.hasher.finalize().into();
+        self.built
+    }
+}
+
+fn hash_sample(hasher: &mut Sha256, sample: &RawSample) {
+    let mut update = |text: &str| {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    };
+    update(&sample.key);
+    sample.fields.iter().for_each(|field| update(&field.extension));
+    hasher.update(sample.offset.to_le_bytes());
+    for field in &sample.fields {
+        hasher.update(field.offset.to_le_bytes());
+        hasher.update(field.bytes.to_le_bytes());
+    }
+}
+
+impl ShardColumns {
+    fn push(&mut self, sample: &RawSample, shapes: &[FieldShape]) {
+        self.keys.push(sample.key.clone());
+        self.offsets.push(sample.offset);
+        for (field, shape) in sample.fields.iter().zip(shapes) {
+            let extension = self.extension(&field.extension);
+            self.extensions.push(extension);
+            self.start_blocks.push(((field.offset - sample.offset) / BLOCK_BYTES) as u32);
+            self.bytes.push(field.bytes);
+            let (medium, shape) = encode_shape(*shape);
+            self.media.push(medium);
+            self.shapes.extend(shape);
+        }
+        self.field_ends.push(self.extensions.len() as i32);
+    }
+
+    /// Number of an extension; shards hold few different ones, so the list is searched.
+    fn extension(&mut self, name: &Arc<str>) -> u16 {
+        let known = self.extension_names.iter().position(|known| known == name);
+        known.unwrap_or_else(|| {
+            self.extension_names.push(name.clone());
+            self.extension_names.len() - 1
+        }) as u16
+    }
+
+    fn last_sample_bytes(&self) -> u64 {
+        let blocks = self.start_blocks.last().copied().unwrap_or(0);
+        u64::from(blocks) * BLOCK_BYTES + self.bytes.last().copied().unwrap_or(0)
+    }
+}
+
+fn encode_shape(shape: FieldShape) -> (u8, [u32; 2]) {
+    match shape {
+        FieldShape::Opaque => (OPAQUE, [0, 0]),
+        FieldShape::Image(size) => (IMAGE, [size.width, size.height]),
+        FieldShape::Audio(length) => (AUDIO, [length.frames as u32, length.sample_rate_hz]),
+        FieldShape::Text(length) => (TEXT, [length.tokens, length.target_tokens]),
+    }
+}

@@ -1,0 +1,224 @@
+//! Finds the index of a data set, checks that it still fits, and replaces it when it does not.
+//!
+//! The file is named after the shards' base names and sizes, so different lists of shards have different files.
+//! It lies in `.dflop/` beside the first shard; in the user's cache directory where that folder cannot be
+//! written; or in the folder that the user names. It is written under another name and renamed, and a lock file
+//! lets one process of a machine build while the others wait.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use super::build::{BuiltShard, build_shard, stat};
+use super::file::{DecodedIndex, decode_index, encode_index, hex};
+use super::{Index, no_samples};
+use crate::error::{Error, Result};
+use crate::progress::{NoProgress, Progress};
+use crate::shard::Shard;
+use crate::skip::Skipped;
+use crate::store::local::map_file;
+
+/// Folder beside the shards.
+const FOLDER: &str = ".dflop";
+
+/// Where the index lies and how it is made.
+#[derive(Debug, Clone)]
+pub struct IndexOptions {
+    /// Folder of the index file; `None` is beside the shards, or the user's cache directory.
+    pub folder: Option<PathBuf>,
+    /// Makes the index anew even if there is one that fits.
+    pub is_rebuilt: bool,
+    /// Decodes every field, so that bad samples are known before the first epoch. Implies `is_rebuilt`.
+    pub is_verified: bool,
+    /// Shards that are read at the same time.
+    pub threads: usize,
+    /// Is told of every shard.
+    pub progress: Arc<dyn Progress>,
+}
+
+impl Default for IndexOptions {
+    /// Beside the shards, built if needed, as many threads as cores.
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { folder: None, is_rebuilt: false, is_verified: false, threads, progress: Arc::new(NoProgress) }
+    }
+}
+
+pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
+    let stats = shards.iter().map(stat).collect::<Result<Vec<_>>>()?;
+    let name = file_name(&shards, &stats);
+    let is_rebuilt = options.is_rebuilt || options.is_verified;
+    let candidates = folders(&shards, options);
+    if !is_rebuilt {
+        for folder in &candidates {
+            if let Some(decoded) = open_fitting(&folder.join(&name), &stats) {
+                return assemble(shards, decoded, Some(folder.join(&name)));
+            }
+        }
+    }
+    let lock = lock_first_writable(&candidates, &name);
+    if let (Some(folder), Err(source)) = (&options.folder, &lock) {
+        let (path, source) =
+            (folder.display().to_string(), std::io::Error::new(source.kind(), source.to_string()));
+        return Err(Error::File { path, source });
+    }
+    let path = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
+    if let Some(path) = path.as_ref().filter(|_| !is_rebuilt)
+        && let Some(decoded) = open_fitting(path, &stats)
+    {
+        return assemble(shards, decoded, Some(path.clone()));
+    }
+    let built = build_shards(&shards, options)?;
+    let encoded = encode_index(built).map_err(|error| index_error(path.as_deref(), &error))?;
+    let Some(path) = path else { return decode_in_memory(shards, encoded.into()) };
+    write_atomically(&path, &encoded)?;
+    let mapped =
+        map_file(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
+    let decoded = decode_index(mapped).map_err(|error| index_error(Some(&path), &error))?;
+    assemble(shards, decoded, Some(path))
+}
+
+fn decode_in_memory(shards: Vec<Shard>, encoded: Bytes) -> Result<Index> {
+    let decoded = decode_index(encoded).map_err(|error| index_error(None, &error))?;
+    assemble(shards, decoded, None)
+}
+
+fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
+    let path = path.map_or_else(|| "in memory".to_owned(), |path| path.display().to_string());
+    Error::Index { path, reason: error.to_string() }
+}
+
+fn assemble(shards: Vec<Shard>, decoded: DecodedIndex, path: Option<PathBuf>) -> Result<Index> {
+    let DecodedIndex { metadata, rows } = decoded;
+    let mut end = 0;
+    let starts = rows.iter().map(|rows| {
+        end += rows.len() as u64;
+        end
+    });
+    let starts: Vec<u64> = starts.collect();
+    let renamed = metadata.skipped.into_iter().map(|(shard, skipped)| Skipped {
+        shard: shards.get(shard).map_or(skipped.shard, |shard| shard.url.to_string()),
+        ..skipped
+    });
+    let skipped: Vec<Skipped> = renamed.collect();
+    if end == 0 {
+        return Err(no_samples(&shards, &skipped));
+    }
+    Ok(Index {
+        shards,
+        indexed: metadata.shards,
+        rows,
+        starts,
+        fingerprint: metadata.fingerprint.into(),
+        skipped,
+        warnings: metadata.warnings,
+        path,
+    })
+}
+
+fn file_name(shards: &[Shard], stats: &[(u64, u64)]) -> String {
+    let mut hasher = Sha256::new();
+    for (shard, (bytes, _)) in shards.iter().zip(stats) {
+        hasher.update((shard.base_name().len() as u64).to_le_bytes());
+        hasher.update(shard.base_name());
+        hasher.update(bytes.to_le_bytes());
+    }
+    format!("{}.arrow", hex(&hasher.finalize()[..8]))
+}
+
+/// Folders to look in and to write to, best first.
+fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
+    if let Some(folder) = &options.folder {
+        return vec![folder.clone()];
+    }
+    let beside = shards[0].path().and_then(Path::parent).unwrap_or(Path::new("")).to_path_buf();
+    let absolute = std::path::absolute(&beside).unwrap_or_else(|_| beside.clone());
+    let place = hex(&Sha256::digest(absolute.as_os_str().as_encoded_bytes())[..8]);
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+    [Some(beside.join(FOLDER)), cache.map(|cache| cache.join("dflop").join(place))]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Opens an index file if it is whole and its shards have not changed since.
+fn open_fitting(path: &Path, stats: &[(u64, u64)]) -> Option<DecodedIndex> {
+    let decoded = decode_index(map_file(path).ok()?).ok()?;
+    let indexed = decoded.metadata.shards.iter().map(|shard| (shard.bytes, shard.modified_ns));
+    indexed.eq(stats.iter().copied()).then_some(decoded)
+}
+
+/// Takes the lock in the first folder that can be written; waits while another process builds there.
+fn lock_first_writable(folders: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
+    let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the index");
+    for folder in folders {
+        let lock = std::fs::create_dir_all(folder)
+            .and_then(|()| {
+                File::options().write(true).create(true).truncate(false).open(lock_path(folder, name))
+            })
+            .and_then(|file| file.lock().map(|()| file));
+        match lock {
+            Ok(file) => return Ok((folder.clone(), file)),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn lock_path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(name.replace(".arrow", ".lock"))
+}
+
+fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let error = |source| Error::File { path: path.display().to_string(), source };
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&temporary);
+        error(source)
+    })
+}
+
+/// Reads all shards on a few threads; the first error ends the others after their shard.
+fn build_shards(shards: &[Shard], options: &IndexOptions) -> Result<Vec<BuiltShard>> {
+    options.progress.begin("shards", shards.len() as u64);
+    let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (sender, receiver) = mpsc::channel();
+    let mut built: Vec<Option<BuiltShard>> = shards.iter().map(|_| None).collect();
+    let result = std::thread::scope(|scope| {
+        for _ in 0..options.threads.clamp(1, shards.len()) {
+            let (sender, next, is_stopped) = (sender.clone(), &next, &is_stopped);
+            scope.spawn(move || {
+                while !is_stopped.load(Ordering::Relaxed) {
+                    let shard = next.fetch_add(1, Ordering::Relaxed);
+                    if shard >= shards.len()
+                        || sender.send((shard, build_shard(&shards[shard], options.is_verified))).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (shard, result) in receiver {
+            options.progress.advance(1);
+            built[shard] = Some(result.inspect_err(|_| is_stopped.store(true, Ordering::Relaxed))?);
+        }
+        Ok(())
+    });
+    options.progress.end();
+    result?;
+    built.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::StageEnded { stage: "index" })
+}

@@ -1,0 +1,151 @@
+//! Writes an index as Arrow IPC and reads it in place.
+
+use std::sync::Arc;
+
+use arrow_array::builder::StringBuilder;
+use arrow_array::{
+    ArrayRef, DictionaryArray, FixedSizeListArray, ListArray, PrimitiveArray, RecordBatch, StringArray,
+    StructArray, types::UInt16Type,
+};
+use arrow_buffer::{Buffer, OffsetBuffer};
+use arrow_ipc::convert::fb_to_schema;
+use arrow_ipc::reader::{FileDecoder, read_footer_length};
+use arrow_ipc::writer::FileWriter;
+use arrow_schema::ArrowError;
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use super::build::{BuiltShard, ShardColumns};
+use super::rows::ShardRows;
+use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, schema, shape_item};
+
+/// Length of the trailer behind the footer of an Arrow file: four bytes of length, six of magic.
+const TRAILER_BYTES: usize = 10;
+
+/// Writes the shards, in order, to bytes.
+pub(super) fn encode_index(built: Vec<BuiltShard>) -> Result<Vec<u8>, ArrowError> {
+    let names = extension_names(&built)?;
+    let metadata = Metadata {
+        version: VERSION,
+        fingerprint: fingerprint(&built),
+        shards: built.iter().map(|shard| shard.shard.clone()).collect(),
+        skipped: built
+            .iter()
+            .enumerate()
+            .flat_map(|(number, shard)| shard.skipped.iter().map(move |skipped| (number, skipped.clone())))
+            .collect(),
+        warnings: built.iter().flat_map(|shard| shard.warnings.clone()).collect(),
+    };
+    let metadata =
+        serde_json::to_string(&metadata).map_err(|error| ArrowError::ExternalError(error.into()))?;
+    let schema = Arc::new(schema(metadata));
+    let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
+    for shard in built {
+        let columns = columns_of(shard.columns, &names)?;
+        writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
+    }
+    writer.into_inner()
+}
+
+/// The extensions of all shards in the order of their first use: one dictionary for the whole file.
+fn extension_names(built: &[BuiltShard]) -> Result<Arc<StringArray>, ArrowError> {
+    let mut names: Vec<&str> = Vec::new();
+    for name in built.iter().flat_map(|shard| &shard.columns.extension_names) {
+        if !names.contains(&&**name) {
+            names.push(name);
+        }
+    }
+    if names.len() > usize::from(u16::MAX) {
+        let reason = format!("{} different field extensions; keys may hold no dot", names.len());
+        return Err(ArrowError::InvalidArgumentError(reason));
+    }
+    Ok(Arc::new(StringArray::from(names)))
+}
+
+fn fingerprint(built: &[BuiltShard]) -> String {
+    let mut hasher = Sha256::new();
+    built.iter().for_each(|shard| hasher.update(shard.digest));
+    hex(&hasher.finalize()[..16])
+}
+
+/// Lower-case hex digits of `bytes`.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn columns_of(columns: ShardColumns, names: &Arc<StringArray>) -> Result<Vec<ArrayRef>, ArrowError> {
+    let global = |local: &Arc<str>| names.iter().position(|name| name == Some(local)).unwrap_or(0) as u16;
+    let map: Vec<u16> = columns.extension_names.iter().map(global).collect();
+    let extensions = columns.extensions.iter().map(|&local| map[usize::from(local)]);
+    let extensions = PrimitiveArray::<UInt16Type>::from_iter_values(extensions);
+    let shapes = Arc::new(PrimitiveArray::from(columns.shapes));
+    let fields: Vec<ArrayRef> = vec![
+        Arc::new(DictionaryArray::try_new(extensions, names.clone())?),
+        Arc::new(PrimitiveArray::from(columns.start_blocks)),
+        Arc::new(PrimitiveArray::from(columns.bytes)),
+        Arc::new(PrimitiveArray::from(columns.media)),
+        Arc::new(FixedSizeListArray::try_new(shape_item(), 2, shapes, None)?),
+    ];
+    let fields = StructArray::try_new(field_columns(), fields, None)?;
+    let ends = OffsetBuffer::new(columns.field_ends.into());
+    let mut keys = StringBuilder::new();
+    columns.keys.iter().for_each(|key| keys.append_value(key));
+    Ok(vec![
+        Arc::new(keys.finish()),
+        Arc::new(PrimitiveArray::from(columns.offsets)),
+        Arc::new(ListArray::try_new(field_item(), ends, Arc::new(fields), None)?),
+    ])
+}
+
+/// An index file, decoded in place.
+pub(super) struct DecodedIndex {
+    pub(super) metadata: Metadata,
+    pub(super) rows: Vec<ShardRows>,
+}
+
+/// Reads an index; the arrays are views of `file`.
+///
+/// # Errors
+/// What is wrong with the file, also when it is of another version.
+pub(super) fn decode_index(file: Bytes) -> Result<DecodedIndex, ArrowError> {
+    let damaged = |what: &str| ArrowError::ParseError(format!("damaged: {what}"));
+    let trailer_start =
+        file.len().checked_sub(TRAILER_BYTES).ok_or_else(|| damaged("shorter than its trailer"))?;
+    let trailer = file[trailer_start..].try_into().map_err(|_| damaged("trailer"))?;
+    let footer_start = trailer_start.checked_sub(read_footer_length(trailer)?);
+    let footer_start = footer_start.ok_or_else(|| damaged("shorter than its footer"))?;
+    let footer = arrow_ipc::root_as_footer(&file[footer_start..trailer_start])
+        .map_err(|error| damaged(&error.to_string()))?;
+    let schema = Arc::new(fb_to_schema(footer.schema().ok_or_else(|| damaged("no schema"))?));
+    let document = schema.metadata().get(METADATA_KEY).ok_or_else(|| damaged("no metadata"))?;
+    let metadata: Metadata = serde_json::from_str(document).map_err(|error| damaged(&error.to_string()))?;
+    if metadata.version != VERSION {
+        return Err(ArrowError::SchemaError(format!("version {} instead of {VERSION}", metadata.version)));
+    }
+    let buffer = Buffer::from(file.clone());
+    let mut decoder = FileDecoder::new(schema, footer.version());
+    let block_of = |block: &arrow_ipc::Block| {
+        let start = usize::try_from(block.offset()).unwrap_or(usize::MAX);
+        let length = block.metaDataLength() as usize + block.bodyLength() as usize;
+        let is_inside = start.checked_add(length).is_some_and(|end| end <= buffer.len());
+        if is_inside {
+            Ok(buffer.slice_with_length(start, length))
+        } else {
+            Err(damaged("a block lies outside"))
+        }
+    };
+    for block in footer.dictionaries().iter().flatten() {
+        decoder.read_dictionary(block, &block_of(block)?)?;
+    }
+    let mut rows = Vec::new();
+    for block in footer.recordBatches().iter().flatten() {
+        let batch = decoder.read_record_batch(block, &block_of(block)?)?;
+        let batch = batch.ok_or_else(|| damaged("an empty block"))?;
+        rows.push(ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))?);
+    }
+    let counts = metadata.shards.iter().map(|shard| shard.samples);
+    if !counts.eq(rows.iter().map(|rows| rows.len() as u64)) {
+        return Err(damaged("sample counts differ"));
+    }
+    Ok(DecodedIndex { metadata, rows })
+}

@@ -1,0 +1,142 @@
+//! The index of a data set: where every sample's bytes lie and what shape its media have.
+//!
+//! Made once from headers, kept as one Arrow IPC file with a record batch per shard, memory-mapped on use. It
+//! lets every rank plan whole global batches without reading a payload. [`build`] makes it, [`schema`] says
+//! what is in the file, [`rows`] reads it, [`cache`] finds, checks and replaces it.
+
+mod build;
+mod cache;
+mod file;
+mod rows;
+mod schema;
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use cache::IndexOptions;
+pub use rows::{FieldRow, SampleRow};
+pub use schema::IndexedShard;
+
+use crate::error::{Error, Result};
+use crate::shard::Shard;
+use crate::skip::Skipped;
+use rows::ShardRows;
+
+/// The index of a data set, open for reading.
+#[derive(Debug)]
+pub struct Index {
+    shards: Vec<Shard>,
+    indexed: Vec<IndexedShard>,
+    rows: Vec<ShardRows>,
+    starts: Vec<u64>,
+    fingerprint: Arc<str>,
+    skipped: Vec<Skipped>,
+    warnings: Vec<String>,
+    path: Option<PathBuf>,
+}
+
+impl Index {
+    /// Opens the index of `shards`, and makes it first if there is none or a shard has changed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Read`] if a shard cannot be
+    /// read; [`Error::NoSamples`] if not one good sample is found; [`Error::File`] if a named index folder
+    /// cannot be written.
+    pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
+        cache::open_or_build(shards, options)
+    }
+
+    /// Returns the number of good samples.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Whether there is no good sample; never true for an index that was opened.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns a digest of shard base names and sizes, keys, offsets and lengths, as 32 hex digits.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Returns the shards, in order.
+    #[must_use]
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Returns what is known of each shard, in order.
+    #[must_use]
+    pub fn indexed_shards(&self) -> &[IndexedShard] {
+        &self.indexed
+    }
+
+    /// Returns the samples and shards that the headers show to be bad.
+    #[must_use]
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// Returns oddities that lose nothing, such as keys that repeat.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Returns the index file; `None` if no folder could be written and it lives in memory only.
+    #[must_use]
+    pub fn path(&self) -> Option<&std::path::Path> {
+        self.path.as_deref()
+    }
+
+    /// Returns payload bytes of all good samples.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.indexed.iter().map(|shard| shard.payload_bytes).sum()
+    }
+
+    /// Returns the numbers of the samples of a shard.
+    #[must_use]
+    pub fn shard_samples(&self, shard: usize) -> Range<u64> {
+        let start = if shard == 0 { 0 } else { self.starts[shard - 1] };
+        start..self.starts[shard]
+    }
+
+    /// Returns a sample by its number.
+    ///
+    /// # Panics
+    /// If `sample` is not below [`Self::len`].
+    #[must_use]
+    pub fn sample(&self, sample: u64) -> SampleRow<'_> {
+        assert!(sample < self.len(), "sample {sample} is outside an index of {}", self.len());
+        let shard = self.starts.partition_point(|&end| end <= sample);
+        self.rows[shard].row(shard, (sample - self.shard_samples(shard).start) as usize)
+    }
+
+    /// Returns the blocks that the order shuffles: all samples at once, or shard by shard where a compressed
+    /// shard has to be read whole.
+    #[must_use]
+    pub fn shuffle_blocks(&self) -> Vec<Range<u64>> {
+        let is_seekable = |shard: &IndexedShard| shard.compression == crate::compression::Compression::None;
+        if self.indexed.iter().all(is_seekable) {
+            return vec![0..self.len()];
+        }
+        (0..self.indexed.len()).map(|shard| self.shard_samples(shard)).collect()
+    }
+}
+
+fn no_samples(shards: &[Shard], skipped: &[Skipped]) -> Error {
+    let reason = match skipped.first() {
+        Some(first) => {
+            format!("{} bad entries, the first in `{}`: {}", skipped.len(), first.shard, first.reason)
+        }
+        None => "no entry name has the form KEY.EXTENSION".into(),
+    };
+    Error::NoSamples { dataset: crate::shard::shown(shards), reason }
+}

@@ -1,0 +1,137 @@
+//! Rows of the index, read in place.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::{Array, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray};
+use dflop_costmodel::{AudioLength, ImageSize, SampleShape};
+
+use super::schema::{AUDIO, IMAGE, TEXT, field_item};
+use crate::measure::FieldShape;
+use crate::text::TextLength;
+
+/// Bytes of a tar block, the unit of `start_blocks`.
+pub(super) const BLOCK_BYTES: u64 = 512;
+
+/// The rows of one shard.
+#[derive(Debug)]
+pub(super) struct ShardRows {
+    keys: StringArray,
+    offsets: PrimitiveArray<UInt64Type>,
+    lists: ListArray,
+    extensions: DictionaryArray<UInt16Type>,
+    names: StringArray,
+    starts: PrimitiveArray<UInt32Type>,
+    bytes: PrimitiveArray<UInt64Type>,
+    media: PrimitiveArray<UInt8Type>,
+    shapes: PrimitiveArray<UInt32Type>,
+}
+
+impl ShardRows {
+    /// Takes the columns apart; `None` if they are not those of [`super::schema`].
+    pub(super) fn new(batch: &RecordBatch) -> Option<Self> {
+        let lists = batch.column_by_name("fields")?.as_list_opt::<i32>()?.clone();
+        if lists.value_type() != *field_item().data_type() {
+            return None;
+        }
+        let fields = lists.values().as_struct();
+        let extensions = fields.column_by_name("extension")?.as_dictionary_opt::<UInt16Type>()?.clone();
+        Some(Self {
+            keys: batch.column_by_name("key")?.as_string_opt::<i32>()?.clone(),
+            offsets: batch.column_by_name("offset")?.as_primitive_opt()?.clone(),
+            names: extensions.values().as_string_opt::<i32>()?.clone(),
+            extensions,
+            starts: fields.column_by_name("start_blocks")?.as_primitive_opt()?.clone(),
+            bytes: fields.column_by_name("bytes")?.as_primitive_opt()?.clone(),
+            media: fields.column_by_name("medium")?.as_primitive_opt()?.clone(),
+            shapes: fields
+                .column_by_name("shape")?
+                .as_fixed_size_list_opt()?
+                .values()
+                .as_primitive_opt()?
+                .clone(),
+            lists,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(super) fn row(&self, shard: usize, row: usize) -> SampleRow<'_> {
+        SampleRow { rows: self, shard, row }
+    }
+}
+
+/// A sample as the index knows it.
+#[derive(Debug, Clone, Copy)]
+pub struct SampleRow<'a> {
+    rows: &'a ShardRows,
+    /// Number of the shard in the data set.
+    pub shard: usize,
+    row: usize,
+}
+
+/// A field as the index knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FieldRow<'a> {
+    /// What follows the key's dot in the entry name, lower-cased.
+    pub extension: &'a str,
+    /// Offset of the payload in the uncompressed shard.
+    pub offset: u64,
+    /// Length of the payload.
+    pub bytes: u64,
+    /// Shape of the medium.
+    pub shape: FieldShape,
+}
+
+impl<'a> SampleRow<'a> {
+    /// Returns the sample's key.
+    #[must_use]
+    pub fn key(&self) -> &'a str {
+        self.rows.keys.value(self.row)
+    }
+
+    /// Returns the offset of the sample's first header in the uncompressed shard.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.rows.offsets.value(self.row)
+    }
+
+    /// Iterates over the fields, in shard order.
+    pub fn fields(&self) -> impl Iterator<Item = FieldRow<'a>> + use<'a> {
+        let (rows, offset) = (self.rows, self.offset());
+        let ends = rows.lists.value_offsets();
+        (ends[self.row] as usize..ends[self.row + 1] as usize).map(move |at| FieldRow {
+            extension: rows.names.value(usize::from(rows.extensions.keys().value(at))),
+            offset: offset + u64::from(rows.starts.value(at)) * BLOCK_BYTES,
+            bytes: rows.bytes.value(at),
+            shape: rows.shape(at),
+        })
+    }
+
+    /// Returns the payload bytes of all fields.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.fields().map(|field| field.bytes).sum()
+    }
+
+    /// Writes what the cost model needs into `shape`, whose buffers are reused.
+    pub fn read_shape(&self, shape: &mut SampleShape) {
+        shape.clear();
+        for field in self.fields() {
+            field.shape.add_to(shape);
+        }
+    }
+}
+
+impl ShardRows {
+    fn shape(&self, at: usize) -> FieldShape {
+        let (first, second) = (self.shapes.value(2 * at), self.shapes.value(2 * at + 1));
+        match self.media.value(at) {
+            IMAGE => FieldShape::Image(ImageSize { width: first, height: second }),
+            AUDIO => FieldShape::Audio(AudioLength { frames: first.into(), sample_rate_hz: second }),
+            TEXT => FieldShape::Text(TextLength { tokens: first, target_tokens: second }),
+            _ => FieldShape::Opaque,
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The shape of every field of a sample, from headers and texts.
+//!
+//! What the index stores and what the cost model needs. Content that no decoder could read is a fault, so that
+//! a bad sample is known before anything is planned; see [`crate::probe`] for what headers can tell.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dflop_costmodel::{AudioLength, ImageSize, SampleShape};
+
+use crate::decode::{DecodeLimits, decode_json, decode_text};
+use crate::probe::{MediumKind, MediumShape, kind_of_extension, probe_shape};
+use crate::sample::{RawField, RawSample};
+use crate::skip::{Skipped, reason_of};
+use crate::text::{TextLength, has_turns, measure_json, measure_text};
+
+/// The shape of a field's medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldShape {
+    /// No decoder claims the field, or its content costs nothing.
+    Opaque,
+    /// A picture.
+    Image(ImageSize),
+    /// A clip.
+    Audio(AudioLength),
+    /// A text, also inside JSON.
+    Text(TextLength),
+}
+
+impl FieldShape {
+    /// Adds the field to the shape of its sample.
+    pub fn add_to(self, shape: &mut SampleShape) {
+        match self {
+            Self::Opaque => {}
+            Self::Image(size) => shape.images.push(size),
+            Self::Audio(length) => shape.audio.push(length),
+            Self::Text(length) => {
+                shape.text_tokens = shape.text_tokens.saturating_add(length.tokens);
+                shape.target_tokens = shape.target_tokens.saturating_add(length.target_tokens);
+            }
+        }
+    }
+}
+
+/// A field that makes its sample bad.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldFault {
+    /// Its extension.
+    pub field: Arc<str>,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl FieldFault {
+    /// Accounts for the sample.
+    #[must_use]
+    pub fn in_sample(self, sample: &RawSample) -> Skipped {
+        Skipped {
+            shard: sample.shard.to_string(),
+            offset: sample.offset,
+            key: Some(sample.key.clone()),
+            field: Some(self.field.to_string()),
+            reason: self.reason,
+        }
+    }
+}
+
+impl RawSample {
+    /// Returns the shape of the whole sample.
+    ///
+    /// # Errors
+    /// Those of [`measure_sample`].
+    pub fn shape(&self) -> Result<SampleShape, FieldFault> {
+        let mut shape = SampleShape::default();
+        measure_sample(self)?.into_iter().for_each(|field| field.add_to(&mut shape));
+        Ok(shape)
+    }
+}
+
+/// Measures every field of a sample, in order.
+///
+/// # Errors
+/// The first field whose header or text cannot be read.
+pub fn measure_sample(sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault> {
+    let is_text = |field: &RawField| kind_of_extension(&field.extension) == MediumKind::Text;
+    let has_text = sample.fields.iter().any(is_text);
+    let shape = |field: &RawField| {
+        let payload = field.payload.clone().unwrap_or_default();
+        let shape = measure_field(&field.extension, &payload, has_text);
+        shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })
+    };
+    sample.fields.iter().map(shape).collect()
+}
+
+/// A caption inside JSON counts only where no text field says it already.
+fn measure_field(extension: &str, payload: &Bytes, has_text: bool) -> Result<FieldShape, String> {
+    let text_bytes_max = DecodeLimits::default().text_bytes_max;
+    match kind_of_extension(extension) {
+        MediumKind::Text => {
+            let text = decode_text(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
+            Ok(FieldShape::Text(measure_text(&text)))
+        }
+        MediumKind::Json => {
+            let json = decode_json(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
+            let is_counted = has_turns(&json) || !has_text;
+            Ok(if is_counted { FieldShape::Text(measure_json(&json)) } else { FieldShape::Opaque })
+        }
+        _ => {
+            let shape = probe_shape(payload, payload.len() as u64, extension);
+            field_shape(shape.map_err(|error| reason_of(&error))?)
+        }
+    }
+}
+
+fn field_shape(shape: MediumShape) -> Result<FieldShape, String> {
+    match shape {
+        MediumShape::Image(size) => {
+            Ok(FieldShape::Image(ImageSize { width: size.width, height: size.height }))
+        }
+        MediumShape::Audio { length, .. } if u32::try_from(length.frames).is_err() => {
+            Err(format!("{} audio frames, over {}", length.frames, u32::MAX))
+        }
+        MediumShape::Audio { length, .. } => Ok(FieldShape::Audio(AudioLength {
+            frames: length.frames,
+            sample_rate_hz: length.sample_rate_hz,
+        })),
+        MediumShape::Text { .. } | MediumShape::Opaque => Ok(FieldShape::Opaque),
+    }
+}

@@ -1,0 +1,207 @@
+//! The plan of a step: which sample goes to which rank and microbatch.
+//!
+//! A pure function of the index, the cost model and a few settings; reads no payload, knows no rank of its own.
+//! Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
+
+use std::sync::Arc;
+
+use dflop_balancer::{
+    Budget, Caps, Instance, LowerBound, PipelineConfig, PlanDigest, Strategy, balance_pipeline,
+};
+use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+
+use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::skip::reason_of;
+use crate::steps::{StepSample, Steps};
+
+/// How global batches are cut.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanConfig {
+    /// Data-parallel ranks.
+    pub dp_size: usize,
+    /// Microbatches of each rank.
+    pub microbatches: usize,
+    /// Pipeline stages of every module of the model, in the model's order.
+    pub stages: Vec<usize>,
+    /// How samples are assigned.
+    pub strategy: Strategy,
+    /// Hard limits of a microbatch.
+    pub caps: Caps,
+    /// Work units that the search for one step may spend.
+    pub work: u64,
+}
+
+/// A planned global batch.
+#[derive(Debug, Clone)]
+pub struct StepPlan {
+    /// Number of the step.
+    pub step: u64,
+    /// The samples, in global order.
+    pub samples: Vec<StepSample>,
+    /// What each sample costs; nothing for a refused one.
+    pub costs: Vec<SampleCost>,
+    /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; their
+    /// owner skips them.
+    pub refused: Vec<(usize, String)>,
+    /// Places in `samples`, by rank and microbatch, in the order of execution.
+    pub ranks: Vec<Vec<Vec<u32>>>,
+    /// Predicted 1F1B makespan of the slowest rank.
+    pub makespan_ns: u64,
+    /// Lower bound of the makespan.
+    pub bound: LowerBound,
+    /// Tokens that the loss of the step is computed on.
+    pub target_tokens: u64,
+    /// Digest over step, ranks, microbatches and sample numbers.
+    pub digest: PlanDigest,
+}
+
+/// Plans the steps of a run, any of them at any time.
+#[derive(Debug, Clone)]
+pub struct StepPlanner {
+    index: Arc<Index>,
+    steps: Steps,
+    model: Arc<CostModel>,
+    config: PlanConfig,
+    free: SampleCost,
+}
+
+impl StepPlanner {
+    /// Checks that the settings fit each other.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a count is zero, if `stages` does not name every module of the model, or if the
+    /// global batch has fewer samples than there are microbatches on all ranks.
+    pub fn new(index: Arc<Index>, steps: Steps, model: Arc<CostModel>, config: PlanConfig) -> Result<Self> {
+        let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
+        if config.dp_size == 0 || config.microbatches == 0 {
+            return invalid("dp_size and microbatches", "must be at least 1".into());
+        }
+        let modules = model.modules();
+        if config.stages.len() != modules.len() || config.stages.contains(&0) {
+            let names: Vec<_> = modules.iter().map(|module| module.name()).collect();
+            let reason = format!("give one number of stages, at least 1, for each of {}", names.join(", "));
+            return invalid("stages", reason);
+        }
+        let groups = config.dp_size.saturating_mul(config.microbatches) as u64;
+        if steps.global_batch() < groups {
+            let reason = format!("{} samples cannot fill {groups} microbatches", steps.global_batch());
+            return invalid("global_batch", reason);
+        }
+        let free = model.annotate(&SampleShape::default());
+        let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
+        Ok(Self { index, steps, model, config, free })
+    }
+
+    /// Returns the index that samples are numbered by.
+    #[must_use]
+    pub fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    /// Returns the steps of the run.
+    #[must_use]
+    pub fn steps(&self) -> &Steps {
+        &self.steps
+    }
+
+    /// Returns the cost model.
+    #[must_use]
+    pub fn model(&self) -> &CostModel {
+        &self.model
+    }
+
+    /// Returns the settings.
+    #[must_use]
+    pub fn config(&self) -> &PlanConfig {
+        &self.config
+    }
+
+    /// Plans a step.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
+    pub fn plan(&self, step: u64) -> Result<StepPlan> {
+        let samples = self.steps.samples(step);
+        let (costs, refused) = self.annotate(&samples);
+        let plan_error = |source| Error::Plan { step, source };
+        let instance = self.instance(&samples, &costs).map_err(plan_error)?;
+        let PlanConfig { strategy, caps, work, .. } = &self.config;
+        let cut = balance_pipeline(&instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work));
+        let cut = cut.map_err(plan_error)?;
+        let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
+        Ok(StepPlan {
+            step,
+            digest: digest(step, &cut.ranks, &samples),
+            samples,
+            costs,
+            refused,
+            ranks: cut.ranks,
+            makespan_ns: cut.makespan_ns,
+            bound: cut.bound,
+            target_tokens,
+        })
+    }
+
+    /// The same planner with another strategy.
+    #[must_use]
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.config.strategy = strategy;
+        self
+    }
+
+    /// The pipeline that one DP rank runs.
+    #[must_use]
+    pub fn pipeline(&self) -> PipelineConfig {
+        PipelineConfig { dp_size: self.config.dp_size, stages: self.config.stages.clone() }
+    }
+
+    fn annotate(&self, samples: &[StepSample]) -> (Vec<SampleCost>, Vec<(usize, String)>) {
+        let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
+        let cost = |(place, sample): (usize, &StepSample)| {
+            self.index.sample(sample.sample).read_shape(&mut shape);
+            self.model.annotate(&shape).unwrap_or_else(|error| {
+                refused.push((place, reason_of(&error)));
+                self.free
+            })
+        };
+        (samples.iter().enumerate().map(cost).collect(), refused)
+    }
+
+    /// The partition problem of a step: times are those of one stage of each module.
+    ///
+    /// # Errors
+    /// Those of [`Instance::new`]; times that overflow.
+    pub(crate) fn instance(
+        &self,
+        samples: &[StepSample],
+        costs: &[SampleCost],
+    ) -> Result<Instance, dflop_balancer::Error> {
+        let stages = &self.config.stages;
+        let stage_ns = |cost: &SampleCost| -> Vec<u64> {
+            let modules = cost.module_ns.as_slice().iter().zip(stages);
+            modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()
+        };
+        let times_ns: Vec<u64> = costs.iter().flat_map(stage_ns).collect();
+        let groups = self.config.dp_size * self.config.microbatches;
+        // Only the short last batch of an epoch has fewer samples than groups.
+        let instance = if samples.len() < groups {
+            Instance::groups_may_be_empty(groups, stages.len(), times_ns)?
+        } else {
+            Instance::new(groups, stages.len(), times_ns)?
+        };
+        let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
+        let bytes = samples.iter().map(|sample| self.index.sample(sample.sample).bytes()).collect();
+        instance.tokens(tokens)?.bytes(bytes)
+    }
+}
+
+fn digest(step: u64, ranks: &[Vec<Vec<u32>>], samples: &[StepSample]) -> PlanDigest {
+    let mut digest = PlanDigest::new();
+    for (rank, microbatches) in ranks.iter().enumerate() {
+        for (microbatch, places) in microbatches.iter().enumerate() {
+            digest.add(step, rank, microbatch, places.iter().map(|&place| samples[place as usize].sample));
+        }
+    }
+    digest
+}

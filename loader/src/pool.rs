@@ -1,0 +1,135 @@
+//! The decode pool: threads for CPU work, fed through a bounded channel.
+//!
+//! The I/O runtime never decodes. A job waits in an asynchronous queue until the channel has room, so neither
+//! side blocks the other. Every thread keeps one [`Worker`], whose scratch buffers all its jobs share.
+
+use std::num::NonZeroU32;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam::channel::{Sender, bounded};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::decode::{DecodeError, ImageLimits, Rgb224};
+use crate::error::{self, Error};
+
+/// Jobs that wait for each thread, beside the one that it works on.
+const JOBS_WAITING: usize = 2;
+
+/// What a thread keeps between jobs.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    rgb: Rgb224,
+    side: NonZeroU32,
+}
+
+/// Side of the tensors of workers that are never asked for pixels: as small as can be.
+pub(crate) const SIDE_WITHOUT_PIXELS: NonZeroU32 = NonZeroU32::MIN;
+
+impl Worker {
+    fn new(side: NonZeroU32) -> Self {
+        Self { rgb: Rgb224::with_side(side, ImageLimits::default()), side }
+    }
+
+    /// Decodes a picture into `[3, side, side]`; a panic of a codec is an error like any other.
+    pub(crate) fn decode_pixels(&mut self, payload: &[u8], out: &mut [f32]) -> Result<bool, DecodeError> {
+        let decoded = catch_unwind(AssertUnwindSafe(|| self.rgb.decode_into(payload, out)));
+        decoded.unwrap_or_else(|_| {
+            *self = Self::new(self.side);
+            Err(DecodeError::codec("picture", "the decoder panicked"))
+        })
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// A fixed number of threads that decode.
+#[derive(Debug)]
+pub(crate) struct DecodePool {
+    jobs: Sender<Job>,
+    room: Arc<Semaphore>,
+    cpu_ns: Arc<AtomicU64>,
+}
+
+/// The answer of a job that runs on the pool.
+pub(crate) type Pending<T> = oneshot::Receiver<std::thread::Result<T>>;
+
+impl DecodePool {
+    /// Starts `threads` threads; they end when the pool and its last job are gone.
+    pub(crate) fn new(threads: usize, image_side: NonZeroU32) -> error::Result<Self> {
+        let waiting = threads * JOBS_WAITING;
+        let (jobs, queue) = bounded::<Job>(waiting);
+        for number in 0..threads {
+            let queue = queue.clone();
+            let run = move || {
+                let mut worker = Worker::new(image_side);
+                queue.iter().for_each(|job| job(&mut worker));
+            };
+            let thread = std::thread::Builder::new().name(format!("dflop-decode-{number}")).spawn(run);
+            thread.map_err(|error| Error::Config {
+                setting: "workers",
+                reason: format!("thread {number} of {threads} could not be started: {error}"),
+            })?;
+        }
+        Ok(Self { jobs, room: Arc::new(Semaphore::new(waiting)), cpu_ns: Arc::default() })
+    }
+
+    /// Hands a job over as soon as there is room; a job that panics answers with the panic.
+    pub(crate) async fn submit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> error::Result<Pending<T>> {
+        let ended = |_| Error::StageEnded { stage: "decode" };
+        let room = self.room.clone().acquire_owned().await.map_err(ended)?;
+        let (answer, pending) = oneshot::channel();
+        let cpu_ns = self.cpu_ns.clone();
+        let job = Box::new(move |worker: &mut Worker| {
+            drop(room);
+            let started = thread_cpu_ns();
+            let result = catch_unwind(AssertUnwindSafe(|| work(worker)));
+            cpu_ns.fetch_add(thread_cpu_ns() - started, Ordering::Relaxed);
+            drop(answer.send(result));
+        });
+        self.jobs.send(job).map_err(|_| Error::StageEnded { stage: "decode" })?;
+        Ok(pending)
+    }
+
+    /// Returns the counter of CPU nanoseconds spent inside jobs.
+    pub(crate) fn cpu_ns(&self) -> Arc<AtomicU64> {
+        self.cpu_ns.clone()
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIDE: NonZeroU32 = NonZeroU32::new(8).unwrap();
+
+    #[tokio::test]
+    async fn more_jobs_than_room_all_answer() {
+        let pool = DecodePool::new(2, SIDE).unwrap();
+        let mut answers = Vec::new();
+        for number in 0..100 {
+            answers.push(pool.submit(move |_| number * 2).await.unwrap());
+        }
+        for (number, answer) in answers.into_iter().enumerate() {
+            assert_eq!(answer.await.unwrap().unwrap(), number * 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer_and_the_thread_lives_on() {
+        let pool = DecodePool::new(1, SIDE).unwrap();
+        let broken = pool.submit(|_| panic!("broken decoder")).await.unwrap();
+        assert!(broken.await.unwrap().is_err());
+        assert_eq!(pool.submit(|_| 1).await.unwrap().await.unwrap().unwrap(), 1);
+    }
+}

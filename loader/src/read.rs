@@ -1,0 +1,180 @@
+//! Reads a shard from its beginning to its end: samples, and an account of what is no sample.
+//!
+//! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
+//! they come. Both deliver the good samples of a damaged shard and then say what is wrong with the rest.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::io::AsyncRead;
+
+use crate::group::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
+use crate::sample::RawSample;
+use crate::skip::Skipped;
+use crate::tar::slice::SliceEntries;
+use crate::tar::stream::{StreamEntries, StreamFault};
+use crate::tar::{ArchiveFault, Entry};
+
+/// Default limit of one field: 1 GiB. A longer one makes its sample bad.
+pub const FIELD_BYTES_MAX: u64 = 1 << 30;
+
+/// What a shard holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShardItem {
+    /// A sample, undecoded.
+    Sample(RawSample),
+    /// A sample, or the rest of the shard, that cannot be delivered.
+    Skipped(Skipped),
+}
+
+/// The rules that both readers share: grouping, limits, and what a fault does to the sample before it.
+#[derive(Debug)]
+struct Assembler {
+    shard: Arc<str>,
+    grouper: Grouper,
+    field_bytes_max: u64,
+}
+
+impl Assembler {
+    fn new(shard: Arc<str>, field_bytes_max: u64) -> Self {
+        Self { grouper: Grouper::new(shard.clone()), shard, field_bytes_max }
+    }
+
+    fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
+        let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max);
+        let grouped = self.grouper.push(entry, payload)?;
+        Some(self.item(grouped))
+    }
+
+    fn finish(&mut self) -> Option<ShardItem> {
+        let grouped = self.grouper.finish()?;
+        Some(self.item(grouped))
+    }
+
+    /// A member that is cut short takes the sample it belongs to along; any other fault ends the shard
+    /// behind a sample that is whole as far as anyone can tell.
+    fn fail(&mut self, fault: &ArchiveFault) -> Vec<ShardItem> {
+        let cut = fault.entry.as_deref().and_then(split_key);
+        let key = cut.as_ref().map(|(key, _)| (*key).to_owned());
+        let last = match &key {
+            Some(key) if self.grouper.key() == Some(key) => {
+                self.grouper.abandon();
+                None
+            }
+            _ => self.finish(),
+        };
+        let skipped = Skipped {
+            shard: self.shard.to_string(),
+            offset: fault.offset,
+            key,
+            field: cut.map(|(_, extension)| extension),
+            reason: fault.fault.to_string(),
+        };
+        last.into_iter().chain([ShardItem::Skipped(skipped)]).collect()
+    }
+
+    fn item(&self, grouped: Grouped) -> ShardItem {
+        match grouped {
+            Ok(sample) => match sample.fields.iter().find(|field| field.payload.is_none()) {
+                None => ShardItem::Sample(sample),
+                Some(field) => {
+                    let reason = format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
+                    let (offset, field) = (sample.offset, Some(field.extension.to_string()));
+                    self.skipped(offset, sample.key, field, reason)
+                }
+            },
+            Err(DuplicateField { key, field, offset }) => {
+                let reason = format!("duplicate field `{field}`");
+                self.skipped(offset, key, Some(field), reason)
+            }
+        }
+    }
+
+    fn skipped(&self, offset: u64, key: String, field: Option<String>, reason: String) -> ShardItem {
+        ShardItem::Skipped(Skipped { shard: self.shard.to_string(), offset, key: Some(key), field, reason })
+    }
+}
+
+/// Iterates over the samples of a shard in memory; payloads are slices of it.
+#[derive(Debug)]
+pub struct MappedSamples {
+    entries: SliceEntries,
+    assembler: Assembler,
+    pending: VecDeque<ShardItem>,
+    is_done: bool,
+}
+
+impl MappedSamples {
+    /// Starts at the beginning of an uncompressed shard.
+    #[must_use]
+    pub fn new(shard: Arc<str>, archive: Bytes, field_bytes_max: u64) -> Self {
+        let assembler = Assembler::new(shard, field_bytes_max);
+        Self { entries: SliceEntries::new(archive), assembler, pending: VecDeque::new(), is_done: false }
+    }
+}
+
+impl Iterator for MappedSamples {
+    type Item = ShardItem;
+
+    fn next(&mut self) -> Option<ShardItem> {
+        while self.pending.is_empty() && !self.is_done {
+            match self.entries.next() {
+                Some(Ok((entry, payload))) => {
+                    self.pending.extend(self.assembler.push(&entry, Some(payload)));
+                }
+                Some(Err(fault)) => self.pending.extend(self.assembler.fail(&fault)),
+                None => {
+                    self.pending.extend(self.assembler.finish());
+                    self.is_done = true;
+                }
+            }
+        }
+        self.pending.pop_front()
+    }
+}
+
+/// Reads the samples of a shard that arrives as bytes, already decompressed.
+#[derive(Debug)]
+pub struct StreamedSamples<R> {
+    entries: StreamEntries<R>,
+    assembler: Assembler,
+    pending: VecDeque<ShardItem>,
+    is_done: bool,
+}
+
+impl<R: AsyncRead + Unpin> StreamedSamples<R> {
+    /// Starts at the beginning of `reader`.
+    pub fn new(shard: Arc<str>, reader: R, field_bytes_max: u64) -> Self {
+        let entries = StreamEntries::new(reader, field_bytes_max);
+        let assembler = Assembler::new(shard, field_bytes_max);
+        Self { entries, assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// Reads the next sample; `None` behind the last.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a dropped future loses the bytes that it had read.
+    pub async fn next(&mut self) -> Option<ShardItem> {
+        while self.pending.is_empty() && !self.is_done {
+            match self.entries.next().await {
+                Ok(Some((entry, payload))) => self.pending.extend(self.assembler.push(&entry, payload)),
+                Ok(None) => {
+                    self.pending.extend(self.assembler.finish());
+                    self.is_done = true;
+                }
+                Err(StreamFault::Archive(fault)) => self.pending.extend(self.assembler.fail(&fault)),
+                Err(StreamFault::Read { offset, source }) => self.fail_read(offset, &source),
+            }
+        }
+        self.pending.pop_front()
+    }
+
+    /// Bytes that stop coming may have cut the sample under construction, which is therefore lost.
+    fn fail_read(&mut self, offset: u64, source: &std::io::Error) {
+        let key = self.assembler.grouper.abandon();
+        let shard = self.assembler.shard.to_string();
+        let reason = format!("read failed: {source}");
+        self.pending.push_back(ShardItem::Skipped(Skipped { shard, offset, key, field: None, reason }));
+    }
+}

@@ -1,0 +1,282 @@
+//! Names of shards: lists, brace patterns, folders and environment variables.
+//!
+//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
+//! from the environment, a folder stands for the shards inside it. `-` is standard input and `pipe:`
+//! starts a command whose output is the shard.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// Most shards that a pattern may stand for.
+const SHARDS_MAX: usize = 10_000_000;
+/// Rounds of environment substitution, as webdataset allows.
+const SUBSTITUTION_ROUNDS: usize = 10;
+/// File names that a folder contributes.
+const FOLDER_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
+
+/// Where the bytes of a shard come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShardSource {
+    /// A local file.
+    File(PathBuf),
+    /// Standard input, named `-`.
+    StandardInput,
+    /// The output of a shell command, named `pipe:COMMAND`.
+    Pipe(String),
+}
+
+/// A shard of a data set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// The name as given, after expansion.
+    pub url: Arc<str>,
+    /// What the name means.
+    pub source: ShardSource,
+}
+
+impl Shard {
+    fn new(url: String) -> Result<Self> {
+        let source = match url.as_str() {
+            "-" => ShardSource::StandardInput,
+            _ if url.starts_with("pipe:") => ShardSource::Pipe(url["pipe:".len()..].to_owned()),
+            _ => ShardSource::File(local_path(&url)?),
+        };
+        Ok(Self { url: url.into(), source })
+    }
+
+    /// Returns the path of a local file, `None` for streams.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match &self.source {
+            ShardSource::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Returns the last component of the name.
+    #[must_use]
+    pub fn base_name(&self) -> &str {
+        self.url.rsplit('/').next().unwrap_or(&self.url)
+    }
+}
+
+fn local_path(url: &str) -> Result<PathBuf> {
+    if let Some(path) = url.strip_prefix("file://") {
+        return Ok(path.into());
+    }
+    match url.split_once("://") {
+        Some((scheme, _)) => {
+            Err(invalid(url, format!("`{scheme}://` is not supported; copy the shard here")))
+        }
+        None => Ok(url.strip_prefix("file:").unwrap_or(url).into()),
+    }
+}
+
+fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
+    Error::ShardList { pattern: pattern.to_owned(), reason: reason.into() }
+}
+
+/// Expands patterns to shards, in order.
+///
+/// # Errors
+/// [`Error::ShardList`] if a pattern is malformed, names an unset variable, an unsupported scheme, or a
+/// folder without shards; or if nothing is named at all.
+pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
+    let mut shards = Vec::new();
+    for pattern in patterns {
+        for part in pattern.as_ref().split("::") {
+            let part = substitute_environment(part)?;
+            let mut names = Vec::new();
+            expand_braces(&part, &mut names)?;
+            for name in names {
+                push_shards(name, &mut shards)?;
+            }
+        }
+    }
+    if shards.is_empty() {
+        return Err(invalid("", "no shard is named"));
+    }
+    Ok(shards)
+}
+
+/// Shows a list of shards in a message: the first, and how many more.
+pub(crate) fn shown(shards: &[Shard]) -> String {
+    match shards {
+        [] => "nothing".into(),
+        [only] => only.url.to_string(),
+        [first, more @ ..] => format!("{} and {} more", first.url, more.len()),
+    }
+}
+
+fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
+    if name.is_empty() {
+        return Err(invalid(&name, "a shard name is empty"));
+    }
+    let shard = Shard::new(name)?;
+    match shard.path().filter(|path| path.is_dir()) {
+        Some(folder) => {
+            for path in shards_in(folder)? {
+                shards.push(Shard::new(path)?);
+            }
+        }
+        None => shards.push(shard),
+    }
+    Ok(())
+}
+
+fn shards_in(folder: &Path) -> Result<Vec<String>> {
+    let shown = folder.display().to_string();
+    let entries = std::fs::read_dir(folder).map_err(|source| Error::Read { shard: shown.clone(), source })?;
+    let mut paths: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.path().to_str().map(str::to_owned))
+        .filter(|path| FOLDER_ENDINGS.iter().any(|ending| path.to_lowercase().ends_with(ending)))
+        .collect();
+    paths.sort_unstable();
+    if paths.is_empty() {
+        let reason =
+            "the folder holds no .tar, .tar.gz or .tar.zst file; `dflop pack` makes shards of a folder";
+        return Err(invalid(&shown, reason));
+    }
+    Ok(paths)
+}
+
+fn substitute_environment(pattern: &str) -> Result<String> {
+    let mut text = pattern.to_owned();
+    for _ in 0..SUBSTITUTION_ROUNDS {
+        let Some(start) = text.find("${") else { return Ok(text) };
+        let Some(length) = text[start..].find('}') else { return Ok(text) };
+        let name = &text[start + 2..start + length];
+        let value = std::env::var(name)
+            .map_err(|_| invalid(pattern, format!("environment variable `{name}` is not set")))?;
+        text.replace_range(start..=start + length, &value);
+    }
+    Ok(text)
+}
+
+/// Expands the first brace group of `text` and, for each of its alternatives, the rest.
+fn expand_braces(text: &str, names: &mut Vec<String>) -> Result<()> {
+    let Some((open, close)) = first_group(text) else {
+        names.push(text.to_owned());
+        return if names.len() > SHARDS_MAX { Err(invalid(text, "too many shards")) } else { Ok(()) };
+    };
+    let (before, inner, after) = (&text[..open], &text[open + 1..close], &text[close + 1..]);
+    for choice in alternatives(text, inner)? {
+        expand_braces(&format!("{before}{choice}{after}"), names)?;
+    }
+    Ok(())
+}
+
+/// The first `{…}` that is a range or a choice; others, such as a lone `{a}`, stand for themselves.
+fn first_group(text: &str) -> Option<(usize, usize)> {
+    let mut from = 0;
+    while let Some(open) = text[from..].find('{').map(|at| at + from) {
+        let close = matching_brace(text, open)?;
+        let inner = &text[open + 1..close];
+        if inner.contains(',') || parse_range(inner).is_some() {
+            return Some((open, close));
+        }
+        from = open + 1;
+    }
+    None
+}
+
+fn matching_brace(text: &str, open: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, byte) in text.bytes().enumerate().skip(open) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth == 1 => return Some(at),
+            b'}' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn alternatives(pattern: &str, inner: &str) -> Result<Vec<String>> {
+    if let Some(range) = parse_range(inner) {
+        if range.count() > SHARDS_MAX {
+            return Err(invalid(pattern, "too many shards"));
+        }
+        return Ok(range.names());
+    }
+    let mut depth = 0usize;
+    let mut choices = vec![String::new()];
+    for character in inner.chars() {
+        match character {
+            ',' if depth == 0 => {
+                choices.push(String::new());
+                continue;
+            }
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        choices.last_mut().expect("starts with one").push(character);
+    }
+    Ok(choices)
+}
+
+struct Range {
+    from: i64,
+    to: i64,
+    width: usize,
+}
+
+fn parse_range(inner: &str) -> Option<Range> {
+    let (from, to) = inner.split_once("..")?;
+    let is_padded = [from, to].iter().any(|end| end.len() > 1 && end.starts_with('0'));
+    let width = if is_padded { from.len().max(to.len()) } else { 0 };
+    Some(Range { from: from.parse().ok()?, to: to.parse().ok()?, width })
+}
+
+impl Range {
+    fn count(&self) -> usize {
+        self.from.abs_diff(self.to).try_into().unwrap_or(usize::MAX)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let Self { from, to, width } = *self;
+        let name = |number: i64| format!("{number:0width$}");
+        if from <= to { (from..=to).map(name).collect() } else { (to..=from).rev().map(name).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urls(pattern: &str) -> Vec<String> {
+        expand_shards(&[pattern]).unwrap().iter().map(|shard| shard.url.to_string()).collect()
+    }
+
+    #[test]
+    fn braces_expand_as_webdataset_expands_them() {
+        assert_eq!(urls("{a,b}-{0..1}.tar"), ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]);
+        assert_eq!(urls("x.tar::y.tar"), ["x.tar", "y.tar"]);
+        assert_eq!(urls("a-{5..3}.tar"), ["a-5.tar", "a-4.tar", "a-3.tar"]);
+        assert_eq!(urls("{008..010}.tar"), ["008.tar", "009.tar", "010.tar"]);
+        assert_eq!(urls("pipe:cat f-{0..1}.tar"), ["pipe:cat f-0.tar", "pipe:cat f-1.tar"]);
+        assert_eq!(urls("{a,{b,c}{0..1}}.tar"), ["a.tar", "b0.tar", "b1.tar", "c0.tar", "c1.tar"]);
+        assert_eq!(urls("{lone}.tar"), ["{lone}.tar"]);
+    }
+
+    #[test]
+    fn environment_variables_are_substituted_or_named_when_missing() {
+        let home = std::env::var("PATH").unwrap().replace("::", ":");
+        assert_eq!(urls("${PATH}.tar"), [format!("{home}.tar")]);
+        let error = expand_shards(&["${DFLOP_NOT_SET}/a.tar"]).unwrap_err();
+        assert!(error.to_string().contains("DFLOP_NOT_SET"), "{error}");
+    }
+
+    #[test]
+    fn unusable_names_say_why() {
+        for (pattern, reason) in [("", "empty"), ("s3://b/a.tar", "s3://"), ("{0..99999999}", "too many")] {
+            let error = expand_shards(&[pattern]).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        assert!(expand_shards::<&str>(&[]).is_err());
+    }
+}

@@ -1,0 +1,154 @@
+//! Exact accounts of what could not be delivered, under an error budget.
+
+use std::sync::Mutex;
+
+use crate::error::{Error, Result};
+
+/// Why a sample, or the rest of a shard, was not delivered.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Skipped {
+    /// URL of the shard.
+    pub shard: String,
+    /// Offset in the shard, after decompression, of the sample or of the fault.
+    pub offset: u64,
+    /// Key of the sample; `None` if the fault hides it.
+    pub key: Option<String>,
+    /// Extension of the field at fault; `None` if it is the sample or the shard.
+    pub field: Option<String>,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// An error and all its causes as one line.
+pub(crate) fn reason_of(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}
+
+/// How many bad samples a stream tolerates.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ErrorBudget {
+    /// Tolerated share of the samples seen, 0 to 1.
+    pub fraction: f64,
+    /// Samples seen before the share is looked at, when the number of samples is not known ahead.
+    pub samples_min: u64,
+}
+
+impl Default for ErrorBudget {
+    /// 5 % of the epoch's samples; without an index counted after the first 1,000.
+    fn default() -> Self {
+        Self { fraction: 0.05, samples_min: 1_000 }
+    }
+}
+
+impl ErrorBudget {
+    /// Tolerates nothing, or everything, or a share between.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `fraction` is not between 0 and 1.
+    pub fn new(fraction: f64) -> Result<Self> {
+        if (0.0..=1.0).contains(&fraction) {
+            return Ok(Self { fraction, ..Self::default() });
+        }
+        let reason = format!("{fraction} is not between 0 and 1");
+        Err(Error::Config { setting: "error_budget", reason })
+    }
+}
+
+/// Collects what was skipped; shared by all stages of a loader.
+#[derive(Debug)]
+pub struct SkipLog {
+    budget: ErrorBudget,
+    samples_known: Option<u64>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    skipped: Vec<Skipped>,
+    delivered: u64,
+}
+
+impl SkipLog {
+    /// Starts an empty account; `samples_known` is the size of the epoch where an index tells it.
+    #[must_use]
+    pub fn new(budget: ErrorBudget, samples_known: Option<u64>) -> Self {
+        Self { budget, samples_known, state: Mutex::default() }
+    }
+
+    /// Accounts for something that is not delivered.
+    pub fn push(&self, skipped: Skipped) {
+        self.lock().skipped.push(skipped);
+    }
+
+    /// Counts delivered samples.
+    pub fn delivered(&self, samples: u64) {
+        self.lock().delivered += samples;
+    }
+
+    /// Returns everything skipped so far, in the order found.
+    #[must_use]
+    pub fn skipped(&self) -> Vec<Skipped> {
+        self.lock().skipped.clone()
+    }
+
+    /// Checks the budget against what was seen so far.
+    ///
+    /// # Errors
+    /// [`Error::ErrorBudget`] with the first bad sample, once more than the tolerated share is bad.
+    pub fn check(&self, is_end: bool) -> Result<()> {
+        let state = self.lock();
+        let bad = state.skipped.len() as u64;
+        let seen = state.delivered + bad;
+        let of = match self.samples_known {
+            Some(samples) => samples.max(seen),
+            None if is_end || seen >= self.budget.samples_min => seen,
+            None => return Ok(()),
+        };
+        if bad as f64 <= self.budget.fraction * of as f64 {
+            return Ok(());
+        }
+        let first = Box::new(state.skipped[0].clone());
+        Err(Error::ErrorBudget { skipped: bad, samples: of, fraction: self.budget.fraction, first })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bad(key: &str) -> Skipped {
+        let (shard, reason) = ("s.tar".to_owned(), "bad".to_owned());
+        Skipped { shard, offset: 0, key: Some(key.to_owned()), field: None, reason }
+    }
+
+    #[test]
+    fn a_known_epoch_tolerates_its_share_from_the_start() {
+        let log = SkipLog::new(ErrorBudget::default(), Some(40));
+        log.push(bad("a"));
+        log.push(bad("b"));
+        assert!(log.check(false).is_ok());
+        log.push(bad("c"));
+        let error = log.check(false).unwrap_err().to_string();
+        assert!(error.contains("3 of 40"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_epoch_is_judged_after_a_thousand_samples_or_at_its_end() {
+        let log = SkipLog::new(ErrorBudget::default(), None);
+        log.push(bad("a"));
+        log.delivered(3);
+        assert!(log.check(false).is_ok());
+        assert!(log.check(true).is_err());
+    }
+
+    #[test]
+    fn a_share_outside_zero_to_one_is_refused() {
+        assert!(ErrorBudget::new(1.5).is_err());
+        assert!(ErrorBudget::new(f64::NAN).is_err());
+    }
+}

@@ -1,0 +1,150 @@
+//! Batch buffers that several threads fill at once and that are used again.
+//!
+//! A buffer is cut into slots, one per row; each thread owns the slot it fills, and the filled slots are joined
+//! without a copy. When the finished [`Tensor`] is dropped its memory goes back, because fresh pages cost more
+//! than filling them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+
+/// Alignment of the first value in bytes, enough for any vector instruction and for DLPack.
+const ALIGNMENT: usize = 64;
+/// Buffers kept for later use.
+const BUFFERS_KEPT: usize = 4;
+
+/// Keeps dropped buffers for the next batch.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TensorPool(Arc<Mutex<Vec<BytesMut>>>);
+
+/// A batch under construction: rows of `row_values` f32 values.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    pool: TensorPool,
+    padding: BytesMut,
+    row_values: usize,
+}
+
+/// One row, owned by the thread that fills it.
+#[derive(Debug)]
+pub(crate) struct Slot(BytesMut);
+
+impl Slot {
+    /// The row's values; stale until they are written.
+    pub(crate) fn values(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+impl TensorPool {
+    /// Cuts a buffer into `rows` slots.
+    pub(crate) fn slots(&self, rows: usize, row_values: usize) -> (Slots, Vec<Slot>) {
+        let row_bytes = row_values * size_of::<f32>();
+        let wanted = rows * row_bytes + ALIGNMENT;
+        let kept = self.lock().pop().filter(|buffer| buffer.capacity() >= wanted);
+        let mut buffer = kept.unwrap_or_else(|| BytesMut::zeroed(wanted));
+        buffer.resize(wanted, 0);
+        let padding = buffer.as_ptr().align_offset(ALIGNMENT);
+        let padding = buffer.split_to(padding);
+        let slots = (0..rows).map(|_| Slot(buffer.split_to(row_bytes))).collect();
+        (Slots { pool: self.clone(), padding, row_values }, slots)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<BytesMut>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self, buffer: BytesMut) {
+        let mut kept = self.lock();
+        if kept.len() < BUFFERS_KEPT {
+            kept.push(buffer);
+        }
+    }
+}
+
+impl Slots {
+    /// Joins all slots, in the order they were cut, keeping the rows that `is_kept` says.
+    pub(crate) fn join(self, slots: Vec<Slot>, is_kept: &[bool]) -> Tensor {
+        let row_bytes = self.row_values * size_of::<f32>();
+        let padding = self.padding.len();
+        let mut joined = self.padding;
+        slots.into_iter().for_each(|slot| joined.unsplit(slot.0));
+        let mut rows = 0;
+        for row in (0..is_kept.len()).filter(|&row| is_kept[row]) {
+            if row != rows {
+                let start = padding + row * row_bytes;
+                joined.copy_within(start..start + row_bytes, padding + rows * row_bytes);
+            }
+            rows += 1;
+        }
+        let end = padding + rows * row_bytes;
+        Tensor { whole: joined.freeze(), start: padding, end, rows, pool: self.pool }
+    }
+}
+
+/// A finished batch of f32 rows, 64-byte aligned; its memory is used again after the drop.
+#[derive(Debug)]
+pub struct Tensor {
+    whole: Bytes,
+    start: usize,
+    end: usize,
+    rows: usize,
+    pool: TensorPool,
+}
+
+impl Tensor {
+    /// Returns the number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns all values, row after row.
+    #[must_use]
+    pub fn values(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.whole[self.start..self.end])
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        if let Ok(buffer) = std::mem::take(&mut self.whole).try_into_mut() {
+            self.pool.give_back(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(pool: &TensorPool, is_kept: &[bool]) -> Tensor {
+        let (batch, mut slots) = pool.slots(is_kept.len(), 16);
+        for (row, slot) in slots.iter_mut().enumerate() {
+            slot.values().fill(row as f32);
+        }
+        batch.join(slots, is_kept)
+    }
+
+    #[test]
+    fn rows_keep_their_order_and_bad_ones_close_up() {
+        let tensor = filled(&TensorPool::default(), &[true, false, true, true]);
+        let first: Vec<f32> = tensor.values().chunks(16).map(|row| row[0]).collect();
+        assert_eq!((tensor.rows(), first), (3, vec![0.0, 2.0, 3.0]));
+        assert_eq!(tensor.values().as_ptr().align_offset(ALIGNMENT), 0);
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let pool = TensorPool::default();
+        let first = filled(&pool, &[true; 4]).values().as_ptr();
+        assert_eq!(filled(&pool, &[true; 4]).values().as_ptr(), first);
+        assert_eq!(filled(&pool, &[true; 2]).values().as_ptr(), first);
+    }
+
+    #[test]
+    fn an_empty_batch_is_empty() {
+        assert_eq!(filled(&TensorPool::default(), &[]).values().len(), 0);
+        assert_eq!(filled(&TensorPool::default(), &[false]).rows(), 0);
+    }
+}

@@ -1,0 +1,79 @@
+//! Text inside JSON fields: conversations and captions.
+
+use serde_json::Value;
+
+use super::{TextLength, measure_text};
+
+/// Names that data sets give to the side whose words are learned.
+const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
+
+/// Measures the text in a JSON field.
+///
+/// A list of turns under `conversations` (`from`, `value`) or `messages` (`role`, `content`) counts in full,
+/// and its assistant turns are the target. Without turns, a string under `caption` or `text` counts, all of
+/// it target. Any other JSON is metadata and has no length.
+#[must_use]
+pub fn measure_json(json: &Value) -> TextLength {
+    if let Some(turns) = turns(json) {
+        return turns.iter().map(measure_turn).fold(TextLength::default(), |sum, turn| TextLength {
+            tokens: sum.tokens.saturating_add(turn.tokens),
+            target_tokens: sum.target_tokens.saturating_add(turn.target_tokens),
+        });
+    }
+    let caption = ["caption", "text"].iter().find_map(|key| json.get(key)?.as_str());
+    caption.map(measure_text).unwrap_or_default()
+}
+
+/// Whether the JSON is a conversation.
+#[must_use]
+pub fn has_turns(json: &Value) -> bool {
+    turns(json).is_some()
+}
+
+fn turns(json: &Value) -> Option<&Vec<Value>> {
+    ["conversations", "messages"].iter().find_map(|key| json.get(key)?.as_array())
+}
+
+fn measure_turn(turn: &Value) -> TextLength {
+    let role = ["from", "role"].iter().find_map(|key| turn.get(key)?.as_str()).unwrap_or_default();
+    let content = ["value", "content"].iter().find_map(|key| turn.get(key));
+    let tokens = content.map_or(0, content_tokens);
+    let is_target = ASSISTANT_ROLES.contains(&role.to_ascii_lowercase().as_str());
+    TextLength { tokens, target_tokens: if is_target { tokens } else { 0 } }
+}
+
+/// Content is a string, or a list of parts of which the text parts count.
+fn content_tokens(content: &Value) -> u32 {
+    match content {
+        Value::String(text) => measure_text(text).tokens,
+        Value::Array(parts) => {
+            let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
+            texts.fold(0, |sum, text| sum.saturating_add(measure_text(text).tokens))
+        }
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_assistant_turns_are_target() {
+        let llava = json!({"conversations": [
+            {"from": "human", "value": "what is it"}, {"from": "gpt", "value": "a kite"}]});
+        assert_eq!(measure_json(&llava), TextLength { tokens: 5, target_tokens: 2 });
+        let chat = json!({"messages": [
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it"}]},
+            {"role": "assistant", "content": "a kite"}]});
+        assert_eq!(measure_json(&chat), TextLength { tokens: 5, target_tokens: 2 });
+    }
+
+    #[test]
+    fn a_caption_is_all_target_and_metadata_has_no_length() {
+        assert_eq!(measure_json(&json!({"caption": "a red kite"})).target_tokens, 3);
+        assert_eq!(measure_json(&json!({"width": 3, "name": "x"})), TextLength::default());
+        assert_eq!(measure_json(&json!([1, 2])), TextLength::default());
+    }
+}

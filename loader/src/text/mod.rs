@@ -1,0 +1,26 @@
+//! How long a text is for the model: tokens, and tokens that the loss is computed on.
+//!
+//! Counts are estimates from the text itself, made once at indexing; they need no tokenizer and are the
+//! same on every machine.
+
+mod conversation;
+mod estimate;
+
+pub use conversation::{has_turns, measure_json};
+pub use estimate::estimate_tokens;
+
+/// Length of a text as the model sees it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TextLength {
+    /// Tokens of the whole text.
+    pub tokens: u32,
+    /// Tokens that the loss is computed on; at most `tokens`.
+    pub target_tokens: u32,
+}
+
+/// Measures a plain text, all of which is target.
+#[must_use]
+pub fn measure_text(text: &str) -> TextLength {
+    let tokens = estimate_tokens(text);
+    TextLength { tokens, target_tokens: tokens }
+}

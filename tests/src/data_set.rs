@@ -1,0 +1,114 @@
+//! A small multimodal data set on disk.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::shard::expand_shards;
+
+use crate::media::{jpeg, wav};
+use crate::tar::TarBytes;
+
+/// Shards in a folder that vanishes with this value.
+#[derive(Debug)]
+pub struct DataSet {
+    folder: tempfile::TempDir,
+    /// Keys of all samples, in shard order.
+    pub keys: Vec<String>,
+}
+
+/// How the shards are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// As tar.
+    Plain,
+    /// As tar, gzipped.
+    Gzip,
+    /// As tar, compressed with Zstandard.
+    Zstd,
+}
+
+impl DataSet {
+    /// Writes `shards` shards of `per_shard` samples: every sample has a text, two of three a picture, one of
+    /// four a clip; sizes differ from sample to sample.
+    ///
+    /// # Panics
+    /// If the temporary folder cannot be written.
+    #[must_use]
+    pub fn new(shards: usize, per_shard: usize, stored: Stored) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut keys = Vec::new();
+        for shard in 0..shards {
+            let mut tar = TarBytes::new();
+            for sample in 0..per_shard {
+                let number = shard * per_shard + sample;
+                let key = format!("sample-{number:05}");
+                tar = append_sample(tar, &key, number as u32);
+                keys.push(key);
+            }
+            let path = folder.path().join(format!("shard-{shard:03}.tar"));
+            std::fs::write(path, store(&tar.finish(), stored)).expect("the folder can be written");
+        }
+        Self { folder, keys }
+    }
+
+    /// Returns the folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Returns the path of a shard.
+    #[must_use]
+    pub fn shard(&self, number: usize) -> PathBuf {
+        self.folder().join(format!("shard-{number:03}.tar"))
+    }
+
+    /// Returns the folder as a pattern.
+    ///
+    /// # Panics
+    /// If the folder's name is not UTF-8.
+    #[must_use]
+    pub fn pattern(&self) -> String {
+        self.folder().to_str().expect("temporary folders are UTF-8").to_owned()
+    }
+
+    /// Opens the index, made on first use.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn index(&self) -> Arc<Index> {
+        let shards = expand_shards(&[self.pattern()]).expect("shards are there");
+        Arc::new(Index::open_or_build(shards, &IndexOptions::default()).expect("the index is made"))
+    }
+}
+
+fn append_sample(mut tar: TarBytes, key: &str, number: u32) -> TarBytes {
+    let words = "a kite over the sea ".repeat(1 + number as usize * 7 % 23);
+    tar = tar.file(&format!("{key}.txt"), words.as_bytes());
+    if number % 3 != 0 {
+        tar = tar.file(&format!("{key}.jpg"), &jpeg(32 + number * 13 % 300, 32 + number * 29 % 200, number));
+    }
+    if number % 4 == 0 {
+        tar = tar.file(&format!("{key}.wav"), &wav(800 + number * 311 % 9_000, 16_000));
+    }
+    tar
+}
+
+/// Compresses an archive.
+///
+/// # Panics
+/// Never: memory can be written.
+#[must_use]
+pub fn store(tar: &[u8], stored: Stored) -> Vec<u8> {
+    match stored {
+        Stored::Plain => tar.to_vec(),
+        Stored::Gzip => {
+            use std::io::Write;
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(tar).and_then(|()| encoder.finish()).expect("memory can be written")
+        }
+        Stored::Zstd => zstd::encode_all(tar, 1).expect("memory can be written"),
+    }
+}

@@ -1,0 +1,53 @@
+//! Small real media.
+
+use std::io::Cursor;
+
+use image::{ImageFormat, Rgb, RgbImage};
+
+/// A JPEG of this size with a gradient that depends on `seed`.
+///
+/// # Panics
+/// If a side is zero.
+#[must_use]
+pub fn jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
+    picture(width, height, seed, ImageFormat::Jpeg)
+}
+
+/// A PNG of this size with the same gradient.
+///
+/// # Panics
+/// If a side is zero.
+#[must_use]
+pub fn png(width: u32, height: u32, seed: u32) -> Vec<u8> {
+    picture(width, height, seed, ImageFormat::Png)
+}
+
+fn picture(width: u32, height: u32, seed: u32, format: ImageFormat) -> Vec<u8> {
+    let pixel =
+        |x: u32, y: u32| Rgb([(x * 255 / width) as u8, (y * 255 / height) as u8, (seed * 37 % 256) as u8]);
+    let mut bytes = Cursor::new(Vec::new());
+    RgbImage::from_fn(width, height, pixel).write_to(&mut bytes, format).expect("memory can be written");
+    bytes.into_inner()
+}
+
+/// A mono 16-bit WAV of a tone.
+///
+/// # Panics
+/// Never: memory can be written.
+#[must_use]
+pub fn wav(frames: u32, sample_rate_hz: u32) -> Vec<u8> {
+    let spec = hound::WavSpec {
+        channels: 1,
+        sample_rate: sample_rate_hz,
+        bits_per_sample: 16,
+        sample_format: hound::SampleFormat::Int,
+    };
+    let mut bytes = Cursor::new(Vec::new());
+    let mut writer = hound::WavWriter::new(&mut bytes, spec).expect("memory can be written");
+    for frame in 0..frames {
+        let phase = f64::from(frame) * 440.0 / f64::from(sample_rate_hz) * std::f64::consts::TAU;
+        writer.write_sample((phase.sin() * 8_000.0) as i16).expect("memory can be written");
+    }
+    writer.finalize().expect("memory can be written");
+    bytes.into_inner()
+}

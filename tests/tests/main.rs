@@ -1,0 +1,8 @@
+//! End-to-end tests, in one program so that it links once.
+
+mod architecture;
+mod balanced;
+mod malformed;
+mod order;
+mod stream;
+mod webdataset_rules;
