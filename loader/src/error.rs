@@ -50,6 +50,15 @@ pub enum Error {
     /// A file cannot be written or read beside the shards.
     #[error("could not access `{path}`")]
     File { path: String, source: std::io::Error },
+    /// A sample would not come back from a shard as it was; nothing of it was written.
+    #[error("could not write sample `{key}`: {reason}")]
+    Write { key: String, reason: String },
+    /// New shards would stand beside old ones, or beside what a killed writer left.
+    #[error("`{path}` is in the way of new shards; remove it or write to another folder")]
+    ShardExists { path: String },
+    /// Something is no source of samples, or gives none.
+    #[error("could not pack `{path}`: {reason}")]
+    Pack { path: String, reason: String },
     /// A part of the loader ended without a word; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },

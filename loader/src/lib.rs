@@ -11,6 +11,7 @@ pub mod index;
 pub mod loader;
 pub mod measure;
 pub mod order;
+pub mod pack;
 pub mod permutation;
 pub mod plan;
 mod pool;
@@ -29,5 +30,6 @@ mod store;
 pub mod tar;
 pub mod tensor;
 pub mod text;
+pub mod write;
 
 pub use error::{Error, Result};

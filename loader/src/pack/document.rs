@@ -1,0 +1,68 @@
+//! One JSON document: an array of objects, or an object of id → object, read entry by entry.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::packer::Packer;
+use super::source::open_text;
+use crate::error::{Error, Result};
+
+/// Packs every entry; behind a syntax error nothing can be read, so it ends the pack.
+pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
+    let shown = path.display();
+    let reader = open_text(path).map_err(|source| Error::File { path: shown.to_string(), source })?;
+    packer.begin(0);
+    let mut deserializer = serde_json::Deserializer::from_reader(reader);
+    let mut failure = None;
+    let entries = Entries { path, packer, failure: &mut failure };
+    let parsed = deserializer.deserialize_any(entries).and_then(|()| deserializer.end());
+    match (failure, parsed) {
+        (Some(error), _) => Err(error),
+        (None, Err(error)) => Err(Error::Pack { path: shown.to_string(), reason: error.to_string() }),
+        (None, Ok(())) => Ok(()),
+    }
+}
+
+/// Takes the entries as they are parsed. Serde carries its own errors only, so ours waits in `failure`.
+struct Entries<'a, 'b> {
+    path: &'a Path,
+    packer: &'a mut Packer<'b>,
+    failure: &'a mut Option<Error>,
+}
+
+impl Entries<'_, '_> {
+    fn add<E: serde::de::Error>(&mut self, number: u64, id: Option<&str>, entry: &RawValue) -> Result<(), E> {
+        let origin = format!("{}:{number}", self.path.display());
+        self.packer.add_entry(&origin, id, entry.get().as_bytes()).map_err(|error| {
+            *self.failure = Some(error);
+            E::custom("packing ended")
+        })
+    }
+}
+
+impl<'de> Visitor<'de> for Entries<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of objects or an object of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut array: A) -> Result<(), A::Error> {
+        for number in 1.. {
+            let Some(entry) = array.next_element::<Box<RawValue>>()? else { break };
+            self.add::<A::Error>(number, None, &entry)?;
+        }
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut object: A) -> Result<(), A::Error> {
+        for number in 1.. {
+            let Some((id, entry)) = object.next_entry::<String, Box<RawValue>>()? else { break };
+            self.add::<A::Error>(number, Some(&id), &entry)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! JSON Lines: an object per line, blank lines between them allowed.
+
+use std::io::{BufRead, Read};
+use std::path::Path;
+
+use super::packer::Packer;
+use super::source::open_text;
+use crate::error::{Error, Result};
+
+/// Longest line that is read: 64 MiB.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+/// Packs every line; one that is no JSON object is skipped.
+pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
+    let shown = path.display();
+    let unreadable = |source| Error::File { path: shown.to_string(), source };
+    let mut reader = open_text(path).map_err(unreadable)?;
+    packer.begin(0);
+    let mut line = Vec::new();
+    for number in 1u64.. {
+        match read_line(&mut reader, &mut line).map_err(unreadable)? {
+            None => break,
+            Some(false) => {
+                let reason = format!("line {number} has more than {LINE_BYTES_MAX} bytes");
+                return Err(Error::Pack { path: shown.to_string(), reason });
+            }
+            Some(true) if line.trim_ascii().is_empty() => {}
+            Some(true) => packer.add_entry(&format!("{shown}:{number}"), None, line.trim_ascii())?,
+        }
+    }
+    Ok(())
+}
+
+/// Reads the next line into `line`: `None` behind the last one, `Some(false)` if it is too long and was cut.
+pub(super) fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
+    line.clear();
+    let read = reader.take(LINE_BYTES_MAX).read_until(b'\n', line)? as u64;
+    Ok((read > 0).then_some(read < LINE_BYTES_MAX || line.ends_with(b"\n")))
+}

@@ -1,0 +1,184 @@
+//! One shard under construction: a temporary file that gets its name when it is complete.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::ShardCompression;
+use super::check::entry_name;
+use crate::error::{Error, Result};
+
+/// Length of the end mark of an archive.
+pub(super) const END_BYTES: u64 = 2 * BLOCK_BYTES;
+
+const BLOCK_BYTES: u64 = 512;
+
+/// Longest name that fits a header; a longer one takes a GNU extension header in front.
+const SHORT_NAME_BYTES: usize = 100;
+
+/// Bytes that wait in memory for the file system.
+const BUFFERED_BYTES: usize = 1 << 20;
+
+/// Returns how many bytes a sample takes in an archive, headers and padding included.
+pub(super) fn sample_tar_bytes(key: &str, fields: &[(&str, &[u8])]) -> u64 {
+    let padded = |bytes: usize| (bytes as u64).next_multiple_of(BLOCK_BYTES);
+    let entry = |(extension, payload): &(&str, &[u8])| {
+        let name_bytes = entry_name(key, extension).len();
+        let is_long = name_bytes > SHORT_NAME_BYTES;
+        let extension_bytes = if is_long { BLOCK_BYTES + padded(name_bytes + 1) } else { 0 };
+        extension_bytes + BLOCK_BYTES + padded(payload.len())
+    };
+    fields.iter().map(entry).sum()
+}
+
+/// A shard under construction. Dropping it removes the temporary file.
+pub(super) struct ShardFile {
+    archive: ::tar::Builder<Sink>,
+    place: Place,
+    tar_bytes: u64,
+}
+
+impl fmt::Debug for ShardFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardFile")
+            .field("place", &self.place)
+            .field("tar_bytes", &self.tar_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ShardFile {
+    /// Begins the shard with this number.
+    pub(super) fn create(folder: &Path, number: usize, compression: ShardCompression) -> Result<Self> {
+        let (file, place) = Place::create(folder, &shard_name(number, compression))?;
+        let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
+        Ok(Self { archive: ::tar::Builder::new(sink), place, tar_bytes: 0 })
+    }
+
+    /// Returns the bytes so far, before compression, without the end mark.
+    pub(super) fn tar_bytes(&self) -> u64 {
+        self.tar_bytes
+    }
+
+    /// Appends a sample that [`super::check::check_sample`] has passed.
+    pub(super) fn append(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
+        for (extension, payload) in fields {
+            let mut header = ::tar::Header::new_gnu();
+            header.set_entry_type(::tar::EntryType::Regular);
+            header.set_size(payload.len() as u64);
+            header.set_mode(0o644);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
+            let appended = self.archive.append_data(&mut header, entry_name(key, extension), *payload);
+            appended.map_err(|source| self.place.error(source))?;
+        }
+        self.tar_bytes += sample_tar_bytes(key, fields);
+        Ok(())
+    }
+
+    /// Completes the shard, brings it to disk and gives it its name, which is returned.
+    pub(super) fn commit(self) -> Result<PathBuf> {
+        let Self { archive, place, .. } = self;
+        let file = archive.into_inner().and_then(Sink::finish);
+        file.and_then(|file| file.sync_all()).map_err(|source| place.error(source))?;
+        place.take()
+    }
+}
+
+fn shard_name(number: usize, compression: ShardCompression) -> String {
+    let extension = match compression {
+        ShardCompression::None => "tar",
+        ShardCompression::Zstd { .. } => "tar.zst",
+    };
+    format!("shard-{number:06}.{extension}")
+}
+
+/// The name that a shard is to get, and the hidden one beside it that it has till then.
+#[derive(Debug)]
+struct Place {
+    partial: PathBuf,
+    shard: PathBuf,
+}
+
+impl Place {
+    /// Never takes over an existing file: it may be the work of another writer.
+    fn create(folder: &Path, name: &str) -> Result<(File, Self)> {
+        let partial = folder.join(format!(".{name}.partial"));
+        let path = partial.display().to_string();
+        match File::create_new(&partial) {
+            Ok(file) => Ok((file, Self { partial, shard: folder.join(name) })),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Error::ShardExists { path }),
+            Err(source) => Err(Error::File { path, source }),
+        }
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        Error::File { path: self.shard.display().to_string(), source }
+    }
+
+    fn take(self) -> Result<PathBuf> {
+        if self.shard.try_exists().map_err(|source| self.error(source))? {
+            return Err(Error::ShardExists { path: self.shard.display().to_string() });
+        }
+        fs::rename(&self.partial, &self.shard).map_err(|source| self.error(source))?;
+        // The name itself reaches the disk with its folder. Not every file system can do that on demand, and
+        // without it a power cut loses the whole shard, never a part of it.
+        if let Some(folder) = self.shard.parent() {
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(self.shard.clone())
+    }
+}
+
+impl Drop for Place {
+    /// After [`Place::take`] the temporary name is gone, and so there is nothing to remove.
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+/// Where the bytes of an archive go.
+enum Sink {
+    Plain(BufWriter<File>),
+    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+}
+
+impl Sink {
+    fn new(file: File, compression: ShardCompression) -> io::Result<Self> {
+        let writer = BufWriter::with_capacity(BUFFERED_BYTES, file);
+        match compression {
+            ShardCompression::None => Ok(Self::Plain(writer)),
+            ShardCompression::Zstd { level } => {
+                let mut encoder = zstd::Encoder::new(writer, level)?;
+                encoder.include_checksum(true)?;
+                Ok(Self::Zstd(encoder))
+            }
+        }
+    }
+
+    fn finish(self) -> io::Result<File> {
+        let writer = match self {
+            Self::Plain(writer) => writer,
+            Self::Zstd(encoder) => encoder.finish()?,
+        };
+        writer.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(writer) => writer.write(bytes),
+            Self::Zstd(encoder) => encoder.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(writer) => writer.flush(),
+            Self::Zstd(encoder) => encoder.flush(),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{ShardCompression, ShardWriter, ZSTD_LEVEL};
+use crate::error::Error;
+use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem};
+use crate::sample::RawSample;
+
+fn read_samples(archive: Vec<u8>) -> Vec<RawSample> {
+    let samples = MappedSamples::new(Arc::from("s.tar"), archive.into(), FIELD_BYTES_MAX);
+    let expect_sample = |item| match item {
+        ShardItem::Sample(sample) => sample,
+        ShardItem::Skipped(skipped) => panic!("{skipped:?}"),
+    };
+    samples.map(expect_sample).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn write_numbered(folder: &Path, samples: usize, shard_bytes: u64) -> super::WrittenShards {
+    let mut writer = ShardWriter::builder(folder).shard_bytes(shard_bytes).build().unwrap();
+    for sample in 0..samples {
+        writer.write(&format!("{sample:03}"), &[("jpg", &[7; 600]), ("txt", b"a kite")]).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).build().unwrap();
+    let long = format!("{}/日本", "d".repeat(150));
+    let keys = ["a", "d.1/b", long.as_str(), &"k".repeat(96), &"k".repeat(97), &"k".repeat(2000)];
+    for key in keys {
+        writer.write(key, &[("jpg", b"picture"), ("seg.png", b""), ("txt", &[1; 513])]).unwrap();
+    }
+    let written = writer.finish().unwrap();
+    assert_eq!((written.samples, written.bytes), (6, 6 * (7 + 513)));
+    let samples = read_samples(fs::read(&written.shards[0]).unwrap());
+    assert_eq!(samples.iter().map(|sample| sample.key.as_str()).collect::<Vec<_>>(), keys);
+    for sample in samples {
+        let fields = sample.fields.iter().map(|field| (&*field.extension, field.payload.clone().unwrap()));
+        let expected = [("jpg", b"picture".to_vec()), ("seg.png", vec![]), ("txt", vec![1; 513])];
+        assert!(fields.eq(expected.map(|(extension, payload)| (extension, payload.into()))));
+    }
+}
+
+#[test]
+fn shards_roll_at_their_limit_and_hold_whole_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    // A sample takes 512 + 1024 + 512 + 512 bytes, so that two and the end mark fill a shard exactly.
+    let written = write_numbered(folder.path(), 5, 2 * 2560 + 1024);
+    assert_eq!(names(folder.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
+    let sizes: Vec<u64> = written.shards.iter().map(|shard| fs::metadata(shard).unwrap().len()).collect();
+    assert_eq!(sizes, [6144, 6144, 3584]);
+    let counts = written.shards.iter().map(|shard| read_samples(fs::read(shard).unwrap()).len());
+    assert_eq!(counts.collect::<Vec<_>>(), [2, 2, 1]);
+}
+
+#[test]
+fn a_sample_over_the_limit_has_a_shard_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).shard_bytes(4096).build().unwrap();
+    for (key, bytes) in [("a", 10), ("b", 100_000), ("c", 10), ("d", 10)] {
+        writer.write(key, &[("bin", &vec![0; bytes])]).unwrap();
+    }
+    let shards = writer.finish().unwrap().shards;
+    let keys = shards.iter().map(|shard| {
+        read_samples(fs::read(shard).unwrap()).into_iter().map(|sample| sample.key).collect::<String>()
+    });
+    assert_eq!(keys.collect::<Vec<_>>(), ["a", "b", "cd"]);
+}
+
+#[test]
+fn long_names_count_towards_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).build().unwrap();
+    for bytes in [95, 96, 97, 600, 1024] {
+        writer.write(&"k".repeat(bytes), &[("txt", b"x")]).unwrap();
+    }
+    let counted = writer.open.as_ref().unwrap().tar_bytes() + super::END_BYTES;
+    let shards = writer.finish().unwrap().shards;
+    assert_eq!(fs::metadata(&shards[0]).unwrap().len(), counted);
+}
+
+#[test]
+fn equal_samples_give_equal_bytes() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = folders.each_ref().map(|folder| write_numbered(folder.path(), 9, 9000));
+    assert_eq!(first.shards.len(), 3);
+    for (first, second) in first.shards.iter().zip(&second.shards) {
+        assert_eq!(fs::read(first).unwrap(), fs::read(second).unwrap());
+    }
+}
+
+#[test]
+fn zstd_shards_hold_the_same_archive() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let plain = write_numbered(folders[0].path(), 5, 1 << 20);
+    let compression = ShardCompression::Zstd { level: ZSTD_LEVEL };
+    let mut writer = ShardWriter::builder(folders[1].path()).compression(compression).build().unwrap();
+    for sample in 0..5 {
+        writer.write(&format!("{sample:03}"), &[("jpg", &[7; 600]), ("txt", b"a kite")]).unwrap();
+    }
+    let written = writer.finish().unwrap();
+    assert_eq!(names(folders[1].path()), ["shard-000000.tar.zst"]);
+    let mut archive = Vec::new();
+    let file = fs::File::open(&written.shards[0]).unwrap();
+    zstd::Decoder::new(file).unwrap().read_to_end(&mut archive).unwrap();
+    assert_eq!(archive, fs::read(&plain.shards[0]).unwrap());
+    assert_eq!((written.samples, written.bytes), (plain.samples, plain.bytes));
+}
+
+#[test]
+fn a_shard_has_no_name_before_it_is_complete_and_a_drop_removes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).shard_bytes(3000).build().unwrap();
+    writer.write("a", &[("bin", &[0; 2000])]).unwrap();
+    assert_eq!(names(folder.path()), [".shard-000000.tar.partial"]);
+    writer.write("b", &[("bin", &[0; 2000])]).unwrap();
+    assert_eq!(names(folder.path()), [".shard-000001.tar.partial", "shard-000000.tar"]);
+    drop(writer);
+    assert_eq!(names(folder.path()), ["shard-000000.tar"]);
+}
+
+#[test]
+fn a_refused_sample_leaves_the_writer_and_the_shard_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).build().unwrap();
+    writer.write("a", &[("txt", b"1")]).unwrap();
+    for (key, extension) in [("a", "txt"), ("b.c", "txt"), ("../b", "txt"), ("b", "TXT")] {
+        let error = writer.write(key, &[(extension, b"2")]).unwrap_err();
+        assert!(matches!(error, Error::Write { .. }), "{error}");
+    }
+    writer.write("b", &[("txt", b"3")]).unwrap();
+    let written = writer.finish().unwrap();
+    assert_eq!((written.samples, written.bytes), (2, 2));
+    assert_eq!(read_samples(fs::read(&written.shards[0]).unwrap()).len(), 2);
+}
+
+#[test]
+fn a_writer_whose_shard_failed_goes_no_further_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).shard_bytes(3000).build().unwrap();
+    writer.write("a", &[("bin", &[0; 2000])]).unwrap();
+    fs::write(folder.path().join("shard-000000.tar"), b"of another writer").unwrap();
+    let error = writer.write("b", &[("bin", &[0; 2000])]).unwrap_err();
+    assert!(matches!(error, Error::ShardExists { .. }), "{error}");
+    assert!(writer.write("c", &[("bin", b"")]).is_err());
+    assert!(writer.finish().is_err());
+    assert_eq!(names(folder.path()), ["shard-000000.tar"]);
+    assert_eq!(fs::read(folder.path().join("shard-000000.tar")).unwrap(), b"of another writer");
+}
+
+#[test]
+fn a_folder_with_shards_or_the_rest_of_one_is_refused() {
+    for name in ["shard-000007.tar", "shard-000000.tar.zst", ".shard-000000.tar.partial"] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(name), b"").unwrap();
+        let error = ShardWriter::builder(folder.path()).build().unwrap_err();
+        assert!(matches!(&error, Error::ShardExists { path } if path.ends_with(name)), "{error}");
+    }
+}
+
+#[test]
+fn settings_without_sense_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = ShardWriter::builder(folder.path().join("new"));
+    let zstd = ShardCompression::Zstd { level: 99 };
+    for builder in [builder.clone().shard_bytes(0), builder.compression(zstd)] {
+        assert!(matches!(builder.build(), Err(Error::Config { .. })));
+    }
+    assert!(names(folder.path()).is_empty(), "a refused setting makes no folder");
+}
+
+#[test]
+fn no_sample_gives_no_shard() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = ShardWriter::builder(folder.path().join("a/b")).build().unwrap().finish().unwrap();
+    assert_eq!(written, super::WrittenShards::default());
+}
