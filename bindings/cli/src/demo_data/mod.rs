@@ -1,0 +1,175 @@
+//! Makes a small multimodal data set to try the tools on: real files, made-up content.
+//!
+//! The shards hold JPEG pictures, FLAC and WAV clips, text and conversations in the WebDataset layout. What
+//! they show is synthetic; how large they are follows published data sets ([`quantiles`]), because sizes are
+//! what makes samples cost more or less. The same seed gives the same bytes, whatever the number of threads.
+
+mod audio_file;
+mod dice;
+mod picture;
+mod quantiles;
+mod receipt;
+mod sample;
+mod shard;
+mod speech;
+mod text;
+
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use dflop_loader::progress::Progress;
+
+/// Most shards that a data set is cut into.
+const SHARDS_MAX: usize = 8;
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DemoData {
+    /// The shards, in order.
+    pub(crate) shards: Vec<PathBuf>,
+    /// Samples in all shards.
+    pub(crate) samples: u64,
+    /// Size of all shards.
+    pub(crate) bytes: u64,
+}
+
+/// Writes `samples` samples into the folder, as up to 8 shards `demo-000.tar`, `demo-001.tar`, ….
+///
+/// The folder is made if need be; shards of these names are replaced, each in one go, and other files are
+/// left alone. 512 samples are about 37 MB.
+///
+/// # Errors
+/// Whatever keeps the folder or a shard from being written.
+pub(crate) fn write_demo_data(
+    folder: &Path,
+    samples: usize,
+    seed: u64,
+    progress: &dyn Progress,
+) -> io::Result<DemoData> {
+    std::fs::create_dir_all(folder)?;
+    progress.begin("samples", samples as u64);
+    let written = write_shards(folder, &cut(samples), seed, progress);
+    progress.end();
+    let (shards, bytes): (Vec<PathBuf>, Vec<u64>) = written?.into_iter().unzip();
+    Ok(DemoData { shards, samples: samples as u64, bytes: bytes.iter().sum() })
+}
+
+/// The samples of each shard, as even as can be.
+fn cut(samples: usize) -> Vec<Range<usize>> {
+    let shards = samples.min(SHARDS_MAX);
+    (0..shards).map(|shard| samples * shard / shards..samples * (shard + 1) / shards).collect()
+}
+
+/// Writes the shards on all cores; returns path and size of each, in order.
+fn write_shards(
+    folder: &Path,
+    ranges: &[Range<usize>],
+    seed: u64,
+    progress: &dyn Progress,
+) -> io::Result<Vec<(PathBuf, u64)>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut written = Vec::new();
+        loop {
+            let shard = next.fetch_add(1, Ordering::Relaxed);
+            let Some(range) = ranges.get(shard) else { return Ok(written) };
+            let path = folder.join(format!("demo-{shard:03}.tar"));
+            let bytes = shard::write_shard(&path, range.clone(), seed, progress)?;
+            written.push((path, bytes));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(ranges.len());
+    let results: Vec<io::Result<Vec<_>>> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().map(|worker| worker.join().expect("a worker does not panic")).collect()
+    });
+    let mut written = Vec::with_capacity(ranges.len());
+    for result in results {
+        written.extend(result?);
+    }
+    written.sort_unstable();
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_loader::decode::{AudioLimits, ImageLimits, decode_audio, decode_rgb, decode_text};
+    use dflop_loader::probe::{MediumKind, kind_of_extension};
+    use dflop_loader::progress::NoProgress;
+    use dflop_loader::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem};
+    use dflop_loader::sample::RawSample;
+
+    const SAMPLES: usize = 24;
+
+    fn shard_bytes(seed: u64) -> Vec<Vec<u8>> {
+        let folder = tempfile::tempdir().unwrap();
+        let made = write_demo_data(&folder.path().join("new"), SAMPLES, seed, &NoProgress).unwrap();
+        let shards: Vec<Vec<u8>> = made.shards.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        assert_eq!(made.samples, SAMPLES as u64);
+        assert_eq!(made.bytes, shards.iter().map(|shard| shard.len() as u64).sum::<u64>());
+        let files = std::fs::read_dir(folder.path().join("new")).unwrap().count();
+        assert_eq!(files, made.shards.len(), "nothing but shards is left behind");
+        shards
+    }
+
+    fn samples_of(shard: Vec<u8>) -> Vec<RawSample> {
+        let items = MappedSamples::new("demo.tar".into(), shard.into(), FIELD_BYTES_MAX);
+        items
+            .map(|item| match item {
+                ShardItem::Sample(sample) => sample,
+                ShardItem::Skipped(skipped) => panic!("{skipped:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_seed_fixes_every_byte() {
+        let first = shard_bytes(7);
+        assert_eq!(first.len(), SHARDS_MAX);
+        assert!(first == shard_bytes(7));
+        assert!(first != shard_bytes(8));
+    }
+
+    #[test]
+    fn every_field_of_every_sample_decodes() {
+        let samples: Vec<RawSample> = shard_bytes(1).into_iter().flat_map(samples_of).collect();
+        assert_eq!(samples.len(), SAMPLES);
+        let mut kinds = Vec::new();
+        for field in samples.iter().flat_map(|sample| &sample.fields) {
+            let bytes = field.payload.as_ref().unwrap();
+            let kind = kind_of_extension(&field.extension);
+            match kind {
+                MediumKind::Image => {
+                    let image = decode_rgb(bytes, &ImageLimits::default()).unwrap();
+                    assert!(!image.is_truncated && image.width >= 64 && image.height >= 64);
+                }
+                MediumKind::Audio => {
+                    let clip = decode_audio(bytes, &AudioLimits::default()).unwrap();
+                    assert!(!clip.is_truncated && clip.frames() >= 3 * 16_000);
+                }
+                MediumKind::Text => assert!(!decode_text(bytes, FIELD_BYTES_MAX).unwrap().is_empty()),
+                MediumKind::Json => {
+                    let json = serde_json::from_slice(bytes).unwrap();
+                    assert!(dflop_loader::text::has_turns(&json));
+                }
+                other => panic!("{other:?}"),
+            }
+            kinds.push(kind);
+        }
+        for kind in [MediumKind::Image, MediumKind::Audio, MediumKind::Text, MediumKind::Json] {
+            assert!(kinds.contains(&kind), "{kind:?} in {SAMPLES} samples");
+        }
+    }
+
+    #[test]
+    fn few_samples_make_few_shards_and_none_makes_none() {
+        let sizes = |samples| cut(samples).iter().map(ExactSizeIterator::len).collect::<Vec<_>>();
+        assert_eq!(sizes(0), [0; 0]);
+        assert_eq!(sizes(3), [1; 3]);
+        assert_eq!(sizes(20).iter().sum::<usize>(), 20);
+    }
+}

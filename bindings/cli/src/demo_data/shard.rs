@@ -1,0 +1,57 @@
+//! Writes one shard, whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use dflop_loader::progress::Progress;
+
+use super::dice::Dice;
+use super::sample::{Field, make_sample};
+
+/// Writes the samples of a range to a tar file and returns its size.
+///
+/// The file appears under its name only once it is complete. Times and owners are zero, so that equal
+/// samples make equal files.
+///
+/// # Errors
+/// If the file cannot be written, or an encoder refuses a medium.
+pub(super) fn write_shard(
+    path: &Path,
+    samples: Range<usize>,
+    seed: u64,
+    progress: &dyn Progress,
+) -> io::Result<u64> {
+    let partial = path.with_extension("tar.partial");
+    let written = write_tar(&partial, samples, seed, progress).and_then(|bytes| {
+        fs::rename(&partial, path)?;
+        Ok(bytes)
+    });
+    if written.is_err() {
+        // the first error is the one to report, and the file may not even exist
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+fn write_tar(path: &Path, samples: Range<usize>, seed: u64, progress: &dyn Progress) -> io::Result<u64> {
+    let mut archive = tar::Builder::new(BufWriter::new(File::create(path)?));
+    for sample in samples {
+        let key = format!("{sample:06}");
+        for field in make_sample(&key, &mut Dice::new(seed, sample))? {
+            append(&mut archive, &key, &field)?;
+        }
+        progress.advance(1);
+    }
+    let mut file = archive.into_inner()?;
+    file.flush()?;
+    Ok(file.get_ref().metadata()?.len())
+}
+
+fn append(archive: &mut tar::Builder<impl Write>, key: &str, field: &Field) -> io::Result<()> {
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(0o644);
+    header.set_size(field.payload.len() as u64);
+    archive.append_data(&mut header, format!("{key}.{}", field.extension), field.payload.as_slice())
+}

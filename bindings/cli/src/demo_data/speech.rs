@@ -1,0 +1,136 @@
+//! Babble: clips that have the rhythm and the spectrum of speech, and no meaning.
+//!
+//! A pulse train at the pitch of a voice runs through three resonators, the formants of a vowel; hiss stands
+//! for consonants, silence for pauses. Sums and products only, so that every machine makes the same samples.
+
+use super::dice::Dice;
+
+/// Samples per second.
+pub(super) const SAMPLE_RATE_HZ: u32 = 16_000;
+
+const RATE: f64 = SAMPLE_RATE_HZ as f64;
+
+/// First three formants of five vowels, Hz.
+///
+/// # Source
+/// Peterson and Barney, "Control methods used in a study of the vowels", 1952, table II, men.
+const VOWELS: [[f64; 3]; 5] = [
+    [730.0, 1090.0, 2440.0],
+    [270.0, 2290.0, 3010.0],
+    [300.0, 870.0, 2240.0],
+    [530.0, 1840.0, 2480.0],
+    [570.0, 840.0, 2410.0],
+];
+/// Widths of the three formants, Hz.
+const BANDWIDTHS: [f64; 3] = [80.0, 100.0, 140.0];
+/// Height of a pulse, chosen for vowels as loud as in a quiet recording.
+const PULSE: f64 = 18_000.0;
+/// How much of its last value the source keeps: the throat rounds its pulses off.
+const ROUNDING: f64 = 0.86;
+/// Loudness of the room, of 32,768.
+const ROOM: f64 = 2.0;
+
+/// Makes a clip of this many seconds.
+pub(super) fn speak(seconds: f64, dice: &mut Dice) -> Vec<i16> {
+    let frames = (seconds * RATE) as usize;
+    let pitch_hz = dice.range(90.0, 210.0);
+    let mut samples = Vec::with_capacity(frames);
+    while samples.len() < frames {
+        if dice.chance(14) {
+            hiss(&mut samples, dice.range(0.15, 0.5), 0.0, dice);
+        }
+        if dice.chance(60) {
+            let loudness = dice.range(40.0, 250.0);
+            hiss(&mut samples, dice.range(0.03, 0.09), loudness, dice);
+        }
+        vowel(&mut samples, pitch_hz * dice.range(0.85, 1.2), dice);
+    }
+    samples.truncate(frames);
+    samples
+}
+
+/// Adds noise that swells and fades; a loudness of 0 is a pause, in which the room is heard.
+fn hiss(samples: &mut Vec<i16>, seconds: f64, loudness: f64, dice: &mut Dice) {
+    let frames = (seconds * RATE) as usize;
+    for frame in 0..frames {
+        let level = ROOM + loudness * swell(frame, frames);
+        samples.push(to_sample(dice.range(-level, level)));
+    }
+}
+
+/// Adds a vowel whose pitch falls by a tenth.
+fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, dice: &mut Dice) {
+    let frames = (dice.range(0.08, 0.22) * RATE) as usize;
+    let formants = VOWELS[dice.below(VOWELS.len())];
+    let mut resonators = [0, 1, 2].map(|formant| Resonator::new(formants[formant], BANDWIDTHS[formant]));
+    let (mut phase, mut source) = (0.0, 0.0);
+    for frame in 0..frames {
+        let age = frame as f64 / frames as f64;
+        phase += pitch_hz * (1.0 - 0.1 * age) / RATE;
+        let mut pulse = 0.0;
+        if phase >= 1.0 {
+            phase -= 1.0;
+            pulse = PULSE * swell(frame, frames);
+        }
+        source = ROUNDING * source + (1.0 - ROUNDING) * pulse;
+        let mut value = source;
+        for resonator in &mut resonators {
+            value = resonator.step(value);
+        }
+        samples.push(to_sample(value + dice.range(-ROOM, ROOM)));
+    }
+}
+
+/// From 0 to 1 in the middle and back.
+fn swell(frame: usize, frames: usize) -> f64 {
+    let age = frame as f64 / frames as f64;
+    4.0 * age * (1.0 - age)
+}
+
+fn to_sample(value: f64) -> i16 {
+    value.clamp(-32_000.0, 32_000.0) as i16
+}
+
+/// A digital resonator of unit gain at 0 Hz.
+///
+/// # Source
+/// Klatt, "Software for a cascade/parallel formant synthesizer", 1980, doi:10.1121/1.383940, equation 1.
+#[derive(Debug, Clone, Copy)]
+struct Resonator {
+    gain: f64,
+    last: f64,
+    last_but_one: f64,
+    outputs: [f64; 2],
+}
+
+impl Resonator {
+    fn new(frequency_hz: f64, bandwidth_hz: f64) -> Self {
+        let radius = 1.0 - std::f64::consts::PI * bandwidth_hz / RATE;
+        let square =
+            (std::f64::consts::TAU * frequency_hz / RATE) * (std::f64::consts::TAU * frequency_hz / RATE);
+        // `cos` differs between machines, its series does not
+        let cosine = 1.0 - square / 2.0 * (1.0 - square / 12.0 * (1.0 - square / 30.0));
+        let (last, last_but_one) = (2.0 * radius * cosine, -radius * radius);
+        Self { gain: 1.0 - last - last_but_one, last, last_but_one, outputs: [0.0; 2] }
+    }
+
+    fn step(&mut self, input: f64) -> f64 {
+        let [before, before_that] = self.outputs;
+        let output = self.gain * input + self.last * before + self.last_but_one * before_that;
+        self.outputs = [output, before];
+        output
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clip_has_its_length_and_is_neither_silent_nor_clipped() {
+        let samples = speak(6.0, &mut Dice::new(9, 9));
+        assert_eq!(samples.len(), 96_000);
+        let peak = samples.iter().map(|sample| sample.unsigned_abs()).max().unwrap();
+        assert!((1_000..20_000).contains(&peak), "{peak}");
+    }
+}

@@ -1,0 +1,87 @@
+//! Made-up prose and conversations with a given number of words.
+
+use std::io;
+
+use serde::Serialize;
+
+use super::dice::Dice;
+
+const WORDS: [&str; 64] = [
+    "a", "the", "two", "some", "small", "large", "old", "new", "red", "green", "blue", "bright", "quiet",
+    "narrow", "wooden", "empty", "street", "table", "window", "house", "river", "garden", "market",
+    "station", "bridge", "harbour", "mountain", "kitchen", "person", "child", "dog", "bird", "horse", "boat",
+    "train", "bicycle", "lamp", "letter", "number", "total", "stands", "sits", "runs", "holds", "shows",
+    "reads", "carries", "crosses", "looks", "waits", "near", "under", "behind", "above", "with", "without",
+    "and", "while", "because", "before", "slowly", "again", "today", "there",
+];
+
+/// Writes this many words as sentences of 6 to 14 words; at least one word.
+pub(super) fn prose(words: usize, dice: &mut Dice) -> String {
+    let mut text = String::new();
+    let mut left = 0;
+    for word in 0..words.max(1) {
+        let drawn = WORDS[dice.below(WORDS.len())];
+        if left == 0 {
+            left = 6 + dice.below(9);
+            text.push_str(if word == 0 { "" } else { ". " });
+            text.push_str(&drawn[..1].to_ascii_uppercase());
+            text.push_str(&drawn[1..]);
+        } else {
+            text.push(' ');
+            text.push_str(drawn);
+        }
+        left -= 1;
+    }
+    text.push('.');
+    text
+}
+
+#[derive(Serialize)]
+struct Conversation<'a> {
+    id: &'a str,
+    conversations: Vec<Turn>,
+}
+
+#[derive(Serialize)]
+struct Turn {
+    from: &'static str,
+    value: String,
+}
+
+/// Writes a conversation of one to three questions about some pictures, as LLaVA's training data are.
+///
+/// - `words`: of all turns together, a quarter of them asked
+/// - returns JSON with a list of turns under `conversations`
+///
+/// # Source
+/// Liu et al., "Visual Instruction Tuning", 2023, arXiv:2304.08485.
+pub(super) fn conversation(key: &str, pictures: usize, words: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
+    let questions = 1 + dice.below(3);
+    let mut conversations = Vec::with_capacity(2 * questions);
+    for question in 0..questions {
+        let placeholders = if question == 0 { "<image>\n".repeat(pictures) } else { String::new() };
+        let asked = prose(words / 4 / questions, dice);
+        conversations.push(Turn { from: "human", value: placeholders + &asked });
+        conversations.push(Turn { from: "gpt", value: prose(words * 3 / 4 / questions, dice) });
+    }
+    Ok(serde_json::to_vec(&Conversation { id: key, conversations })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prose_has_the_wanted_number_of_words() {
+        let mut dice = Dice::new(1, 1);
+        for words in [1, 7, 444] {
+            assert_eq!(prose(words, &mut dice).split_whitespace().count(), words);
+        }
+    }
+
+    #[test]
+    fn a_conversation_names_every_picture_once() {
+        let json = conversation("k", 3, 100, &mut Dice::new(1, 1)).unwrap();
+        assert_eq!(String::from_utf8(json).unwrap().matches("<image>").count(), 3);
+    }
+}
