@@ -5,12 +5,16 @@
 
 mod balance;
 mod data_set;
+mod demo;
+mod demo_data;
 mod index;
 mod list;
 mod order;
 mod output;
+mod pack;
 mod planner;
 mod progress;
+mod report;
 mod simulate;
 mod stats;
 mod stream;
@@ -31,6 +35,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::DemoArgs),
+    Pack(pack::PackArgs),
     Index(index::IndexArgs),
     List(list::ListArgs),
     Stream(stream::StreamArgs),
@@ -49,6 +55,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), Failure> {
     match command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Pack(args) => pack::run(&args),
         Command::Index(args) => index::run(&args),
         Command::List(args) => list::run(&args),
         Command::Stream(args) => stream::run(&args),

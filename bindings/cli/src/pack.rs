@@ -1,0 +1,70 @@
+//! `dflop pack`: makes shards of a folder or a manifest.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use dflop_loader::pack::{PackOptions, SkippedSource, pack};
+use dflop_loader::write::SHARD_BYTES;
+use serde::Serialize;
+
+use crate::output::{Failure, shown_bytes, stdout, write_json};
+use crate::progress::Bars;
+
+/// Make shards of a folder, a LLaVA-style JSON or JSONL file, or an audio manifest.
+///
+/// What cannot be packed is listed and is no failure.
+#[derive(Debug, Args)]
+pub(crate) struct PackArgs {
+    /// Folder, or JSON, JSONL or CSV manifest.
+    source: PathBuf,
+    /// Folder of the shards; must not hold shards yet.
+    out: PathBuf,
+    /// Size at which the next shard begins, before compression.
+    #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
+    shard_bytes: u64,
+    /// Compress shards with Zstandard; such shards cannot be read by range.
+    #[arg(long)]
+    zstd: bool,
+    /// Folder that a manifest's paths are relative to [default: the manifest's own].
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct PackReport {
+    shards: usize,
+    samples: u64,
+    bytes: u64,
+    skipped: Vec<SkippedSource>,
+}
+
+pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
+    let options = PackOptions {
+        shard_bytes: args.shard_bytes,
+        is_zstd: args.zstd,
+        root: args.root.clone(),
+        progress: Arc::new(Bars::default()),
+    };
+    let packed = pack(&args.source, &args.out, &options)?;
+    let report = PackReport {
+        shards: packed.shards.len(),
+        samples: packed.samples,
+        bytes: packed.bytes,
+        skipped: packed.skipped,
+    };
+    let mut out = stdout();
+    if args.json {
+        return write_json(&mut out, &report);
+    }
+    let PackReport { shards, samples, bytes, skipped } = &report;
+    writeln!(out, "{shards} shards, {samples} samples, {} in {}", shown_bytes(*bytes), args.out.display())?;
+    for SkippedSource { path, reason } in skipped {
+        writeln!(out, "skipped: {path}: {reason}")?;
+    }
+    Ok(())
+}
