@@ -32,7 +32,7 @@ const GLOBAL_BATCH: NonZeroU64 = NonZeroU64::new(128).unwrap();
 const DP_SIZE: usize = 4;
 const MICROBATCHES: usize = 8;
 /// Pipeline stages of vision encoder, audio encoder and LLM.
-const STAGES: [usize; 3] = [1, 1, 2];
+const STAGES: [usize; 3] = [1, 1, 4];
 const MODEL: &str = "omni-7b";
 const DEVICE: &str = "h100";
 /// Work units of the search for one step: some tens of milliseconds, hidden behind a step of seconds.
