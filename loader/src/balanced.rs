@@ -127,7 +127,7 @@ impl BalancedLoader {
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let steps = try_stream! {
             let collator = Collator::new(settings.decode, pool, skips.clone());
-            let dp_size = settings.planner.config().dp_size;
+            let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
             while let Some(step) = begun.recv().await {
@@ -218,7 +218,7 @@ impl BalancedLoaderBuilder {
     /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] if the index alone exceeds it.
     pub fn build(self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
-        let dp_size = self.planner.config().dp_size;
+        let dp_size = self.planner.dp_size();
         if self.dp_rank >= dp_size {
             return invalid("dp_rank", format!("{} is not below the DP size of {dp_size}", self.dp_rank));
         }
@@ -232,7 +232,9 @@ impl BalancedLoaderBuilder {
         let bad = self.planner.index().skipped();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
         let skips = SkipLog::new(self.error_budget, Some(epoch));
-        bad.iter().for_each(|skipped| skips.push(skipped.clone()));
+        for skipped in bad {
+            skips.push(skipped.clone());
+        }
         skips.check(false)?;
         Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips) })
     }

@@ -48,7 +48,7 @@ pub struct Batch {
 /// The pictures of a batch as one tensor.
 #[derive(Debug)]
 pub struct Pixels {
-    /// `[pictures, 3, side, side]` f32: resized, cropped, normalised by the ImageNet mean and deviation.
+    /// `[pictures, 3, side, side]` f32: resized, cropped, normalised by the `ImageNet` mean and deviation.
     pub tensor: Tensor,
     /// Height and width of every picture.
     pub side: u32,

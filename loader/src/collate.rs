@@ -73,10 +73,13 @@ pub(crate) struct PendingPixels {
     slots: Slots,
 }
 
+/// The slot comes back whatever the decoder says, so that the batch can be joined again.
+type PendingPicture = Pending<(Slot, Result<bool, DecodeError>)>;
+
 #[derive(Debug)]
 struct PixelSample {
     raw: RawSample,
-    pictures: Vec<(Arc<str>, Pending<(Slot, Result<bool, DecodeError>)>)>,
+    pictures: Vec<(Arc<str>, PendingPicture)>,
     _lease: Option<ByteLease>,
 }
 

@@ -110,7 +110,7 @@ impl Reader {
         &self,
         shard: &Shard,
         mut input: crate::store::Input,
-        command: Option<tokio::process::Child>,
+        command: Option<Box<tokio::process::Child>>,
     ) -> Result<Result<()>, Gone> {
         let mut first = Vec::with_capacity(SNIFFED_BYTES);
         let sniffed = (&mut input).take(SNIFFED_BYTES as u64).read_to_end(&mut first).await;
@@ -145,7 +145,7 @@ impl Reader {
     async fn check_command(
         &self,
         shard: &Shard,
-        mut command: tokio::process::Child,
+        mut command: Box<tokio::process::Child>,
     ) -> Result<Result<()>, Gone> {
         match command.wait().await {
             Ok(status) if status.success() => Ok(Ok(())),

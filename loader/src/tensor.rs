@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 
-/// Alignment of the first value in bytes, enough for any vector instruction and for DLPack.
+/// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;
 /// Buffers kept for later use.
 const BUFFERS_KEPT: usize = 4;
@@ -68,7 +68,9 @@ impl Slots {
         let row_bytes = self.row_values * size_of::<f32>();
         let padding = self.padding.len();
         let mut joined = self.padding;
-        slots.into_iter().for_each(|slot| joined.unsplit(slot.0));
+        for slot in slots {
+            joined.unsplit(slot.0);
+        }
         let mut rows = 0;
         for row in (0..is_kept.len()).filter(|&row| is_kept[row]) {
             if row != rows {

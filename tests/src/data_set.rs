@@ -87,10 +87,10 @@ impl DataSet {
 fn append_sample(mut tar: TarBytes, key: &str, number: u32) -> TarBytes {
     let words = "a kite over the sea ".repeat(1 + number as usize * 7 % 23);
     tar = tar.file(&format!("{key}.txt"), words.as_bytes());
-    if number % 3 != 0 {
+    if !number.is_multiple_of(3) {
         tar = tar.file(&format!("{key}.jpg"), &jpeg(32 + number * 13 % 300, 32 + number * 29 % 200, number));
     }
-    if number % 4 == 0 {
+    if number.is_multiple_of(4) {
         tar = tar.file(&format!("{key}.wav"), &wav(800 + number * 311 % 9_000, 16_000));
     }
     tar

@@ -145,7 +145,7 @@ fn a_tiny_byte_budget_only_slows_down() {
     let planner = planner(&data.index(), 16, 1, 2, Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).steps(3).buffered_bytes_max(1).decode(Decode::Raw);
     let steps: Vec<Step> = run(loader.build().unwrap().stream().try_collect()).unwrap();
-    assert_eq!(steps.iter().flat_map(|step| keys(step)).count(), 48);
+    assert_eq!(steps.iter().flat_map(keys).count(), 48);
 }
 
 #[test]

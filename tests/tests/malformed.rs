@@ -95,7 +95,7 @@ fn a_verified_index_knows_every_bad_sample_ahead() {
 #[test]
 fn a_field_over_the_limit_makes_its_sample_bad_without_being_held() {
     let folder = tempfile::tempdir().unwrap();
-    let tar = TarBytes::new().file("a.bin", &[0; 50_000]).file("b.txt", b"ok").finish();
+    let tar = TarBytes::new().file("a.bin", &vec![0; 50_000]).file("b.txt", b"ok").finish();
     for stored in [Stored::Plain, Stored::Gzip] {
         let path = folder.path().join("s.tar");
         std::fs::write(&path, store(&tar, stored)).unwrap();

@@ -77,16 +77,19 @@ pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
     let caps = args.caps.caps();
     let mut budget = budget(args);
     let started = Instant::now();
-    let mut report = match (args.objective, args.dp, &args.stages) {
+    let report = match (args.objective, args.dp, &args.stages) {
         (Objective::Pipeline, Some(dp_size), Some(stages)) => {
             let config = PipelineConfig { dp_size, stages: stages.clone() };
             pipeline_report(balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget)?)
         }
         _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget)?),
     };
-    report.solve_ms = started.elapsed().as_secs_f64() * 1e3;
-    report.name = instance.name().to_owned();
-    report.strategy = args.strategy.to_string();
+    let report = BalanceReport {
+        name: instance.name().to_owned(),
+        strategy: args.strategy.to_string(),
+        solve_ms: started.elapsed().as_secs_f64() * 1e3,
+        ..report
+    };
     let mut out = stdout();
     if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
 }

@@ -1,21 +1,18 @@
 //! `dflop demo`: the whole path on a data set that it makes itself.
 
 use std::io::Write;
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use dflop_balancer::{Caps, Strategy};
+use dflop_balancer::Strategy;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::balanced::BalancedLoader;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::order::Order;
-use dflop_loader::plan::{PlanConfig, StepPlan, StepPlanner};
+use dflop_loader::plan::{StepPlan, StepPlanner};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::simulate::simulate_plan;
-use dflop_loader::steps::{Steps, Tail};
 use futures::StreamExt;
 use serde::Serialize;
 
@@ -28,7 +25,7 @@ use crate::simulate::{COMPARED, StrategyReport, compare, print_strategies};
 
 /// Samples of the data set; the global batch divides them.
 const SAMPLES: usize = 512;
-const GLOBAL_BATCH: NonZeroU64 = NonZeroU64::new(128).unwrap();
+const GLOBAL_BATCH: u64 = 128;
 const DP_SIZE: usize = 4;
 const MICROBATCHES: usize = 8;
 /// Pipeline stages of vision encoder, audio encoder and LLM.
@@ -111,17 +108,9 @@ fn planner(data: &DemoData, seed: u64) -> Result<StepPlanner, Failure> {
     let options = IndexOptions { is_rebuilt: true, ..index_options() };
     let index = Arc::new(Index::open_or_build(expand_shards(&names)?, &options)?);
     let model = CostModel::new(ModelSpec::preset(MODEL)?, DeviceRate::preset(DEVICE)?);
-    let order = Order::new(index.shuffle_blocks(), index.fingerprint(), seed)?;
-    let steps = Steps::new(order, GLOBAL_BATCH, Tail::Carry, 0)?;
-    let config = PlanConfig {
-        dp_size: DP_SIZE,
-        microbatches: MICROBATCHES,
-        stages: STAGES.to_vec(),
-        strategy: Strategy::Search,
-        caps: Caps::default(),
-        work: WORK,
-    };
-    Ok(StepPlanner::new(index, steps, Arc::new(model), config)?)
+    let builder = StepPlanner::builder(index, model).global_batch(GLOBAL_BATCH).dp_size(DP_SIZE);
+    let builder = builder.microbatches(MICROBATCHES).stages(STAGES.to_vec()).work(WORK).seed(seed);
+    Ok(builder.build()?)
 }
 
 /// Runs the loader of every rank, one after another; returns samples and seconds.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use bytes::Bytes;
 use clap::Args;
 use dflop_costmodel::SampleShape;
 use dflop_loader::read::ShardItem;
@@ -105,8 +106,7 @@ fn list_sample(
     }
     let fields = sample.fields.iter().map(|field| {
         let payload = field.payload.as_deref().unwrap_or_default();
-        let digest = Sha256::digest(payload);
-        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(payload)));
         (&*field.extension, ListedField { bytes: field.bytes, sha256 })
     });
     let listed = ListedSample {

@@ -1,6 +1,5 @@
 //! The arguments that say how global batches are cut.
 
-use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -8,9 +7,8 @@ use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::Index;
-use dflop_loader::order::Order;
-use dflop_loader::plan::{PlanConfig, StepPlanner};
-use dflop_loader::steps::{Steps, Tail};
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::steps::Tail;
 
 use crate::output::Failure;
 
@@ -38,7 +36,7 @@ pub(crate) struct PlanArgs {
     pub(crate) model: ModelArgs,
     /// Samples of a global batch.
     #[arg(long, value_name = "B")]
-    pub(crate) global_batch: NonZeroU64,
+    pub(crate) global_batch: u64,
     /// Data-parallel ranks.
     #[arg(long, value_name = "R")]
     pub(crate) dp_size: usize,
@@ -109,16 +107,19 @@ impl PlanArgs {
             TailArg::Drop => Tail::Drop,
             TailArg::Short => Tail::Short,
         };
-        let order = Order::new(index.shuffle_blocks(), index.fingerprint(), self.seed)?;
-        let steps = Steps::new(order, self.global_batch, tail, epoch)?;
-        let config = PlanConfig {
-            dp_size: self.dp_size,
-            microbatches: self.microbatches,
-            stages: self.stages.clone().unwrap_or_else(|| vec![1; model.modules().len()]),
-            strategy: self.strategy,
-            caps: self.caps.caps(),
-            work: self.work,
-        };
-        Ok(StepPlanner::new(index, steps, Arc::new(model), config)?)
+        let mut builder = StepPlanner::builder(index, model)
+            .global_batch(self.global_batch)
+            .dp_size(self.dp_size)
+            .microbatches(self.microbatches)
+            .strategy(self.strategy)
+            .caps(self.caps.caps())
+            .work(self.work)
+            .seed(self.seed)
+            .first_epoch(epoch)
+            .tail(tail);
+        if let Some(stages) = &self.stages {
+            builder = builder.stages(stages.clone());
+        }
+        Ok(builder.build()?)
     }
 }

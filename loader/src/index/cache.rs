@@ -76,15 +76,15 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     }
     let built = build_shards(&shards, options)?;
     let encoded = encode_index(built).map_err(|error| index_error(path.as_deref(), &error))?;
-    let Some(path) = path else { return decode_in_memory(shards, encoded.into()) };
+    let Some(path) = path else { return decode_in_memory(shards, &encoded.into()) };
     write_atomically(&path, &encoded)?;
     let mapped =
         map_file(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
-    let decoded = decode_index(mapped).map_err(|error| index_error(Some(&path), &error))?;
+    let decoded = decode_index(&mapped).map_err(|error| index_error(Some(&path), &error))?;
     assemble(shards, decoded, Some(path))
 }
 
-fn decode_in_memory(shards: Vec<Shard>, encoded: Bytes) -> Result<Index> {
+fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes) -> Result<Index> {
     let decoded = decode_index(encoded).map_err(|error| index_error(None, &error))?;
     assemble(shards, decoded, None)
 }
@@ -150,7 +150,7 @@ fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
 
 /// Opens an index file if it is whole and its shards have not changed since.
 fn open_fitting(path: &Path, stats: &[(u64, u64)]) -> Option<DecodedIndex> {
-    let decoded = decode_index(map_file(path).ok()?).ok()?;
+    let decoded = decode_index(&map_file(path).ok()?).ok()?;
     let indexed = decoded.metadata.shards.iter().map(|shard| (shard.bytes, shard.modified_ns));
     indexed.eq(stats.iter().copied()).then_some(decoded)
 }

@@ -64,13 +64,15 @@ fn extension_names(built: &[BuiltShard]) -> Result<Arc<StringArray>, ArrowError>
 
 fn fingerprint(built: &[BuiltShard]) -> String {
     let mut hasher = Sha256::new();
-    built.iter().for_each(|shard| hasher.update(shard.digest));
+    for shard in built {
+        hasher.update(shard.digest);
+    }
     hex(&hasher.finalize()[..16])
 }
 
 /// Lower-case hex digits of `bytes`.
 pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", Bytes::copy_from_slice(bytes))
 }
 
 fn columns_of(columns: ShardColumns, names: &Arc<StringArray>) -> Result<Vec<ArrayRef>, ArrowError> {
@@ -107,7 +109,7 @@ pub(super) struct DecodedIndex {
 ///
 /// # Errors
 /// What is wrong with the file, also when it is of another version.
-pub(super) fn decode_index(file: Bytes) -> Result<DecodedIndex, ArrowError> {
+pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     let damaged = |what: &str| ArrowError::ParseError(format!("damaged: {what}"));
     let trailer_start =
         file.len().checked_sub(TRAILER_BYTES).ok_or_else(|| damaged("shorter than its trailer"))?;

@@ -1,8 +1,8 @@
 //! The index of a data set: where every sample's bytes lie and what shape its media have.
 //!
 //! Made once from headers, kept as one Arrow IPC file with a record batch per shard, memory-mapped on use. It
-//! lets every rank plan whole global batches without reading a payload. [`build`] makes it, [`schema`] says
-//! what is in the file, [`rows`] reads it, [`cache`] finds, checks and replaces it.
+//! lets every rank plan whole global batches without reading a payload. `build` makes it, `schema` says
+//! what is in the file, `rows` reads it, `cache` finds, checks and replaces it.
 
 mod build;
 mod cache;

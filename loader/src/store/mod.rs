@@ -23,7 +23,7 @@ pub(crate) enum Opened {
     /// All of its bytes, addressable.
     Mapped(Bytes),
     /// A stream; the command behind it, if any, which is asked how it ended.
-    Stream(Input, Option<tokio::process::Child>),
+    Stream(Input, Option<Box<tokio::process::Child>>),
 }
 
 /// Opens a shard.
@@ -50,7 +50,7 @@ pub(crate) fn open(shard: &Shard) -> Result<Opened> {
                 .map_err(|source| read_error(shard, source))?;
             let output = child.stdout.take().expect("its output is piped");
             let output: Pin<Box<dyn AsyncRead + Send>> = Box::pin(output);
-            Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, output), Some(child)))
+            Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, output), Some(Box::new(child))))
         }
     }
 }

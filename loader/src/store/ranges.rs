@@ -57,12 +57,11 @@ impl ShardRanges {
         }
         let source = &self.index.shards()[shard];
         let Opened::Mapped(archive) = open(source)? else { return Err(Error::StageEnded { stage: "store" }) };
-        let whole = match compression {
-            Compression::None => archive,
-            _ => {
-                let unpacked = unpack(&archive, &self.index.indexed_shards()[shard]);
-                unpacked.map_err(|error| read_error(source, error))?
-            }
+        let whole = if compression == Compression::None {
+            archive
+        } else {
+            let unpacked = unpack(&archive, &self.index.indexed_shards()[shard]);
+            unpacked.map_err(|error| read_error(source, error))?
         };
         recent.put(shard, whole.clone());
         Ok(whole)

@@ -3,6 +3,8 @@
 //! [`Headers`] is fed one block at a time and says what to read next, so the mapped reader and the
 //! streamed reader share every rule of the format and differ only in how bytes arrive.
 
+use std::fmt::Write;
+
 use super::header::{BLOCK_BYTES, Header, Kind, parse_header, until_nul};
 use super::pax::{PaxRecords, parse_pax};
 use super::{Entry, TarFault};
@@ -128,7 +130,8 @@ fn readable(name: &[u8]) -> String {
     for chunk in name.utf8_chunks() {
         text.push_str(chunk.valid());
         for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\\x{byte:02x}");
         }
     }
     text

@@ -29,7 +29,10 @@ pub(crate) fn parse_pax(mut payload: &[u8]) -> Result<PaxRecords, TarFault> {
     Ok(records)
 }
 
-fn split_record(payload: &[u8]) -> Result<(&[u8], &[u8], &[u8]), TarFault> {
+/// Key, value, and what follows the record.
+type Record<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+
+fn split_record(payload: &[u8]) -> Result<Record<'_>, TarFault> {
     let bad_length = TarFault::BadPax { what: "record length" };
     let space = payload.iter().take(21).position(|&byte| byte == b' ').ok_or_else(|| bad_length.clone())?;
     let length = parse_decimal(&payload[..space]).ok_or_else(|| bad_length.clone())?;

@@ -105,7 +105,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         };
         payload.map_err(|fault| match fault {
             StreamFault::Archive(fault) => StreamFault::Archive(fault.in_entry(entry)),
-            read => read,
+            read @ StreamFault::Read { .. } => read,
         })
     }
 

@@ -3,12 +3,16 @@
 //! A pure function of the index, the cost model and a few settings; reads no payload, knows no rank of its own.
 //! Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
 
+mod builder;
+
 use std::sync::Arc;
 
 use dflop_balancer::{
     Budget, Caps, Instance, LowerBound, PipelineConfig, PlanDigest, Strategy, balance_pipeline,
 };
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+
+pub use builder::StepPlannerBuilder;
 
 use crate::error::{Error, Result};
 use crate::index::Index;
@@ -17,19 +21,15 @@ use crate::steps::{StepSample, Steps};
 
 /// How global batches are cut.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PlanConfig {
-    /// Data-parallel ranks.
-    pub dp_size: usize,
-    /// Microbatches of each rank.
-    pub microbatches: usize,
+struct PlanConfig {
+    dp_size: usize,
+    microbatches: usize,
     /// Pipeline stages of every module of the model, in the model's order.
-    pub stages: Vec<usize>,
-    /// How samples are assigned.
-    pub strategy: Strategy,
-    /// Hard limits of a microbatch.
-    pub caps: Caps,
+    stages: Vec<usize>,
+    strategy: Strategy,
+    caps: Caps,
     /// Work units that the search for one step may spend.
-    pub work: u64,
+    work: u64,
 }
 
 /// A planned global batch.
@@ -67,30 +67,10 @@ pub struct StepPlanner {
 }
 
 impl StepPlanner {
-    /// Checks that the settings fit each other.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if a count is zero, if `stages` does not name every module of the model, or if the
-    /// global batch has fewer samples than there are microbatches on all ranks.
-    pub fn new(index: Arc<Index>, steps: Steps, model: Arc<CostModel>, config: PlanConfig) -> Result<Self> {
-        let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
-        if config.dp_size == 0 || config.microbatches == 0 {
-            return invalid("dp_size and microbatches", "must be at least 1".into());
-        }
-        let modules = model.modules();
-        if config.stages.len() != modules.len() || config.stages.contains(&0) {
-            let names: Vec<_> = modules.iter().map(|module| module.name()).collect();
-            let reason = format!("give one number of stages, at least 1, for each of {}", names.join(", "));
-            return invalid("stages", reason);
-        }
-        let groups = config.dp_size.saturating_mul(config.microbatches) as u64;
-        if steps.global_batch() < groups {
-            let reason = format!("{} samples cannot fill {groups} microbatches", steps.global_batch());
-            return invalid("global_batch", reason);
-        }
-        let free = model.annotate(&SampleShape::default());
-        let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
-        Ok(Self { index, steps, model, config, free })
+    /// Starts the settings of a planner; a global batch is all that must be set.
+    #[must_use]
+    pub fn builder(index: Arc<Index>, model: CostModel) -> StepPlannerBuilder {
+        StepPlannerBuilder::new(index, model)
     }
 
     /// Returns the index that samples are numbered by.
@@ -111,10 +91,10 @@ impl StepPlanner {
         &self.model
     }
 
-    /// Returns the settings.
+    /// Returns the number of data-parallel ranks.
     #[must_use]
-    pub fn config(&self) -> &PlanConfig {
-        &self.config
+    pub fn dp_size(&self) -> usize {
+        self.config.dp_size
     }
 
     /// Plans a step.

@@ -1,0 +1,38 @@
+# `make check` is what continuous integration runs; `make check-all` needs tools that are installed once.
+CARGO ?= cargo
+DENY ?= cargo deny --offline
+
+.PHONY: check check-all fmt clippy docs test bench demo
+
+check: fmt clippy docs test
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy:
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+# Unit tests, end-to-end tests, documentation tests; then every example is run.
+test:
+	$(CARGO) test --workspace --locked
+	$(CARGO) run --quiet --locked -p dflop-costmodel --example annotate
+	$(CARGO) run --quiet --locked -p dflop-balancer --example balance
+	$(CARGO) run --quiet --locked -p dflop-loader --example stream
+	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
+
+# cargo install cargo-deny cargo-hack cargo-machete typos-cli
+check-all: check
+	$(DENY) check licenses bans sources
+	$(CARGO) hack --workspace --each-feature check --locked
+	$(CARGO) machete
+	typos
+	$(CARGO) bench --workspace --locked --no-run
+
+bench:
+	$(CARGO) bench --workspace --locked
+
+demo:
+	$(CARGO) run --release --locked -- demo
