@@ -7,11 +7,15 @@ use super::{TextLength, measure_text};
 /// Names that data sets give to the side whose words are learned.
 const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
 
+/// Names of one question and its answer.
+const PAIRS: [[&str; 2]; 2] = [["instruction", "output"], ["question", "answer"]];
+
 /// Measures the text in a JSON field.
 ///
 /// A list of turns under `conversations` (`from`, `value`) or `messages` (`role`, `content`) counts in full,
-/// and its assistant turns are the target. Without turns, a string under `caption` or `text` counts, all of
-/// it target. Any other JSON is metadata and has no length.
+/// and its assistant turns are the target. So do the pairs `instruction` and `output`, `question` and `answer`,
+/// whose second half is the target. Without those, a string under `caption` or `text` counts, all of it target.
+/// Any other JSON is metadata and has no length.
 #[must_use]
 pub fn measure_json(json: &Value) -> TextLength {
     if let Some(turns) = turns(json) {
@@ -19,6 +23,9 @@ pub fn measure_json(json: &Value) -> TextLength {
             tokens: sum.tokens.saturating_add(turn.tokens),
             target_tokens: sum.target_tokens.saturating_add(turn.target_tokens),
         });
+    }
+    if let Some(length) = PAIRS.iter().find_map(|pair| measure_pair(json, *pair)) {
+        return length;
     }
     let caption = ["caption", "text"].iter().find_map(|key| json.get(key)?.as_str());
     caption.map(measure_text).unwrap_or_default()
@@ -28,6 +35,14 @@ pub fn measure_json(json: &Value) -> TextLength {
 #[must_use]
 pub fn has_turns(json: &Value) -> bool {
     turns(json).is_some()
+}
+
+/// Both halves must be there: a lone `question` may be a file name or an id.
+fn measure_pair(json: &Value, [asked, answered]: [&str; 2]) -> Option<TextLength> {
+    let [asked, answered] = [asked, answered].map(|key| json.get(key)?.as_str().map(measure_text));
+    let (asked, answered) = (asked?, answered?);
+    let tokens = asked.tokens.saturating_add(answered.tokens);
+    Some(TextLength { tokens, target_tokens: answered.tokens })
 }
 
 fn turns(json: &Value) -> Option<&Vec<Value>> {
@@ -68,6 +83,13 @@ mod tests {
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it"}]},
             {"role": "assistant", "content": "a kite"}]});
         assert_eq!(measure_json(&chat), TextLength { tokens: 5, target_tokens: 2 });
+    }
+
+    #[test]
+    fn the_second_half_of_a_pair_is_target() {
+        let pair = json!({"instruction": "what is it", "output": "a kite"});
+        assert_eq!(measure_json(&pair), TextLength { tokens: 5, target_tokens: 2 });
+        assert_eq!(measure_json(&json!({"question": "what is it"})), TextLength::default());
     }
 
     #[test]
