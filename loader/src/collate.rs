@@ -8,8 +8,9 @@ use bytes::Bytes;
 use crate::batch::{Batch, Field, Pixels, Sample};
 use crate::decode::{DecodeError, DecodeLimits, Media, decode};
 use crate::error::{Error, Result};
+use crate::measure::decoded_bytes;
 use crate::pool::{DecodePool, Pending};
-use crate::prefetch::ByteLease;
+use crate::prefetch::{ByteBudget, ByteLease};
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped, reason_of};
@@ -36,12 +37,13 @@ pub(crate) struct Collator {
     pool: Arc<DecodePool>,
     tensors: TensorPool,
     skips: Arc<SkipLog>,
+    decoded: ByteBudget,
 }
 
 /// A batch whose fields are being decoded.
 #[derive(Debug)]
 pub(crate) enum PendingBatch {
-    Fields(Vec<PendingSample>),
+    Fields(Vec<PendingSample>, Option<ByteLease>),
     Pixels(PendingPixels),
 }
 
@@ -84,8 +86,15 @@ struct PixelSample {
 }
 
 impl Collator {
-    pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
-        Self { decode, pool, tensors: TensorPool::default(), skips }
+    /// - `decoded_bytes_max`: decoded media that may be under way in batches; a larger batch is alone
+    pub(crate) fn new(
+        decode: Decode,
+        pool: Arc<DecodePool>,
+        skips: Arc<SkipLog>,
+        decoded_bytes_max: u64,
+    ) -> Self {
+        let decoded = ByteBudget::new(decoded_bytes_max);
+        Self { decode, pool, tensors: TensorPool::default(), skips, decoded }
     }
 
     /// The account of what was not delivered.
@@ -98,11 +107,16 @@ impl Collator {
         if let Decode::Pixels { side } = self.decode {
             return Ok(PendingBatch::Pixels(self.begin_pixels(samples, side).await?));
         }
+        let mut decoded = None;
+        if self.decode == Decode::Media {
+            let bytes = samples.iter().map(|(raw, _)| decoded_bytes(raw)).sum();
+            decoded = Some(self.decoded.lease(bytes).await?);
+        }
         let mut pending = Vec::with_capacity(samples.len());
         for (raw, lease) in samples {
             pending.push(self.begin_sample(raw, lease).await?);
         }
-        Ok(PendingBatch::Fields(pending))
+        Ok(PendingBatch::Fields(pending, decoded))
     }
 
     /// Starts decoding a sample.
@@ -151,7 +165,7 @@ impl Collator {
     pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<Batch> {
         let batch = match batch {
             PendingBatch::Pixels(pixels) => self.finish_pixels(pixels).await?,
-            PendingBatch::Fields(pending) => {
+            PendingBatch::Fields(pending, _decoded) => {
                 let mut samples = Vec::with_capacity(pending.len());
                 for sample in pending {
                     samples.extend(self.finish_sample(sample).await?);

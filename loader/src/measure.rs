@@ -28,6 +28,17 @@ pub enum FieldShape {
 }
 
 impl FieldShape {
+    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio (stereo is
+    /// rare in training data), else as many as are stored.
+    #[must_use]
+    pub fn decoded_bytes(self, stored_bytes: u64) -> u64 {
+        match self {
+            Self::Image(size) => 3 * u64::from(size.width) * u64::from(size.height),
+            Self::Audio(length) => length.frames.saturating_mul(size_of::<f32>() as u64),
+            Self::Text(_) | Self::Opaque => stored_bytes,
+        }
+    }
+
     /// Adds the field to the shape of its sample.
     pub fn add_to(self, shape: &mut SampleShape) {
         match self {
@@ -40,6 +51,22 @@ impl FieldShape {
             }
         }
     }
+}
+
+/// Estimates the bytes that a decoded sample takes in memory, from the headers of its pictures and clips.
+///
+/// A header that cannot be read counts as its field: the decoder will refuse it before it allocates more.
+pub(crate) fn decoded_bytes(sample: &RawSample) -> u64 {
+    let of_field = |field: &RawField| {
+        let payload = field.payload.as_deref().unwrap_or_default();
+        let shape = match kind_of_extension(&field.extension) {
+            MediumKind::Image | MediumKind::Audio => probe_shape(payload, field.bytes, &field.extension).ok(),
+            _ => None,
+        };
+        let shape = shape.and_then(|shape| field_shape(shape).ok()).unwrap_or(FieldShape::Opaque);
+        shape.decoded_bytes(field.bytes)
+    };
+    sample.fields.iter().map(of_field).sum()
 }
 
 /// A field that makes its sample bad.

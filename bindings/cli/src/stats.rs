@@ -81,11 +81,11 @@ pub(crate) fn run(args: &StatsArgs) -> Result<(), Failure> {
 
 fn print_table(out: &mut impl Write, summary: &[(String, Quantiles, Histogram)]) -> Result<(), Failure> {
     let columns = ["n", "mean", "min", "p50", "p95", "p99", "max"];
-    write!(out, "{:<16}", "")?;
+    write!(out, "{:<20}", "")?;
     columns.iter().try_for_each(|column| write!(out, " {column:>9}"))?;
     writeln!(out, "  from min to max")?;
     for (name, quantiles, histogram) in summary {
-        write!(out, "{name:<16} {:>9}", quantiles.n)?;
+        write!(out, "{name:<20} {:>9}", quantiles.n)?;
         let Quantiles { mean, min, p50, p95, p99, max, .. } = quantiles;
         for value in [mean, min, p50, p95, p99, max] {
             write!(out, " {:>9}", shown_value(*value))?;

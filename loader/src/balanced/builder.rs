@@ -1,0 +1,136 @@
+//! Settings of a [`BalancedLoader`].
+
+use std::sync::Arc;
+
+use super::BalancedLoader;
+use crate::collate::Decode;
+use crate::error::{Error, Result};
+use crate::plan::StepPlanner;
+use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS};
+use crate::skip::{ErrorBudget, SkipLog};
+
+/// Settings of a [`BalancedLoader`].
+#[derive(Debug, Clone)]
+pub struct BalancedLoaderBuilder {
+    pub(super) planner: StepPlanner,
+    pub(super) dp_rank: usize,
+    pub(super) from_step: u64,
+    pub(super) steps: Option<u64>,
+    pub(super) fields: Option<Vec<String>>,
+    pub(super) decode: Decode,
+    pub(super) workers: usize,
+    pub(super) steps_ahead: usize,
+    pub(super) buffered_bytes_max: u64,
+    pub(super) unpacked_bytes_max: u64,
+    pub(super) error_budget: ErrorBudget,
+}
+
+impl BalancedLoaderBuilder {
+    pub(super) fn new(planner: StepPlanner, dp_rank: usize) -> Self {
+        Self {
+            planner,
+            dp_rank,
+            from_step: 0,
+            steps: None,
+            fields: None,
+            decode: Decode::Media,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            steps_ahead: 2,
+            buffered_bytes_max: 256 << 20,
+            unpacked_bytes_max: 1 << 30,
+            error_budget: ErrorBudget::default(),
+        }
+    }
+
+    /// Sets the first step. Costs nothing, wherever it is. Default: 0.
+    #[must_use]
+    pub fn from_step(mut self, step: u64) -> Self {
+        self.from_step = step;
+        self
+    }
+
+    /// Ends the stream after this many steps. Default: never.
+    #[must_use]
+    pub fn steps(mut self, steps: u64) -> Self {
+        self.steps = Some(steps);
+        self
+    }
+
+    /// Reads only fields with these extensions; `jpg` also stands for `0.jpg`. Default: all fields.
+    #[must_use]
+    pub fn fields(mut self, extensions: Vec<String>) -> Self {
+        self.fields = Some(extensions);
+        self
+    }
+
+    /// Sets what is done with the bytes of a sample: [`Decode::Media`], the default, or [`Decode::Raw`].
+    #[must_use]
+    pub fn decode(mut self, decode: Decode) -> Self {
+        self.decode = decode;
+        self
+    }
+
+    /// Sets how many threads decode. Default: one per core.
+    #[must_use]
+    pub fn workers(mut self, threads: usize) -> Self {
+        self.workers = threads;
+        self
+    }
+
+    /// Sets how many steps are planned before they are read. Default: 2.
+    #[must_use]
+    pub fn steps_ahead(mut self, steps: usize) -> Self {
+        self.steps_ahead = steps;
+        self
+    }
+
+    /// Sets how many bytes of samples, encoded or decoded, may be under way; a larger step is loaded alone.
+    /// Default: 256 MiB.
+    #[must_use]
+    pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
+        self.buffered_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how many bytes of unpacked compressed shards are kept; the last one always is. Default: 1 GiB.
+    #[must_use]
+    pub fn unpacked_bytes_max(mut self, bytes: u64) -> Self {
+        self.unpacked_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how many bad samples are tolerated. Default: 5 % of an epoch.
+    #[must_use]
+    pub fn error_budget(mut self, budget: ErrorBudget) -> Self {
+        self.error_budget = budget;
+        self
+    }
+
+    /// Checks the settings and starts the decode threads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, or if pixels
+    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] if the index alone exceeds it.
+    pub fn build(self) -> Result<BalancedLoader> {
+        let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
+        let dp_size = self.planner.dp_size();
+        if self.dp_rank >= dp_size {
+            return invalid("dp_rank", format!("{} is not below the DP size of {dp_size}", self.dp_rank));
+        }
+        if self.workers == 0 || self.steps_ahead == 0 {
+            return invalid("workers and steps_ahead", "must be at least 1".into());
+        }
+        if matches!(self.decode, Decode::Pixels { .. }) {
+            return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
+        }
+        let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
+        let bad = self.planner.index().skipped();
+        let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
+        let skips = SkipLog::new(self.error_budget, Some(epoch));
+        for skipped in bad {
+            skips.push(skipped.clone());
+        }
+        skips.check(false)?;
+        Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips) })
+    }
+}

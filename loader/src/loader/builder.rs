@@ -1,0 +1,142 @@
+//! Settings of a [`Loader`].
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+
+use super::Loader;
+use crate::collate::Decode;
+use crate::error::{Error, Result};
+use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS};
+use crate::read::FIELD_BYTES_MAX;
+use crate::shard::Shard;
+use crate::skip::{ErrorBudget, SkipLog};
+
+/// Settings of a [`Loader`].
+#[derive(Debug, Clone)]
+pub struct LoaderBuilder {
+    pub(super) shards: Vec<Shard>,
+    pub(super) decode: Decode,
+    pub(super) batch_size: usize,
+    pub(super) workers: usize,
+    pub(super) epochs: u64,
+    pub(super) samples_max: Option<u64>,
+    pub(super) error_budget: ErrorBudget,
+    pub(super) field_bytes_max: u64,
+    pub(super) buffered_bytes_max: u64,
+    pub(super) decoded_bytes_max: u64,
+}
+
+impl LoaderBuilder {
+    pub(super) fn new(shards: Vec<Shard>) -> Self {
+        Self {
+            shards,
+            decode: Decode::Media,
+            batch_size: 32,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            epochs: 1,
+            samples_max: None,
+            error_budget: ErrorBudget::default(),
+            field_bytes_max: FIELD_BYTES_MAX,
+            buffered_bytes_max: 64 << 20,
+            decoded_bytes_max: 64 << 20,
+        }
+    }
+
+    /// Sets what is done with the bytes of a sample. Default: [`Decode::Media`].
+    #[must_use]
+    pub fn decode(mut self, decode: Decode) -> Self {
+        self.decode = decode;
+        self
+    }
+
+    /// Sets how many samples a batch has. Default: 32.
+    #[must_use]
+    pub fn batch_size(mut self, samples: usize) -> Self {
+        self.batch_size = samples;
+        self
+    }
+
+    /// Sets how many threads decode. Default: one per core.
+    #[must_use]
+    pub fn workers(mut self, threads: usize) -> Self {
+        self.workers = threads;
+        self
+    }
+
+    /// Sets how many times the shards are read. Default: once.
+    #[must_use]
+    pub fn epochs(mut self, epochs: u64) -> Self {
+        self.epochs = epochs;
+        self
+    }
+
+    /// Ends the stream after this many good or bad samples. Default: never.
+    #[must_use]
+    pub fn samples_max(mut self, samples: u64) -> Self {
+        self.samples_max = Some(samples);
+        self
+    }
+
+    /// Sets how many bad samples are tolerated. Default: 5 %, counted after the first 1,000.
+    #[must_use]
+    pub fn error_budget(mut self, budget: ErrorBudget) -> Self {
+        self.error_budget = budget;
+        self
+    }
+
+    /// Sets the largest field in bytes; a sample with a larger one is bad. Default: 1 GiB.
+    #[must_use]
+    pub fn field_bytes_max(mut self, bytes: u64) -> Self {
+        self.field_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how many payload bytes may wait for the decoders; one sample more is possible. Default: 64 MiB.
+    #[must_use]
+    pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
+        self.buffered_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how many bytes of decoded media may be under way, whole batches at a time; a larger batch is alone.
+    /// Of pixel tensors, which are used again, at least three are under way. Default: 64 MiB.
+    #[must_use]
+    pub fn decoded_bytes_max(mut self, bytes: u64) -> Self {
+        self.decoded_bytes_max = bytes;
+        self
+    }
+
+    /// Checks the settings and starts the decode threads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no shard, or batch size, workers or epochs are zero.
+    pub fn build(self) -> Result<Loader> {
+        let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
+        if self.shards.is_empty() {
+            return Err(Error::Config { setting: "shards", reason: "no shard is named".into() });
+        }
+        if NonZeroUsize::new(self.batch_size).is_none() {
+            return zero("batch_size");
+        }
+        if NonZeroUsize::new(self.workers).is_none() {
+            return zero("workers");
+        }
+        if NonZeroU64::new(self.epochs).is_none() {
+            return zero("epochs");
+        }
+        let side = if let Decode::Pixels { side } = self.decode { side } else { SIDE_WITHOUT_PIXELS };
+        let pool = DecodePool::new(self.workers, side)?;
+        let kernel_cpu_ns = pool.cpu_ns();
+        let skips = Arc::new(SkipLog::new(self.error_budget, None));
+        Ok(Loader { settings: self, pool: Arc::new(pool), skips, kernel_cpu_ns })
+    }
+
+    /// Batches between the dispatcher and the consumer.
+    pub(super) fn batches_ahead(&self) -> usize {
+        let Decode::Pixels { side } = self.decode else { return 2 };
+        let row_bytes = 3 * u64::from(side.get()).pow(2) * size_of::<f32>() as u64;
+        let batch_bytes = row_bytes.saturating_mul(self.batch_size as u64);
+        // One is filled and one is consumed beside those that wait.
+        (self.decoded_bytes_max / batch_bytes.max(1)).saturating_sub(2).clamp(1, 64) as usize
+    }
+}
