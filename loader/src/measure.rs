@@ -141,16 +141,11 @@ fn measure_field(extension: &str, payload: &Bytes, has_text: bool) -> Result<Fie
 
 fn field_shape(shape: MediumShape) -> Result<FieldShape, String> {
     match shape {
-        MediumShape::Image(size) => {
-            Ok(FieldShape::Image(ImageSize { width: size.width, height: size.height }))
-        }
+        MediumShape::Image(size) => Ok(FieldShape::Image(size)),
         MediumShape::Audio { length, .. } if u32::try_from(length.frames).is_err() => {
             Err(format!("{} audio frames, over {}", length.frames, u32::MAX))
         }
-        MediumShape::Audio { length, .. } => Ok(FieldShape::Audio(AudioLength {
-            frames: length.frames,
-            sample_rate_hz: length.sample_rate_hz,
-        })),
+        MediumShape::Audio { length, .. } => Ok(FieldShape::Audio(length)),
         MediumShape::Text { .. } | MediumShape::Opaque => Ok(FieldShape::Opaque),
     }
 }

@@ -13,6 +13,8 @@ mod jpeg;
 mod ogg;
 mod wav;
 
+use dflop_costmodel::{AudioLength, ImageSize};
+
 use crate::decode::DecodeError;
 
 pub use self::audio::AudioFormat;
@@ -22,24 +24,6 @@ pub(crate) use self::audio::{audio_format, audio_track, counted_frames, open_rea
 pub(crate) use self::image::image_header;
 pub(crate) use self::jpeg::{JpegHeader, read_jpeg_header};
 pub(crate) use self::wav::{WavHeader, read_wav_header};
-
-/// Width and height of a picture in pixels, after its EXIF orientation has been applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ImageSize {
-    /// Columns, at least 1.
-    pub width: u32,
-    /// Rows, at least 1.
-    pub height: u32,
-}
-
-/// Length of an audio clip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AudioLength {
-    /// Frames: samples per channel, without encoder delay and padding.
-    pub frames: u64,
-    /// Frames per second, at least 1.
-    pub sample_rate_hz: u32,
-}
 
 /// What the header of one field says about its medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
