@@ -10,7 +10,6 @@ use crate::decode::{DecodeError, DecodeLimits, Media, decode};
 use crate::error::{Error, Result};
 use crate::measure::decoded_bytes;
 use crate::pool::{DecodePool, Pending};
-use crate::prefetch::{ByteBudget, ByteLease};
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped, reason_of};
@@ -37,13 +36,12 @@ pub(crate) struct Collator {
     pool: Arc<DecodePool>,
     tensors: TensorPool,
     skips: Arc<SkipLog>,
-    decoded: ByteBudget,
 }
 
 /// A batch whose fields are being decoded.
 #[derive(Debug)]
 pub(crate) enum PendingBatch {
-    Fields(Vec<PendingSample>, Option<ByteLease>),
+    Fields(Vec<PendingSample>),
     Pixels(PendingPixels),
 }
 
@@ -52,7 +50,6 @@ pub(crate) enum PendingBatch {
 pub(crate) struct PendingSample {
     raw: RawSample,
     fields: PendingFields,
-    _lease: Option<ByteLease>,
 }
 
 #[derive(Debug)]
@@ -82,19 +79,11 @@ type PendingPicture = Pending<(Slot, Result<bool, DecodeError>)>;
 struct PixelSample {
     raw: RawSample,
     pictures: Vec<(Arc<str>, PendingPicture)>,
-    _lease: Option<ByteLease>,
 }
 
 impl Collator {
-    /// - `decoded_bytes_max`: decoded media that may be under way in batches; a larger batch is alone
-    pub(crate) fn new(
-        decode: Decode,
-        pool: Arc<DecodePool>,
-        skips: Arc<SkipLog>,
-        decoded_bytes_max: u64,
-    ) -> Self {
-        let decoded = ByteBudget::new(decoded_bytes_max);
-        Self { decode, pool, tensors: TensorPool::default(), skips, decoded }
+    pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
+        Self { decode, pool, tensors: TensorPool::default(), skips }
     }
 
     /// The account of what was not delivered.
@@ -102,50 +91,44 @@ impl Collator {
         self.skips.clone()
     }
 
+    /// Estimates what the decoded media of a batch take; nothing where it is delivered as stored, or in tensors,
+    /// whose number is bounded instead.
+    pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
+        let is_decoded = self.decode == Decode::Media;
+        samples.iter().filter(|_| is_decoded).map(decoded_bytes).sum()
+    }
+
     /// Starts decoding a batch; waits only for room in the pool's queue.
-    pub(crate) async fn begin(&self, samples: Vec<(RawSample, Option<ByteLease>)>) -> Result<PendingBatch> {
+    pub(crate) async fn begin(&self, samples: Vec<RawSample>) -> Result<PendingBatch> {
         if let Decode::Pixels { side } = self.decode {
             return Ok(PendingBatch::Pixels(self.begin_pixels(samples, side).await?));
         }
-        let mut decoded = None;
-        if self.decode == Decode::Media {
-            let bytes = samples.iter().map(|(raw, _)| decoded_bytes(raw)).sum();
-            decoded = Some(self.decoded.lease(bytes).await?);
-        }
         let mut pending = Vec::with_capacity(samples.len());
-        for (raw, lease) in samples {
-            pending.push(self.begin_sample(raw, lease).await?);
+        for raw in samples {
+            pending.push(self.begin_sample(raw).await?);
         }
-        Ok(PendingBatch::Fields(pending, decoded))
+        Ok(PendingBatch::Fields(pending))
     }
 
     /// Starts decoding a sample.
-    pub(crate) async fn begin_sample(
-        &self,
-        raw: RawSample,
-        lease: Option<ByteLease>,
-    ) -> Result<PendingSample> {
+    pub(crate) async fn begin_sample(&self, raw: RawSample) -> Result<PendingSample> {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
             let fields = raw.fields.clone();
             PendingFields::Decoding(self.pool.submit(move |_| decode_fields(&fields)).await?)
         };
-        Ok(PendingSample { raw, fields, _lease: lease })
+        Ok(PendingSample { raw, fields })
     }
 
-    async fn begin_pixels(
-        &self,
-        samples: Vec<(RawSample, Option<ByteLease>)>,
-        side: NonZeroU32,
-    ) -> Result<PendingPixels> {
+    async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
         let is_picture = |field: &&RawField| kind_of_extension(&field.extension) == MediumKind::Image;
-        let pictures = samples.iter().flat_map(|(raw, _)| &raw.fields).filter(is_picture).count();
+        let pictures = samples.iter().flat_map(|raw| &raw.fields).filter(is_picture).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
         let (slots, free) = self.tensors.slots(pictures, row_values);
         let mut free = free.into_iter();
         let mut pending = Vec::with_capacity(samples.len());
-        for (raw, lease) in samples {
+        for raw in samples {
             let mut pictures = Vec::new();
             for field in raw.fields.iter().filter(is_picture) {
                 let mut slot = free.next().expect("one slot was cut for every picture");
@@ -156,7 +139,7 @@ impl Collator {
                 });
                 pictures.push((field.extension.clone(), job.await?));
             }
-            pending.push(PixelSample { raw, pictures, _lease: lease });
+            pending.push(PixelSample { raw, pictures });
         }
         Ok(PendingPixels { side, samples: pending, slots })
     }
@@ -165,7 +148,7 @@ impl Collator {
     pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<Batch> {
         let batch = match batch {
             PendingBatch::Pixels(pixels) => self.finish_pixels(pixels).await?,
-            PendingBatch::Fields(pending, _decoded) => {
+            PendingBatch::Fields(pending) => {
                 let mut samples = Vec::with_capacity(pending.len());
                 for sample in pending {
                     samples.extend(self.finish_sample(sample).await?);

@@ -28,8 +28,8 @@ const SNIFFED_BYTES: usize = 6;
 #[derive(Debug)]
 pub(crate) struct SourceItem {
     pub(crate) item: ShardItem,
-    /// Ends when the sample is decoded or delivered.
-    pub(crate) lease: Option<ByteLease>,
+    /// Ends when the sample is received.
+    _lease: Option<ByteLease>,
 }
 
 /// How shards are read.
@@ -169,7 +169,7 @@ impl Reader {
                 read_through(sample);
             }
         }
-        self.sender.send(Ok(SourceItem { item, lease })).await.map_err(|_| Gone)
+        self.sender.send(Ok(SourceItem { item, _lease: lease })).await.map_err(|_| Gone)
     }
 }
 

@@ -100,7 +100,7 @@ impl BalancedLoader {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let steps = try_stream! {
-            let collator = Collator::new(settings.decode, pool, skips.clone(), settings.buffered_bytes_max);
+            let collator = Collator::new(settings.decode, pool, skips.clone());
             let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
@@ -163,7 +163,7 @@ fn begin_steps(
             for microbatch in microbatches? {
                 let mut samples = Vec::with_capacity(microbatch.len());
                 for (raw, cost) in microbatch {
-                    samples.push((collator.begin_sample(raw, None).await?, cost));
+                    samples.push((collator.begin_sample(raw).await?, cost));
                 }
                 pending.push(samples);
             }

@@ -91,7 +91,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Sets how many payload bytes may wait for the decoders; one sample more is possible. Default: 64 MiB.
+    /// Sets how many payload bytes may wait: half of them read ahead, half in batches under way. One batch more is
+    /// possible. Default: 64 MiB.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
         self.buffered_bytes_max = bytes;

@@ -19,11 +19,12 @@ use crate::batch::Batch;
 use crate::collate::{Collator, Decode, PendingBatch};
 use crate::error::Result;
 use crate::pool::DecodePool;
-use crate::prefetch::{ByteBudget, run_ahead};
+use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
 use crate::read::ShardItem;
+use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::{SkipLog, Skipped};
-use crate::source::{SourceConfig, SourceItem, read_shards};
+use crate::source::{SourceConfig, read_shards};
 
 /// Batches in order; an error is the last item.
 pub type BatchStream = BoxStream<'static, Result<Batch>>;
@@ -57,11 +58,11 @@ impl Loader {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let batches = try_stream! {
-            let collator = Collator::new(settings.decode, pool, skips.clone(), settings.decoded_bytes_max);
+            let collator = Collator::new(settings.decode, pool, skips.clone());
             let ahead = settings.batches_ahead();
             let mut begun = run_ahead(begin_batches(settings, collator.clone()), ahead);
             while let Some(batch) = begun.recv().await {
-                let batch = collator.finish(batch?).await?;
+                let batch = collator.finish(batch?.batch).await?;
                 skips.check(false)?;
                 if !batch.samples.is_empty() {
                     yield batch;
@@ -85,35 +86,61 @@ impl Loader {
     }
 }
 
+/// A batch under way, and what it takes from the budgets until it is delivered.
+struct BegunBatch {
+    batch: PendingBatch,
+    _leases: [ByteLease; 2],
+}
+
+/// Starts batches as their samples come.
+///
+/// A sample leaves the reader's budget when it joins a batch, or a batch that is larger than the budget could
+/// never be filled; the whole batch then takes its bytes from budgets of its own, alone if it is larger.
+struct BatchStarter {
+    collator: Collator,
+    encoded: ByteBudget,
+    decoded: ByteBudget,
+}
+
+impl BatchStarter {
+    async fn begin(&self, samples: Vec<RawSample>) -> Result<BegunBatch> {
+        let encoded = self.encoded.lease(samples.iter().map(RawSample::bytes).sum()).await?;
+        let decoded = self.decoded.lease(self.collator.decoded_bytes(&samples)).await?;
+        Ok(BegunBatch { batch: self.collator.begin(samples).await?, _leases: [encoded, decoded] })
+    }
+}
+
 /// Collects samples to batches and starts their decoding.
 fn begin_batches(
     settings: LoaderBuilder,
     collator: Collator,
-) -> impl futures::Stream<Item = Result<PendingBatch>> + Send {
+) -> impl futures::Stream<Item = Result<BegunBatch>> + Send {
     try_stream! {
         let skips = collator.skips();
+        let half = settings.buffered_bytes_max / 2;
         let mut source = read_shards(SourceConfig {
             shards: settings.shards,
             epochs: settings.epochs,
             field_bytes_max: settings.field_bytes_max,
             is_read_through: settings.decode == Decode::Raw,
-            budget: ByteBudget::new(settings.buffered_bytes_max),
+            budget: ByteBudget::new(half),
         });
+        let (encoded, decoded) = (ByteBudget::new(half), ByteBudget::new(settings.decoded_bytes_max));
+        let starter = BatchStarter { collator, encoded, decoded };
         let mut batch = Vec::with_capacity(settings.batch_size);
         let mut left = settings.samples_max.unwrap_or(u64::MAX);
         while left > 0 && let Some(item) = source.recv().await {
-            let SourceItem { item, lease } = item?;
             left -= 1;
-            match item {
+            match item?.item {
                 ShardItem::Skipped(skipped) => skips.push(skipped),
-                ShardItem::Sample(sample) => batch.push((sample, lease)),
+                ShardItem::Sample(sample) => batch.push(sample),
             }
             if batch.len() == settings.batch_size {
-                yield collator.begin(std::mem::take(&mut batch)).await?;
+                yield starter.begin(std::mem::take(&mut batch)).await?;
             }
         }
         if !batch.is_empty() {
-            yield collator.begin(batch).await?;
+            yield starter.begin(batch).await?;
         }
     }
 }
