@@ -2,6 +2,7 @@
 
 mod architecture;
 mod balanced;
+mod hostile_tar;
 mod malformed;
 mod order;
 mod stream;
