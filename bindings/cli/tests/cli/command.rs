@@ -1,0 +1,91 @@
+//! Runs the command as a user does.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// What a run left behind.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// Exit status; `None` if a signal ended it.
+    pub(crate) status: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// The command, not yet started.
+pub(crate) fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dflop"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end.
+pub(crate) fn dflop(args: &[&str]) -> Run {
+    command(args).output().expect("the command starts").into()
+}
+
+/// Runs the command with these bytes on standard input.
+pub(crate) fn dflop_fed(args: &[&str], input: &[u8]) -> Run {
+    let mut child = command(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut stdin = child.stdin.take().expect("standard input is piped");
+    std::thread::scope(|scope| {
+        // A command that stops reading is no failure of the feeder.
+        scope.spawn(move || drop(stdin.write_all(input)));
+        child.wait_with_output().expect("the command ends").into()
+    })
+}
+
+/// Runs a command that must succeed and prints one JSON object.
+pub(crate) fn object(args: &[&str]) -> Value {
+    let mut lines = objects(args);
+    assert_eq!(lines.len(), 1, "{args:?} prints one object");
+    lines.remove(0)
+}
+
+/// Runs a command that must succeed, silent on standard error, and prints JSON objects, one a line.
+pub(crate) fn objects(args: &[&str]) -> Vec<Value> {
+    let run = dflop(args);
+    assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{args:?}");
+    run.objects()
+}
+
+impl Run {
+    /// Standard output as JSON objects, one a line.
+    pub(crate) fn objects(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+    }
+}
+
+impl From<Output> for Run {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
+        Self { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+/// A path as an argument.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
+/// The value without what a clock or the machine writes.
+pub(crate) fn without_measurements(mut value: Value) -> Value {
+    let is_measured = |name: &str| {
+        name == "seconds"
+            || name.ends_with("_seconds")
+            || name.ends_with("_ms")
+            || name.ends_with("_rss_bytes")
+    };
+    if let Value::Object(fields) = &mut value {
+        fields.retain(|name, _| !is_measured(name));
+    }
+    value
+}

@@ -1,0 +1,263 @@
+//! Every field that a command promises is there, with the right meaning.
+
+use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::media::jpeg;
+use dflop_tests::tar::TarBytes;
+use serde_json::{Value, json};
+
+use crate::command::{dflop, object, objects, text, without_measurements};
+
+/// Two text samples and one picture that ends in its header, in one shard.
+fn shard_with_a_bad_picture(folder: &tempfile::TempDir) -> std::path::PathBuf {
+    let cut = &jpeg(64, 48, 0)[..10];
+    let tar = TarBytes::new().file("a.txt", b"one").file("b.jpg", cut).file("c.txt", b"two").finish();
+    let shard = folder.path().join("x.tar");
+    std::fs::write(&shard, tar).expect("the folder can be written");
+    shard
+}
+
+fn write_instance(folder: &tempfile::TempDir) -> std::path::PathBuf {
+    let instance = json!({
+        "name": "six", "n": 6, "m": 4, "c": 2,
+        "d": [[9, 1], [1, 9], [5, 5], [3, 7], [7, 3], [6, 2]], "tok": [1, 2, 3, 4, 5, 6],
+    });
+    let path = folder.path().join("six.json");
+    std::fs::write(&path, instance.to_string()).expect("the folder can be written");
+    path
+}
+
+fn whole_numbers(groups: &Value) -> Vec<u64> {
+    let mut items: Vec<u64> = match groups {
+        Value::Array(groups) => groups.iter().flat_map(whole_numbers).collect(),
+        item => vec![item.as_u64().expect("an item is a whole number")],
+    };
+    items.sort_unstable();
+    items
+}
+
+#[test]
+fn index_counts_shards_samples_and_payload_bytes() {
+    let data = DataSet::new(2, 5, Stored::Plain);
+    let report = object(&["index", &data.pattern(), "--json"]);
+    let listed = objects(&["list", &data.pattern(), "--json"]);
+    let fields = listed.iter().flat_map(|sample| sample["fields"].as_object().expect("fields").values());
+    let bytes: u64 = fields.map(|field| field["bytes"].as_u64().expect("bytes")).sum();
+    assert_eq!((&report["shards"], &report["samples"]), (&json!(2), &json!(10)));
+    assert_eq!(report["bytes"], bytes);
+    assert_eq!((&report["skipped"], &report["warnings"]), (&json!([]), &json!([])));
+    assert!(report["seconds"].as_f64().expect("seconds") >= 0.0);
+    assert_eq!(report["fingerprint"].as_str().expect("a fingerprint").len(), 32);
+    assert!(std::path::Path::new(report["path"].as_str().expect("a path")).is_file());
+}
+
+#[test]
+fn the_fingerprint_ignores_the_directory() {
+    let (one, other) = (DataSet::new(2, 3, Stored::Plain), DataSet::new(2, 3, Stored::Plain));
+    let fingerprint = |data: &DataSet| object(&["index", &data.pattern(), "--json"])["fingerprint"].clone();
+    assert_eq!(fingerprint(&one), fingerprint(&other));
+}
+
+#[test]
+fn index_reports_a_bad_sample_and_ends_well() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shard = shard_with_a_bad_picture(&folder);
+    let report = object(&["index", text(&shard), "--json"]);
+    assert_eq!(report["samples"], 2);
+    let skipped = report["skipped"].as_array().expect("a list");
+    assert_eq!(skipped.len(), 1);
+    assert_eq!(skipped[0]["shard"], text(&shard));
+    assert_eq!(skipped[0]["offset"], 1024);
+    assert_eq!((&skipped[0]["key"], &skipped[0]["field"]), (&json!("b"), &json!("jpg")));
+    assert!(!skipped[0]["reason"].as_str().expect("a reason").is_empty());
+}
+
+#[test]
+fn verified_index_finds_what_headers_do_not_show() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let picture = jpeg(64, 48, 0);
+    let tar = TarBytes::new().file("a.jpg", &picture).file("b.jpg", &picture[..picture.len() - 40]).finish();
+    let shard = folder.path().join("x.tar");
+    std::fs::write(&shard, tar).expect("the folder can be written");
+    assert_eq!(object(&["index", text(&shard), "--json"])["samples"], 2);
+    let verified = object(&["index", text(&shard), "--verify", "--json"]);
+    assert_eq!(verified["samples"], 1);
+    assert_eq!(verified["skipped"][0]["key"], "b");
+}
+
+#[test]
+fn list_gives_bytes_digest_and_shape_of_every_field() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let tar = TarBytes::new().file("d/a.TXT", b"abc").file("d/a.seg.jpg", &jpeg(64, 48, 0)).finish();
+    let shard = folder.path().join("x.tar");
+    std::fs::write(&shard, tar).expect("the folder can be written");
+    let sample = object(&["list", text(&shard), "--json"]);
+    assert_eq!((&sample["key"], &sample["url"]), (&json!("d/a"), &json!(text(&shard))));
+    let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    assert_eq!(sample["fields"]["txt"], json!({"bytes": 3, "sha256": digest}));
+    assert_eq!(sample["shape"]["images"], json!([{"width": 64, "height": 48}]));
+    assert_eq!(sample["fields"].as_object().expect("fields").len(), 2);
+}
+
+#[test]
+fn list_prints_what_is_readable_then_fails() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shard = shard_with_a_bad_picture(&folder);
+    let run = dflop(&["list", text(&shard), "--json"]);
+    assert_eq!(run.status, Some(1));
+    let keys: Vec<Value> = run.objects().iter().map(|sample| sample["key"].clone()).collect();
+    assert_eq!(keys, ["a", "b", "c"]);
+    assert!(run.objects()[1]["shape"].is_null());
+    assert!(run.stderr.contains("offset 1024 key b field jpg"), "{}", run.stderr);
+}
+
+#[test]
+fn stream_reports_every_measurement() {
+    let data = DataSet::new(2, 6, Stored::Plain);
+    for decode in ["raw", "rgb224", "media"] {
+        let args =
+            ["stream", &data.pattern(), "--decode", decode, "--batch", "5", "--workers", "2", "--json"];
+        let report = object(&args);
+        assert_eq!((&report["samples"], &report["skipped"]), (&json!(12), &json!([])), "{decode}");
+        let seconds = |name: &str| report[name].as_f64().expect(name);
+        assert!(seconds("first_batch_seconds") <= seconds("seconds"), "{decode}");
+        assert!(seconds("cpu_seconds") >= seconds("kernel_cpu_seconds"), "{decode}");
+        assert_eq!(seconds("kernel_cpu_seconds") > 0.0, decode != "raw", "{decode}");
+        assert!(report["peak_rss_bytes"].is_u64(), "{decode}");
+    }
+}
+
+#[test]
+fn rgb224_reads_pictures_only_and_delivers_samples_without_one() {
+    let data = DataSet::new(1, 6, Stored::Plain);
+    let listed = objects(&["list", &data.pattern(), "--json"]);
+    let pictures: Vec<u64> =
+        listed.iter().filter_map(|sample| sample["fields"]["jpg"]["bytes"].as_u64()).collect();
+    let report = object(&["stream", &data.pattern(), "--decode", "rgb224", "--json"]);
+    assert_eq!(report["samples"], 6);
+    assert_eq!(report["bytes"], pictures.iter().sum::<u64>());
+    assert_eq!(report["pictures"], pictures.len());
+}
+
+#[test]
+fn epochs_repeat_and_samples_cut_the_stream() {
+    let data = DataSet::new(2, 5, Stored::Plain);
+    let samples = |more: &[&str]| {
+        let stream = ["stream", &data.pattern(), "--decode", "raw", "--batch", "3", "--json"];
+        object(&[&stream[..], more].concat())["samples"].clone()
+    };
+    assert_eq!(samples(&["--epochs", "2"]), 20);
+    assert_eq!(samples(&["--samples", "7"]), 7);
+    assert_eq!(samples(&["--epochs", "3", "--samples", "25"]), 25);
+}
+
+#[test]
+fn delivered_and_skipped_are_all_samples() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shard = shard_with_a_bad_picture(&folder);
+    let args = ["stream", text(&shard), "--error-budget", "1", "--json"];
+    let report = object(&args);
+    assert_eq!(report["samples"], 2);
+    let skipped = report["skipped"].as_array().expect("a list");
+    assert_eq!(skipped.len(), 1);
+    for field in ["shard", "offset", "key", "field", "reason"] {
+        assert!(skipped[0].get(field).is_some(), "{field}");
+    }
+    let over_budget = dflop(&["stream", text(&shard)]);
+    assert_eq!(over_budget.status, Some(1));
+    assert!(over_budget.stderr.contains("error budget"), "{}", over_budget.stderr);
+}
+
+#[test]
+fn stats_gives_quantiles_in_order() {
+    let data = DataSet::new(2, 10, Stored::Plain);
+    let report = object(&["stats", &data.pattern(), "--model", "omni-7b", "--json"]);
+    assert_eq!(report["samples"], 20);
+    let quantiles = report["quantiles"].as_object().expect("quantiles");
+    for name in ["tokens", "text_tokens", "image_width", "audio_seconds", "llm_cost_seconds"] {
+        let value = |quantile: &str| quantiles[name][quantile].as_f64().expect(quantile);
+        let values = ["min", "p5", "p25", "p50", "p75", "p95", "p99", "max"].map(value);
+        assert!(values.is_sorted(), "{name}: {values:?}");
+        assert!((value("min")..=value("max")).contains(&value("mean")), "{name}");
+        let counts = report["histograms"][name]["counts"].as_array().expect("counts");
+        let total: u64 = counts.iter().map(|count| count.as_u64().expect("a count")).sum();
+        assert_eq!(quantiles[name]["n"], total, "{name}");
+    }
+}
+
+#[test]
+fn balance_puts_every_item_into_one_group_and_proves_its_gap() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = object(&["balance", "--instance", text(&write_instance(&folder)), "--json"]);
+    assert_eq!(report["groups"].as_array().expect("groups").len(), 4);
+    assert_eq!(whole_numbers(&report["groups"]), [0, 1, 2, 3, 4, 5]);
+    let number = |name: &str| report[name].as_f64().expect(name);
+    assert!((number("gap") - (number("makespan_ns") / number("lower_bound_ns") - 1.0)).abs() < 1e-12);
+    assert!(number("gap") >= 0.0 && number("solve_ms") >= 0.0);
+    assert!(report["work_spent"].is_u64());
+}
+
+#[test]
+fn balance_pipeline_gives_each_rank_its_microbatches() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = write_instance(&folder);
+    let pipeline = ["--objective", "pipeline", "--dp", "2", "--stages", "1,3"];
+    let report = object(&[&["balance", "--instance", text(&path), "--json"], &pipeline[..]].concat());
+    let ranks = report["ranks"].as_array().expect("ranks");
+    assert!(ranks.iter().all(|rank| rank.as_array().is_some_and(|microbatches| microbatches.len() == 2)));
+    assert_eq!((ranks.len(), whole_numbers(&report["ranks"])), (2, vec![0, 1, 2, 3, 4, 5]));
+    assert!(report["lower_bound_ns"].as_u64() <= report["makespan_ns"].as_u64());
+}
+
+#[test]
+fn simulate_compares_three_strategies_with_data_blind() {
+    let data = DataSet::new(2, 8, Stored::Plain);
+    let size = ["--global-batch", "8", "--dp-size", "2", "--microbatches", "2", "--work", "100"];
+    let report = object(&[&["simulate", &data.pattern(), "--json"], &size[..]].concat());
+    let strategies = report["strategies"].as_array().expect("strategies");
+    let names: Vec<&Value> = strategies.iter().map(|strategy| &strategy["name"]).collect();
+    assert_eq!(names, ["data-blind", "lpt", "dflop"]);
+    assert_eq!((&report["steps"], &strategies[0]["speedup"]), (&json!(2), &json!(1.0)));
+    for strategy in strategies {
+        assert!(strategy["step_seconds"].as_f64().expect("seconds") > 0.0);
+        assert!((0.0..1.0).contains(&strategy["bubble_fraction"].as_f64().expect("a fraction")));
+    }
+}
+
+#[test]
+fn packed_folder_lists_what_went_in() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (source, out) = (folder.path().join("source"), folder.path().join("out"));
+    std::fs::create_dir(&source).expect("the folder can be written");
+    for (name, payload) in [("a b.txt", "one"), ("日本.txt", "three"), ("noext", "x")] {
+        std::fs::write(source.join(name), payload).expect("the folder can be written");
+    }
+    let report = object(&["pack", text(&source), text(&out), "--json"]);
+    let counts = json!([report["shards"], report["samples"], report["bytes"]]);
+    assert_eq!(counts, json!([1, 2, 8]));
+    assert_eq!(report["skipped"].as_array().map(Vec::len), Some(1));
+    let keys: Vec<Value> =
+        objects(&["list", text(&out), "--json"]).iter().map(|sample| sample["key"].clone()).collect();
+    assert_eq!(keys, ["a b", "日本"]);
+    let again = dflop(&["pack", text(&source), text(&out)]);
+    assert_eq!(again.status, Some(1), "shards are never overwritten");
+    assert!(again.stderr.contains("shard-000000.tar"), "{}", again.stderr);
+}
+
+#[test]
+fn reports_differ_in_nothing_but_measurements() {
+    let data = DataSet::new(2, 6, Stored::Plain);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (pattern, instance) = (data.pattern(), write_instance(&folder));
+    let size = ["--global-batch", "4", "--dp-size", "2", "--work", "50"];
+    let commands = [
+        vec!["index", &pattern, "--json"],
+        vec!["stats", &pattern, "--json"],
+        vec!["stream", &pattern, "--json"],
+        vec!["balance", "--instance", text(&instance), "--json"],
+        [&["simulate", &pattern, "--json"], &size[..]].concat(),
+    ];
+    for args in commands {
+        let [one, other] = [0, 1].map(|_| without_measurements(object(&args)));
+        assert_eq!(one, other, "{args:?}");
+    }
+}

@@ -1,0 +1,145 @@
+//! The index is made on first use, kept, noticed to be stale, and never found half-written.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::tar::TarBytes;
+
+use crate::command::{command, dflop, object, text};
+
+fn order(pattern: &str, more: &[&str]) -> String {
+    let size = ["--global-batch", "6", "--dp-size", "2", "--work", "20", "--json"];
+    let run = dflop(&[&["order", pattern], &size[..], more].concat());
+    assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""));
+    run.stdout
+}
+
+fn index_path(pattern: &str) -> PathBuf {
+    PathBuf::from(object(&["index", pattern, "--json"])["path"].as_str().expect("the index is kept"))
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("the folder is there");
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
+    entries.map(|entry| name(entry).into_string().expect("names are UTF-8")).collect()
+}
+
+#[test]
+fn first_use_makes_the_index_beside_the_shards() {
+    let data = DataSet::new(2, 4, Stored::Plain);
+    let first = order(&data.pattern(), &[]);
+    assert!(names(&data.folder().join(".dflop")).iter().any(|name| name.contains(".arrow")));
+    assert_eq!(order(&data.pattern(), &[]), first);
+}
+
+#[test]
+fn index_that_fits_is_kept() {
+    let data = DataSet::new(1, 4, Stored::Plain);
+    let modified =
+        || index_path(&data.pattern()).metadata().and_then(|file| file.modified()).expect("a time");
+    assert_eq!(modified(), modified());
+}
+
+#[test]
+fn named_folder_holds_the_index_for_every_command() {
+    let data = DataSet::new(1, 8, Stored::Plain);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let place = folder.path().join("here");
+    let plain = order(&data.pattern(), &["--index", text(&place)]);
+    assert!(!data.folder().join(".dflop").exists());
+    let report = object(&["index", &data.pattern(), "--out", text(&place), "--json"]);
+    assert!(report["path"].as_str().expect("a path").starts_with(text(&place)));
+    assert_eq!(order(&data.pattern(), &[]), plain);
+}
+
+#[test]
+fn folder_that_takes_no_index_sends_it_to_the_cache_directory() {
+    let data = DataSet::new(1, 8, Stored::Plain);
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    // A file in its place refuses the folder to every user, the super-user included.
+    std::fs::write(data.folder().join(".dflop"), "").expect("the folder can be written");
+    let output = command(&["index", &data.pattern(), "--json"]).env("XDG_CACHE_HOME", cache.path()).output();
+    let report: serde_json::Value =
+        serde_json::from_slice(&output.expect("the command runs").stdout).expect("an object");
+    assert!(report["path"].as_str().expect("a path").starts_with(text(cache.path())));
+}
+
+#[test]
+fn without_any_folder_the_index_lives_in_memory() {
+    let data = DataSet::new(1, 8, Stored::Plain);
+    std::fs::write(data.folder().join(".dflop"), "").expect("the folder can be written");
+    let mut index = command(&["index", &data.pattern(), "--json"]);
+    let output = index.env_remove("HOME").env_remove("XDG_CACHE_HOME").output().expect("the command runs");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
+    assert_eq!((&report["samples"], &report["path"]), (&8.into(), &serde_json::Value::Null));
+}
+
+#[test]
+fn shard_replaced_by_one_of_the_same_size_is_noticed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shard = folder.path().join("x.tar");
+    let write = |keys: [&str; 6]| {
+        let append = |tar: TarBytes, key: &str| tar.file(&format!("{key}.txt"), b"text");
+        let bytes = keys.into_iter().fold(TarBytes::new(), append).finish();
+        std::fs::write(&shard, &bytes).expect("the folder can be written");
+        bytes.len()
+    };
+    let bytes = write(["a", "b", "c", "d", "e", "f"]);
+    assert!(order(text(&shard), &[]).contains(r#""a""#));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(write(["u", "v", "w", "x", "y", "z"]), bytes);
+    let changed = order(text(&shard), &[]);
+    assert!(changed.contains(r#""u""#) && !changed.contains(r#""a""#), "{changed}");
+}
+
+#[test]
+fn cut_index_is_made_anew() {
+    let data = DataSet::new(2, 8, Stored::Plain);
+    let whole = order(&data.pattern(), &[]);
+    let path = index_path(&data.pattern());
+    let bytes = std::fs::read(&path).expect("the index is there");
+    for length in [0, 1, 9, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&path, &bytes[..length]).expect("the index can be written");
+        assert_eq!(order(&data.pattern(), &[]), whole, "cut to {length} bytes");
+    }
+    assert_eq!(std::fs::read(&path).expect("the index is there"), bytes);
+}
+
+#[test]
+fn killed_indexing_leaves_nothing_that_misleads() {
+    let data = DataSet::new(3, 20, Stored::Plain);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let whole = order(&data.pattern(), &["--index", text(&folder.path().join("whole"))]);
+    for (attempt, wait_ms) in [0, 1, 2, 4, 8, 16].into_iter().enumerate() {
+        let place = folder.path().join(attempt.to_string());
+        let mut index = command(&["index", &data.pattern(), "--verify", "--out", text(&place)]);
+        let mut child =
+            index.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the command starts");
+        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        child.kill().expect("the command can be killed");
+        child.wait().expect("the command ends");
+        assert_eq!(order(&data.pattern(), &["--index", text(&place)]), whole, "killed after {wait_ms} ms");
+    }
+}
+
+#[test]
+fn processes_that_index_at_once_agree() {
+    let data = DataSet::new(3, 20, Stored::Plain);
+    let spawn = |_| {
+        let mut index = command(&["index", &data.pattern(), "--json"]);
+        index.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts")
+    };
+    let children: Vec<_> = (0..4).map(spawn).collect();
+    let reports = children.into_iter().map(|child| {
+        let output = child.wait_with_output().expect("the command ends");
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
+        report["fingerprint"].clone()
+    });
+    let mut fingerprints: Vec<_> = reports.collect();
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 1);
+    let files = names(&data.folder().join(".dflop"));
+    assert!(files.iter().all(|name| !name.contains("tmp")), "{files:?}");
+}

@@ -1,0 +1,9 @@
+//! What users of the `dflop` command rely on: fields, exit statuses, and the same answer every time.
+
+mod command;
+mod contract;
+mod index_cache;
+mod misuse;
+mod order;
+mod pipes;
+mod real_input;

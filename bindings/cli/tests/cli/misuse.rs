@@ -1,0 +1,160 @@
+//! Wrong arguments end with status 2, failures with status 1; both say why on standard error and nothing else.
+
+use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::tar::TarBytes;
+
+use crate::command::{dflop, text};
+
+fn refuse(args: &[&str], status: i32, mentioned: &str) {
+    let run = dflop(args);
+    assert_eq!(run.status, Some(status), "{args:?}: {}", run.stderr);
+    assert_eq!(run.stdout, "", "{args:?}");
+    assert!(run.stderr.contains(mentioned), "{args:?}: {}", run.stderr);
+    assert!(!run.stderr.contains("panicked"), "{args:?}: {}", run.stderr);
+}
+
+const READERS: [&[&str]; 5] =
+    [&["index"], &["list"], &["stream"], &["stats"], &["order", "--global-batch", "4", "--dp-size", "2"]];
+
+#[test]
+fn every_command_explains_itself() {
+    for command in ["demo", "pack", "index", "list", "stream", "order", "stats", "balance", "simulate"] {
+        let run = dflop(&[command, "--help"]);
+        assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{command}");
+        assert!(run.stdout.contains("Usage: dflop"), "{command}");
+    }
+}
+
+#[test]
+fn missing_shard_is_named() {
+    for reader in READERS {
+        refuse(&[reader, &["nowhere/x.tar"]].concat(), 1, "nowhere/x.tar");
+    }
+}
+
+#[test]
+fn folder_without_shards_is_misuse() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for reader in READERS {
+        refuse(&[reader, &[text(folder.path())]].concat(), 2, "dflop pack");
+    }
+}
+
+#[test]
+fn file_that_is_no_tar_fails() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let contents: [(&str, &[u8]); 2] = [("empty.tar", b""), ("text.tar", b"not an archive")];
+    for (name, bytes) in contents {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).expect("the folder can be written");
+        for reader in READERS {
+            refuse(&[reader, &[text(&path)]].concat(), 1, name);
+        }
+    }
+}
+
+#[test]
+fn shard_without_samples_fails() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("x.tar");
+    std::fs::write(&path, TarBytes::new().file("README", b"hi").finish()).expect("the folder can be written");
+    for reader in READERS {
+        refuse(&[reader, &[text(&path)]].concat(), 1, "sample");
+    }
+}
+
+#[test]
+fn impossible_stream_settings_are_misuse() {
+    let data = DataSet::new(1, 2, Stored::Plain);
+    let stream = |option: &str, value: &str, mentioned: &str| {
+        refuse(&["stream", &data.pattern(), option, value], 2, mentioned);
+    };
+    stream("--workers", "0", "workers");
+    stream("--batch", "0", "batch");
+    stream("--epochs", "0", "epochs");
+    stream("--error-budget", "1.5", "between 0 and 1");
+    stream("--error-budget", "nan", "between 0 and 1");
+    stream("--decode", "nonsense", "rgb224");
+}
+
+#[test]
+fn impossible_plans_are_misuse() {
+    let data = DataSet::new(1, 8, Stored::Plain);
+    let plan = |changed: &[&str], mentioned: &str| {
+        for command in ["order", "simulate"] {
+            refuse(&[&[command, &data.pattern()], changed].concat(), 2, mentioned);
+        }
+    };
+    plan(&["--global-batch", "0", "--dp-size", "2"], "global-batch");
+    plan(&["--global-batch", "4", "--dp-size", "0"], "at least 1");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--microbatches", "0"], "at least 1");
+    plan(&["--global-batch", "3", "--dp-size", "2", "--microbatches", "2"], "cannot fill 4");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1"], "vision, audio, llm");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1,0,1"], "at least 1");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--model", "nonsense"], "omni-7b");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--device", "nonsense"], "h100");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--strategy", "nonsense"], "multi_lpt");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--tail", "nonsense"], "carry");
+    plan(&["--global-batch", "9", "--dp-size", "2", "--tail", "drop"], "more than the 8 samples");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--seed", "18446744073709551616"], "seed");
+    plan(&["--global-batch", "4"], "dp-size");
+}
+
+#[test]
+fn cap_below_one_sample_fails_with_the_sample_that_exceeds_it() {
+    let data = DataSet::new(1, 8, Stored::Plain);
+    let order = ["order", &data.pattern(), "--global-batch", "4", "--dp-size", "2"];
+    refuse(&[&order[..], &["--tokens-max", "1"]].concat(), 1, "above the cap of 1");
+    refuse(&[&order[..], &["--bytes-max", "1"]].concat(), 1, "above the cap of 1");
+}
+
+#[test]
+fn malformed_instances_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("x.json");
+    let instances = [
+        ("{}", 1, "missing field"),
+        (r#"{"name":"x","n":2,"m":0,"c":1,"d":[[1],[2]]}"#, 2, "groups"),
+        (r#"{"name":"x","n":2,"m":3,"c":1,"d":[[1],[2]]}"#, 1, "cannot fill 3"),
+        (r#"{"name":"x","n":3,"m":1,"c":1,"d":[[1],[2]]}"#, 1, "expected 3"),
+        (r#"{"name":"x","n":2,"m":1,"c":2,"d":[[1],[2]]}"#, 1, "expected 2"),
+        (r#"{"name":"x","n":2,"m":1,"c":1,"d":[[-1],[2]]}"#, 1, "negative"),
+        ("\u{1f}no gzip either", 1, "instance"),
+    ];
+    for (instance, status, mentioned) in instances {
+        std::fs::write(&path, instance).expect("the folder can be written");
+        refuse(&["balance", "--instance", text(&path)], status, mentioned);
+    }
+    refuse(&["balance", "--instance", "nowhere.json"], 1, "nowhere.json");
+}
+
+#[test]
+fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_module() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("x.json");
+    let instance = r#"{"name":"x","n":4,"m":4,"c":2,"d":[[1,2],[2,1],[3,3],[1,1]]}"#;
+    std::fs::write(&path, instance).expect("the folder can be written");
+    let pipeline = ["balance", "--instance", text(&path), "--objective", "pipeline"];
+    refuse(&pipeline, 2, "--dp");
+    refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "do not divide");
+    refuse(&[&pipeline[..], &["--dp", "2", "--stages", "1"]].concat(), 2, "2 modules");
+    refuse(&[&pipeline[..], &["--dp", "2", "--stages", "0,1"]].concat(), 2, "above 0");
+}
+
+#[test]
+fn nothing_to_pack_fails() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (source, out) = (folder.path().join("source"), folder.path().join("out"));
+    refuse(&["pack", text(&source), text(&out)], 1, "source");
+    std::fs::create_dir(&source).expect("the folder can be written");
+    refuse(&["pack", text(&source), text(&out)], 1, "no samples");
+    std::fs::write(source.join("a.txt"), "a").expect("the folder can be written");
+    refuse(&["pack", text(&source), text(&out), "--shard-bytes", "0"], 2, "shard_bytes");
+}
+
+#[test]
+fn remote_schemes_are_refused_by_name() {
+    for url in ["s3://bucket/x.tar", "http://localhost:1/x.tar"] {
+        refuse(&["list", url], 2, "not supported");
+    }
+}

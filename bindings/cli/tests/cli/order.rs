@@ -1,0 +1,134 @@
+//! The order of samples is a function of seed, data set and batch size alone.
+
+use dflop_tests::data_set::{DataSet, Stored};
+use serde_json::Value;
+
+use crate::command::dflop;
+
+const SAMPLES: usize = 26;
+
+fn order(pattern: &str, more: &[&str]) -> String {
+    let run = dflop(&[&["order", pattern, "--json", "--work", "50"], more].concat());
+    assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{more:?}");
+    run.stdout
+}
+
+fn keys_of_line(line: &str) -> Vec<Vec<Vec<String>>> {
+    let line: Value = serde_json::from_str(line).expect("a line is JSON");
+    serde_json::from_value(line["keys"].clone()).expect("keys by rank and microbatch")
+}
+
+/// The keys of each step, sorted.
+fn unions(lines: &str) -> Vec<Vec<String>> {
+    let union = |line: &str| {
+        let mut keys: Vec<String> = keys_of_line(line).into_iter().flatten().flatten().collect();
+        keys.sort_unstable();
+        keys
+    };
+    lines.lines().map(union).collect()
+}
+
+#[test]
+fn step_holds_the_same_samples_for_any_number_of_ranks() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    let with = |ranks: &str| order(&data.pattern(), &["--global-batch", "8", "--dp-size", ranks]);
+    let one = unions(&with("1"));
+    for ranks in ["2", "3", "8"] {
+        let lines = with(ranks);
+        assert_eq!(unions(&lines), one, "{ranks} ranks");
+        assert!(lines.lines().all(|line| keys_of_line(line).len().to_string() == ranks));
+    }
+}
+
+#[test]
+fn later_start_gives_the_tail_of_the_full_run() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    for tail in ["carry", "drop", "short"] {
+        let size = ["--global-batch", "4", "--dp-size", "2", "--seed", "5", "--tail", tail];
+        let full = order(&data.pattern(), &size);
+        let lines: Vec<&str> = full.split_inclusive('\n').collect();
+        for start in [0, 1, lines.len() - 1] {
+            let from = order(&data.pattern(), &[&size[..], &["--from-step", &start.to_string()]].concat());
+            assert_eq!(from, lines[start..].concat(), "{tail} from step {start}");
+        }
+    }
+}
+
+#[test]
+fn tails_differ_in_the_last_batch_only() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    let steps =
+        |tail| unions(&order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--tail", tail]));
+    let lengths = |tail| steps(tail).iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(lengths("carry"), [8, 8, 8, 8]);
+    assert_eq!(lengths("drop"), [8, 8, 8]);
+    assert_eq!(lengths("short"), [8, 8, 8, 2]);
+    assert_eq!(steps("carry")[..3], steps("short")[..3]);
+    assert_eq!(steps("drop"), steps("short")[..3]);
+}
+
+#[test]
+fn epoch_visits_every_sample_once() {
+    for stored in [Stored::Plain, Stored::Gzip, Stored::Zstd] {
+        let data = DataSet::new(2, SAMPLES / 2, stored);
+        for epoch in ["0", "1"] {
+            let args = ["--global-batch", "8", "--dp-size", "2", "--tail", "short", "--epoch", epoch];
+            let mut visited: Vec<String> = unions(&order(&data.pattern(), &args)).concat();
+            visited.sort_unstable();
+            assert_eq!(visited, data.keys, "{stored:?}, epoch {epoch}");
+        }
+    }
+}
+
+#[test]
+fn next_epoch_goes_on_where_the_first_ended() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    let size = ["--global-batch", "13", "--dp-size", "2"];
+    let both = unions(&order(&data.pattern(), &[&size[..], &["--steps", "4"]].concat()));
+    let second = unions(&order(&data.pattern(), &[&size[..], &["--epoch", "1"]].concat()));
+    assert_eq!(both[2..], second);
+}
+
+#[test]
+fn seeds_change_the_order_up_to_the_largest() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    let with = |seed| order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--seed", seed]);
+    assert_ne!(unions(&with("0")), unions(&with("1")));
+    assert_ne!(unions(&with("0")), unions(&with("18446744073709551615")));
+    assert_eq!(with("7"), with("7"));
+}
+
+#[test]
+fn batch_larger_than_the_data_set_runs_into_later_epochs() {
+    let data = DataSet::new(1, 3, Stored::Plain);
+    let args = ["--global-batch", "7", "--dp-size", "2", "--steps", "1"];
+    let step = unions(&order(&data.pattern(), &args)).remove(0);
+    let count = |key: &String| step.iter().filter(|other| *other == key).count();
+    assert!(data.keys.iter().all(|key| (2..=3).contains(&count(key))), "{step:?}");
+}
+
+#[test]
+fn plan_line_bounds_its_own_makespan() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    let lines = order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--microbatches", "2"]);
+    for (step, line) in lines.lines().enumerate() {
+        let line: Value = serde_json::from_str(line).expect("a line is JSON");
+        assert_eq!(line["step"], step);
+        assert_eq!(line["digest"].as_str().expect("a digest").len(), 16);
+        assert!(line["lower_bound_ns"].as_u64() <= line["makespan_ns"].as_u64());
+        assert!(line["target_tokens"].as_u64().expect("tokens") > 0);
+    }
+}
+
+#[test]
+fn names_of_a_data_set_are_interchangeable() {
+    let data = DataSet::new(3, 4, Stored::Plain);
+    let folder = data.pattern();
+    let size = ["--global-batch", "6", "--dp-size", "2"];
+    let whole = order(&folder, &size);
+    assert_eq!(order(&format!("{folder}/shard-{{000..002}}.tar"), &size), whole);
+    assert_eq!(order(&format!("{folder}/shard-{{000,001,002}}.tar"), &size), whole);
+    let [first, second, third] = [0, 1, 2].map(|shard| data.shard(shard).display().to_string());
+    assert_eq!(order(&format!("{first}::{second}::{third}"), &size), whole);
+    assert_eq!(order(&first, &[&[second.as_str(), third.as_str()], &size[..]].concat()), whole);
+}
