@@ -24,6 +24,9 @@ use crate::schedule::ScheduleKind;
 use crate::simulate::StageTimes;
 use crate::strategy::{self, Strategy};
 
+/// Most stages of one pipeline; a simulation takes time in proportion.
+const STAGES_MAX: usize = 4_096;
+
 /// The devices that a step runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineConfig {
@@ -88,6 +91,10 @@ impl PipelineConfig {
         let (groups, modules) = (instance.groups(), instance.modules());
         if self.dp_size == 0 || !groups.is_multiple_of(self.dp_size) {
             return invalid("dp_size", format!("{groups} groups do not divide by {}", self.dp_size));
+        }
+        let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        if stages > STAGES_MAX {
+            return invalid("stages", format!("{stages} in one pipeline, more than {STAGES_MAX}"));
         }
         if self.stages.len() != modules || self.stages.contains(&0) {
             let reason = format!("{:?} is not one number above 0 for each of {modules} modules", self.stages);

@@ -63,3 +63,11 @@ pub enum Error {
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },
 }
+
+/// Refuses a setting over its limit.
+pub(crate) fn check_at_most(setting: &'static str, value: u64, most: u64) -> Result<()> {
+    if value <= most {
+        return Ok(());
+    }
+    Err(Error::Config { setting, reason: format!("{value} is more than {most}") })
+}

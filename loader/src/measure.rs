@@ -132,6 +132,7 @@ fn measure_field(extension: &str, payload: &Bytes, has_text: bool) -> Result<Fie
             let is_counted = has_turns(&json) || !has_text;
             Ok(if is_counted { FieldShape::Text(measure_json(&json)) } else { FieldShape::Opaque })
         }
+        MediumKind::Image | MediumKind::Audio if payload.is_empty() => Err("the field is empty".into()),
         _ => {
             let shape = probe_shape(payload, payload.len() as u64, extension);
             field_shape(shape.map_err(|error| reason_of(&error))?)

@@ -25,6 +25,9 @@ pub(crate) struct Worker {
     side: NonZeroU32,
 }
 
+/// Most threads of a pool.
+pub(crate) const WORKERS_MAX: u64 = 1_024;
+
 /// Side of the tensors of workers that are never asked for pixels: as small as can be.
 pub(crate) const SIDE_WITHOUT_PIXELS: NonZeroU32 = NonZeroU32::MIN;
 

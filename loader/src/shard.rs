@@ -40,6 +40,7 @@ impl Shard {
     fn new(url: String) -> Result<Self> {
         let source = match url.as_str() {
             "-" => ShardSource::StandardInput,
+            "pipe:" => return Err(invalid(&url, "no command follows `pipe:`")),
             _ if url.starts_with("pipe:") => ShardSource::Pipe(url["pipe:".len()..].to_owned()),
             _ => ShardSource::File(local_path(&url)?),
         };
@@ -115,6 +116,12 @@ fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
         return Err(invalid(&name, "a shard name is empty"));
     }
     let shard = Shard::new(name)?;
+    let looks_like_pattern = shard.path().is_some() && shard.url.contains(['*', '?', '{', '}']);
+    if looks_like_pattern && shard.path().is_some_and(|path| !path.exists()) {
+        let reason =
+            "no such file; patterns are `{000..019}` and `{a,b}`, and a folder stands for its shards";
+        return Err(invalid(&shard.url, reason));
+    }
     match shard.path().filter(|path| path.is_dir()) {
         Some(folder) => {
             for path in shards_in(folder)? {
@@ -128,15 +135,21 @@ fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
 
 fn shards_in(folder: &Path) -> Result<Vec<String>> {
     let shown = folder.display().to_string();
-    let entries = std::fs::read_dir(folder).map_err(|source| Error::Read { shard: shown.clone(), source })?;
-    let mut paths: Vec<String> = entries
-        .filter_map(|entry| entry.ok()?.path().to_str().map(str::to_owned))
-        .filter(|path| FOLDER_ENDINGS.iter().any(|ending| path.to_lowercase().ends_with(ending)))
-        .collect();
+    let read_error = |source| Error::Read { shard: shown.clone(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(read_error)? {
+        let path = entry.map_err(read_error)?.path();
+        let name = path.to_string_lossy().to_lowercase();
+        if FOLDER_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+            let shown = path.display().to_string();
+            let path = path.into_os_string().into_string();
+            paths.push(path.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?);
+        }
+    }
     paths.sort_unstable();
     if paths.is_empty() {
         let reason =
-            "the folder holds no .tar, .tar.gz or .tar.zst file; `dflop pack` makes shards of a folder";
+            "the folder holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of a folder";
         return Err(invalid(&shown, reason));
     }
     Ok(paths)
@@ -260,7 +273,6 @@ mod tests {
         assert_eq!(urls("{008..010}.tar"), ["008.tar", "009.tar", "010.tar"]);
         assert_eq!(urls("pipe:cat f-{0..1}.tar"), ["pipe:cat f-0.tar", "pipe:cat f-1.tar"]);
         assert_eq!(urls("{a,{b,c}{0..1}}.tar"), ["a.tar", "b0.tar", "b1.tar", "c0.tar", "c1.tar"]);
-        assert_eq!(urls("{lone}.tar"), ["{lone}.tar"]);
     }
 
     #[test]
@@ -273,7 +285,15 @@ mod tests {
 
     #[test]
     fn unusable_names_say_why() {
-        for (pattern, reason) in [("", "empty"), ("s3://b/a.tar", "s3://"), ("{0..99999999}", "too many")] {
+        let unusable = [
+            ("", "empty"),
+            ("s3://b/a.tar", "s3://"),
+            ("{0..99999999}", "too many"),
+            ("pipe:", "no command"),
+            ("{lone}.tar", "patterns are"),
+            ("no/*.tar", "patterns are"),
+        ];
+        for (pattern, reason) in unusable {
             let error = expand_shards(&[pattern]).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }

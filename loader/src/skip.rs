@@ -19,10 +19,12 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// An error and all its causes as one line.
+/// An error and its causes as one line; a cause that the line already says is left out.
 pub(crate) fn reason_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+    causes.map(ToString::to_string).fold(error.to_string(), |line, cause| {
+        if line.contains(&cause) { line } else { format!("{line}: {cause}") }
+    })
 }
 
 /// How many bad samples a stream tolerates.

@@ -180,3 +180,25 @@ fn a_changed_shard_is_indexed_again() {
     assert_ne!(after.fingerprint(), before);
     assert_eq!(after.len(), 6 + 9);
 }
+
+#[test]
+fn a_shard_with_the_same_name_size_and_time_but_other_samples_is_indexed_again() {
+    let (data, other) = (DataSet::new(1, 8, Stored::Plain), DataSet::new(1, 8, Stored::Plain));
+    let before = data.index().fingerprint().to_owned();
+    let modified = std::fs::metadata(data.shard(0)).unwrap().modified().unwrap();
+    let mut bytes = std::fs::read(other.shard(0)).unwrap();
+    for at in 0..bytes.len() - 7 {
+        if bytes[at..].starts_with(b"sample-") {
+            bytes[at..at + 7].copy_from_slice(b"tample+");
+            let header = at / 512 * 512;
+            bytes[header + 148..header + 156].fill(b' ');
+            let sum: u64 = bytes[header..header + 512].iter().map(|&byte| u64::from(byte)).sum();
+            bytes[header + 148..header + 156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+    }
+    std::fs::write(data.shard(0), bytes).unwrap();
+    std::fs::File::options().write(true).open(data.shard(0)).unwrap().set_modified(modified).unwrap();
+    let after = data.index();
+    assert_ne!(after.fingerprint(), before);
+    assert!(after.sample(0).key().starts_with("tample+"));
+}

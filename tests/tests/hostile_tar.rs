@@ -57,7 +57,7 @@ proptest! {
     #[test]
     fn a_sample_is_whole_or_not_delivered(length in any::<prop::sample::Index>()) {
         let whole = archive();
-        let cut = &whole[..length.index(whole.len()) + 1];
+        let cut = &whole[..=length.index(whole.len())];
         let all = mapped(&whole);
         for item in mapped(cut) {
             if let ShardItem::Sample(sample) = item {

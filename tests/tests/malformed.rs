@@ -131,11 +131,15 @@ fn a_damaged_index_file_is_made_again() {
     let path = first.path().unwrap().to_path_buf();
     let whole = std::fs::read(&path).unwrap();
     drop(first);
-    for length in [0, 5, whole.len() / 2, whole.len() - 3] {
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    let damaged = [0, 5, whole.len() / 2, whole.len() - 3].map(|length| whole[..length].to_vec());
+    for bytes in damaged.into_iter().chain([flipped]) {
         // Replaced, not shortened: the file may be mapped.
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, &whole[..length]).unwrap();
-        assert_eq!(Index::open_or_build(shards(), &IndexOptions::default()).unwrap().len(), 1, "{length}");
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(Index::open_or_build(shards(), &IndexOptions::default()).unwrap().len(), 1);
+        assert_eq!(std::fs::read(&path).unwrap().len(), whole.len(), "it is whole again");
     }
 }
 

@@ -230,3 +230,17 @@ fn the_same_shard_twice_gives_its_samples_twice() {
     std::fs::write(&path, members(&["a.jpg", "b.jpg"]).finish()).unwrap();
     assert_eq!(shown(&scan(&format!("{path}::{path}"))), ["a[jpg]", "b[jpg]", "a[jpg]", "b[jpg]"]);
 }
+
+#[test]
+fn what_breaks_behind_the_end_mark_costs_no_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s.tar.gz");
+    let whole = store(&members(&["a.jpg", "b.jpg"]).finish(), Stored::Gzip);
+    let junk = [&whole[..], b"junk behind it"].concat();
+    for bytes in [&whole[..whole.len() - 6], &junk[..]] {
+        std::fs::write(&path, bytes).unwrap();
+        let shown = shown(&scan(path.to_str().unwrap()));
+        assert_eq!(shown[..2], ["a[jpg]", "b[jpg]"]);
+        assert!(shown[2].contains("behind the end mark"), "{shown:?}");
+    }
+}

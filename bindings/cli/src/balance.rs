@@ -11,7 +11,7 @@ use dflop_balancer::{
 };
 use serde::Serialize;
 
-use crate::output::{Failure, stdout, write_json};
+use crate::output::{Failure, Output, write_json};
 use crate::planner::{CapArgs, parse_strategy};
 
 /// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
@@ -32,7 +32,7 @@ pub(crate) struct BalanceArgs {
     /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
-    /// Work units that the search may spend: the same answer on every machine [default: 20000].
+    /// Work units that the search spends, about: the same answer on every machine [default: 20000].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
     work: Option<u64>,
     /// Milliseconds that the search may take: the answer depends on the machine.
@@ -72,8 +72,12 @@ struct BalanceReport {
     solve_ms: f64,
 }
 
-pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
-    let instance = Instance::from_json(&read_text(&args.instance)?)?;
+pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
+    if args.objective == Objective::Partition && (args.dp.is_some() || args.stages.is_some()) {
+        return Err(Failure::Misuse("`--dp` and `--stages` need `--objective pipeline`".into()));
+    }
+    let in_file = |error| Failure::from(error).in_file(&args.instance);
+    let instance = Instance::from_json(&read_text(&args.instance)?).map_err(in_file)?;
     let caps = args.caps.caps();
     let mut budget = budget(args);
     let started = Instant::now();
@@ -90,8 +94,7 @@ pub(crate) fn run(args: &BalanceArgs) -> Result<(), Failure> {
         solve_ms: started.elapsed().as_secs_f64() * 1e3,
         ..report
     };
-    let mut out = stdout();
-    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+    if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
 fn read_text(path: &PathBuf) -> Result<String, Failure> {

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::data_set::index_options;
 use crate::demo_data::{DemoData, write_demo_data};
-use crate::output::{Failure, runtime, shown_bytes, stdout, write_json};
+use crate::output::{Failure, Output, runtime, shown_bytes, write_json};
 use crate::progress::{Bars, bar};
 use crate::report::{RankTimeline, Report, StrategyView, render};
 use crate::simulate::{COMPARED, StrategyReport, compare, print_strategies};
@@ -64,9 +64,13 @@ struct DemoReport {
     report: String,
 }
 
-pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
-    let mut out: Box<dyn Write> = if args.json { Box::new(std::io::sink()) } else { Box::new(stdout()) };
-    let data = write_demo_data(&args.out.join("shards"), SAMPLES, args.seed, &Bars::default())?;
+pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
+    let mut nowhere = std::io::sink();
+    let out: &mut dyn Write = if args.json { &mut nowhere } else { stdout };
+    let folder = args.out.join("shards");
+    let data = write_demo_data(&folder, SAMPLES, args.seed, &Bars::default());
+    let data =
+        data.map_err(|error| Failure::Failed(format!("could not write `{}`: {error}", folder.display())))?;
     let DemoData { shards, samples, bytes } = &data;
     writeln!(out, "made      {samples} samples in {} shards, {}", shards.len(), shown_bytes(*bytes))?;
     let planner = planner(&data, args.seed)?;
@@ -94,13 +98,13 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         report: path.display().to_string(),
     };
     if args.json {
-        return write_json(&mut stdout(), &report);
+        return write_json(stdout, &report);
     }
     writeln!(out, "\nSimulated 1F1B steps of {MODEL} on {DEVICE} (a stated rate), mean of {steps}:")?;
-    print_strategies(&mut out, &strategies)?;
+    print_strategies(out, &strategies)?;
     writeln!(out, "\nBalanced steps are {:.2} times as fast as data-blind ones, simulated.", report.speedup)?;
     writeln!(out, "report    {}", report.report)?;
-    Ok(out.flush()?)
+    Ok(())
 }
 
 fn planner(data: &DemoData, seed: u64) -> Result<StepPlanner, Failure> {

@@ -9,7 +9,7 @@ use dflop_loader::skip::Skipped;
 use serde::Serialize;
 
 use crate::data_set::{DataSetArgs, index_options};
-use crate::output::{Failure, shown_bytes, stdout, write_json};
+use crate::output::{Failure, Output, shown_bytes, write_json};
 
 /// Write the index: where each sample lies and what shape it has, from headers.
 ///
@@ -44,7 +44,7 @@ struct IndexReport<'a> {
     warnings: &'a [String],
 }
 
-pub(crate) fn run(args: &IndexArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
     let options = IndexOptions {
         folder: args.out.clone(),
@@ -63,8 +63,7 @@ pub(crate) fn run(args: &IndexArgs) -> Result<(), Failure> {
         skipped: index.skipped(),
         warnings: index.warnings(),
     };
-    let mut out = stdout();
-    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+    if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
 fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), Failure> {

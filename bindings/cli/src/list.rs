@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::data_set::DataSetArgs;
 use crate::index::print_skipped;
-use crate::output::{Failure, runtime, stdout, write_json};
+use crate::output::{Failure, Output, runtime, write_json};
 
 /// List every sample with its fields and shape, in shard order.
 ///
@@ -47,10 +47,10 @@ struct ListedField {
     sha256: String,
 }
 
-pub(crate) fn run(args: &ListArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
     let shards = args.data_set.shards()?;
     let runtime = runtime()?;
-    let result = runtime.block_on(list(shards, args.json));
+    let result = runtime.block_on(list(shards, out, args.json));
     // Standard input may still be waited for; it must not hold up the end.
     runtime.shutdown_background();
     let (samples, bad) = result?;
@@ -65,8 +65,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<(), Failure> {
 }
 
 /// Lists all shards; returns the number of samples, and what is bad.
-async fn list(shards: Vec<Shard>, is_json: bool) -> Result<(u64, Vec<Skipped>), Failure> {
-    let mut out = stdout();
+async fn list(shards: Vec<Shard>, out: &mut Output, is_json: bool) -> Result<(u64, Vec<Skipped>), Failure> {
     let (mut samples, mut bad) = (0u64, Vec::new());
     let mut items = scan_shards(shards);
     while let Some(item) = items.next().await {
@@ -74,15 +73,11 @@ async fn list(shards: Vec<Shard>, is_json: bool) -> Result<(u64, Vec<Skipped>), 
             Ok(ShardItem::Skipped(skipped)) => bad.push(skipped),
             Ok(ShardItem::Sample(sample)) => {
                 samples += 1;
-                list_sample(&mut out, &sample, &mut bad, is_json)?;
+                list_sample(out, &sample, &mut bad, is_json)?;
             }
-            Err(error) => {
-                out.flush()?;
-                return Err(error.into());
-            }
+            Err(error) => return Err(error.into()),
         }
     }
-    out.flush()?;
     Ok((samples, bad))
 }
 

@@ -19,11 +19,12 @@ mod simulate;
 mod stats;
 mod stream;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::output::Failure;
+use crate::output::{Failure, Output, stdout};
 
 /// Streams, costs and balances multimodal training data.
 #[derive(Debug, Parser)]
@@ -47,22 +48,25 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let mut out = stdout();
+    let done = run(Cli::parse().command, &mut out);
+    let written = out.flush().map_err(Failure::from);
+    match done.and(written) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-fn run(command: Command) -> Result<(), Failure> {
+fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
     match command {
-        Command::Demo(args) => demo::run(&args),
-        Command::Pack(args) => pack::run(&args),
-        Command::Index(args) => index::run(&args),
-        Command::List(args) => list::run(&args),
-        Command::Stream(args) => stream::run(&args),
-        Command::Order(args) => order::run(&args),
-        Command::Stats(args) => stats::run(&args),
-        Command::Balance(args) => balance::run(&args),
-        Command::Simulate(args) => simulate::run(&args),
+        Command::Demo(args) => demo::run(&args, out),
+        Command::Pack(args) => pack::run(&args, out),
+        Command::Index(args) => index::run(&args, out),
+        Command::List(args) => list::run(&args, out),
+        Command::Stream(args) => stream::run(&args, out),
+        Command::Order(args) => order::run(&args, out),
+        Command::Stats(args) => stats::run(&args, out),
+        Command::Balance(args) => balance::run(&args, out),
+        Command::Simulate(args) => simulate::run(&args, out),
     }
 }

@@ -17,6 +17,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Names the file that the failure is about.
+    pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
+        let name = |message| format!("`{}`: {message}", path.display());
+        match self {
+            Self::Misuse(message) => Self::Misuse(name(message)),
+            Self::Failed(message) => Self::Failed(name(message)),
+            Self::Closed => Self::Closed,
+        }
+    }
+
     /// Prints the error and returns the exit status.
     #[expect(clippy::print_stderr, reason = "errors go to standard error")]
     pub(crate) fn report(&self) -> ExitCode {
@@ -71,8 +81,11 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Buffered standard output.
-pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
+/// Buffered standard output; `main` flushes it, so that output which cannot be written is a failure.
+pub(crate) type Output = BufWriter<StdoutLock<'static>>;
+
+/// Opens standard output.
+pub(crate) fn stdout() -> Output {
     BufWriter::new(std::io::stdout().lock())
 }
 

@@ -9,7 +9,7 @@ use dflop_loader::pack::{PackOptions, SkippedSource, pack};
 use dflop_loader::write::SHARD_BYTES;
 use serde::Serialize;
 
-use crate::output::{Failure, shown_bytes, stdout, write_json};
+use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::Bars;
 
 /// Make shards of a folder, a LLaVA-style JSON or JSONL file, or an audio manifest.
@@ -43,7 +43,7 @@ struct PackReport {
     skipped: Vec<SkippedSource>,
 }
 
-pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
     let options = PackOptions {
         shard_bytes: args.shard_bytes,
         is_zstd: args.zstd,
@@ -57,9 +57,8 @@ pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
         bytes: packed.bytes,
         skipped: packed.skipped,
     };
-    let mut out = stdout();
     if args.json {
-        return write_json(&mut out, &report);
+        return write_json(out, &report);
     }
     let PackReport { shards, samples, bytes, skipped } = &report;
     writeln!(out, "{shards} shards, {samples} samples, {} in {}", shown_bytes(*bytes), args.out.display())?;

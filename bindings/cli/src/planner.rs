@@ -46,10 +46,7 @@ pub(crate) struct PlanArgs {
     /// Pipeline stages of every module, such as `1,3` [default: one each].
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) stages: Option<Vec<usize>>,
-    /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
-    #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
-    pub(crate) strategy: Strategy,
-    /// Work units that the search for one step may spend.
+    /// Work units that the search for one step spends, about.
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub(crate) work: u64,
     #[command(flatten)]
@@ -111,7 +108,6 @@ impl PlanArgs {
             .global_batch(self.global_batch)
             .dp_size(self.dp_size)
             .microbatches(self.microbatches)
-            .strategy(self.strategy)
             .caps(self.caps.caps())
             .work(self.work)
             .seed(self.seed)

@@ -9,7 +9,7 @@ use dflop_loader::simulate::{StrategySummary, compare_strategies};
 use serde::Serialize;
 
 use crate::data_set::IndexedArgs;
-use crate::output::{Failure, stdout, write_json};
+use crate::output::{Failure, Output, write_json};
 use crate::planner::PlanArgs;
 
 /// Strategies that are compared, and what they are called: the comparison first.
@@ -53,7 +53,7 @@ pub(crate) struct StrategyReport {
     pub(crate) speedup: f64,
 }
 
-pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> {
     let planner = args.plan.planner(args.data_set.open()?, 0)?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
     if steps == 0 {
@@ -65,8 +65,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
         device: args.plan.model.device.clone(),
         strategies: compare(&planner, steps)?,
     };
-    let mut out = stdout();
-    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+    if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
 /// Simulates the first `steps` steps by every strategy of [`COMPARED`].
@@ -90,7 +89,10 @@ fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
 }
 
 /// Prints strategies as a table.
-pub(crate) fn print_strategies(out: &mut impl Write, strategies: &[StrategyReport]) -> Result<(), Failure> {
+pub(crate) fn print_strategies(
+    out: &mut (impl Write + ?Sized),
+    strategies: &[StrategyReport],
+) -> Result<(), Failure> {
     writeln!(out, "{:<12} {:>12} {:>12} {:>8} {:>9}", "", "step s", "p95 s", "idle", "speed-up")?;
     for StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup } in strategies {
         let idle = bubble_fraction * 100.0;

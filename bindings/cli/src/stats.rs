@@ -8,7 +8,7 @@ use dflop_costmodel::{DataProfile, Histogram, Quantiles, SampleShape};
 use serde::Serialize;
 
 use crate::data_set::IndexedArgs;
-use crate::output::{Failure, stdout, write_json};
+use crate::output::{Failure, Output, write_json};
 use crate::planner::ModelArgs;
 
 /// Classes of each histogram.
@@ -46,7 +46,7 @@ struct Refused {
     reason: String,
 }
 
-pub(crate) fn run(args: &StatsArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     let index = args.data_set.open()?;
     let model = args.model.cost_model()?;
     let mut profile = DataProfile::new(&model);
@@ -60,7 +60,6 @@ pub(crate) fn run(args: &StatsArgs) -> Result<(), Failure> {
         }
     }
     let summary = profile.summarize(CLASSES);
-    let mut out = stdout();
     let (model, device) = (args.model.model.clone(), args.model.device.clone());
     if args.json {
         let quantiles =
@@ -69,14 +68,14 @@ pub(crate) fn run(args: &StatsArgs) -> Result<(), Failure> {
         let (samples, encoder_to_llm_ratio) = (index.len(), profile.encoder_to_llm_ratio());
         let report =
             StatsReport { samples, model, device, encoder_to_llm_ratio, refused, quantiles, histograms };
-        return write_json(&mut out, &report);
+        return write_json(out, &report);
     }
     writeln!(out, "{} samples, costs predicted for {model} on {device} (a stated rate)", index.len())?;
     writeln!(out, "encoder seconds per LLM second: {:.3}", profile.encoder_to_llm_ratio())?;
     for Refused { key, reason } in &refused {
         writeln!(out, "refused: {key}: {reason}")?;
     }
-    print_table(&mut out, &summary)
+    print_table(out, &summary)
 }
 
 fn print_table(out: &mut impl Write, summary: &[(String, Quantiles, Histogram)]) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::data_set::DataSetArgs;
 use crate::index::print_skipped;
-use crate::output::{Failure, shown_bytes, stdout, write_json};
+use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::bar;
 
 /// Run the loader flat out and say how fast it was. Needs no index.
@@ -71,15 +71,14 @@ struct StreamReport {
     skipped: Vec<Skipped>,
 }
 
-pub(crate) fn run(args: &StreamArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     let loader = loader(args)?;
     let runtime = crate::output::runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
     // Standard input may still be waited for; it must not hold up the end.
     runtime.shutdown_background();
     let report = result?;
-    let mut out = stdout();
-    if args.json { write_json(&mut out, &report) } else { print(&mut out, &report) }
+    if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
 fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
@@ -119,10 +118,14 @@ async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Fa
     bar.finish_and_clear();
     report.skipped = loader.skipped();
     if report.samples == 0 {
-        let why = report.skipped.first().map_or("it holds no sample".to_owned(), |first| {
-            format!("the first bad entry: shard `{}`, offset {}: {}", first.shard, first.offset, first.reason)
-        });
-        return Err(Failure::Failed(format!("nothing could be delivered; {why}")));
+        let why =
+            report.skipped.first().map_or("no entry name has the form KEY.EXTENSION".to_owned(), |first| {
+                format!(
+                    "the first bad entry: shard `{}`, offset {}: {}",
+                    first.shard, first.offset, first.reason
+                )
+            });
+        return Err(Failure::Failed(format!("the data set has no samples that can be delivered: {why}")));
     }
     report.seconds = started.elapsed().as_secs_f64();
     report.kernel_cpu_seconds = loader.kernel_cpu().as_secs_f64();

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use super::BalancedLoader;
 use crate::collate::Decode;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_at_most};
 use crate::plan::StepPlanner;
-use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS};
+use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::skip::{ErrorBudget, SkipLog};
+
+/// Most steps that may wait as plans.
+const STEPS_AHEAD_MAX: u64 = 1 << 16;
 
 /// Settings of a [`BalancedLoader`].
 #[derive(Debug, Clone)]
@@ -120,6 +123,8 @@ impl BalancedLoaderBuilder {
         if self.workers == 0 || self.steps_ahead == 0 {
             return invalid("workers and steps_ahead", "must be at least 1".into());
         }
+        check_at_most("workers", self.workers as u64, WORKERS_MAX)?;
+        check_at_most("steps_ahead", self.steps_ahead as u64, STEPS_AHEAD_MAX)?;
         if matches!(self.decode, Decode::Pixels { .. }) {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
         }

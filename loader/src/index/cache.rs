@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -18,12 +19,17 @@ use sha2::{Digest, Sha256};
 use super::build::{BuiltShard, build_shard, stat};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
 use super::{Index, no_samples};
+use crate::compression::Compression;
 use crate::error::{Error, Result};
+use crate::group::split_key;
 use crate::progress::{NoProgress, Progress};
 use crate::shard::Shard;
 use crate::skip::Skipped;
 use crate::store::local::map_file;
+use crate::tar::slice::SliceEntries;
 
+/// Age at which a temporary file is no longer being written.
+const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 /// Folder beside the shards.
 const FOLDER: &str = ".dflop";
 
@@ -57,7 +63,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     let candidates = folders(&shards, options);
     if !is_rebuilt {
         for folder in &candidates {
-            if let Some(decoded) = open_fitting(&folder.join(&name), &stats) {
+            if let Some(decoded) = open_fitting(&folder.join(&name), &shards, &stats) {
                 return assemble(shards, decoded, Some(folder.join(&name)));
             }
         }
@@ -70,7 +76,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     }
     let path = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
     if let Some(path) = path.as_ref().filter(|_| !is_rebuilt)
-        && let Some(decoded) = open_fitting(path, &stats)
+        && let Some(decoded) = open_fitting(path, &shards, &stats)
     {
         return assemble(shards, decoded, Some(path.clone()));
     }
@@ -149,10 +155,27 @@ fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
 }
 
 /// Opens an index file if it is whole and its shards have not changed since.
-fn open_fitting(path: &Path, stats: &[(u64, u64)]) -> Option<DecodedIndex> {
+fn open_fitting(path: &Path, shards: &[Shard], stats: &[(u64, u64)]) -> Option<DecodedIndex> {
     let decoded = decode_index(&map_file(path).ok()?).ok()?;
     let indexed = decoded.metadata.shards.iter().map(|shard| (shard.bytes, shard.modified_ns));
-    indexed.eq(stats.iter().copied()).then_some(decoded)
+    let is_same = indexed.eq(stats.iter().copied());
+    let is_fitting =
+        is_same && (0..shards.len()).all(|shard| has_last_sample(&shards[shard], &decoded, shard));
+    is_fitting.then_some(decoded)
+}
+
+/// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may agree
+/// between two data sets; where samples begin hardly does. Compressed shards are believed.
+fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool {
+    let (indexed, rows) = (&decoded.metadata.shards[shard], &decoded.rows[shard]);
+    if indexed.compression != Compression::None || rows.len() == 0 {
+        return true;
+    }
+    let last = rows.row(shard, rows.len() - 1);
+    let Some(Ok(archive)) = source.path().map(map_file) else { return false };
+    let entry = SliceEntries::starting_at(archive, last.offset()).next();
+    let name = entry.and_then(Result::ok).map(|(entry, _)| entry.name);
+    name.as_deref().and_then(split_key).is_some_and(|(key, _)| key == last.key())
 }
 
 /// Takes the lock in the first folder that can be written; waits while another process builds there.
@@ -165,7 +188,10 @@ fn lock_first_writable(folders: &[PathBuf], name: &str) -> std::io::Result<(Path
             })
             .and_then(|file| file.lock().map(|()| file));
         match lock {
-            Ok(file) => return Ok((folder.clone(), file)),
+            Ok(file) => {
+                remove_leftovers(folder, name);
+                return Ok((folder.clone(), file));
+            }
             Err(error) => refused = error,
         }
     }
@@ -174,6 +200,25 @@ fn lock_first_writable(folders: &[PathBuf], name: &str) -> std::io::Result<(Path
 
 fn lock_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(name.replace(".arrow", ".lock"))
+}
+
+/// Removes what killed builders left behind; a younger file may belong to a builder on another machine.
+fn remove_leftovers(folder: &Path, name: &str) {
+    let stem = name.trim_end_matches("arrow");
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(stem));
+        let is_temporary = is_ours && path.extension().is_some_and(|extension| extension == "tmp");
+        let age = entry
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .ok()
+            .and_then(|time| time.elapsed().ok());
+        if is_temporary && age.is_some_and(|age| age > LEFTOVER_AGE) {
+            // A file that cannot be removed harms nobody.
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -19,6 +19,8 @@ use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, schema, shape_item};
 
+/// Key of the checksum in the footer's own metadata.
+const CHECKSUM_KEY: &str = "dflop.xxh3";
 /// Length of the trailer behind the footer of an Arrow file: four bytes of length, six of magic.
 const TRAILER_BYTES: usize = 10;
 
@@ -44,7 +46,14 @@ pub(super) fn encode_index(built: Vec<BuiltShard>) -> Result<Vec<u8>, ArrowError
         let columns = columns_of(shard.columns, &names)?;
         writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
     }
+    let checksum = checksum(writer.get_ref());
+    writer.write_metadata(CHECKSUM_KEY, checksum);
     writer.into_inner()
+}
+
+/// XXH3 of everything in front of the footer, as hex digits.
+fn checksum(body: &[u8]) -> String {
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(body))
 }
 
 /// The extensions of all shards in the order of their first use: one dictionary for the whole file.
@@ -99,6 +108,14 @@ fn columns_of(columns: ShardColumns, names: &Arc<StringArray>) -> Result<Vec<Arr
     ])
 }
 
+/// Where the last block ends; the end-of-stream mark and the footer follow.
+fn body_end(footer: &arrow_ipc::Footer<'_>) -> usize {
+    let blocks =
+        footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
+    let ends = blocks.map(|block| block.offset() + i64::from(block.metaDataLength()) + block.bodyLength());
+    ends.max().and_then(|end| usize::try_from(end).ok()).unwrap_or(0)
+}
+
 /// An index file, decoded in place.
 pub(super) struct DecodedIndex {
     pub(super) metadata: Metadata,
@@ -118,6 +135,12 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     let footer_start = footer_start.ok_or_else(|| damaged("shorter than its footer"))?;
     let footer = arrow_ipc::root_as_footer(&file[footer_start..trailer_start])
         .map_err(|error| damaged(&error.to_string()))?;
+    let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
+    let stored = stored.and_then(|pair| pair.value()).ok_or_else(|| damaged("no checksum"))?;
+    let body_end = body_end(&footer).min(footer_start);
+    if checksum(&file[..body_end]) != stored {
+        return Err(damaged("the checksum differs"));
+    }
     let schema = Arc::new(fb_to_schema(footer.schema().ok_or_else(|| damaged("no schema"))?));
     let document = schema.metadata().get(METADATA_KEY).ok_or_else(|| damaged("no metadata"))?;
     let metadata: Metadata = serde_json::from_str(document).map_err(|error| damaged(&error.to_string()))?;

@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use super::Loader;
 use crate::collate::Decode;
-use crate::error::{Error, Result};
-use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS};
+use crate::error::{Error, Result, check_at_most};
+use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::read::FIELD_BYTES_MAX;
 use crate::shard::Shard;
 use crate::skip::{ErrorBudget, SkipLog};
+
+/// Largest batch, in samples.
+const BATCH_SIZE_MAX: u64 = 1 << 20;
 
 /// Settings of a [`Loader`].
 #[derive(Debug, Clone)]
@@ -110,7 +113,7 @@ impl LoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, or batch size, workers or epochs are zero.
+    /// [`Error::Config`] if there is no shard, or if a count is zero or absurdly large.
     pub fn build(self) -> Result<Loader> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.shards.is_empty() {
@@ -122,8 +125,13 @@ impl LoaderBuilder {
         if NonZeroUsize::new(self.workers).is_none() {
             return zero("workers");
         }
+        check_at_most("batch_size", self.batch_size as u64, BATCH_SIZE_MAX)?;
+        check_at_most("workers", self.workers as u64, WORKERS_MAX)?;
         if NonZeroU64::new(self.epochs).is_none() {
             return zero("epochs");
+        }
+        if self.samples_max == Some(0) {
+            return zero("samples_max");
         }
         let side = if let Decode::Pixels { side } = self.decode { side } else { SIDE_WITHOUT_PIXELS };
         let pool = DecodePool::new(self.workers, side)?;

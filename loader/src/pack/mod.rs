@@ -91,6 +91,7 @@ pub struct SkippedSource {
 /// holds shards; [`Error::Config`] if a setting makes no sense. Whole shards that were written before stay.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
     let kind = Source::detect(source)?;
+    check_apart(source, out)?;
     let mut packer = Packer::new(source, out, options)?;
     let outcome = match kind {
         Source::Folder => folder::pack_folder(source, &mut packer),
@@ -106,6 +107,17 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
         return Err(Error::Pack { path: source.display().to_string(), reason });
     }
     Ok(packed)
+}
+
+/// Shards inside the source would be packed themselves, now or by the next run.
+fn check_apart(source: &Path, out: &Path) -> Result<()> {
+    let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    let (Ok(source), Ok(inside)) = (resolve(source), resolve(out)) else { return Ok(()) };
+    if source.is_dir() && inside.starts_with(&source) {
+        let reason = format!("lies inside the source `{}`; name a folder beside it", source.display());
+        return Err(Error::Pack { path: out.display().to_string(), reason });
+    }
+    Ok(())
 }
 
 fn no_samples(packed: &Packed, kind: Source) -> String {

@@ -7,11 +7,18 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
 use super::{PlanConfig, StepPlanner};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_at_most};
 use crate::index::Index;
 use crate::order::Order;
 use crate::skip::reason_of;
 use crate::steps::{Steps, Tail};
+
+/// Largest global batch, in samples.
+const GLOBAL_BATCH_MAX: u64 = 1 << 24;
+/// Largest step or epoch; far from where their arithmetic would overflow.
+pub(super) const COUNT_MAX: u64 = 1 << 40;
+/// Most pipeline stages of one module.
+const STAGES_MAX: usize = 1_024;
 
 /// Settings of a [`StepPlanner`].
 #[derive(Debug, Clone)]
@@ -120,9 +127,14 @@ impl StepPlannerBuilder {
         let Some(global_batch) = NonZeroU64::new(self.global_batch) else {
             return invalid("global_batch", "must be at least 1".into());
         };
-        if self.config.dp_size == 0 || self.config.microbatches == 0 {
-            return invalid("dp_size and microbatches", "must be at least 1".into());
+        if self.config.dp_size == 0 {
+            return invalid("dp_size", "must be at least 1".into());
         }
+        if self.config.microbatches == 0 {
+            return invalid("microbatches", "must be at least 1".into());
+        }
+        check_at_most("global_batch", self.global_batch, GLOBAL_BATCH_MAX)?;
+        check_at_most("first_epoch", self.first_epoch, COUNT_MAX)?;
         let groups = self.config.dp_size.saturating_mul(self.config.microbatches) as u64;
         if self.global_batch < groups {
             let reason = format!("{} samples cannot fill {groups} microbatches", self.global_batch);
@@ -140,11 +152,12 @@ impl StepPlannerBuilder {
     fn checked_stages(&self) -> Result<Vec<usize>> {
         let modules = self.model.modules();
         let stages = self.stages.clone().unwrap_or_else(|| vec![1; modules.len()]);
-        if stages.len() == modules.len() && !stages.contains(&0) {
+        if stages.len() == modules.len() && stages.iter().all(|count| (1..=STAGES_MAX).contains(count)) {
             return Ok(stages);
         }
         let names: Vec<_> = modules.iter().map(|module| module.name()).collect();
-        let reason = format!("give one number of stages, at least 1, for each of {}", names.join(", "));
+        let reason =
+            format!("give one number of stages, 1 to {STAGES_MAX}, for each of {}", names.join(", "));
         Err(Error::Config { setting: "stages", reason })
     }
 }

@@ -14,7 +14,7 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use builder::StepPlannerBuilder;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_at_most};
 use crate::index::Index;
 use crate::skip::reason_of;
 use crate::steps::{StepSample, Steps};
@@ -102,6 +102,7 @@ impl StepPlanner {
     /// # Errors
     /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
+        check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step);
         let (costs, refused) = self.annotate(&samples);
         let plan_error = |source| Error::Plan { step, source };

@@ -104,4 +104,7 @@ pub enum TarFault {
     /// Bytes other than zeros behind the end mark, such as a second archive.
     #[error("non-zero bytes behind the end mark; only the first archive of a file is read")]
     TrailingBytes,
+    /// The compressed stream breaks behind the end mark; all members are whole.
+    #[error("the bytes behind the end mark cannot be read: {reason}")]
+    UnreadableTail { reason: String },
 }

@@ -22,7 +22,13 @@ impl SliceEntries {
     /// Starts at the beginning of `archive`.
     #[must_use]
     pub fn new(archive: Bytes) -> Self {
-        Self { archive, offset: 0, headers: Headers::default(), is_done: false }
+        Self::starting_at(archive, 0)
+    }
+
+    /// Starts at the header that stands at `offset`.
+    #[must_use]
+    pub fn starting_at(archive: Bytes, offset: u64) -> Self {
+        Self { archive, offset, headers: Headers::default(), is_done: false }
     }
 
     fn step(&mut self) -> Result<Option<(Entry, Bytes)>, ArchiveFault> {

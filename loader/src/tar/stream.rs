@@ -154,7 +154,8 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         let mut tail = (&mut self.reader).take(TAIL_BYTES_MAX);
         loop {
             let read = tail.read(&mut chunk).await;
-            let read = read.map_err(|source| StreamFault::Read { offset: self.offset, source })?;
+            let read =
+                read.map_err(|error| TarFault::UnreadableTail { reason: error.to_string() }.at(self.offset))?;
             if read == 0 {
                 return Ok(None);
             }

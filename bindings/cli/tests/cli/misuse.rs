@@ -78,6 +78,32 @@ fn impossible_stream_settings_are_misuse() {
 }
 
 #[test]
+fn absurd_counts_are_misuse_and_not_a_crash() {
+    let data = DataSet::new(1, 2, Stored::Plain);
+    let most = "18446744073709551615";
+    for (flag, setting) in [("--workers", "workers"), ("--batch", "batch_size")] {
+        refuse(&["stream", &data.pattern(), flag, most], 2, setting);
+    }
+    refuse(&["stream", &data.pattern(), "--samples", "0"], 2, "at least 1");
+    let plan = ["order", &data.pattern(), "--global-batch", "2", "--dp-size", "1"];
+    refuse(&[&plan[..], &["--from-step", most, "--steps", "1"]].concat(), 2, "overflow");
+    refuse(&[&plan[..], &["--epoch", most]].concat(), 2, "first_epoch");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let data = DataSet::new(1, 2, Stored::Plain);
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for command in ["index", "list", "stats", "stream"] {
+        for more in [&[][..], &["--json"]] {
+            let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_dflop"));
+            let status = program.args([command, &data.pattern()]).args(more).stdout(full()).output().unwrap();
+            assert_eq!(status.status.code(), Some(1), "{command} {more:?}");
+        }
+    }
+}
+
+#[test]
 fn impossible_plans_are_misuse() {
     let data = DataSet::new(1, 8, Stored::Plain);
     let plan = |changed: &[&str], mentioned: &str| {
@@ -85,15 +111,18 @@ fn impossible_plans_are_misuse() {
             refuse(&[&[command, &data.pattern()], changed].concat(), 2, mentioned);
         }
     };
-    plan(&["--global-batch", "0", "--dp-size", "2"], "global-batch");
+    plan(&["--global-batch", "0", "--dp-size", "2"], "global_batch");
     plan(&["--global-batch", "4", "--dp-size", "0"], "at least 1");
     plan(&["--global-batch", "4", "--dp-size", "2", "--microbatches", "0"], "at least 1");
     plan(&["--global-batch", "3", "--dp-size", "2", "--microbatches", "2"], "cannot fill 4");
     plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1"], "vision, audio, llm");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1,0,1"], "at least 1");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1,0,1"], "1 to 1024");
     plan(&["--global-batch", "4", "--dp-size", "2", "--model", "nonsense"], "omni-7b");
     plan(&["--global-batch", "4", "--dp-size", "2", "--device", "nonsense"], "h100");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--strategy", "nonsense"], "multi_lpt");
+    let strategy = ["--global-batch", "4", "--dp-size", "2", "--strategy", "nonsense"];
+    refuse(&[&["order", &data.pattern()], &strategy[..]].concat(), 2, "multi_lpt");
+    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1,1,100000"], "1 to 1024");
+    plan(&["--global-batch", "18446744073709551615", "--dp-size", "2"], "more than");
     plan(&["--global-batch", "4", "--dp-size", "2", "--tail", "nonsense"], "carry");
     plan(&["--global-batch", "9", "--dp-size", "2", "--tail", "drop"], "more than the 8 samples");
     plan(&["--global-batch", "4", "--dp-size", "2", "--seed", "18446744073709551616"], "seed");
