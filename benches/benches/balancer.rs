@@ -24,7 +24,9 @@ fn bench_partition(group: &mut BenchmarkGroup<'_, WallTime>, strategy: Strategy)
         let instance = instance(items, groups);
         group.throughput(Throughput::Elements(items as u64));
         group.bench_with_input(BenchmarkId::new("items", items), &instance, |b, instance| {
-            b.iter(|| balance(instance, strategy, &Caps::default(), &mut Budget::work(WORK)));
+            b.iter(|| {
+                balance(instance, strategy, &Caps::default(), &mut Budget::work(WORK)).expect("no cap is set")
+            });
         });
     }
 }
@@ -54,6 +56,7 @@ fn bench_pipeline(c: &mut Criterion) {
         group.bench_function(strategy.name(), |b| {
             b.iter(|| {
                 balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(WORK))
+                    .expect("it fits")
             });
         });
     }
@@ -72,7 +75,9 @@ fn bench_simulator(c: &mut Criterion) {
     let rows: Vec<usize> = (0..stages).collect();
     let mut compiled = CompiledSchedule::new(kind, &rows, MICROBATCHES).expect("there are stages");
     let mut group = c.benchmark_group("balancer/simulate_4_stages_16_microbatches");
-    group.bench_function("timeline", |b| b.iter(|| simulate(&lists, &times)));
+    group.bench_function("timeline", |b| {
+        b.iter(|| simulate(&lists, &times).expect("1F1B never waits for ever"))
+    });
     group.bench_function("makespan", |b| b.iter(|| compiled.makespan_ns(&times)));
     group.finish();
 }

@@ -32,7 +32,11 @@ fn bench_tar_scan(c: &mut Criterion) {
     let mut group = c.benchmark_group("loader/tar_scan");
     group.throughput(Throughput::Bytes(archive.len() as u64));
     group.bench_function("headers_only", |b| {
-        b.iter(|| SliceEntries::new(archive.clone()).filter_map(Result::ok).count());
+        b.iter(|| {
+            SliceEntries::new(archive.clone())
+                .map(|entry| entry.expect("a good archive").0.bytes)
+                .sum::<u64>()
+        });
     });
     group.finish();
 }
@@ -89,7 +93,9 @@ fn bench_index_and_plan(c: &mut Criterion) {
     let planner = planner(&Arc::new(index));
     let mut group = c.benchmark_group("loader/index");
     group.throughput(Throughput::Elements(INDEX_SAMPLES as u64));
-    group.bench_function("open_100k", |b| b.iter(|| Index::open_or_build(shards.clone(), &options)));
+    group.bench_function("open_100k", |b| {
+        b.iter(|| Index::open_or_build(shards.clone(), &options).expect("the index is there"))
+    });
     group.finish();
 
     let mut group = c.benchmark_group("loader/order");
@@ -97,7 +103,7 @@ fn bench_index_and_plan(c: &mut Criterion) {
     let mut steps = 0_u64..;
     let mut next = || steps.next().unwrap_or_default();
     group.bench_function("step_samples_2048", |b| b.iter(|| planner.steps().samples(next())));
-    group.bench_function("plan_2048", |b| b.iter(|| planner.plan(next())));
+    group.bench_function("plan_2048", |b| b.iter(|| planner.plan(next()).expect("no cap is set")));
     group.finish();
 }
 
@@ -107,7 +113,9 @@ fn bench_rgb224(c: &mut Criterion) {
     let mut out = vec![0.0; kernel.values()];
     let mut group = c.benchmark_group("loader/rgb224");
     group.throughput(Throughput::Elements(1));
-    group.bench_function("jpeg_587x520", |b| b.iter(|| kernel.decode_into(black_box(&file), &mut out)));
+    group.bench_function("jpeg_587x520", |b| {
+        b.iter(|| kernel.decode_into(black_box(&file), &mut out).expect("a good JPEG"))
+    });
     group.finish();
 }
 

@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use dflop_loader::shard::expand_shards;
 use fast_image_resize::images::{Image, ImageRef};
@@ -93,28 +92,28 @@ fn measure(pictures: &[Vec<u8>]) -> Result<Report, BoxError> {
     let mut square = Image::new(SIDE, SIDE, PixelType::U8x3);
     let mut planes = vec![0.0; 3 * (SIDE * SIDE) as usize];
     let mut resizer = Resizer::new();
-    let mut spent = [Duration::ZERO; 3];
-    let start = thread_cpu();
+    let mut spent_seconds = [0.0; 3];
+    let start = thread_cpu_seconds();
     for bytes in pictures {
-        let begun = thread_cpu();
+        let begun = thread_cpu_seconds();
         let (width, height) = decode(bytes, &mut pixels)?;
-        let decoded = thread_cpu();
+        let decoded = thread_cpu_seconds();
         resize(&mut resizer, &pixels, width, height, &mut square)?;
-        let resized = thread_cpu();
+        let resized = thread_cpu_seconds();
         normalise(square.buffer(), &mut planes);
         std::hint::black_box(&planes);
-        let normalised = thread_cpu();
-        spent[0] += decoded - begun;
-        spent[1] += resized - decoded;
-        spent[2] += normalised - resized;
+        let normalised = thread_cpu_seconds();
+        spent_seconds[0] += decoded - begun;
+        spent_seconds[1] += resized - decoded;
+        spent_seconds[2] += normalised - resized;
     }
-    let cpu = thread_cpu() - start;
-    let per_picture_ms = |time: Duration| time.as_secs_f64() * 1e3 / pictures.len() as f64;
-    let [decode_ms, resize_ms, normalise_ms] = spent.map(per_picture_ms);
+    let cpu_seconds = thread_cpu_seconds() - start;
+    let per_picture_ms = |seconds: f64| seconds * 1e3 / pictures.len() as f64;
+    let [decode_ms, resize_ms, normalise_ms] = spent_seconds.map(per_picture_ms);
     Ok(Report {
         pictures: pictures.len(),
-        cpu_seconds: cpu.as_secs_f64(),
-        cpu_ms_per_picture: per_picture_ms(cpu),
+        cpu_seconds,
+        cpu_ms_per_picture: per_picture_ms(cpu_seconds),
         decode_ms,
         resize_ms,
         normalise_ms,
@@ -167,7 +166,7 @@ fn normalise(square: &[u8], planes: &mut [f32]) {
     }
 }
 
-fn thread_cpu() -> Duration {
+fn thread_cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
