@@ -76,7 +76,7 @@ fn bench_simulator(c: &mut Criterion) {
     let mut compiled = CompiledSchedule::new(kind, &rows, MICROBATCHES).expect("there are stages");
     let mut group = c.benchmark_group("balancer/simulate_4_stages_16_microbatches");
     group.bench_function("timeline", |b| {
-        b.iter(|| simulate(&lists, &times).expect("1F1B never waits for ever"))
+        b.iter(|| simulate(&lists, &times).expect("1F1B never waits for ever"));
     });
     group.bench_function("makespan", |b| b.iter(|| compiled.makespan_ns(&times)));
     group.finish();

@@ -94,7 +94,7 @@ fn bench_index_and_plan(c: &mut Criterion) {
     let mut group = c.benchmark_group("loader/index");
     group.throughput(Throughput::Elements(INDEX_SAMPLES as u64));
     group.bench_function("open_100k", |b| {
-        b.iter(|| Index::open_or_build(shards.clone(), &options).expect("the index is there"))
+        b.iter(|| Index::open_or_build(shards.clone(), &options).expect("the index is there"));
     });
     group.finish();
 
@@ -114,7 +114,7 @@ fn bench_rgb224(c: &mut Criterion) {
     let mut group = c.benchmark_group("loader/rgb224");
     group.throughput(Throughput::Elements(1));
     group.bench_function("jpeg_587x520", |b| {
-        b.iter(|| kernel.decode_into(black_box(&file), &mut out).expect("a good JPEG"))
+        b.iter(|| kernel.decode_into(black_box(&file), &mut out).expect("a good JPEG"));
     });
     group.finish();
 }
