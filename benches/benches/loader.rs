@@ -1,0 +1,123 @@
+//! How long the steps of the loader take: headers, groups, index, order and plan, pixels.
+
+use std::hint::black_box;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use dflop_balancer::{Caps, Strategy};
+use dflop_benches::archives::{archive, write_headers_only};
+use dflop_benches::pictures::jpeg;
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_loader::decode::{ImageLimits, Rgb224};
+use dflop_loader::group::Grouper;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::order::Order;
+use dflop_loader::plan::{PlanConfig, StepPlanner};
+use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::steps::{Steps, Tail};
+use dflop_loader::tar::Entry;
+use dflop_loader::tar::slice::SliceEntries;
+
+/// Samples and picture bytes of the archive in memory, about 62 MB in all.
+const ARCHIVE_SAMPLES: usize = 1_000;
+const PICTURE_BYTES: usize = 60_000;
+const INDEX_SAMPLES: usize = 100_000;
+const GLOBAL_BATCH: NonZeroU64 = NonZeroU64::new(2_048).unwrap();
+
+/// Payloads are slices of the archive, as they are of a memory-mapped shard, and are not touched.
+fn bench_tar_scan(c: &mut Criterion) {
+    let archive = Bytes::from(archive(ARCHIVE_SAMPLES, PICTURE_BYTES));
+    let mut group = c.benchmark_group("loader/tar_scan");
+    group.throughput(Throughput::Bytes(archive.len() as u64));
+    group.bench_function("headers_only", |b| {
+        b.iter(|| {
+            SliceEntries::new(archive.clone())
+                .map(|entry| entry.expect("a good archive").0.bytes)
+                .sum::<u64>()
+        });
+    });
+    group.finish();
+}
+
+fn bench_group(c: &mut Criterion) {
+    let archive = Bytes::from(archive(ARCHIVE_SAMPLES, PICTURE_BYTES));
+    let entries: Vec<(Entry, Bytes)> = SliceEntries::new(archive).filter_map(Result::ok).collect();
+    let shard: Arc<str> = "shard-000000.tar".into();
+    let group_all = |entries: Vec<(Entry, Bytes)>| {
+        let mut grouper = Grouper::new(shard.clone());
+        let samples =
+            entries.iter().filter_map(|(entry, payload)| grouper.push(entry, Some(payload.clone())));
+        samples.count() + usize::from(grouper.finish().is_some())
+    };
+    let mut group = c.benchmark_group("loader/group");
+    group.throughput(Throughput::Elements(ARCHIVE_SAMPLES as u64));
+    group.bench_function("three_fields_a_sample", |b| {
+        b.iter_batched(|| entries.clone(), group_all, BatchSize::LargeInput);
+    });
+    group.finish();
+}
+
+/// Shards with their index, gone when the folder is dropped.
+fn indexed() -> (tempfile::TempDir, Vec<Shard>, IndexOptions) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write_headers_only(folder.path(), INDEX_SAMPLES);
+    let pattern = folder.path().to_str().expect("temporary folders are UTF-8");
+    let shards = expand_shards(&[pattern]).expect("shards are there");
+    let options = IndexOptions { folder: Some(folder.path().join("index")), ..IndexOptions::default() };
+    (folder, shards, options)
+}
+
+fn planner(index: &Arc<Index>) -> StepPlanner {
+    let model = CostModel::new(
+        ModelSpec::preset("qwen2.5-vl-7b").expect("a known model"),
+        DeviceRate::preset("h100").expect("a known device"),
+    );
+    let order = Order::new(index.shuffle_blocks(), index.fingerprint(), 7).expect("there are samples");
+    let steps = Steps::new(order, GLOBAL_BATCH, Tail::Carry, 0).expect("the batch fits");
+    let config = PlanConfig {
+        dp_size: 8,
+        microbatches: 16,
+        stages: vec![1, 3],
+        strategy: Strategy::Search,
+        caps: Caps::default(),
+        work: 20_000,
+    };
+    StepPlanner::new(index.clone(), steps, Arc::new(model), config).expect("the settings fit")
+}
+
+fn bench_index_and_plan(c: &mut Criterion) {
+    let (_folder, shards, options) = indexed();
+    let index = Index::open_or_build(shards.clone(), &options).expect("the index is made");
+    let planner = planner(&Arc::new(index));
+    let mut group = c.benchmark_group("loader/index");
+    group.throughput(Throughput::Elements(INDEX_SAMPLES as u64));
+    group.bench_function("open_100k", |b| {
+        b.iter(|| Index::open_or_build(shards.clone(), &options).expect("the index is there"));
+    });
+    group.finish();
+
+    let mut group = c.benchmark_group("loader/order");
+    group.throughput(Throughput::Elements(GLOBAL_BATCH.get()));
+    let mut steps = 0_u64..;
+    let mut next = || steps.next().unwrap_or_default();
+    group.bench_function("step_samples_2048", |b| b.iter(|| planner.steps().samples(next())));
+    group.bench_function("plan_2048", |b| b.iter(|| planner.plan(next()).expect("no cap is set")));
+    group.finish();
+}
+
+fn bench_rgb224(c: &mut Criterion) {
+    let file = jpeg(587, 520);
+    let mut kernel = Rgb224::new(ImageLimits::default());
+    let mut out = vec![0.0; kernel.values()];
+    let mut group = c.benchmark_group("loader/rgb224");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("jpeg_587x520", |b| {
+        b.iter(|| kernel.decode_into(black_box(&file), &mut out).expect("a good JPEG"));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, bench_tar_scan, bench_group, bench_index_and_plan, bench_rgb224);
+criterion_main!(benches);

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Compares `dflop stream` with a bare decode loop, and with webdataset, on one corpus in one run.
+
+Every round measures, one after the other: webdataset, the bare loop, dflop with 1 and 2 workers; first with
+decoding, then without. A last webdataset measurement ends the run, so that every dflop figure has one just
+before and one just after it. Ratios are taken inside a round, never between runs: neighbours on the machine
+and the clock of the CPU then weigh on both sides.
+
+    cargo build --release -p dflop-cli -p dflop-benches
+    python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --json out.json
+
+CPU figures are user + system time of all processes of a loader, in milliseconds per sample.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = (1, 2)
+POLL_SECONDS = 0.01
+PEER_SCRIPT = "bench_webdataset.py"
+# Row of the table: the bound, and whether the value has to be at most or at least that.
+TARGETS = {
+    "rgb224 / bare loop, 2 workers": ("<=", 1.15),
+    "rgb224 / webdataset, 2 workers": ("<=", 0.48),
+    "raw / webdataset, 2 workers": ("<=", 0.15),
+    "kernel share of CPU, 2 workers": (">=", 0.92),
+    "speed-up of 2 workers": (">=", 1.75),
+    "first batch s, 2 workers": ("<=", 0.15),
+    "peak RssAnon MB, 2 workers": ("<=", 120.0),
+}
+
+
+def parse_arguments():
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of uncompressed shards with .jpg members")
+    parser.add_argument("--dflop", type=Path, default=target / "dflop", help="release build of the dflop binary")
+    parser.add_argument("--bare", type=Path, default=target / "bare_loop", help="release build of the bare loop")
+    parser.add_argument("--peers", type=Path, help=f"folder with {PEER_SCRIPT}; without it webdataset is left out")
+    parser.add_argument("--python", type=Path, help="interpreter that has webdataset and torch, for --peers")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds [default: 5]")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples in a batch of dflop; "
+                        "webdataset's script has 32 [default: 32]")
+    parser.add_argument("--peer-limit-s", type=float, default=120, metavar="S", help="seconds after which a webdataset "
+                        "measurement ends early [default: 120]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes every measurement here")
+    arguments = parser.parse_args()
+    check_arguments(parser, arguments)
+    return arguments
+
+
+def check_arguments(parser, arguments):
+    """Ends with a message that says what is missing and how to get it."""
+    for binary, package in ((arguments.dflop, "dflop-cli"), (arguments.bare, "dflop-benches")):
+        if not os.access(binary, os.X_OK):
+            parser.error(f"no binary `{binary}`; run `cargo build --release -p {package}`")
+    if not any(arguments.corpus.glob("*.tar")):
+        parser.error(f"no .tar file in `{arguments.corpus}`; benches/README.md says how to make a corpus")
+    if bool(arguments.peers) != bool(arguments.python):
+        parser.error("--peers and --python go together")
+    if arguments.peers and not (arguments.peers / PEER_SCRIPT).is_file():
+        parser.error(f"no {PEER_SCRIPT} in `{arguments.peers}`")
+    if arguments.peers and not os.access(arguments.python, os.X_OK):
+        parser.error(f"no interpreter `{arguments.python}`")
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+
+
+def machine():
+    """Names the CPU and the number of cores."""
+    model = "unknown CPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {"cpu": model, "cores": os.cpu_count()}
+
+
+def rss_anon_bytes(pid):
+    """Reads the resident memory of a process that no file backs, 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def run_json(command, environment=None):
+    """Runs a command; returns the JSON object on its last line of output, with peak RssAnon and load added."""
+    load = os.getloadavg()[0]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    anon_max = 0
+    while process.poll() is None:
+        anon_max = max(anon_max, rss_anon_bytes(process.pid))
+        time.sleep(POLL_SECONDS)
+    out, err = process.communicate()
+    if process.returncode != 0:
+        sys.exit(f"error: `{Path(command[0]).name}` ended with {process.returncode}: {err.strip()[-2000:]}")
+    return json.loads(out.strip().splitlines()[-1]) | {"rss_anon_bytes": anon_max, "load_before": load}
+
+
+def run_bare(arguments):
+    """Measures the bare loop."""
+    found = run_json([str(arguments.bare), str(arguments.corpus)])
+    return found | {"what": "bare", "cpu_ms": found["cpu_ms_per_picture"]}
+
+
+def run_dflop(arguments, decode, workers):
+    """Measures `dflop stream`."""
+    command = [str(arguments.dflop), "stream", str(arguments.corpus), "--decode", decode, "--json"]
+    found = run_json(command + ["--batch", str(arguments.batch), "--workers", str(workers)])
+    if found["skipped"]:
+        sys.exit(f"error: {len(found['skipped'])} samples are bad, the first: {found['skipped'][0]}")
+    if decode == "rgb224" and found["pictures"] != found["samples"]:
+        sys.exit("error: the corpus has samples without a picture, or with several; per sample means nothing then")
+    cpu_ms = 1e3 * found["cpu_seconds"] / found["samples"]
+    return found | {"what": decode, "workers": workers, "cpu_ms": cpu_ms}
+
+
+def run_peer(arguments, decode, workers):
+    """Measures webdataset with the script of the peers' folder."""
+    mode = {"rgb224": "decode", "raw": "raw"}[decode]
+    command = [str(arguments.python), str(arguments.peers / PEER_SCRIPT), "--mode", mode, "--workers", str(workers)]
+    environment = os.environ | {"CORPUS": str(arguments.corpus)}
+    found = run_json(command + ["--limit-s", str(arguments.peer_limit_s)], environment)
+    return found | {"what": f"webdataset {decode}", "workers": workers}
+
+
+def measure(arguments):
+    """Runs all rounds; returns the measurements in the order in which they were taken."""
+    runs = []
+
+    def note(round_number, run):
+        run["round"] = round_number
+        runs.append(run)
+        name = f"{run['what']}, workers {run.get('workers', 1)}"
+        print(f"round {round_number}: {name:32} {run['cpu_ms']:8.3f} ms CPU a sample", file=sys.stderr, flush=True)
+
+    for number in range(arguments.rounds + 1):
+        for decode in ("rgb224", "raw"):
+            if arguments.peers:
+                for workers in WORKERS:
+                    note(number, run_peer(arguments, decode, workers))
+            if number == arguments.rounds:
+                continue
+            if decode == "rgb224":
+                note(number, run_bare(arguments))
+            for workers in WORKERS:
+                note(number, run_dflop(arguments, decode, workers))
+    return runs
+
+
+def select(runs, what, workers=None):
+    """Returns the measurements of one kind by round."""
+    return {run["round"]: run for run in runs if run["what"] == what and workers in (None, run.get("workers"))}
+
+
+def pairs_with_peer(runs, decode, workers):
+    """Divides dflop's CPU by webdataset's just before and by webdataset's just after."""
+    peers = select(runs, f"webdataset {decode}", workers)
+    ratios = []
+    for number, ours in select(runs, decode, workers).items():
+        ratios += [ours["cpu_ms"] / peers[at]["cpu_ms"] for at in (number, number + 1) if at in peers]
+    return ratios
+
+
+def by_workers(name, values_of):
+    """Makes a row for each number of workers."""
+    return {f"{name}, {workers} worker{'s' * (workers > 1)}": values_of(workers) for workers in WORKERS}
+
+
+def figures(runs):
+    """Returns the rows of the second table: name to values, one a round or a pair."""
+    bare = select(runs, "bare")
+    decoded = {workers: select(runs, "rgb224", workers) for workers in WORKERS}
+
+    def each(value_of):
+        return lambda workers: [value_of(run) for run in decoded[workers].values()]
+
+    one, two = decoded.values()
+    rows = by_workers("rgb224 / bare loop", each(lambda run: run["cpu_ms"] / bare[run["round"]]["cpu_ms"]))
+    rows |= by_workers("rgb224 / webdataset", lambda workers: pairs_with_peer(runs, "rgb224", workers))
+    rows |= by_workers("raw / webdataset", lambda workers: pairs_with_peer(runs, "raw", workers))
+    rows |= by_workers("kernel share of CPU", each(lambda run: run["kernel_cpu_seconds"] / run["cpu_seconds"]))
+    rows |= by_workers("first batch s", each(lambda run: run["first_batch_seconds"]))
+    rows |= by_workers("peak RssAnon MB", each(lambda run: run["rss_anon_bytes"] / 1e6))
+    rows |= by_workers("peak VmHWM MB", each(lambda run: run["peak_rss_bytes"] / 1e6))
+    rows["speed-up of 2 workers"] = [one[at]["seconds"] / two[at]["seconds"] for at in one]
+    return {name: values for name, values in rows.items() if values}
+
+
+def summarise(values):
+    """Returns the smallest, the median and the largest value."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values), "pairs": len(values)}
+
+
+def table_of_medians(runs):
+    """Lays out the medians of CPU per sample."""
+    lines = [f"{'median CPU ms a sample':34} {'1 worker':>10} {'2 workers':>10}"]
+    bare = list(select(runs, "bare").values())
+    for name, part in (("bare loop", "cpu_ms"), ("  decode", "decode_ms"), ("  resize", "resize_ms"),
+                       ("  normalise", "normalise_ms")):
+        lines.append(f"{name:34} {statistics.median(run[part] for run in bare):10.3f}")
+    for what in ("rgb224", "webdataset rgb224", "raw", "webdataset raw"):
+        cells = [[run["cpu_ms"] for run in select(runs, what, workers).values()] for workers in WORKERS]
+        if all(cells):
+            lines.append(f"{what:34} " + " ".join(f"{statistics.median(cell):10.3f}" for cell in cells))
+    return lines
+
+
+def verdict(name, summary):
+    """Returns the target of a row and whether it is met: by the median, by the best pair for the speed-up."""
+    if name not in TARGETS:
+        return ""
+    sign, bound = TARGETS[name]
+    value = summary["max"] if name == "speed-up of 2 workers" else summary["median"]
+    is_met = value <= bound if sign == "<=" else value >= bound
+    return f"{sign} {bound:g} {'met' if is_met else 'NOT MET'}"
+
+
+def table_of_figures(summaries):
+    """Lays out ratios, shares, first batches and memory."""
+    lines = [f"{'pair by pair':34} {'min':>10} {'median':>10} {'max':>10}   target"]
+    for name, summary in summaries.items():
+        cells = " ".join(f"{summary[column]:10.3f}" for column in ("min", "median", "max"))
+        lines.append(f"{name:34} {cells}   {verdict(name, summary)}".rstrip())
+    return lines
+
+
+def write_json(path, about, summaries, runs):
+    """Writes everything, one measurement a line."""
+    lines = ",\n".join("  " + json.dumps(run) for run in runs)
+    head = json.dumps({"machine": about, "figures": summaries}, indent=1)[:-2]
+    path.write_text(f'{head},\n "runs": [\n{lines}\n ]\n}}\n')
+
+
+def main():
+    """Measures, prints the tables and writes the raw figures."""
+    arguments = parse_arguments()
+    about = machine()
+    load_before = os.getloadavg()
+    runs = measure(arguments)
+    loads = [run["load_before"] for run in runs]
+    about |= {"load_before": load_before, "load_after": os.getloadavg(), "rounds": arguments.rounds}
+    summaries = {name: summarise(values) for name, values in figures(runs).items()}
+    samples = next(iter(select(runs, "rgb224", 1).values()))["samples"]
+    print(f"{about['cpu']}, {about['cores']} cores; load average {load_before[0]:.2f} before, {min(loads):.2f} to "
+          f"{max(loads):.2f} meanwhile, the runs themselves in it; {arguments.rounds} rounds over {samples} samples\n")
+    print("\n".join(table_of_medians(runs) + [""] + table_of_figures(summaries)))
+    if arguments.json:
+        write_json(arguments.json, about, summaries, runs)
+
+
+if __name__ == "__main__":
+    main()

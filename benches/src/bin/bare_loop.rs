@@ -1,0 +1,172 @@
+//! The plain loop that a loader is measured against: decode, resize, normalise, and nothing else.
+//!
+//! All JPEG members of the shards are read into memory first; then one thread calls `zune-jpeg` and
+//! `fast_image_resize` directly on one after the other and writes normalised f32 planes into one buffer, over
+//! and over. What a loader costs above this loop is reading, grouping, queues and batches. It shares no code
+//! with the loader but the expansion of shard patterns, does not look at EXIF orientations, and checks nothing
+//! that the decoder does not check. Times are CPU times of the thread, so neighbours disturb them little.
+#![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
+
+use std::error::Error;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::process::ExitCode;
+
+use dflop_loader::shard::expand_shards;
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use zune_core::bytestream::ZCursor;
+use zune_core::colorspace::ColorSpace;
+use zune_core::options::DecoderOptions;
+use zune_jpeg::JpegDecoder;
+
+const SIDE: u32 = 224;
+const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    pictures: usize,
+    cpu_seconds: f64,
+    cpu_ms_per_picture: f64,
+    decode_ms: f64,
+    resize_ms: f64,
+    normalise_ms: f64,
+}
+
+fn main() -> ExitCode {
+    let patterns: Vec<String> = std::env::args().skip(1).collect();
+    if patterns.is_empty() || patterns.iter().any(|pattern| pattern.starts_with('-')) {
+        eprint("usage: bare_loop DATASET...   (folders of shards, shards, or patterns)");
+        return ExitCode::from(2);
+    }
+    match run(&patterns) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprint(&format!("error: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a program says on stderr why it failed")]
+fn eprint(message: &str) {
+    eprintln!("{message}");
+}
+
+fn run(patterns: &[String]) -> Result<(), BoxError> {
+    let mut pictures = Vec::new();
+    for shard in expand_shards(patterns)? {
+        let path = shard.path().ok_or_else(|| format!("`{}` is not a file", shard.url))?;
+        read_pictures(path, &mut pictures).map_err(|error| format!("shard `{}`: {error}", shard.url))?;
+    }
+    if pictures.is_empty() {
+        return Err("the shards hold no .jpg member".into());
+    }
+    let report = measure(&pictures)?;
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+/// Reads all `.jpg` members of an uncompressed shard.
+fn read_pictures(path: &Path, pictures: &mut Vec<Vec<u8>>) -> Result<(), BoxError> {
+    let mut archive = tar::Archive::new(File::open(path)?);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        if entry.path()?.extension().is_some_and(|extension| extension == "jpg") {
+            let mut bytes = Vec::with_capacity(entry.size() as usize);
+            entry.read_to_end(&mut bytes)?;
+            pictures.push(bytes);
+        }
+    }
+    Ok(())
+}
+
+fn measure(pictures: &[Vec<u8>]) -> Result<Report, BoxError> {
+    let mut pixels = Vec::new();
+    let mut square = Image::new(SIDE, SIDE, PixelType::U8x3);
+    let mut planes = vec![0.0; 3 * (SIDE * SIDE) as usize];
+    let mut resizer = Resizer::new();
+    let mut spent_seconds = [0.0; 3];
+    let start = thread_cpu_seconds();
+    for bytes in pictures {
+        let begun = thread_cpu_seconds();
+        let (width, height) = decode(bytes, &mut pixels)?;
+        let decoded = thread_cpu_seconds();
+        resize(&mut resizer, &pixels, width, height, &mut square)?;
+        let resized = thread_cpu_seconds();
+        normalise(square.buffer(), &mut planes);
+        std::hint::black_box(&planes);
+        let normalised = thread_cpu_seconds();
+        spent_seconds[0] += decoded - begun;
+        spent_seconds[1] += resized - decoded;
+        spent_seconds[2] += normalised - resized;
+    }
+    let cpu_seconds = thread_cpu_seconds() - start;
+    let per_picture_ms = |seconds: f64| seconds * 1e3 / pictures.len() as f64;
+    let [decode_ms, resize_ms, normalise_ms] = spent_seconds.map(per_picture_ms);
+    Ok(Report {
+        pictures: pictures.len(),
+        cpu_seconds,
+        cpu_ms_per_picture: per_picture_ms(cpu_seconds),
+        decode_ms,
+        resize_ms,
+        normalise_ms,
+    })
+}
+
+/// Decodes a JPEG to RGB; returns width and height.
+fn decode(bytes: &[u8], pixels: &mut Vec<u8>) -> Result<(u32, u32), BoxError> {
+    let options = DecoderOptions::new_fast().jpeg_set_out_colorspace(ColorSpace::RGB);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    decoder.decode_headers()?;
+    let (width, height) = decoder.dimensions().ok_or("the picture has no size")?;
+    pixels.resize(3 * width * height, 0);
+    decoder.decode_into(pixels)?;
+    Ok((u32::try_from(width)?, u32::try_from(height)?))
+}
+
+/// Scales the part of the picture that a centre crop leaves, so that its shorter side fills the square.
+fn resize(
+    resizer: &mut Resizer,
+    pixels: &[u8],
+    width: u32,
+    height: u32,
+    square: &mut Image<'_>,
+) -> Result<(), BoxError> {
+    let source = ImageRef::new(width, height, pixels, PixelType::U8x3)?;
+    let side = f64::from(SIDE);
+    let scale = side / f64::from(width.min(height));
+    let [(left, box_width), (top, box_height)] = [width, height].map(|length| {
+        let length = f64::from(length);
+        let resized = (length * scale).round_ties_even().max(side);
+        let start = (resized - side) / 2.0 / resized * length;
+        (start, (side / resized * length).min(length - start))
+    });
+    let options = ResizeOptions::new()
+        .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
+        .crop(left, top, box_width, box_height);
+    Ok(resizer.resize(&source, square, &options)?)
+}
+
+/// Writes red, green and blue planes of `(value / 255 - mean) / deviation`.
+fn normalise(square: &[u8], planes: &mut [f32]) {
+    let pixels = square.len() / 3;
+    for (channel, plane) in planes.chunks_exact_mut(pixels).enumerate() {
+        let scale = 1.0 / (255.0 * DEVIATION[channel]);
+        let bias = -MEAN[channel] / DEVIATION[channel];
+        for (value, pixel) in plane.iter_mut().zip(square.chunks_exact(3)) {
+            *value = f32::from(pixel[channel]) * scale + bias;
+        }
+    }
+}
+
+fn thread_cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
