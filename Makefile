@@ -2,7 +2,7 @@
 CARGO ?= cargo
 DENY ?= cargo deny --offline
 
-.PHONY: check check-all fmt clippy docs test bench demo
+.PHONY: check check-all fmt clippy docs test bench compare demo
 
 check: fmt clippy docs test
 
@@ -29,10 +29,15 @@ check-all: check
 	$(CARGO) hack --workspace --each-feature check --locked
 	$(CARGO) machete
 	typos
-	$(CARGO) bench --workspace --locked --no-run
+	$(CARGO) bench -p dflop-benches --locked --no-run
 
 bench:
-	$(CARGO) bench --workspace --locked
+	$(CARGO) bench -p dflop-benches --locked
+
+# Ratios against the bare decode loop, and against webdataset where PEERS and PYTHON name it: see benches/README.md.
+compare:
+	$(CARGO) build --release --locked -p dflop-cli -p dflop-benches
+	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
 
 demo:
 	$(CARGO) run --release --locked -- demo
