@@ -1,22 +1,18 @@
 //! How long the steps of the loader take: headers, groups, index, order and plan, pixels.
 
 use std::hint::black_box;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_balancer::{Caps, Strategy};
 use dflop_benches::archives::{archive, write_headers_only};
 use dflop_benches::pictures::jpeg;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::decode::{ImageLimits, Rgb224};
 use dflop_loader::group::Grouper;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::order::Order;
-use dflop_loader::plan::{PlanConfig, StepPlanner};
+use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::{Shard, expand_shards};
-use dflop_loader::steps::{Steps, Tail};
 use dflop_loader::tar::Entry;
 use dflop_loader::tar::slice::SliceEntries;
 
@@ -24,7 +20,7 @@ use dflop_loader::tar::slice::SliceEntries;
 const ARCHIVE_SAMPLES: usize = 1_000;
 const PICTURE_BYTES: usize = 60_000;
 const INDEX_SAMPLES: usize = 100_000;
-const GLOBAL_BATCH: NonZeroU64 = NonZeroU64::new(2_048).unwrap();
+const GLOBAL_BATCH: u64 = 2_048;
 
 /// Payloads are slices of the archive, as they are of a memory-mapped shard, and are not touched.
 fn bench_tar_scan(c: &mut Criterion) {
@@ -74,17 +70,8 @@ fn planner(index: &Arc<Index>) -> StepPlanner {
         ModelSpec::preset("qwen2.5-vl-7b").expect("a known model"),
         DeviceRate::preset("h100").expect("a known device"),
     );
-    let order = Order::new(index.shuffle_blocks(), index.fingerprint(), 7).expect("there are samples");
-    let steps = Steps::new(order, GLOBAL_BATCH, Tail::Carry, 0).expect("the batch fits");
-    let config = PlanConfig {
-        dp_size: 8,
-        microbatches: 16,
-        stages: vec![1, 3],
-        strategy: Strategy::Search,
-        caps: Caps::default(),
-        work: 20_000,
-    };
-    StepPlanner::new(index.clone(), steps, Arc::new(model), config).expect("the settings fit")
+    let builder = StepPlanner::builder(index.clone(), model).global_batch(GLOBAL_BATCH).dp_size(8);
+    builder.microbatches(16).stages(vec![1, 3]).seed(7).build().expect("the settings fit")
 }
 
 fn bench_index_and_plan(c: &mut Criterion) {
@@ -99,7 +86,7 @@ fn bench_index_and_plan(c: &mut Criterion) {
     group.finish();
 
     let mut group = c.benchmark_group("loader/order");
-    group.throughput(Throughput::Elements(GLOBAL_BATCH.get()));
+    group.throughput(Throughput::Elements(GLOBAL_BATCH));
     let mut steps = 0_u64..;
     let mut next = || steps.next().unwrap_or_default();
     group.bench_function("step_samples_2048", |b| b.iter(|| planner.steps().samples(next())));
