@@ -59,9 +59,14 @@ pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
     }
     let mut details = Vec::new();
     print_skipped(&mut details, &bad)?;
-    let what =
-        if samples == 0 { "no sample can be read".into() } else { format!("{} bad entries", bad.len()) };
-    Err(Failure::Failed(format!("{what}\n{}", String::from_utf8_lossy(&details).trim_end())))
+    let what = match (samples, bad.len()) {
+        (0, 0) => "the data set has no samples: no entry name has the form KEY.EXTENSION".into(),
+        (0, _) => "the data set has no sample that can be read".into(),
+        (_, 1) => "1 bad entry".into(),
+        (_, bad) => format!("{bad} bad entries"),
+    };
+    let details = String::from_utf8_lossy(&details);
+    Err(Failure::Failed(format!("{what}\n{details}").trim_end().to_owned()))
 }
 
 /// Lists all shards; returns the number of samples, and what is bad.
