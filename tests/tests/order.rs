@@ -82,3 +82,18 @@ fn balancing_beats_the_data_blind_cut() {
     };
     assert!(total(&planner) < total(&blind));
 }
+
+#[test]
+fn microbatches_stay_near_each_other_in_tokens() {
+    let data = DataSet::new(4, 64, Stored::Plain);
+    let planner = planner(&data.index(), 64, 2, 2, Tail::Carry);
+    let plan = planner.plan(0).unwrap();
+    let tokens = |places: &Vec<u32>| -> u64 {
+        places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum()
+    };
+    let microbatches: Vec<u64> = plan.ranks.iter().flatten().map(tokens).collect();
+    let mean = microbatches.iter().sum::<u64>().div_ceil(4);
+    let longest = plan.costs.iter().map(|cost| u64::from(cost.tokens)).max().unwrap();
+    let most = (mean + mean / 4).max(mean + longest);
+    assert!(microbatches.iter().all(|&tokens| tokens <= most), "{microbatches:?} over {most}");
+}

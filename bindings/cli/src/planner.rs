@@ -62,7 +62,7 @@ pub(crate) struct PlanArgs {
 /// Hard limits of a microbatch.
 #[derive(Debug, Args)]
 pub(crate) struct CapArgs {
-    /// Most tokens in a microbatch.
+    /// Most tokens in a microbatch [planning a data set: a quarter above the mean unless set].
     #[arg(long, value_name = "N")]
     tokens_max: Option<u64>,
     /// Most payload bytes in a microbatch.

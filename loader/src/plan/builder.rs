@@ -82,7 +82,8 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets hard limits of a microbatch, in tokens and payload bytes. Default: none.
+    /// Sets hard limits of a microbatch, in tokens and payload bytes. Default: no limit of bytes; of tokens a
+    /// quarter above the mean of the step's microbatches, or the mean and the longest sample if that is more.
     #[must_use]
     pub fn caps(mut self, caps: Caps) -> Self {
         self.config.caps = caps;

@@ -8,7 +8,8 @@ mod builder;
 use std::sync::Arc;
 
 use dflop_balancer::{
-    Budget, Caps, Instance, LowerBound, PipelineConfig, PlanDigest, Strategy, balance_pipeline,
+    Budget, Caps, Instance, LowerBound, PipelineAssignment, PipelineConfig, PlanDigest, Strategy,
+    balance_pipeline,
 };
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
@@ -107,9 +108,7 @@ impl StepPlanner {
         let (costs, refused) = self.annotate(&samples);
         let plan_error = |source| Error::Plan { step, source };
         let instance = self.instance(&samples, &costs).map_err(plan_error)?;
-        let PlanConfig { strategy, caps, work, .. } = &self.config;
-        let cut = balance_pipeline(&instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work));
-        let cut = cut.map_err(plan_error)?;
+        let cut = self.cut(&instance, &costs).map_err(plan_error)?;
         let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
         Ok(StepPlan {
             step,
@@ -135,6 +134,26 @@ impl StepPlanner {
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
         PipelineConfig { dp_size: self.config.dp_size, stages: self.config.stages.clone() }
+    }
+
+    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because a
+    /// shorter makespan is no use if one microbatch does not fit into memory; should the search for such a cut
+    /// fail, which it can on few very uneven samples, any cut is taken.
+    fn cut(
+        &self,
+        instance: &Instance,
+        costs: &[SampleCost],
+    ) -> Result<PipelineAssignment, dflop_balancer::Error> {
+        let PlanConfig { strategy, caps, work, .. } = &self.config;
+        let solve = |caps: &Caps| {
+            balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
+        };
+        let is_blind = matches!(strategy, Strategy::RoundRobin | Strategy::Random);
+        if is_blind || caps.tokens_max.is_some() {
+            return solve(caps);
+        }
+        let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
+        solve(&near).or_else(|_| solve(caps))
     }
 
     fn annotate(&self, samples: &[StepSample]) -> (Vec<SampleCost>, Vec<(usize, String)>) {
@@ -175,6 +194,17 @@ impl StepPlanner {
         let bytes = samples.iter().map(|sample| self.index.sample(sample.sample).bytes()).collect();
         instance.tokens(tokens)?.bytes(bytes)
     }
+}
+
+/// A quarter above the mean of the microbatches, or the mean and the longest sample: any list schedule meets that.
+///
+/// # Source
+/// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than the
+/// longest item.
+fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
+    let tokens = || costs.iter().map(|cost| u64::from(cost.tokens));
+    let mean = tokens().sum::<u64>().div_ceil(groups as u64);
+    (mean + mean / 4).max(mean + tokens().max().unwrap_or(0))
 }
 
 fn digest(step: u64, ranks: &[Vec<Vec<u32>>], samples: &[StepSample]) -> PlanDigest {
