@@ -1,6 +1,6 @@
 # `make check` is what continuous integration runs; `make check-all` needs tools that are installed once.
 CARGO ?= cargo
-DENY ?= cargo deny --offline
+DENY ?= cargo deny
 
 .PHONY: check check-all fmt clippy docs test bench compare demo
 
