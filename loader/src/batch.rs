@@ -22,6 +22,8 @@ pub struct Sample {
     pub key: String,
     /// URL of the shard.
     pub shard: Arc<str>,
+    /// Epoch that the sample is drawn from, from 0.
+    pub epoch: u64,
     /// Payload bytes that were read for it, encoded.
     pub bytes: u64,
     /// The fields, in shard order; empty where pictures went into a tensor.

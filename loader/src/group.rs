@@ -82,6 +82,7 @@ impl Grouper {
             key: key.to_owned(),
             shard: self.shard.clone(),
             offset: entry.header_offset,
+            epoch: 0,
             fields: Vec::with_capacity(4),
         });
         if sample.field(&extension).is_some() {

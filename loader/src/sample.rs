@@ -26,6 +26,8 @@ pub struct RawSample {
     pub shard: Arc<str>,
     /// Offset of the sample's first header in the shard, after decompression.
     pub offset: u64,
+    /// Epoch that the sample is read in, from 0.
+    pub epoch: u64,
     /// The fields, in shard order; extensions are unique.
     pub fields: Vec<RawField>,
 }

@@ -66,9 +66,9 @@ struct Gone;
 
 impl Reader {
     fn run(&self) -> Result<(), Gone> {
-        for _ in 0..self.config.epochs {
+        for epoch in 0..self.config.epochs {
             for shard in &self.config.shards {
-                if let Err(error) = self.read_shard(shard)? {
+                if let Err(error) = self.read_shard(shard, epoch)? {
                     return self.sender.blocking_send(Err(error)).map_err(|_| Gone);
                 }
             }
@@ -76,30 +76,30 @@ impl Reader {
         Ok(())
     }
 
-    fn read_shard(&self, shard: &Shard) -> Result<Result<()>, Gone> {
+    fn read_shard(&self, shard: &Shard, epoch: u64) -> Result<Result<()>, Gone> {
         let opened = {
             let _runtime = self.runtime.enter();
             open(shard)
         };
         match opened {
-            Ok(Opened::Mapped(archive)) => self.read_mapped(shard, archive),
+            Ok(Opened::Mapped(archive)) => self.read_mapped(shard, epoch, archive),
             Ok(Opened::Stream(input, command)) => {
-                self.runtime.block_on(self.read_input(shard, input, command))
+                self.runtime.block_on(self.read_input(shard, epoch, input, command))
             }
             Err(error) => Ok(Err(error)),
         }
     }
 
-    fn read_mapped(&self, shard: &Shard, archive: Bytes) -> Result<Result<()>, Gone> {
+    fn read_mapped(&self, shard: &Shard, epoch: u64, archive: Bytes) -> Result<Result<()>, Gone> {
         match sniff_compression(&shard.url, &archive) {
             Ok(Compression::None) => {
                 for item in MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max) {
-                    self.runtime.block_on(self.deliver(item))?;
+                    self.runtime.block_on(self.deliver(item, epoch))?;
                 }
             }
             Ok(compression) => {
                 let reader = decompress(compression, &archive[..]);
-                self.runtime.block_on(self.read_stream(shard, reader))?;
+                self.runtime.block_on(self.read_stream(shard, epoch, reader))?;
             }
             Err(unsupported) => self.runtime.block_on(self.skip_shard(shard, unsupported.to_string()))?,
         }
@@ -109,6 +109,7 @@ impl Reader {
     async fn read_input(
         &self,
         shard: &Shard,
+        epoch: u64,
         mut input: crate::store::Input,
         command: Option<Box<tokio::process::Child>>,
     ) -> Result<Result<()>, Gone> {
@@ -120,7 +121,7 @@ impl Reader {
         match sniff_compression(&shard.url, &first) {
             Ok(compression) => {
                 let whole = tokio::io::BufReader::new(std::io::Cursor::new(first).chain(input));
-                self.read_stream(shard, decompress(compression, whole)).await?;
+                self.read_stream(shard, epoch, decompress(compression, whole)).await?;
             }
             Err(unsupported) => self.skip_shard(shard, unsupported.to_string()).await?,
         }
@@ -130,13 +131,13 @@ impl Reader {
         }
     }
 
-    async fn read_stream<R>(&self, shard: &Shard, reader: R) -> Result<(), Gone>
+    async fn read_stream<R>(&self, shard: &Shard, epoch: u64, reader: R) -> Result<(), Gone>
     where
         R: tokio::io::AsyncRead + Unpin,
     {
         let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max);
         while let Some(item) = samples.next().await {
-            self.deliver(item).await?;
+            self.deliver(item, epoch).await?;
         }
         Ok(())
     }
@@ -158,12 +159,14 @@ impl Reader {
 
     async fn skip_shard(&self, shard: &Shard, reason: String) -> Result<(), Gone> {
         let shard = shard.url.to_string();
-        self.deliver(ShardItem::Skipped(Skipped { shard, offset: 0, key: None, field: None, reason })).await
+        let skipped = Skipped { shard, offset: 0, key: None, field: None, reason };
+        self.deliver(ShardItem::Skipped(skipped), 0).await
     }
 
-    async fn deliver(&self, item: ShardItem) -> Result<(), Gone> {
+    async fn deliver(&self, mut item: ShardItem, epoch: u64) -> Result<(), Gone> {
         let mut lease = None;
-        if let ShardItem::Sample(sample) = &item {
+        if let ShardItem::Sample(sample) = &mut item {
+            sample.epoch = epoch;
             lease = Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| Gone)?);
             if self.config.is_read_through {
                 read_through(sample);

@@ -44,10 +44,11 @@ impl StepReader {
         for places in &plan.ranks[self.dp_rank] {
             let mut samples = Vec::with_capacity(places.len());
             for &place in places {
-                let row = index.sample(plan.samples[place as usize].sample);
+                let drawn = plan.samples[place as usize];
+                let row = index.sample(drawn.sample);
                 match plan.refused.iter().find(|(refused, _)| *refused == place as usize) {
                     Some((_, reason)) => self.skip(&row, reason),
-                    None => samples.push((self.read_sample(&row)?, plan.costs[place as usize])),
+                    None => samples.push((self.read_sample(&row, drawn.epoch)?, plan.costs[place as usize])),
                 }
             }
             microbatches.push(samples);
@@ -55,7 +56,7 @@ impl StepReader {
         Ok(microbatches)
     }
 
-    fn read_sample(&mut self, row: &SampleRow<'_>) -> Result<RawSample> {
+    fn read_sample(&mut self, row: &SampleRow<'_>, epoch: u64) -> Result<RawSample> {
         let mut fields = Vec::new();
         for field in row.fields().filter(|field| is_wanted(self.fields.as_deref(), field)) {
             let payload = self.ranges.read(row.shard, field.offset, field.bytes)?;
@@ -63,7 +64,7 @@ impl StepReader {
             fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
         }
         let shard = self.index.shards()[row.shard].url.clone();
-        Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), fields })
+        Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch, fields })
     }
 
     fn skip(&self, row: &SampleRow<'_>, reason: &str) {
