@@ -47,6 +47,9 @@ pub enum Error {
     /// A global batch cannot be planned.
     #[error("could not plan step {step}")]
     Plan { step: u64, source: dflop_balancer::Error },
+    /// A step is asked for that lies behind the end of a run.
+    #[error("step {step} does not exist: the run has {steps} steps, counted from 0")]
+    RunEnded { step: u64, steps: u64 },
     /// A file cannot be written or read beside the shards.
     #[error("could not access `{path}`")]
     File { path: String, source: std::io::Error },

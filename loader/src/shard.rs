@@ -102,6 +102,16 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
     Ok(shards)
 }
 
+/// Expands the braces of a base name.
+///
+/// # Errors
+/// [`Error::ShardList`] if it stands for too many.
+pub(crate) fn expand_name(pattern: &str) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    expand_braces(pattern, &mut names)?;
+    Ok(names)
+}
+
 /// Shows a list of shards in a message: the first, and how many more.
 pub(crate) fn shown(shards: &[Shard]) -> String {
     match shards {

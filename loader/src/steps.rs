@@ -1,110 +1,121 @@
 //! Which samples make up step `t`.
 //!
-//! Step `t` holds positions `tB … (t+1)B` of the concatenated epochs, `B` being the global batch. [`Tail`] says
-//! what happens where an epoch ends inside a batch. Nothing here depends on ranks, and any step is computed
-//! without those before it.
+//! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
+//! epochs of a data set, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends
+//! inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::order::Order;
+use crate::error::Result;
+use crate::mix::{MixRules, Origin};
+use crate::order::{EpochOrder, Order};
+use crate::pace::{Pace, PaceInput};
 
 /// What happens to the samples of an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// They begin a batch that the next epoch fills. Every step is full and every sample is visited.
+    /// They begin a batch that the next epoch fills. Every sample is visited, and every step is full but the last
+    /// one of a run that ends.
     #[default]
     Carry,
-    /// They are left out of this epoch.
+    /// They are left out of this epoch; of a mixture, which has to end, at its end.
     Drop,
-    /// They make a short last batch.
+    /// They make a short last batch of this epoch; of a mixture, which has to end, at its end.
     Short,
 }
 
 /// A sample of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSample {
-    /// Epoch that the sample is drawn from.
+    /// Number of the data set in the mixture; 0 where there is one.
+    pub data_set: usize,
+    /// Epoch of the data set that the sample is drawn from.
     pub epoch: u64,
-    /// Number of the sample in the index.
+    /// Number of the sample in the index of its data set.
     pub sample: u64,
 }
 
 /// The steps of a run.
 #[derive(Debug, Clone)]
 pub struct Steps {
-    order: Order,
-    global_batch: u64,
-    tail: Tail,
-    first_epoch: u64,
+    orders: Vec<Order>,
+    pace: Pace,
 }
 
 impl Steps {
-    /// Counts steps from the first sample of `first_epoch`.
+    /// Counts steps of one data set, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
-    /// [`Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
+    /// [`crate::Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
     pub fn new(order: Order, global_batch: NonZeroU64, tail: Tail, first_epoch: u64) -> Result<Self> {
-        let (global_batch, samples) = (global_batch.get(), order.samples());
-        if tail == Tail::Drop && samples < global_batch {
-            let reason = format!("{global_batch} is more than the {samples} samples of an epoch");
-            return Err(Error::Config { setting: "global_batch", reason });
-        }
-        Ok(Self { order, global_batch, tail, first_epoch })
+        let sizes = [order.samples()];
+        let origin = Origin::at_epoch(first_epoch, &sizes);
+        let (rules, global_batch, seed) = (MixRules::one(), global_batch.get(), 0);
+        let input = PaceInput {
+            sizes: &sizes,
+            rules: &rules,
+            origin: &origin,
+            first_epoch,
+            global_batch,
+            tail,
+            seed,
+        };
+        Ok(Self { orders: vec![order], pace: Pace::new(input)? })
+    }
+
+    pub(crate) fn mixed(orders: Vec<Order>, pace: Pace) -> Self {
+        Self { orders, pace }
+    }
+
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     /// Returns the number of steps that begin in one epoch; under [`Tail::Carry`] the last of them is filled
-    /// from the next epoch.
+    /// from the next epoch. Of a mixture: the steps that as many samples fill as all data sets have.
     #[must_use]
     pub fn per_epoch(&self) -> u64 {
-        match self.tail {
-            Tail::Drop => self.order.samples() / self.global_batch,
-            Tail::Carry | Tail::Short => self.order.samples().div_ceil(self.global_batch),
-        }
+        self.pace.per_epoch()
+    }
+
+    /// Returns the number of steps of the run, those before a restored state included; `None` if it has no end.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
+    pub fn len(&self) -> Option<u64> {
+        self.pace.len()
     }
 
     /// Returns the number of samples of a full step.
     #[must_use]
     pub fn global_batch(&self) -> u64 {
-        self.global_batch
+        self.pace.global_batch
     }
 
-    /// Returns the number of samples of an epoch.
+    /// Returns the number of samples of an epoch; of a mixture, of all its data sets.
     #[must_use]
     pub fn epoch_samples(&self) -> u64 {
-        self.order.samples()
+        self.pace.samples()
     }
 
     /// Returns the samples of a step, in global order.
-    #[must_use]
-    pub fn samples(&self, step: u64) -> Vec<StepSample> {
-        let (mut epoch, mut offset, mut left) = self.start(step);
-        let mut batch = Vec::with_capacity(left as usize);
-        while left > 0 {
-            let order = self.order.epoch(self.first_epoch + epoch);
-            let until = self.order.samples().min(offset + left);
-            let here = (offset..until).map(|offset| StepSample {
-                epoch: self.first_epoch + epoch,
-                sample: order.sample_at(offset),
-            });
-            batch.extend(here);
-            left -= until - offset;
-            (epoch, offset) = (epoch + 1, 0);
-        }
-        batch
-    }
-
-    /// Epoch, offset in it, and number of samples of a step.
-    fn start(&self, step: u64) -> (u64, u64, u64) {
-        let samples = self.order.samples();
-        if self.tail == Tail::Carry {
-            let position = u128::from(step) * u128::from(self.global_batch);
-            let epoch = (position / u128::from(samples)) as u64;
-            return (epoch, (position % u128::from(samples)) as u64, self.global_batch);
-        }
-        let offset = step % self.per_epoch() * self.global_batch;
-        (step / self.per_epoch(), offset, self.global_batch.min(samples - offset))
+    ///
+    /// # Errors
+    /// [`crate::Error::RunEnded`] if the run has no such step; [`crate::Error::Config`] if the step lies before the one
+    /// where a changed run was taken up, or too far out.
+    pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
+        let positions = self.pace.positions(step)?;
+        let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
+        let sample = |draw: crate::mix::Draw| {
+            let order = &self.orders[draw.data_set];
+            let (epoch, offset) = (draw.number / order.samples(), draw.number % order.samples());
+            let held = at_work[draw.data_set].take().filter(|(held, _)| *held == epoch);
+            let (_, laid_out) =
+                at_work[draw.data_set].insert(held.unwrap_or_else(|| (epoch, order.epoch(epoch))));
+            StepSample { data_set: draw.data_set, epoch, sample: laid_out.sample_at(offset) }
+        };
+        Ok(self.pace.layout.draws(positions).into_iter().map(sample).collect())
     }
 }
 
@@ -118,7 +129,8 @@ mod tests {
     }
 
     fn sorted(steps: &Steps, range: std::ops::Range<u64>) -> Vec<u64> {
-        let mut seen: Vec<_> = range.flat_map(|step| steps.samples(step)).map(|item| item.sample).collect();
+        let mut seen: Vec<_> =
+            range.flat_map(|step| steps.samples(step).unwrap()).map(|item| item.sample).collect();
         seen.sort_unstable();
         seen
     }
@@ -126,25 +138,28 @@ mod tests {
     #[test]
     fn carry_fills_every_step_and_visits_every_sample() {
         let steps = steps(10, 4, Tail::Carry);
-        assert!((0..10).all(|step| steps.samples(step).len() == 4));
+        assert!((0..10).all(|step| steps.samples(step).unwrap().len() == 4));
         let twice: Vec<u64> = (0..10).flat_map(|sample| [sample, sample]).collect();
         assert_eq!(sorted(&steps, 0..5), twice);
-        assert_eq!(steps.samples(2).iter().map(|item| item.epoch).collect::<Vec<_>>(), [0, 0, 1, 1]);
+        assert_eq!(steps.samples(2).unwrap().iter().map(|item| item.epoch).collect::<Vec<_>>(), [0, 0, 1, 1]);
     }
 
     #[test]
     fn drop_and_short_end_with_the_epoch() {
         let drop = steps(10, 4, Tail::Drop);
-        assert_eq!((drop.per_epoch(), drop.samples(2).len(), drop.samples(2)[0].epoch), (2, 4, 1));
+        assert_eq!(
+            (drop.per_epoch(), drop.samples(2).unwrap().len(), drop.samples(2).unwrap()[0].epoch),
+            (2, 4, 1)
+        );
         let short = steps(10, 4, Tail::Short);
-        assert_eq!((short.per_epoch(), short.samples(2).len()), (3, 2));
+        assert_eq!((short.per_epoch(), short.samples(2).unwrap().len()), (3, 2));
         assert_eq!(sorted(&short, 0..3), (0..10).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_batch_may_span_several_epochs() {
         let steps = steps(3, 8, Tail::Carry);
-        let epochs: Vec<_> = steps.samples(0).iter().map(|item| item.epoch).collect();
+        let epochs: Vec<_> = steps.samples(0).unwrap().iter().map(|item| item.epoch).collect();
         assert_eq!(epochs, [0, 0, 0, 1, 1, 1, 2, 2]);
     }
 

@@ -1,11 +1,13 @@
 //! The arguments that name a data set and its index.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use dflop_loader::data_set::DataSet;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::split::Splits;
 
 use crate::output::Failure;
 use crate::progress::Bars;
@@ -25,21 +27,54 @@ impl DataSetArgs {
     }
 }
 
+/// Where the index lies, and the split.
+#[derive(Debug, Args)]
+pub(crate) struct IndexPlaceArgs {
+    /// Folder of the index [default: `.dflop` beside the shards, or the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    index: Option<PathBuf>,
+    /// Take the samples of this split.
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
+    /// File that states the splits [default: `splits.json` beside the shards].
+    #[arg(long, value_name = "FILE", requires = "split")]
+    splits: Option<PathBuf>,
+}
+
+impl IndexPlaceArgs {
+    /// Opens the index of some shards, making it on first use, and takes the split.
+    pub(crate) fn open<S: AsRef<str>>(&self, shards: &[S]) -> Result<DataSet, Failure> {
+        open_data_set(shards, self.index.clone(), self.split.as_deref(), self.splits.as_deref())
+    }
+}
+
+/// Opens the index of some shards and takes a split.
+pub(crate) fn open_data_set<S: AsRef<str>>(
+    shards: &[S],
+    index: Option<PathBuf>,
+    split: Option<&str>,
+    splits: Option<&Path>,
+) -> Result<DataSet, Failure> {
+    let options = IndexOptions { folder: index, ..index_options() };
+    let index = Arc::new(Index::open_or_build(expand_shards(shards)?, &options)?);
+    let Some(split) = split else { return Ok(index.into()) };
+    let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
+    Ok(DataSet::from(index).split(&splits, split)?)
+}
+
 /// A data set that is read through its index.
 #[derive(Debug, Args)]
 pub(crate) struct IndexedArgs {
     #[command(flatten)]
     data_set: DataSetArgs,
-    /// Folder of the index [default: `.dflop` beside the shards, or the user's cache directory].
-    #[arg(long, value_name = "DIR")]
-    index: Option<PathBuf>,
+    #[command(flatten)]
+    place: IndexPlaceArgs,
 }
 
 impl IndexedArgs {
     /// Opens the index; makes it on first use.
-    pub(crate) fn open(&self) -> Result<Arc<Index>, Failure> {
-        let options = IndexOptions { folder: self.index.clone(), ..index_options() };
-        Ok(Arc::new(Index::open_or_build(self.data_set.shards()?, &options)?))
+    pub(crate) fn open(&self) -> Result<DataSet, Failure> {
+        self.place.open(&self.data_set.shards)
     }
 }
 

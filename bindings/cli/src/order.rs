@@ -1,13 +1,17 @@
 //! `dflop order`: who gets what, step by step.
 
+use std::ops::Range;
+use std::path::PathBuf;
+
 use clap::Args;
 use dflop_balancer::Strategy;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 use serde::Serialize;
 
-use crate::data_set::IndexedArgs;
+use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, write_json};
-use crate::planner::{PlanArgs, parse_strategy};
+use crate::planner::{PlanArgs, ResumeArgs, parse_strategy};
+use crate::shuffle_quality::print_shuffle_quality;
 
 /// Print which samples every rank and microbatch gets, a line per step.
 ///
@@ -15,21 +19,29 @@ use crate::planner::{PlanArgs, parse_strategy};
 #[derive(Debug, Args)]
 pub(crate) struct OrderArgs {
     #[command(flatten)]
-    data_set: IndexedArgs,
+    data: MixtureArgs,
     #[command(flatten)]
     plan: PlanArgs,
     /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
     /// Epoch whose first sample begins step 0.
-    #[arg(long, value_name = "E", default_value_t = 0)]
+    #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]
     epoch: u64,
-    /// First step.
-    #[arg(long, value_name = "T", default_value_t = 0)]
-    from_step: u64,
-    /// Number of steps [default: to the end of the epoch].
+    /// First step [default: 0, or where the resumed state stands].
+    #[arg(long, value_name = "T", conflicts_with = "resume")]
+    from_step: Option<u64>,
+    /// Number of steps [default: to the end of the epoch, or of a run that ends].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
+    #[command(flatten)]
+    resume: ResumeArgs,
+    /// Save where the run stands behind the last step printed.
+    #[arg(long, value_name = "FILE")]
+    state_out: Option<PathBuf>,
+    /// Print how well epoch `--epoch` is shuffled instead, against a uniform permutation.
+    #[arg(long, conflicts_with_all = ["steps", "from_step", "resume", "state_out"])]
+    shuffle_quality: bool,
     /// Print one JSON object a line.
     #[arg(long)]
     json: bool,
@@ -42,6 +54,9 @@ struct OrderLine<'a> {
     keys: Vec<Vec<Vec<&'a str>>>,
     /// Sample numbers in the index, which tell equal keys apart.
     samples: Vec<Vec<Vec<u64>>>,
+    /// Number of the data set of each sample, where there is more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_sets: Option<Vec<Vec<Vec<usize>>>>,
     digest: String,
     makespan_ns: u64,
     lower_bound_ns: u64,
@@ -49,29 +64,53 @@ struct OrderLine<'a> {
 }
 
 pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
-    let planner = args.plan.planner(args.data_set.open()?, args.epoch)?.strategy(args.strategy);
-    let until = match args.steps {
-        None => planner.steps().per_epoch(),
-        Some(steps) => args
-            .from_step
-            .checked_add(steps)
-            .ok_or_else(|| Failure::Misuse("invalid `--from-step`: step numbers overflow".into()))?,
-    };
-    for step in args.from_step..until {
+    let planner = args.plan.planner(args.data.open()?, args.epoch, &args.resume)?.strategy(args.strategy);
+    if args.shuffle_quality {
+        return print_shuffle_quality(&planner, &args.plan, args.epoch, args.json, out);
+    }
+    let steps = steps(args, &planner)?;
+    let end = steps.end;
+    for step in steps {
         let plan = planner.plan(step)?;
         let line = line(&planner, &plan);
         if args.json { write_json(out, &line)? } else { print(out, &line)? }
     }
+    if let Some(path) = &args.state_out {
+        let written = std::fs::write(path, planner.state(end)?.to_json() + "\n");
+        written.map_err(|error| Failure::from(error).in_file(path))?;
+    }
     Ok(())
 }
 
+/// The steps to print: without `--steps` to the end of the run, or else of the epoch.
+fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure> {
+    let from = args.from_step.unwrap_or(planner.first_step());
+    let until = match (args.steps, planner.steps().len()) {
+        (Some(steps), run_end) => {
+            let overflow = || Failure::Misuse("invalid `--from-step`: step numbers overflow".into());
+            let until = from.checked_add(steps).ok_or_else(overflow)?;
+            // A run that ends inside is printed to its end, one that ended before is refused.
+            run_end.filter(|&end| from < end).map_or(until, |end| until.min(end))
+        }
+        (None, Some(run_end)) => run_end,
+        (None, None) => {
+            let per_epoch = planner.steps().per_epoch();
+            // A resumed run has no first step that an epoch began with.
+            if planner.first_step() == 0 { per_epoch } else { (from / per_epoch + 1) * per_epoch }
+        }
+    };
+    Ok(from..until.max(from))
+}
+
 fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
-    let key = |place: &u32| planner.index().sample(plan.samples[*place as usize].sample).key();
+    let key = |place: &u32| planner.row(plan.samples[*place as usize]).key();
     let number = |place: &u32| plan.samples[*place as usize].sample;
+    let data_set = |place: &u32| plan.samples[*place as usize].data_set;
     OrderLine {
         step: plan.step,
         keys: by_rank(plan, key),
         samples: by_rank(plan, number),
+        data_sets: (planner.data_sets().len() > 1).then(|| by_rank(plan, data_set)),
         digest: plan.digest.to_string(),
         makespan_ns: plan.makespan_ns,
         lower_bound_ns: plan.bound.ns,

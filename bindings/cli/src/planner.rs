@@ -1,13 +1,15 @@
 //! The arguments that say how global batches are cut.
 
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::index::Index;
-use dflop_loader::plan::StepPlanner;
+use dflop_loader::mix::Mixture;
+use dflop_loader::order::Shuffle;
+use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::state::LoaderState;
 use dflop_loader::steps::Tail;
 
 use crate::output::Failure;
@@ -57,6 +59,75 @@ pub(crate) struct PlanArgs {
     /// What happens to samples that do not fill a global batch.
     #[arg(long, value_enum, default_value_t = TailArg::Carry)]
     pub(crate) tail: TailArg,
+    /// End after this many epochs of every data set [default: without end].
+    #[arg(long, value_name = "N")]
+    pub(crate) epochs: Option<u64>,
+    /// Once through, every sample exactly once, in the order of the index: `--epochs 1 --tail short --shuffle none`.
+    #[arg(long, conflicts_with_all = ["epochs", "tail", "shuffle"])]
+    pub(crate) validation: bool,
+    #[command(flatten)]
+    pub(crate) shuffle: ShuffleArgs,
+}
+
+/// How the samples of an epoch are shuffled.
+#[derive(Debug, Args)]
+pub(crate) struct ShuffleArgs {
+    /// How the samples of an epoch are shuffled.
+    #[arg(long, value_enum, default_value_t = ShuffleArg::Global)]
+    shuffle: ShuffleArg,
+    /// Most samples of a run that `--shuffle blocks` keeps together; a run never crosses a shard.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    block_samples: u64,
+    /// Runs that `--shuffle blocks` shuffles with each other, so about the shards that are open.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    open_blocks: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ShuffleArg {
+    /// All samples at once; shard by shard where shards are compressed.
+    Global,
+    /// Runs of neighbours, and samples inside windows of runs: for media that are slow to seek.
+    Blocks,
+    /// In the order of the index.
+    None,
+}
+
+impl PlanArgs {
+    /// The shuffle that is asked for.
+    pub(crate) fn shuffle(&self) -> Shuffle {
+        let ShuffleArgs { shuffle, block_samples, open_blocks } = self.shuffle;
+        match shuffle {
+            _ if self.validation => Shuffle::None,
+            ShuffleArg::Global => Shuffle::Global,
+            ShuffleArg::Blocks => Shuffle::Blocks { block_samples, open_blocks },
+            ShuffleArg::None => Shuffle::None,
+        }
+    }
+}
+
+/// Where a run goes on from.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ResumeArgs {
+    /// Go on from a state that `--state-out` or a loader saved, with any number of ranks.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Resume even if a data set has changed: it goes on with its next epoch, the others where they were.
+    #[arg(long, requires = "resume")]
+    accept_changed_data: bool,
+}
+
+impl ResumeArgs {
+    fn apply(&self, builder: StepPlannerBuilder) -> Result<StepPlannerBuilder, Failure> {
+        let Some(path) = &self.resume else { return Ok(builder) };
+        let builder = builder.restore(read_state(path)?);
+        Ok(if self.accept_changed_data { builder.accept_changed_data() } else { builder })
+    }
+}
+
+fn read_state(path: &Path) -> Result<LoaderState, Failure> {
+    let document = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+    LoaderState::from_json(&document).map_err(|error| Failure::from(error).in_file(path))
 }
 
 /// Hard limits of a microbatch.
@@ -96,15 +167,20 @@ pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
 }
 
 impl PlanArgs {
-    /// Builds the planner over an index; step 0 is the first of `epoch`.
-    pub(crate) fn planner(&self, index: Arc<Index>, epoch: u64) -> Result<StepPlanner, Failure> {
+    /// Builds the planner over data sets; step 0 is the first of `epoch`, unless the run is resumed.
+    pub(crate) fn planner(
+        &self,
+        data: impl Into<Mixture>,
+        epoch: u64,
+        resume: &ResumeArgs,
+    ) -> Result<StepPlanner, Failure> {
         let model = self.model.cost_model()?;
         let tail = match self.tail {
             TailArg::Carry => Tail::Carry,
             TailArg::Drop => Tail::Drop,
             TailArg::Short => Tail::Short,
         };
-        let mut builder = StepPlanner::builder(index, model)
+        let mut builder = StepPlanner::builder(data, model)
             .global_batch(self.global_batch)
             .dp_size(self.dp_size)
             .microbatches(self.microbatches)
@@ -112,10 +188,17 @@ impl PlanArgs {
             .work(self.work)
             .seed(self.seed)
             .first_epoch(epoch)
-            .tail(tail);
+            .tail(tail)
+            .shuffle(self.shuffle());
+        if self.validation {
+            builder = builder.validation();
+        }
+        if let Some(epochs) = self.epochs {
+            builder = builder.epochs(epochs);
+        }
         if let Some(stages) = &self.stages {
             builder = builder.stages(stages.clone());
         }
-        Ok(builder.build()?)
+        Ok(resume.apply(builder)?.build()?)
     }
 }

@@ -8,9 +8,9 @@ use dflop_loader::plan::StepPlanner;
 use dflop_loader::simulate::{StrategySummary, compare_strategies};
 use serde::Serialize;
 
-use crate::data_set::IndexedArgs;
+use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, write_json};
-use crate::planner::PlanArgs;
+use crate::planner::{PlanArgs, ResumeArgs};
 
 /// Strategies that are compared, and what they are called: the comparison first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
@@ -22,7 +22,7 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
-    data_set: IndexedArgs,
+    data: MixtureArgs,
     #[command(flatten)]
     plan: PlanArgs,
     /// Steps to simulate [default: an epoch, 50 at most].
@@ -54,8 +54,9 @@ pub(crate) struct StrategyReport {
 }
 
 pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> {
-    let planner = args.plan.planner(args.data_set.open()?, 0)?;
+    let planner = args.plan.planner(args.data.open()?, 0, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
+    let steps = steps.min(planner.steps().len().unwrap_or(steps));
     if steps == 0 {
         return Err(Failure::Misuse("invalid `steps`: must be at least 1".into()));
     }

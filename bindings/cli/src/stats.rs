@@ -47,12 +47,13 @@ struct Refused {
 }
 
 pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
-    let index = args.data_set.open()?;
+    let data_set = args.data_set.open()?;
+    let index = data_set.index();
     let model = args.model.cost_model()?;
     let mut profile = DataProfile::new(&model);
     let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
-    for sample in 0..index.len() {
-        let row = index.sample(sample);
+    for place in 0..data_set.len() {
+        let row = index.sample(data_set.sample_number(place));
         row.read_shape(&mut shape);
         match model.annotate(&shape) {
             Ok(cost) => profile.add(&shape, &cost),
@@ -65,12 +66,12 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
         let quantiles =
             summary.iter().map(|(name, quantiles, _)| (name.clone(), quantiles.clone())).collect();
         let histograms = summary.into_iter().map(|(name, _, histogram)| (name, histogram)).collect();
-        let (samples, encoder_to_llm_ratio) = (index.len(), profile.encoder_to_llm_ratio());
+        let (samples, encoder_to_llm_ratio) = (data_set.len(), profile.encoder_to_llm_ratio());
         let report =
             StatsReport { samples, model, device, encoder_to_llm_ratio, refused, quantiles, histograms };
         return write_json(out, &report);
     }
-    writeln!(out, "{} samples, costs predicted for {model} on {device} (a stated rate)", index.len())?;
+    writeln!(out, "{} samples, costs predicted for {model} on {device} (a stated rate)", data_set.len())?;
     writeln!(out, "encoder seconds per LLM second: {:.3}", profile.encoder_to_llm_ratio())?;
     for Refused { key, reason } in &refused {
         writeln!(out, "refused: {key}: {reason}")?;

@@ -1,6 +1,7 @@
 //! Settings of a [`BalancedLoader`].
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::BalancedLoader;
 use crate::collate::Decode;
@@ -8,6 +9,7 @@ use crate::error::{Error, Result, check_at_most};
 use crate::plan::StepPlanner;
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::skip::{ErrorBudget, SkipLog};
+use crate::state::LoaderState;
 
 /// Most steps that may wait as plans.
 const STEPS_AHEAD_MAX: u64 = 1 << 16;
@@ -18,6 +20,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) planner: StepPlanner,
     pub(super) dp_rank: usize,
     pub(super) from_step: u64,
+    pub(super) state: Option<LoaderState>,
     pub(super) steps: Option<u64>,
     pub(super) fields: Option<Vec<String>>,
     pub(super) decode: Decode,
@@ -31,9 +34,10 @@ pub struct BalancedLoaderBuilder {
 impl BalancedLoaderBuilder {
     pub(super) fn new(planner: StepPlanner, dp_rank: usize) -> Self {
         Self {
+            from_step: planner.first_step(),
+            state: None,
             planner,
             dp_rank,
-            from_step: 0,
             steps: None,
             fields: None,
             decode: Decode::Media,
@@ -45,14 +49,23 @@ impl BalancedLoaderBuilder {
         }
     }
 
-    /// Sets the first step. Costs nothing, wherever it is. Default: 0.
+    /// Sets the first step. Costs nothing, wherever it is. Default: that of the planner, which is 0 unless it was
+    /// restored.
     #[must_use]
     pub fn from_step(mut self, step: u64) -> Self {
         self.from_step = step;
         self
     }
 
-    /// Ends the stream after this many steps. Default: never.
+    /// Goes on with the step that a state of the planner's run stands at; replaces [`Self::from_step`]. A state of changed
+    /// data, or of another global batch, is restored by the planner.
+    #[must_use]
+    pub fn restore(mut self, state: LoaderState) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    /// Ends the stream after this many steps. Default: with the run, if that ends.
     #[must_use]
     pub fn steps(mut self, steps: u64) -> Self {
         self.steps = Some(steps);
@@ -113,8 +126,9 @@ impl BalancedLoaderBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, or if pixels
-    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] if the index alone exceeds it.
-    pub fn build(self) -> Result<BalancedLoader> {
+    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] if the index alone exceeds it;
+    /// [`Error::State`] if a state is of another run.
+    pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
         if self.dp_rank >= dp_size {
@@ -129,13 +143,15 @@ impl BalancedLoaderBuilder {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
         }
         let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
-        let bad = self.planner.index().skipped();
+        if let Some(state) = self.state.take() {
+            self.from_step = self.planner.step_of(&state)?;
+        }
+        let bad: Vec<_> = self.planner.data_sets().iter().flat_map(|set| set.skipped()).cloned().collect();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
         let skips = SkipLog::new(self.error_budget, Some(epoch));
-        for skipped in bad {
-            skips.push(skipped.clone());
-        }
+        bad.into_iter().for_each(|skipped| skips.push(skipped));
         skips.check(false)?;
-        Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips) })
+        let next_step = Arc::new(AtomicU64::new(self.from_step));
+        Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips), next_step })
     }
 }

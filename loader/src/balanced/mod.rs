@@ -8,6 +8,7 @@ mod builder;
 mod reader;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_stream::try_stream;
 use dflop_costmodel::SampleCost;
@@ -25,6 +26,7 @@ use crate::plan::{StepPlan, StepPlanner};
 use crate::pool::DecodePool;
 use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
 use crate::skip::{SkipLog, Skipped};
+use crate::state::LoaderState;
 
 /// Steps in order; an error is the last item.
 pub type StepStream = BoxStream<'static, Result<Step>>;
@@ -77,6 +79,8 @@ pub struct BalancedLoader {
     settings: BalancedLoaderBuilder,
     pool: Arc<DecodePool>,
     skips: Arc<SkipLog>,
+    /// The step behind the last one that a stream gave out.
+    next_step: Arc<AtomicU64>,
 }
 
 impl BalancedLoader {
@@ -86,7 +90,7 @@ impl BalancedLoader {
         BalancedLoaderBuilder::new(planner, dp_rank)
     }
 
-    /// Streams steps, without end unless a number of steps was set.
+    /// Streams steps, to the end of the run or of the number that was set, if there is one.
     ///
     /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of its
     /// microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that cannot be
@@ -98,7 +102,7 @@ impl BalancedLoader {
     #[must_use]
     pub fn stream(&self) -> StepStream {
         let settings = self.settings.clone();
-        let (pool, skips) = (self.pool.clone(), self.skips.clone());
+        let (pool, skips, next_step) = (self.pool.clone(), self.skips.clone(), self.next_step.clone());
         let steps = try_stream! {
             let collator = Collator::new(settings.decode, pool, skips.clone());
             let dp_size = settings.planner.dp_size();
@@ -107,10 +111,20 @@ impl BalancedLoader {
             while let Some(step) = begun.recv().await {
                 let step = finish_step(&collator, step?, dp_size).await?;
                 skips.check(false)?;
+                next_step.store(step.step + 1, Ordering::Relaxed);
                 yield step;
             }
         };
         steps.boxed()
+    }
+
+    /// Saves where the run stands: at the step behind the last one that a stream of this loader gave out, whatever
+    /// was read ahead. The state is the same on every rank at the same step.
+    ///
+    /// # Errors
+    /// [`Error::RunEnded`] or [`Error::Config`] if the loader began at a step that the run does not have.
+    pub fn state(&self) -> Result<LoaderState> {
+        self.settings.planner.state(self.next_step.load(Ordering::Relaxed))
     }
 
     /// Returns what was not delivered so far, in the order found; samples that indexing found bad included.
@@ -149,6 +163,7 @@ fn begin_steps(
     try_stream! {
         let budget = ByteBudget::new(settings.buffered_bytes_max);
         let until = settings.steps.map_or(u64::MAX, |steps| settings.from_step.saturating_add(steps));
+        let until = until.min(settings.planner.steps().len().unwrap_or(u64::MAX));
         let mut plans = plan_ahead(settings.planner.clone(), settings.from_step, until, settings.steps_ahead);
         let mut reader = Some(StepReader::new(&settings, collator.skips()));
         while let Some(plan) = plans.recv().await {

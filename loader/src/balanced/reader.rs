@@ -6,10 +6,11 @@ use dflop_costmodel::SampleCost;
 
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
-use crate::index::{FieldRow, Index, SampleRow};
-use crate::plan::StepPlan;
+use crate::index::{FieldRow, SampleRow};
+use crate::plan::{StepPlan, StepPlanner};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
+use crate::steps::StepSample;
 use crate::store::ranges::ShardRanges;
 
 /// What was read for one microbatch: each sample with its cost.
@@ -18,8 +19,9 @@ pub(super) type ReadMicrobatch = Vec<(RawSample, SampleCost)>;
 /// Reads this rank's samples of a step, and of them only the wanted fields.
 #[derive(Debug)]
 pub(super) struct StepReader {
-    index: Arc<Index>,
-    ranges: ShardRanges,
+    planner: Arc<StepPlanner>,
+    /// By data set.
+    ranges: Vec<ShardRanges>,
     dp_rank: usize,
     fields: Option<Vec<String>>,
     skips: Arc<SkipLog>,
@@ -27,10 +29,12 @@ pub(super) struct StepReader {
 
 impl StepReader {
     pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>) -> Self {
-        let index = settings.planner.index().clone();
+        let data_sets = settings.planner.data_sets();
+        let unpacked_bytes_max = settings.unpacked_bytes_max / data_sets.len() as u64;
+        let ranges = data_sets.iter().map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max));
         Self {
-            ranges: ShardRanges::new(index.clone(), settings.unpacked_bytes_max),
-            index,
+            ranges: ranges.collect(),
+            planner: Arc::new(settings.planner.clone()),
             dp_rank: settings.dp_rank,
             fields: settings.fields.clone(),
             skips,
@@ -39,16 +43,16 @@ impl StepReader {
 
     /// Reads this rank's microbatches; blocks on a cold disk.
     pub(super) fn read(&mut self, plan: &StepPlan) -> Result<Vec<ReadMicrobatch>> {
-        let index = self.index.clone();
+        let planner = self.planner.clone();
         let mut microbatches = Vec::new();
         for places in &plan.ranks[self.dp_rank] {
             let mut samples = Vec::with_capacity(places.len());
             for &place in places {
                 let drawn = plan.samples[place as usize];
-                let row = index.sample(drawn.sample);
+                let row = planner.row(drawn);
                 match plan.refused.iter().find(|(refused, _)| *refused == place as usize) {
-                    Some((_, reason)) => self.skip(&row, reason),
-                    None => samples.push((self.read_sample(&row, drawn.epoch)?, plan.costs[place as usize])),
+                    Some((_, reason)) => self.skip(&row, drawn, reason),
+                    None => samples.push((self.read_sample(&row, drawn)?, plan.costs[place as usize])),
                 }
             }
             microbatches.push(samples);
@@ -56,20 +60,24 @@ impl StepReader {
         Ok(microbatches)
     }
 
-    fn read_sample(&mut self, row: &SampleRow<'_>, epoch: u64) -> Result<RawSample> {
+    fn read_sample(&mut self, row: &SampleRow<'_>, drawn: StepSample) -> Result<RawSample> {
         let mut fields = Vec::new();
         for field in row.fields().filter(|field| is_wanted(self.fields.as_deref(), field)) {
-            let payload = self.ranges.read(row.shard, field.offset, field.bytes)?;
+            let payload = self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?;
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
         }
-        let shard = self.index.shards()[row.shard].url.clone();
-        Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch, fields })
+        let shard = self.url(row, drawn);
+        Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch: drawn.epoch, fields })
     }
 
-    fn skip(&self, row: &SampleRow<'_>, reason: &str) {
+    fn url(&self, row: &SampleRow<'_>, drawn: StepSample) -> Arc<str> {
+        self.planner.data_sets()[drawn.data_set].index().shards()[row.shard].url.clone()
+    }
+
+    fn skip(&self, row: &SampleRow<'_>, drawn: StepSample, reason: &str) {
         self.skips.push(Skipped {
-            shard: self.index.shards()[row.shard].url.to_string(),
+            shard: self.url(row, drawn).to_string(),
             offset: row.offset(),
             key: Some(row.key().to_owned()),
             field: None,
@@ -80,7 +88,7 @@ impl StepReader {
     /// What this rank's share of a step takes in memory, decoded, from the shapes in the index.
     pub(super) fn resident_bytes(&self, plan: &StepPlan) -> u64 {
         let places = plan.ranks[self.dp_rank].iter().flatten();
-        let rows = places.map(|&place| self.index.sample(plan.samples[place as usize].sample));
+        let rows = places.map(|&place| self.planner.row(plan.samples[place as usize]));
         let fields = rows.flat_map(|row| row.fields());
         fields
             .filter(|field| is_wanted(self.fields.as_deref(), field))

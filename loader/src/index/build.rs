@@ -58,6 +58,7 @@ pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard
         unpacked_bytes: archive.len() as u64,
         samples: 0,
         payload_bytes: 0,
+        digest: 0,
     };
     let mut builder = Builder::new(indexed, is_verified);
     match compression {
@@ -154,6 +155,9 @@ impl Builder {
     }
 
     fn finish(mut self) -> BuiltShard {
+        let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
+        self.built.shard.digest =
+            nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));
         self.hasher.update(&self.built.shard.name);
         self.hasher.update(self.built.shard.bytes.to_le_bytes());
         self.built.digest = self.hasher.finalize().into();

@@ -118,17 +118,6 @@ impl Index {
         let shard = self.starts.partition_point(|&end| end <= sample);
         self.rows[shard].row(shard, (sample - self.shard_samples(shard).start) as usize)
     }
-
-    /// Returns the blocks that the order shuffles: all samples at once, or shard by shard where a compressed
-    /// shard has to be read whole.
-    #[must_use]
-    pub fn shuffle_blocks(&self) -> Vec<Range<u64>> {
-        let is_seekable = |shard: &IndexedShard| shard.compression == crate::compression::Compression::None;
-        if self.indexed.iter().all(is_seekable) {
-            return vec![0..self.len()];
-        }
-        (0..self.indexed.len()).map(|shard| self.shard_samples(shard)).collect()
-    }
 }
 
 fn no_samples(shards: &[Shard], skipped: &[Skipped]) -> Error {

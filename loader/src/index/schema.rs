@@ -21,7 +21,7 @@ use crate::compression::Compression;
 use crate::skip::Skipped;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Metadata key of the JSON document.
 pub(super) const METADATA_KEY: &str = "dflop";
 
@@ -42,6 +42,8 @@ pub struct IndexedShard {
     pub samples: u64,
     /// Payload bytes of the good samples.
     pub payload_bytes: u64,
+    /// Digest of the file's length and of keys, extensions, offsets and lengths; not of the name.
+    pub digest: u64,
 }
 
 /// The JSON document in the schema's metadata.

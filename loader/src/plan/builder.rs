@@ -6,11 +6,13 @@ use std::sync::Arc;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
-use super::{PlanConfig, StepPlanner};
+use super::{PlanConfig, Source, StepPlanner};
 use crate::error::{Error, Result, check_at_most};
-use crate::index::Index;
-use crate::order::Order;
+use crate::mix::{Mixture, Origin, POSITION_MAX};
+use crate::order::Shuffle;
+use crate::pace::{Pace, PaceInput};
 use crate::skip::reason_of;
+use crate::state::{LoaderState, Restored, Run};
 use crate::steps::{Steps, Tail};
 
 /// Largest global batch, in samples.
@@ -23,18 +25,21 @@ const STAGES_MAX: usize = 1_024;
 /// Settings of a [`StepPlanner`].
 #[derive(Debug, Clone)]
 pub struct StepPlannerBuilder {
-    index: Arc<Index>,
+    mixture: Mixture,
     model: CostModel,
     global_batch: u64,
     seed: u64,
     first_epoch: u64,
     tail: Tail,
+    shuffle: Shuffle,
+    state: Option<LoaderState>,
+    accepts_changed_data: bool,
     stages: Option<Vec<usize>>,
     config: PlanConfig,
 }
 
 impl StepPlannerBuilder {
-    pub(super) fn new(index: Arc<Index>, model: CostModel) -> Self {
+    pub(super) fn new(mixture: Mixture, model: CostModel) -> Self {
         let config = PlanConfig {
             dp_size: 1,
             microbatches: 1,
@@ -43,8 +48,19 @@ impl StepPlannerBuilder {
             caps: Caps::default(),
             work: 20_000,
         };
-        let (global_batch, seed, first_epoch) = (0, 0, 0);
-        Self { index, model, global_batch, seed, first_epoch, tail: Tail::Carry, stages: None, config }
+        Self {
+            mixture,
+            model,
+            global_batch: 0,
+            seed: 0,
+            first_epoch: 0,
+            tail: Tail::Carry,
+            shuffle: Shuffle::Global,
+            state: None,
+            accepts_changed_data: false,
+            stages: None,
+            config,
+        }
     }
 
     /// Sets how many samples a step has, over all ranks. Must be set.
@@ -118,12 +134,89 @@ impl StepPlannerBuilder {
         self
     }
 
+    /// Sets how the samples of an epoch are shuffled. Default: [`Shuffle::Global`].
+    #[must_use]
+    pub fn shuffle(mut self, shuffle: Shuffle) -> Self {
+        self.shuffle = shuffle;
+        self
+    }
+
+    /// Ends the run after this many epochs of every data set that says nothing else by
+    /// [`crate::data_set::DataSet::repeat`]. Default: without end.
+    #[must_use]
+    pub fn epochs(mut self, epochs: u64) -> Self {
+        self.mixture = self.mixture.epochs(epochs);
+        self
+    }
+
+    /// Sets the order of validation: once through the data set, in the order of the index, every sample exactly once over the
+    /// ranks, whatever their number. All ranks have the same steps; the last may be short, with empty
+    /// microbatches. Stands for [`Self::epochs`] of 1, [`Tail::Short`] and [`Shuffle::None`].
+    #[must_use]
+    pub fn validation(self) -> Self {
+        self.epochs(1).tail(Tail::Short).shuffle(Shuffle::None)
+    }
+
+    /// Goes on where a state was saved, on any number of ranks and microbatches.
+    ///
+    /// Seed, shuffle and tail must be those of the state; its first epoch replaces [`Self::first_epoch`]. Another
+    /// global batch is taken from where the state stands, under [`Tail::Carry`]. What comes before the state's step
+    /// cannot be planned if the batch or the data changed.
+    #[must_use]
+    pub fn restore(mut self, state: LoaderState) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    /// Restores even if a data set has changed: it goes on with its next epoch, the others where they were.
+    /// Default: such a state is refused.
+    #[must_use]
+    pub fn accept_changed_data(mut self) -> Self {
+        self.accepts_changed_data = true;
+        self
+    }
+
     /// Checks that the settings fit each other, the model and the data set.
     ///
     /// # Errors
     /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model, if the global
-    /// batch has fewer samples than there are microbatches on all ranks, or if the tail drops every sample.
+    /// batch has fewer samples than there are microbatches on all ranks, if the tail drops every sample, or if a
+    /// mixture's weights do not fit its data sets; [`Error::State`] if a state does not fit, with the shard that
+    /// changed.
     pub fn build(self) -> Result<StepPlanner> {
+        let free = self.model.annotate(&SampleShape::default());
+        let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
+        let stages = self.checked_stages()?;
+        let global_batch = self.checked_batch()?.get();
+        let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
+        let (data_sets, rules) = self.mixture.check()?;
+        let run = Run { data_sets: &data_sets, rules: &rules, seed, global_batch, tail, shuffle };
+        let sizes: Vec<u64> = data_sets.iter().map(crate::data_set::DataSet::len).collect();
+        let fresh = Restored {
+            origin: Origin::at_epoch(self.first_epoch, &sizes),
+            first_epoch: self.first_epoch,
+            step: 0,
+        };
+        let start = self.state.map_or(Ok(fresh), |state| state.restore(run, self.accepts_changed_data))?;
+        if start.origin.draws.iter().any(|&draws| draws > POSITION_MAX) {
+            let reason = format!("{} is too far out for a data set of this size", start.first_epoch);
+            return Err(Error::Config { setting: "first_epoch", reason });
+        }
+        let Restored { origin, first_epoch, step } = start;
+        let (sizes, rules_of) = (&sizes, &rules);
+        let input =
+            PaceInput { sizes, rules: rules_of, origin: &origin, first_epoch, global_batch, tail, seed };
+        let pace = Pace::new(input)?;
+        let twins =
+            |at: usize| data_sets[..at].iter().filter(|other| other.is_twin_of(&data_sets[at])).count();
+        let orders = data_sets.iter().enumerate().map(|(at, set)| set.order(shuffle, seed, twins(at) as u64));
+        let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
+        let config = PlanConfig { stages, ..self.config };
+        let source = Source { data_sets, rules, seed, shuffle, tail, first_epoch, first_step: step };
+        Ok(StepPlanner { source: Arc::new(source), steps, model: Arc::new(self.model), config, free })
+    }
+
+    fn checked_batch(&self) -> Result<NonZeroU64> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let Some(global_batch) = NonZeroU64::new(self.global_batch) else {
             return invalid("global_batch", "must be at least 1".into());
@@ -141,13 +234,7 @@ impl StepPlannerBuilder {
             let reason = format!("{} samples cannot fill {groups} microbatches", self.global_batch);
             return invalid("global_batch", reason);
         }
-        let stages = self.checked_stages()?;
-        let free = self.model.annotate(&SampleShape::default());
-        let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
-        let order = Order::new(self.index.shuffle_blocks(), self.index.fingerprint(), self.seed)?;
-        let steps = Steps::new(order, global_batch, self.tail, self.first_epoch)?;
-        let config = PlanConfig { stages, ..self.config };
-        Ok(StepPlanner { index: self.index, steps, model: Arc::new(self.model), config, free })
+        Ok(global_batch)
     }
 
     fn checked_stages(&self) -> Result<Vec<usize>> {

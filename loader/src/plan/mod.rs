@@ -15,10 +15,14 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use builder::StepPlannerBuilder;
 
+use crate::data_set::DataSet;
 use crate::error::{Error, Result, check_at_most};
-use crate::index::Index;
+use crate::index::{Index, SampleRow};
+use crate::mix::{MixRules, Mixture};
+use crate::order::Shuffle;
 use crate::skip::reason_of;
-use crate::steps::{StepSample, Steps};
+use crate::state::{LoaderState, Run};
+use crate::steps::{StepSample, Steps, Tail};
 
 /// How global batches are cut.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +35,19 @@ struct PlanConfig {
     caps: Caps,
     /// Work units that the search for one step may spend.
     work: u64,
+}
+
+/// What is drawn from, and how.
+#[derive(Debug)]
+struct Source {
+    data_sets: Vec<DataSet>,
+    rules: MixRules,
+    seed: u64,
+    shuffle: Shuffle,
+    tail: Tail,
+    first_epoch: u64,
+    /// The step that a restored run goes on with.
+    first_step: u64,
 }
 
 /// A planned global batch.
@@ -53,14 +70,14 @@ pub struct StepPlan {
     pub bound: LowerBound,
     /// Tokens that the loss of the step is computed on.
     pub target_tokens: u64,
-    /// Digest over step, ranks, microbatches and sample numbers.
+    /// Digest over step, ranks, microbatches, data sets and sample numbers.
     pub digest: PlanDigest,
 }
 
 /// Plans the steps of a run, any of them at any time.
 #[derive(Debug, Clone)]
 pub struct StepPlanner {
-    index: Arc<Index>,
+    source: Arc<Source>,
     steps: Steps,
     model: Arc<CostModel>,
     config: PlanConfig,
@@ -68,16 +85,64 @@ pub struct StepPlanner {
 }
 
 impl StepPlanner {
-    /// Starts the settings of a planner; a global batch is all that must be set.
+    /// Starts the settings of a planner over a data set, a split of one or a mixture; a global batch is all that
+    /// must be set.
     #[must_use]
-    pub fn builder(index: Arc<Index>, model: CostModel) -> StepPlannerBuilder {
-        StepPlannerBuilder::new(index, model)
+    pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
+        StepPlannerBuilder::new(data.into(), model)
     }
 
-    /// Returns the index that samples are numbered by.
+    /// Returns the data sets, in the order of their numbers.
+    #[must_use]
+    pub fn data_sets(&self) -> &[DataSet] {
+        &self.source.data_sets
+    }
+
+    /// Returns the index of the first data set, which is the only one unless there is a mixture.
     #[must_use]
     pub fn index(&self) -> &Arc<Index> {
-        &self.index
+        self.source.data_sets[0].index()
+    }
+
+    /// Returns what the index knows of a sample.
+    ///
+    /// # Panics
+    /// If the sample is none of this planner's.
+    #[must_use]
+    pub fn row(&self, sample: StepSample) -> SampleRow<'_> {
+        self.source.data_sets[sample.data_set].index().sample(sample.sample)
+    }
+
+    /// Returns the step to begin with: 0, or where a restored state stands.
+    #[must_use]
+    pub fn first_step(&self) -> u64 {
+        self.source.first_step
+    }
+
+    /// Saves where the run stands before a step.
+    ///
+    /// # Errors
+    /// [`Error::RunEnded`] if the run has ended before; [`Error::Config`] if the step lies before that where changed
+    /// data or another global batch was taken up.
+    pub fn state(&self, step: u64) -> Result<LoaderState> {
+        check_at_most("step", step, builder::COUNT_MAX)?;
+        LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
+    }
+
+    /// The step that a state of this very run stands at.
+    pub(crate) fn step_of(&self, state: &LoaderState) -> Result<u64> {
+        let restored = state.restore(self.run(), false)?;
+        if restored.origin != self.steps.pace().origin || restored.first_epoch != self.source.first_epoch {
+            let reason = "it is of another run: restore it when the planner is built".into();
+            return Err(Error::State { reason });
+        }
+        Ok(restored.step)
+    }
+
+    fn run(&self) -> Run<'_> {
+        let Source { data_sets, rules, seed, shuffle, tail, .. } = &*self.source;
+        let global_batch = self.steps.global_batch();
+        Run { data_sets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
     }
 
     /// Returns the steps of the run.
@@ -101,10 +166,11 @@ impl StepPlanner {
     /// Plans a step.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
+    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total. [`Error::RunEnded`] if the
+    /// run has no such step.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
-        let samples = self.steps.samples(step);
+        let samples = self.steps.samples(step)?;
         let (costs, refused) = self.annotate(&samples);
         let plan_error = |source| Error::Plan { step, source };
         let instance = self.instance(&samples, &costs).map_err(plan_error)?;
@@ -159,7 +225,7 @@ impl StepPlanner {
     fn annotate(&self, samples: &[StepSample]) -> (Vec<SampleCost>, Vec<(usize, String)>) {
         let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
         let cost = |(place, sample): (usize, &StepSample)| {
-            self.index.sample(sample.sample).read_shape(&mut shape);
+            self.row(*sample).read_shape(&mut shape);
             self.model.annotate(&shape).unwrap_or_else(|error| {
                 refused.push((place, reason_of(&error)));
                 self.free
@@ -191,7 +257,7 @@ impl StepPlanner {
             Instance::new(groups, stages.len(), times_ns)?
         };
         let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
-        let bytes = samples.iter().map(|sample| self.index.sample(sample.sample).bytes()).collect();
+        let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
         instance.tokens(tokens)?.bytes(bytes)
     }
 }
@@ -207,11 +273,18 @@ fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
     (mean + mean / 4).max(mean + tokens().max().unwrap_or(0))
 }
 
+/// Bits of a digested number that hold the sample; those above hold its data set.
+const SAMPLE_BITS: u32 = 48;
+
 fn digest(step: u64, ranks: &[Vec<Vec<u32>>], samples: &[StepSample]) -> PlanDigest {
     let mut digest = PlanDigest::new();
+    let number = |&place: &u32| {
+        let StepSample { data_set, sample, .. } = samples[place as usize];
+        (data_set as u64) << SAMPLE_BITS | sample
+    };
     for (rank, microbatches) in ranks.iter().enumerate() {
         for (microbatch, places) in microbatches.iter().enumerate() {
-            digest.add(step, rank, microbatch, places.iter().map(|&place| samples[place as usize].sample));
+            digest.add(step, rank, microbatch, places.iter().map(number));
         }
     }
     digest

@@ -1,0 +1,123 @@
+//! The arguments that name a mixture of data sets.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dflop_loader::data_set::DataSet;
+use dflop_loader::mix::{Mixture, Stop};
+use serde::Deserialize;
+
+use crate::data_set::{IndexPlaceArgs, open_data_set};
+use crate::output::Failure;
+
+/// A data set, or a mixture of several, read through indexes.
+#[derive(Debug, Args)]
+pub(crate) struct MixtureArgs {
+    /// Shards: a folder, files, or patterns such as `shards/{000..019}.tar`.
+    #[arg(value_name = "DATASET", required_unless_present = "mix", conflicts_with = "mix")]
+    shards: Vec<String>,
+    /// A mixture: `WEIGHT=DATASET` once for each data set, or one JSON file.
+    #[arg(long, value_name = "WEIGHT=DATASET|FILE")]
+    mix: Vec<String>,
+    #[command(flatten)]
+    place: IndexPlaceArgs,
+}
+
+impl MixtureArgs {
+    /// Opens the indexes; makes them on first use.
+    pub(crate) fn open(&self) -> Result<Mixture, Failure> {
+        match &self.mix[..] {
+            [] => Ok(self.place.open(&self.shards)?.into()),
+            [file] if weighted(file).is_none() => read_mixture(Path::new(file)),
+            list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
+                let (weight, data_set) = weighted(entry).ok_or_else(|| misuse(entry))?;
+                Ok(mixture.data_set(self.place.open(&[data_set])?, weight))
+            }),
+        }
+    }
+}
+
+/// Takes `WEIGHT=DATASET` apart.
+fn weighted(entry: &str) -> Option<(f64, &str)> {
+    let (weight, data_set) = entry.split_once('=')?;
+    Some((weight.parse().ok()?, data_set))
+}
+
+fn misuse(entry: &str) -> Failure {
+    let forms = "give `WEIGHT=DATASET` for each data set, or one JSON file";
+    Failure::Misuse(format!("invalid `--mix {entry}`: {forms}"))
+}
+
+/// A mixture as its file says it. Names of files are relative to it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MixtureFile {
+    data_sets: Vec<MixtureEntry>,
+    #[serde(default)]
+    weights_from: Vec<WeightsFrom>,
+    choose: Option<Vec<u32>>,
+    #[serde(default)]
+    stop: Stop,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MixtureEntry {
+    shards: Vec<String>,
+    #[serde(default = "one")]
+    weight: f64,
+    repeat: Option<u64>,
+    split: Option<String>,
+    splits: Option<PathBuf>,
+    index: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WeightsFrom {
+    step: u64,
+    weights: Vec<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn read_mixture(path: &Path) -> Result<Mixture, Failure> {
+    let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
+    let file: MixtureFile = serde_json::from_str(&read?)
+        .map_err(|error| Failure::Misuse(format!("`{}` is no mixture: {error}", path.display())))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut mixture = Mixture::new().stop(file.stop);
+    for entry in file.data_sets {
+        let weight = entry.weight;
+        mixture = mixture.data_set(entry.open(folder)?, weight);
+    }
+    for WeightsFrom { step, weights } in file.weights_from {
+        mixture = mixture.weights_from(step, &weights);
+    }
+    Ok(match file.choose {
+        Some(pattern) => mixture.choose(pattern),
+        None => mixture,
+    })
+}
+
+impl MixtureEntry {
+    fn open(self, folder: &Path) -> Result<DataSet, Failure> {
+        let beside = |path: &PathBuf| folder.join(path);
+        let shards: Vec<String> = self.shards.iter().map(|pattern| pattern_beside(folder, pattern)).collect();
+        let splits = self.splits.as_ref().map(beside);
+        let index = self.index.as_ref().map(beside);
+        let data_set = open_data_set(&shards, index, self.split.as_deref(), splits.as_deref())?;
+        Ok(match self.repeat {
+            Some(epochs) => data_set.repeat(epochs),
+            None => data_set,
+        })
+    }
+}
+
+/// A pattern relative to a folder; one with a scheme, or from the environment, stays as it is.
+fn pattern_beside(folder: &Path, pattern: &str) -> String {
+    let stands_alone = pattern.contains(':') || pattern.starts_with("${");
+    if stands_alone { pattern.to_owned() } else { folder.join(pattern).display().to_string() }
+}

@@ -1,0 +1,49 @@
+//! `dflop order --shuffle-quality`: how well an epoch is shuffled.
+
+use std::io::Write;
+
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::shuffle_quality::ShuffleQuality;
+use serde::Serialize;
+
+use crate::output::{Failure, Output, write_json};
+use crate::planner::PlanArgs;
+
+#[derive(Debug, Serialize)]
+struct QualityReport {
+    epoch: u64,
+    /// Each data set's own order, by its number.
+    data_sets: Vec<ShuffleQuality>,
+}
+
+/// Measures every data set's order of an epoch and prints it.
+pub(crate) fn print_shuffle_quality(
+    planner: &StepPlanner,
+    plan: &PlanArgs,
+    epoch: u64,
+    is_json: bool,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let quality =
+        |data_set| ShuffleQuality::of(data_set, plan.shuffle(), plan.seed, epoch, plan.global_batch);
+    let data_sets: Vec<ShuffleQuality> = planner.data_sets().iter().map(quality).collect::<Result<_, _>>()?;
+    if is_json {
+        return write_json(out, &QualityReport { epoch, data_sets });
+    }
+    for (number, quality) in data_sets.iter().enumerate() {
+        let ShuffleQuality { samples, batch, displacement, .. } = quality;
+        let ShuffleQuality { batch_shards, batch_shards_uniform, index_neighbours, .. } = quality;
+        writeln!(out, "data set {number}, epoch {epoch}: {samples} samples in batches of {batch}")?;
+        writeln!(out, "{:<38} {:>10} {:>14}", "", "this order", "uniform random")?;
+        let uniform_neighbours = 2.0 / *samples as f64;
+        let rows = [
+            ("mean displacement, of a third", *displacement, 1.0),
+            ("distinct shards in a batch", *batch_shards, *batch_shards_uniform),
+            ("neighbours that are so in the index", *index_neighbours, uniform_neighbours),
+        ];
+        for (name, value, uniform) in rows {
+            writeln!(out, "{name:<38} {value:>10.4} {uniform:>14.4}")?;
+        }
+    }
+    Ok(())
+}

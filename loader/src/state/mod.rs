@@ -1,0 +1,273 @@
+//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//!
+//! A state says which data sets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
+//! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
+//! before the state's.
+//!
+//! A data set that changed since is refused, and the shard named, unless the caller accepts it: then that data set
+//! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
+//! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
+
+mod shards;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data_set::DataSet;
+use crate::error::{Error, Result};
+use crate::mix::{MixRules, Origin, POSITION_MAX};
+use crate::order::Shuffle;
+use crate::pace::{Pace, PaceInput};
+use crate::steps::Tail;
+use shards::ShardList;
+
+/// Changes with every change of the meaning of a state.
+const VERSION: u32 = 1;
+
+/// Where a run stands.
+///
+/// Serialises with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoaderState {
+    version: u32,
+    /// The next step.
+    pub step: u64,
+    seed: u64,
+    global_batch: u64,
+    tail: Tail,
+    shuffle: Shuffle,
+    first_epoch: u64,
+    mixture: MixRules,
+    origin: Origin,
+    data_sets: Vec<DataSetState>,
+}
+
+/// A data set, and how far it was drawn from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DataSetState {
+    fingerprint: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    split: Option<SplitState>,
+    samples: u64,
+    /// Epoch and offset of the next draw.
+    epoch: u64,
+    offset: u64,
+    shards: ShardList,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SplitState {
+    name: String,
+    digest: String,
+}
+
+/// The run that a state is saved of, or restored to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run<'a> {
+    pub(crate) data_sets: &'a [DataSet],
+    pub(crate) rules: &'a MixRules,
+    pub(crate) seed: u64,
+    pub(crate) global_batch: u64,
+    pub(crate) tail: Tail,
+    pub(crate) shuffle: Shuffle,
+}
+
+/// From where a restored run counts, and where it goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Restored {
+    pub(crate) origin: Origin,
+    pub(crate) first_epoch: u64,
+    pub(crate) step: u64,
+}
+
+fn unfit<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::State { reason: reason.into() })
+}
+
+impl LoaderState {
+    /// Returns the state as one line of JSON.
+    ///
+    /// # Panics
+    /// Never: it holds numbers and text only.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and text can be written")
+    }
+
+    /// Reads a state.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is no state, or of another version.
+    pub fn from_json(document: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let version = serde_json::from_str(document).map(|Versioned { version }| version);
+        if let Ok(version) = version
+            && version != VERSION
+        {
+            return unfit(format!("it is of version {version}, and {VERSION} is read"));
+        }
+        serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
+    }
+
+    /// Saves where a run stands before a step.
+    pub(crate) fn save(run: Run<'_>, pace: &Pace, first_epoch: u64, step: u64) -> Result<Self> {
+        let draws = pace.draws_before(step)?;
+        let data_sets =
+            run.data_sets.iter().zip(draws).map(|(data_set, draws)| DataSetState::new(data_set, draws));
+        Ok(Self {
+            version: VERSION,
+            step,
+            seed: run.seed,
+            global_batch: run.global_batch,
+            tail: run.tail,
+            shuffle: run.shuffle,
+            first_epoch,
+            mixture: run.rules.clone(),
+            origin: pace.origin.clone(),
+            data_sets: data_sets.collect(),
+        })
+    }
+
+    /// Finds where `run` goes on from this state.
+    pub(crate) fn restore(&self, run: Run<'_>, accepts_changed_data: bool) -> Result<Restored> {
+        self.check_settings(&run)?;
+        let saved = self.saved_pace(run.rules)?;
+        let draws = saved.draws_before(self.step)?;
+        let counted = self.data_sets.iter().map(DataSetState::draws);
+        if !draws.iter().copied().eq(counted) {
+            return unfit("its epochs and offsets are not those of its step; it was edited");
+        }
+        let mut changed = Vec::with_capacity(draws.len());
+        for (number, (saved, data_set)) in self.data_sets.iter().zip(run.data_sets).enumerate() {
+            let change = saved.change(data_set);
+            if let (Some(change), false) = (&change, accepts_changed_data) {
+                let reason = format!("data set {number}, {}, has changed: {change}", data_set.shown());
+                return unfit(format!("{reason}; accept changed data to go on with its next epoch"));
+            }
+            changed.push(change.is_some());
+        }
+        let (first_epoch, step) = (self.first_epoch, self.step);
+        if self.global_batch == run.global_batch && !changed.contains(&true) {
+            return Ok(Restored { origin: self.origin.clone(), first_epoch, step });
+        }
+        let next_epoch = |at: usize| self.data_sets[at].epoch + u64::from(self.data_sets[at].offset > 0);
+        let goes_on = |at: usize| {
+            if changed[at] { next_epoch(at).saturating_mul(run.data_sets[at].len()) } else { draws[at] }
+        };
+        let phase = saved.layout.phase_at(saved.position(step)?);
+        Ok(Restored {
+            origin: Origin { step, draws: (0..draws.len()).map(goes_on).collect(), phase },
+            first_epoch,
+            step,
+        })
+    }
+
+    fn check_settings(&self, run: &Run<'_>) -> Result<()> {
+        let data_sets = self.data_sets.len();
+        if self.version != VERSION {
+            return unfit(format!("it is of version {}, and {VERSION} is read", self.version));
+        }
+        if self.seed != run.seed {
+            return unfit(format!("it has seed {}, and this run has {}", self.seed, run.seed));
+        }
+        if self.shuffle != run.shuffle {
+            return unfit(format!("it has shuffle {:?}, and this run has {:?}", self.shuffle, run.shuffle));
+        }
+        if self.tail != run.tail {
+            return unfit(format!("it has tail {:?}, and this run has {:?}", self.tail, run.tail));
+        }
+        if self.global_batch != run.global_batch && self.tail != Tail::Carry {
+            let batches = format!("{}, and this run has {}", self.global_batch, run.global_batch);
+            return unfit(format!(
+                "it has a global batch of {batches}; only under tail `carry` can it change"
+            ));
+        }
+        if data_sets != run.data_sets.len() {
+            return unfit(format!("it has {data_sets} data sets, and this run has {}", run.data_sets.len()));
+        }
+        let is_sound = |data_set: &DataSetState| data_set.samples > 0 && data_set.offset < data_set.samples;
+        let counts = [self.step, self.first_epoch, self.origin.step, self.origin.phase];
+        let is_small = counts.iter().chain(&self.origin.draws).all(|&count| count <= POSITION_MAX);
+        let fits = self.mixture.fits(data_sets) && self.origin.draws.len() == data_sets;
+        if self.global_batch == 0 || !is_small || !fits || !self.data_sets.iter().all(is_sound) {
+            return unfit("its numbers do not fit each other; it was edited");
+        }
+        Ok(())
+    }
+
+    /// The run as it was saved; refused if it would have drawn otherwise by `rules`.
+    fn saved_pace(&self, rules: &MixRules) -> Result<Pace> {
+        let sizes: Vec<u64> = self.data_sets.iter().map(|data_set| data_set.samples).collect();
+        let pace = |rules: &MixRules| {
+            Pace::new(PaceInput {
+                sizes: &sizes,
+                rules,
+                origin: &self.origin,
+                first_epoch: self.first_epoch,
+                global_batch: self.global_batch,
+                tail: self.tail,
+                seed: self.seed,
+            })
+        };
+        let saved = pace(&self.mixture)?;
+        if *rules != self.mixture {
+            let position = saved.position(self.step)?;
+            if !pace(rules)?.layout.agrees_until(&saved.layout, position) {
+                let hint = "weights may change from a later step on, and epochs be added";
+                return unfit(format!(
+                    "by the rules of this mixture its steps would have been others; {hint}"
+                ));
+            }
+        }
+        Ok(saved)
+    }
+}
+
+impl DataSetState {
+    fn new(data_set: &DataSet, draws: u64) -> Self {
+        let split = data_set.split_name().zip(data_set.split_digest());
+        let split =
+            split.map(|(name, digest)| SplitState { name: name.into(), digest: format!("{digest:016x}") });
+        Self {
+            fingerprint: data_set.index().fingerprint().to_owned(),
+            split,
+            samples: data_set.len(),
+            epoch: draws / data_set.len(),
+            offset: draws % data_set.len(),
+            shards: ShardList::new(data_set.index()),
+        }
+    }
+
+    fn draws(&self) -> u64 {
+        self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
+    }
+
+    /// What happened to the data set since; `None` if nothing did.
+    fn change(&self, data_set: &DataSet) -> Option<String> {
+        let now = Self::new(data_set, 0);
+        let mut changes = self.shards.changes(&now.shards);
+        if changes.is_empty() && self.fingerprint != now.fingerprint {
+            changes.push("its fingerprint is another".into());
+        }
+        let name = |split: &Option<SplitState>| split.as_ref().map(|split| split.name.clone());
+        if name(&self.split) != name(&now.split) {
+            let shown = |split: &Option<SplitState>| {
+                name(split).map_or("no split".into(), |name| format!("split `{name}`"))
+            };
+            changes.push(format!("it is {} now, and was {}", shown(&now.split), shown(&self.split)));
+        } else if changes.is_empty() && (self.split != now.split || self.samples != now.samples) {
+            changes.push(format!(
+                "its split has {} samples and not the same {} as before",
+                now.samples, self.samples
+            ));
+        }
+        let first = changes.first()?.clone();
+        let more = changes.len() - 1;
+        Some(if more == 0 { first } else { format!("{first}, and {more} more changes") })
+    }
+}
