@@ -7,3 +7,4 @@ mod malformed;
 mod order;
 mod stream;
 mod webdataset_rules;
+mod writing;

@@ -82,7 +82,9 @@ pub(super) fn stat(shard: &Shard) -> Result<(u64, u64)> {
     Ok((metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
 }
 
-struct Builder {
+/// Collects the rows of one shard, item by item.
+#[derive(Debug)]
+pub(super) struct Builder {
     built: BuiltShard,
     hasher: Sha256,
     keys_seen: std::collections::HashSet<String>,
@@ -91,7 +93,8 @@ struct Builder {
 }
 
 impl Builder {
-    fn new(shard: IndexedShard, is_verified: bool) -> Self {
+    /// Starts a shard; with `is_verified` every field is decoded.
+    pub(super) fn new(shard: IndexedShard, is_verified: bool) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
         let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
@@ -104,11 +107,22 @@ impl Builder {
         while let Some(item) = samples.next().await {
             self.push(item);
         }
-        let ends = self.built.columns.offsets.last().copied().unwrap_or(0);
-        self.built.shard.unpacked_bytes = ends + self.built.columns.last_sample_bytes();
+        self.built.shard.unpacked_bytes = self.rows_end();
     }
 
-    fn push(&mut self, item: ShardItem) {
+    /// Where the payload of the last good sample ends.
+    pub(super) fn rows_end(&self) -> u64 {
+        let last = self.built.columns.offsets.last().copied().unwrap_or(0);
+        last + self.built.columns.last_sample_bytes()
+    }
+
+    /// What is known of the shard so far.
+    pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
+        &mut self.built.shard
+    }
+
+    /// Takes what the shard holds next.
+    pub(super) fn push(&mut self, item: ShardItem) {
         match item {
             ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
             ShardItem::Sample(sample) => match self.check_sample(&sample) {
@@ -153,7 +167,8 @@ impl Builder {
         self.built.shard.payload_bytes += sample.bytes();
     }
 
-    fn finish(mut self) -> BuiltShard {
+    /// Ends the shard.
+    pub(super) fn finish(mut self) -> BuiltShard {
         self.hasher.update(&self.built.shard.name);
         self.hasher.update(self.built.shard.bytes.to_le_bytes());
         self.built.digest = self.hasher.finalize().into();

@@ -90,6 +90,19 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     assemble(shards, decoded, Some(path))
 }
 
+/// Writes the index of shards whose rows are known, where [`open_or_build`] looks for it.
+pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf> {
+    let stats = shards.iter().map(stat).collect::<Result<Vec<_>>>()?;
+    let name = file_name(shards, &stats);
+    let candidates = folders(shards, &IndexOptions::default());
+    let (folder, _lock) = lock_first_writable(&candidates, &name)
+        .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
+    let path = folder.join(&name);
+    let encoded = encode_index(built).map_err(|error| index_error(Some(&path), &error))?;
+    write_atomically(&path, &encoded)?;
+    Ok(path)
+}
+
 fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes) -> Result<Index> {
     let decoded = decode_index(encoded).map_err(|error| index_error(None, &error))?;
     assemble(shards, decoded, None)

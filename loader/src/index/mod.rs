@@ -9,6 +9,7 @@ mod cache;
 mod file;
 mod rows;
 mod schema;
+mod written;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 pub use cache::IndexOptions;
 pub use rows::{FieldRow, SampleRow};
 pub use schema::IndexedShard;
+pub(crate) use written::WrittenIndex;
 
 use crate::error::{Error, Result};
 use crate::shard::Shard;
