@@ -2,6 +2,7 @@
 
 mod architecture;
 mod balanced;
+mod foreign;
 mod hostile_tar;
 mod malformed;
 mod order;

@@ -6,13 +6,16 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+use super::IndexOptions;
+use super::foreign::walk::walk_entries;
+use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT};
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::decode::{DecodeLimits, decode};
 use crate::error::{Error, Result};
 use crate::measure::{FieldFault, FieldShape, measure_sample};
-use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
+use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::{Skipped, reason_of};
@@ -42,8 +45,15 @@ pub(super) struct BuiltShard {
     pub(super) warnings: Vec<String>,
 }
 
+/// Reads a shard's headers, and compares them with what files of other tools say.
+pub(super) fn build_checked(shard: &Shard, claims: &Claims, options: &IndexOptions) -> Result<BuiltShard> {
+    let mut built = build_shard(shard, options.is_verified, options.foreign)?;
+    built.warnings.extend(differences(shard, &built, claims));
+    Ok(built)
+}
+
 /// Reads a shard's headers; with `is_verified` decodes every field as well.
-pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard> {
+pub(super) fn build_shard(shard: &Shard, is_verified: bool, foreign: ForeignIndexes) -> Result<BuiltShard> {
     let Opened::Mapped(archive) = open(shard)? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "data set", reason });
@@ -61,10 +71,7 @@ pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard
     };
     let mut builder = Builder::new(indexed, is_verified);
     match compression {
-        Ok(Compression::None) => {
-            MappedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX)
-                .for_each(|item| builder.push(item));
-        }
+        Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
         Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),
         Err(unsupported) => builder.skip_shard(shard, unsupported.to_string()),
     }
@@ -99,6 +106,48 @@ impl Builder {
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
         let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
         Self { built, hasher, keys_seen, has_repeated_key: false, is_verified }
+    }
+
+    /// Reads an uncompressed shard: where another tool says that its headers stand, or from its beginning.
+    fn build_mapped(mut self, shard: &Shard, archive: Bytes, foreign: ForeignIndexes) -> BuiltShard {
+        let is_followed = foreign == ForeignIndexes::Follow;
+        let layout = match foreign {
+            ForeignIndexes::Ignore => None,
+            _ => layout(shard, archive.len() as u64, is_followed).unwrap_or_else(|warning| {
+                self.built.warnings.push(warning);
+                None
+            }),
+        };
+        let followed = layout.as_ref().filter(|_| is_followed);
+        if !followed.is_some_and(|layout| self.push_followed(shard, &archive, layout)) {
+            let samples = MappedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX);
+            samples.for_each(|item| self.push(item));
+        }
+        let mut built = self.finish();
+        let difference = layout.and_then(|layout| grouping_difference(shard, &built, &layout));
+        built.warnings.extend(difference);
+        built
+    }
+
+    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
+    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &Layout) -> bool {
+        let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
+            Ok(entries) => entries,
+            Err(reason) => {
+                let (source, url) = (&layout.source, &shard.url);
+                let warning = format!("`{source}` is not used, shard `{url}` is read from its beginning: {reason}");
+                self.built.warnings.push(warning);
+                return false;
+            }
+        };
+        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
+        for entry in &entries {
+            let payload = entry.payload_offset as usize..(entry.payload_offset + entry.bytes) as usize;
+            let item = assembler.push(entry, Some(archive.slice(payload)));
+            item.into_iter().for_each(|item| self.push(item));
+        }
+        assembler.finish().into_iter().for_each(|item| self.push(item));
+        true
     }
 
     async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, archive: Bytes) {

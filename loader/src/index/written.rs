@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::build::{BuiltShard, Builder, build_shard, stat};
 use super::cache::store;
+use super::foreign::ForeignIndexes;
 use super::schema::IndexedShard;
 use crate::compression::Compression;
 use crate::error::Result;
@@ -37,7 +38,7 @@ impl WrittenIndex {
     /// Those of indexing a shard.
     pub(crate) fn add_existing(&mut self, path: &Path) -> Result<()> {
         let shard = shard_at(path);
-        let built = build_shard(&shard, false)?;
+        let built = build_shard(&shard, false, ForeignIndexes::Ignore)?;
         self.finished.push((shard, built));
         Ok(())
     }
