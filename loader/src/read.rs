@@ -28,26 +28,29 @@ pub enum ShardItem {
     Skipped(Skipped),
 }
 
-/// The rules that both readers share: grouping, limits, and what a fault does to the sample before it.
+/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to the
+/// sample before it.
 #[derive(Debug)]
-struct Assembler {
+pub(crate) struct Assembler {
     shard: Arc<str>,
     grouper: Grouper,
     field_bytes_max: u64,
 }
 
 impl Assembler {
-    fn new(shard: Arc<str>, field_bytes_max: u64) -> Self {
+    pub(crate) fn new(shard: Arc<str>, field_bytes_max: u64) -> Self {
         Self { grouper: Grouper::new(shard.clone()), shard, field_bytes_max }
     }
 
-    fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
+    /// Takes the next entry; returns the item that it ends, if any.
+    pub(crate) fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
         let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max);
         let grouped = self.grouper.push(entry, payload)?;
         Some(self.item(grouped))
     }
 
-    fn finish(&mut self) -> Option<ShardItem> {
+    /// Ends the shard; returns its last item, if any.
+    pub(crate) fn finish(&mut self) -> Option<ShardItem> {
         let grouped = self.grouper.finish()?;
         Some(self.item(grouped))
     }

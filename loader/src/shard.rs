@@ -1,13 +1,15 @@
 //! Names of shards: lists, brace patterns, folders and environment variables.
 //!
 //! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
-//! from the environment, a folder stands for the shards inside it. `-` is standard input and `pipe:`
+//! from the environment, a folder stands for the shards inside it, a shard list of wids (`NAME.json`) for those that
+//! it lists. `-` is standard input and `pipe:`
 //! starts a command whose output is the shard.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::index::foreign::wids::listed_shards;
 
 /// Most shards that a pattern may stand for.
 const SHARDS_MAX: usize = 10_000_000;
@@ -83,7 +85,7 @@ fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
 ///
 /// # Errors
 /// [`Error::ShardList`] if a pattern is malformed, names an unset variable, an unsupported scheme, or a
-/// folder without shards; or if nothing is named at all.
+/// folder without shards; or if nothing is named at all. [`Error::Index`] if a JSON file is no shard list.
 pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for pattern in patterns {
@@ -132,6 +134,12 @@ fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
             "no such file; patterns are `{000..019}` and `{a,b}`, and a folder stands for its shards";
         return Err(invalid(&shard.url, reason));
     }
+    if let Some(list) = shard.path().filter(|path| is_shard_list(path)) {
+        for url in listed_shards(list)? {
+            shards.push(Shard::new(url)?);
+        }
+        return Ok(());
+    }
     match shard.path().filter(|path| path.is_dir()) {
         Some(folder) => {
             for path in shards_in(folder)? {
@@ -141,6 +149,11 @@ fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
         None => shards.push(shard),
     }
     Ok(())
+}
+
+/// Whether a name stands for the shards that wids lists in it.
+fn is_shard_list(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
 
 fn shards_in(folder: &Path) -> Result<Vec<String>> {
@@ -179,7 +192,10 @@ fn substitute_environment(pattern: &str) -> Result<String> {
 }
 
 /// Expands the first brace group of `text` and, for each of its alternatives, the rest.
-fn expand_braces(text: &str, names: &mut Vec<String>) -> Result<()> {
+///
+/// # Errors
+/// [`Error::ShardList`] if there are too many.
+pub(crate) fn expand_braces(text: &str, names: &mut Vec<String>) -> Result<()> {
     let Some((open, close)) = first_group(text) else {
         names.push(text.to_owned());
         return if names.len() > SHARDS_MAX { Err(invalid(text, "too many shards")) } else { Ok(()) };

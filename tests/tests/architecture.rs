@@ -69,6 +69,20 @@ fn dependencies_point_one_way() {
 }
 
 #[test]
+fn arrow2_is_no_dependency_unless_it_is_asked_for() {
+    let tree = |features: &[&str]| {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["tree", "--offline", "--workspace", "--prefix", "none", "--format", "{p}"]);
+        let output = command.args(features).current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let tree = String::from_utf8(output.stdout).unwrap();
+        tree.lines().any(|line| line.starts_with("arrow2 "))
+    };
+    assert!(!tree(&[]), "the default tree holds arrow2");
+    assert!(tree(&["--features", "dflop-loader/arrow2"]), "the feature brings it");
+}
+
+#[test]
 fn files_are_small() {
     let long = |path: &PathBuf| {
         let text = std::fs::read_to_string(path).unwrap();
@@ -81,9 +95,9 @@ fn files_are_small() {
 }
 
 #[test]
-fn unsafe_code_stays_in_the_memory_map() {
-    let allowed = root().join("loader/src/store/local.rs");
-    for path in rust_files().iter().filter(|path| **path != allowed) {
+fn unsafe_code_stays_in_the_memory_map_and_the_arrow2_bridge() {
+    let allowed = ["loader/src/store/local.rs", "loader/src/index/arrow2.rs"].map(|path| root().join(path));
+    for path in rust_files().iter().filter(|path| !allowed.contains(path)) {
         let text = std::fs::read_to_string(path).unwrap();
         let is_unsafe =
             |line: &str| line.contains(concat!("unsafe", " {")) || line.contains(concat!("unsafe", " fn"));

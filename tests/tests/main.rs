@@ -2,8 +2,10 @@
 
 mod architecture;
 mod balanced;
+mod foreign;
 mod hostile_tar;
 mod malformed;
 mod order;
 mod stream;
 mod webdataset_rules;
+mod writing;

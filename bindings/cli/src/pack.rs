@@ -24,6 +24,12 @@ pub(crate) struct PackArgs {
     /// Size at which the next shard begins, before compression.
     #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
     shard_bytes: u64,
+    /// Number of samples at which the next shard begins [default: any].
+    #[arg(long, value_name = "N")]
+    shard_samples: Option<u64>,
+    /// Do not write the index; commands that need it make it on first use.
+    #[arg(long)]
+    no_index: bool,
     /// Compress shards with Zstandard; such shards cannot be read by range.
     #[arg(long)]
     zstd: bool,
@@ -40,12 +46,15 @@ struct PackReport {
     shards: usize,
     samples: u64,
     bytes: u64,
+    index: Option<String>,
     skipped: Vec<SkippedSource>,
 }
 
 pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
     let options = PackOptions {
         shard_bytes: args.shard_bytes,
+        shard_samples: args.shard_samples,
+        is_indexed: !args.no_index,
         is_zstd: args.zstd,
         root: args.root.clone(),
         progress: Arc::new(Bars::default()),
@@ -55,13 +64,17 @@ pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
         shards: packed.shards.len(),
         samples: packed.samples,
         bytes: packed.bytes,
+        index: packed.index.map(|path| path.display().to_string()),
         skipped: packed.skipped,
     };
     if args.json {
         return write_json(out, &report);
     }
-    let PackReport { shards, samples, bytes, skipped } = &report;
+    let PackReport { shards, samples, bytes, index, skipped } = &report;
     writeln!(out, "{shards} shards, {samples} samples, {} in {}", shown_bytes(*bytes), args.out.display())?;
+    if let Some(index) = index {
+        writeln!(out, "index  {index}")?;
+    }
     for SkippedSource { path, reason } in skipped {
         writeln!(out, "skipped: {path}: {reason}")?;
     }

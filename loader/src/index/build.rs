@@ -6,13 +6,16 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+use super::IndexOptions;
+use super::foreign::walk::walk_entries;
+use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT};
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::decode::{DecodeLimits, decode};
 use crate::error::{Error, Result};
 use crate::measure::{FieldFault, FieldShape, measure_sample};
-use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
+use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::{Skipped, reason_of};
@@ -42,8 +45,15 @@ pub(super) struct BuiltShard {
     pub(super) warnings: Vec<String>,
 }
 
+/// Reads a shard's headers, and compares them with what files of other tools say.
+pub(super) fn build_checked(shard: &Shard, claims: &Claims, options: &IndexOptions) -> Result<BuiltShard> {
+    let mut built = build_shard(shard, options.is_verified, options.foreign)?;
+    built.warnings.extend(differences(shard, &built, claims));
+    Ok(built)
+}
+
 /// Reads a shard's headers; with `is_verified` decodes every field as well.
-pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard> {
+pub(super) fn build_shard(shard: &Shard, is_verified: bool, foreign: ForeignIndexes) -> Result<BuiltShard> {
     let Opened::Mapped(archive) = open(shard)? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "data set", reason });
@@ -62,10 +72,7 @@ pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard
     };
     let mut builder = Builder::new(indexed, is_verified);
     match compression {
-        Ok(Compression::None) => {
-            MappedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX)
-                .for_each(|item| builder.push(item));
-        }
+        Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
         Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),
         Err(unsupported) => builder.skip_shard(shard, unsupported.to_string()),
     }
@@ -83,7 +90,9 @@ pub(super) fn stat(shard: &Shard) -> Result<(u64, u64)> {
     Ok((metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
 }
 
-struct Builder {
+/// Collects the rows of one shard, item by item.
+#[derive(Debug)]
+pub(super) struct Builder {
     built: BuiltShard,
     hasher: Sha256,
     keys_seen: std::collections::HashSet<String>,
@@ -92,11 +101,55 @@ struct Builder {
 }
 
 impl Builder {
-    fn new(shard: IndexedShard, is_verified: bool) -> Self {
+    /// Starts a shard; with `is_verified` every field is decoded.
+    pub(super) fn new(shard: IndexedShard, is_verified: bool) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
         let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
         Self { built, hasher, keys_seen, has_repeated_key: false, is_verified }
+    }
+
+    /// Reads an uncompressed shard: where another tool says that its headers stand, or from its beginning.
+    fn build_mapped(mut self, shard: &Shard, archive: Bytes, foreign: ForeignIndexes) -> BuiltShard {
+        let is_followed = foreign == ForeignIndexes::Follow;
+        let layout = match foreign {
+            ForeignIndexes::Ignore => None,
+            _ => layout(shard, archive.len() as u64, is_followed).unwrap_or_else(|warning| {
+                self.built.warnings.push(warning);
+                None
+            }),
+        };
+        let followed = layout.as_ref().filter(|_| is_followed);
+        if !followed.is_some_and(|layout| self.push_followed(shard, &archive, layout)) {
+            let samples = MappedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX);
+            samples.for_each(|item| self.push(item));
+        }
+        let mut built = self.finish();
+        let difference = layout.and_then(|layout| grouping_difference(shard, &built, &layout));
+        built.warnings.extend(difference);
+        built
+    }
+
+    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
+    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &Layout) -> bool {
+        let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
+            Ok(entries) => entries,
+            Err(reason) => {
+                let (source, url) = (&layout.source, &shard.url);
+                let warning =
+                    format!("`{source}` is not used, shard `{url}` is read from its beginning: {reason}");
+                self.built.warnings.push(warning);
+                return false;
+            }
+        };
+        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
+        for entry in &entries {
+            let payload = entry.payload_offset as usize..(entry.payload_offset + entry.bytes) as usize;
+            let item = assembler.push(entry, Some(archive.slice(payload)));
+            item.into_iter().for_each(|item| self.push(item));
+        }
+        assembler.finish().into_iter().for_each(|item| self.push(item));
+        true
     }
 
     async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, archive: Bytes) {
@@ -105,11 +158,22 @@ impl Builder {
         while let Some(item) = samples.next().await {
             self.push(item);
         }
-        let ends = self.built.columns.offsets.last().copied().unwrap_or(0);
-        self.built.shard.unpacked_bytes = ends + self.built.columns.last_sample_bytes();
+        self.built.shard.unpacked_bytes = self.rows_end();
     }
 
-    fn push(&mut self, item: ShardItem) {
+    /// Where the payload of the last good sample ends.
+    pub(super) fn rows_end(&self) -> u64 {
+        let last = self.built.columns.offsets.last().copied().unwrap_or(0);
+        last + self.built.columns.last_sample_bytes()
+    }
+
+    /// What is known of the shard so far.
+    pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
+        &mut self.built.shard
+    }
+
+    /// Takes what the shard holds next.
+    pub(super) fn push(&mut self, item: ShardItem) {
         match item {
             ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
             ShardItem::Sample(sample) => match self.check_sample(&sample) {
@@ -154,7 +218,8 @@ impl Builder {
         self.built.shard.payload_bytes += sample.bytes();
     }
 
-    fn finish(mut self) -> BuiltShard {
+    /// Ends the shard.
+    pub(super) fn finish(mut self) -> BuiltShard {
         let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
         self.built.shard.digest =
             nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));

@@ -16,8 +16,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::build::{BuiltShard, build_shard, stat};
+use super::build::{BuiltShard, build_checked, stat};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
+use super::foreign::{Claims, ForeignIndexes, claims};
 use super::{Index, no_samples};
 use crate::compression::Compression;
 use crate::error::{Error, Result};
@@ -44,6 +45,8 @@ pub struct IndexOptions {
     pub is_verified: bool,
     /// Shards that are read at the same time.
     pub threads: usize,
+    /// What the files of other tools beside the shards are used for.
+    pub foreign: ForeignIndexes,
     /// Is told of every shard.
     pub progress: Arc<dyn Progress>,
 }
@@ -52,7 +55,14 @@ impl Default for IndexOptions {
     /// Beside the shards, built if needed, as many threads as cores.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { folder: None, is_rebuilt: false, is_verified: false, threads, progress: Arc::new(NoProgress) }
+        Self {
+            folder: None,
+            is_rebuilt: false,
+            is_verified: false,
+            threads,
+            foreign: ForeignIndexes::default(),
+            progress: Arc::new(NoProgress),
+        }
     }
 }
 
@@ -88,6 +98,19 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
         map_file(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
     let decoded = decode_index(&mapped).map_err(|error| index_error(Some(&path), &error))?;
     assemble(shards, decoded, Some(path))
+}
+
+/// Writes the index of shards whose rows are known, where [`open_or_build`] looks for it.
+pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf> {
+    let stats = shards.iter().map(stat).collect::<Result<Vec<_>>>()?;
+    let name = file_name(shards, &stats);
+    let candidates = folders(shards, &IndexOptions::default());
+    let (folder, _lock) = lock_first_writable(&candidates, &name)
+        .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
+    let path = folder.join(&name);
+    let encoded = encode_index(built).map_err(|error| index_error(Some(&path), &error))?;
+    write_atomically(&path, &encoded)?;
+    Ok(path)
 }
 
 fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes) -> Result<Index> {
@@ -239,18 +262,22 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Reads all shards on a few threads; the first error ends the others after their shard.
 fn build_shards(shards: &[Shard], options: &IndexOptions) -> Result<Vec<BuiltShard>> {
     options.progress.begin("shards", shards.len() as u64);
+    let claims = match options.foreign {
+        ForeignIndexes::Ignore => vec![Claims::default(); shards.len()],
+        ForeignIndexes::Check | ForeignIndexes::Follow => claims(shards),
+    };
     let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
     let (sender, receiver) = mpsc::channel();
     let mut built: Vec<Option<BuiltShard>> = shards.iter().map(|_| None).collect();
     let result = std::thread::scope(|scope| {
         for _ in 0..options.threads.clamp(1, shards.len()) {
-            let (sender, next, is_stopped) = (sender.clone(), &next, &is_stopped);
+            let (sender, next, is_stopped, claims) = (sender.clone(), &next, &is_stopped, &claims);
             scope.spawn(move || {
                 while !is_stopped.load(Ordering::Relaxed) {
                     let shard = next.fetch_add(1, Ordering::Relaxed);
-                    if shard >= shards.len()
-                        || sender.send((shard, build_shard(&shards[shard], options.is_verified))).is_err()
-                    {
+                    let Some(claims) = claims.get(shard) else { return };
+                    let built = build_checked(&shards[shard], claims, options);
+                    if sender.send((shard, built)).is_err() {
                         return;
                     }
                 }

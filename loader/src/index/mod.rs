@@ -4,19 +4,25 @@
 //! lets every rank plan whole global batches without reading a payload. `build` makes it, `schema` says
 //! what is in the file, `rows` reads it, `cache` finds, checks and replaces it.
 
+#[cfg(feature = "arrow2")]
+pub mod arrow2;
 mod build;
 mod cache;
 mod file;
+pub mod foreign;
 mod rows;
 mod schema;
+mod written;
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use arrow_array::RecordBatch;
 pub use cache::IndexOptions;
 pub use rows::{FieldRow, SampleRow};
 pub use schema::IndexedShard;
+pub(crate) use written::WrittenIndex;
 
 use crate::error::{Error, Result};
 use crate::shard::Shard;
@@ -117,6 +123,12 @@ impl Index {
         assert!(sample < self.len(), "sample {sample} is outside an index of {}", self.len());
         let shard = self.starts.partition_point(|&end| end <= sample);
         self.rows[shard].row(shard, (sample - self.shard_samples(shard).start) as usize)
+    }
+
+    /// Returns the rows as Arrow record batches, one a shard, with the columns that the index file has: see the
+    /// table in the source of `index/schema.rs`. Their arrays are views of the file.
+    pub fn record_batches(&self) -> impl ExactSizeIterator<Item = &RecordBatch> {
+        self.rows.iter().map(ShardRows::batch)
     }
 }
 

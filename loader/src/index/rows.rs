@@ -15,6 +15,7 @@ pub(super) const BLOCK_BYTES: u64 = 512;
 /// The rows of one shard.
 #[derive(Debug)]
 pub(super) struct ShardRows {
+    batch: RecordBatch,
     keys: StringArray,
     offsets: PrimitiveArray<UInt64Type>,
     lists: ListArray,
@@ -50,7 +51,13 @@ impl ShardRows {
                 .as_primitive_opt()?
                 .clone(),
             lists,
+            batch: batch.clone(),
         })
+    }
+
+    /// The columns as they are in the file.
+    pub(super) fn batch(&self) -> &RecordBatch {
+        &self.batch
     }
 
     pub(super) fn len(&self) -> usize {

@@ -39,6 +39,10 @@ use source::Source;
 pub struct PackOptions {
     /// Limit of one shard in bytes, before compression. Default: [`SHARD_BYTES`].
     pub shard_bytes: u64,
+    /// Samples that a shard holds at most; `None` is any number. Default: `None`.
+    pub shard_samples: Option<u64>,
+    /// Whether the index is written as well, made while the shards are written. Default: yes.
+    pub is_indexed: bool,
     /// Whether shards are compressed with Zstandard. Default: no, so that they can be read by range.
     pub is_zstd: bool,
     /// Folder that the paths in a manifest start from, and that stands for a placeholder such as `{data_root}`
@@ -50,7 +54,14 @@ pub struct PackOptions {
 
 impl Default for PackOptions {
     fn default() -> Self {
-        Self { shard_bytes: SHARD_BYTES, is_zstd: false, root: None, progress: Arc::new(NoProgress) }
+        Self {
+            shard_bytes: SHARD_BYTES,
+            shard_samples: None,
+            is_indexed: true,
+            is_zstd: false,
+            root: None,
+            progress: Arc::new(NoProgress),
+        }
     }
 }
 
@@ -63,6 +74,8 @@ pub struct Packed {
     pub samples: u64,
     /// Payload bytes of all fields, before compression.
     pub bytes: u64,
+    /// The index file, if one was wanted.
+    pub index: Option<PathBuf>,
     /// What was not packed, in the order met.
     pub skipped: Vec<SkippedSource>,
 }

@@ -9,7 +9,7 @@ use super::record::Record;
 use super::{PackOptions, Packed, SkippedSource};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::write::{ShardCompression, ShardWriter, ZSTD_LEVEL};
+use crate::write::{ShardCompression, ShardWriter, WrittenShards, ZSTD_LEVEL};
 
 /// A file that is to be a field.
 #[derive(Debug)]
@@ -40,8 +40,12 @@ impl<'a> Packer<'a> {
         let level = ZSTD_LEVEL;
         let compression =
             if options.is_zstd { ShardCompression::Zstd { level } } else { ShardCompression::None };
-        let writer =
-            ShardWriter::builder(out).shard_bytes(options.shard_bytes).compression(compression).build()?;
+        let writer = ShardWriter::builder(out)
+            .shard_bytes(options.shard_bytes)
+            .shard_samples(options.shard_samples.unwrap_or(u64::MAX))
+            .index(options.is_indexed)
+            .compression(compression)
+            .build()?;
         let folder = || source.parent().unwrap_or(Path::new("")).to_owned();
         let root = options.root.clone().unwrap_or_else(folder);
         let (keys, skipped, progress) = (Keys::default(), Vec::new(), &options.progress);
@@ -118,8 +122,8 @@ impl<'a> Packer<'a> {
     /// Completes the shards.
     pub(super) fn finish(self) -> Result<Packed> {
         let written = self.writer.finish()?;
-        let (shards, samples, bytes) = (written.shards, written.samples, written.bytes);
-        Ok(Packed { shards, samples, bytes, skipped: self.skipped })
+        let WrittenShards { shards, samples, bytes, index } = written;
+        Ok(Packed { shards, samples, bytes, index, skipped: self.skipped })
     }
 
     fn count_entry(&mut self) -> u64 {

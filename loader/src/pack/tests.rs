@@ -258,7 +258,12 @@ async fn zstd_shards_roll_and_stream_and_progress_is_told() {
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, &**text)).collect();
     let place = Place::new(&files);
     let progress = Arc::new(Count::default());
-    let options = PackOptions { shard_bytes: 20_000, is_zstd: true, root: None, progress: progress.clone() };
+    let options = PackOptions {
+        shard_bytes: 20_000,
+        is_zstd: true,
+        progress: progress.clone(),
+        ..PackOptions::default()
+    };
     let packed = pack(&place.source(), &place.0.path().join("out"), &options).unwrap();
     assert_eq!((packed.shards.len(), packed.samples, packed.bytes), (4, 40, 36_000));
     assert_eq!((progress.total.load(Ordering::Relaxed), progress.done.load(Ordering::Relaxed)), (40, 40));

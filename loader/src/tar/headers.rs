@@ -75,6 +75,11 @@ impl Headers {
         Ok(())
     }
 
+    /// Whether no extension header waits for the member that it describes.
+    pub(crate) fn is_between_members(&self) -> bool {
+        self.extensions == 0
+    }
+
     fn begin_extension(&mut self, offset: u64, header: &Header) -> Result<Next, TarFault> {
         self.extensions += 1;
         if self.extensions > EXTENSIONS_MAX {

@@ -5,8 +5,8 @@
 //! archives. An archive that is damaged gives its good entries first and then a [`TarFault`]; nothing ends
 //! silently. Entries go to [`crate::group`].
 
-mod header;
-mod headers;
+pub(crate) mod header;
+pub(crate) mod headers;
 mod pax;
 pub mod slice;
 pub mod stream;
@@ -35,7 +35,7 @@ impl Entry {
 }
 
 /// `bytes` rounded up to whole blocks.
-fn padded(bytes: u64) -> Option<u64> {
+pub(crate) fn padded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(BLOCK_BYTES as u64)
 }
 

@@ -5,17 +5,27 @@
 //! samples in equal order give equal bytes: no time, no owner, nothing of the machine goes in. A shard gets
 //! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::read`] gives back
 //! is what was written; a sample for which that would not hold is refused. Sources come from [`crate::pack`].
+//!
+//! The rows of the index are made on the way and written at the end, so that the data set opens without being read
+//! again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of one under a
+//! hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
 
 mod check;
+mod destination;
+mod existing;
 mod shard_file;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use crate::compression::Compression;
 use crate::error::{Error, Result};
+use crate::index::WrittenIndex;
+use crate::tar::Entry;
 
 use check::check_sample;
-use shard_file::{END_BYTES, ShardFile, sample_tar_bytes};
+use existing::{Existing, find_shard};
+use shard_file::{END_BYTES, ShardFile, sample_entries, tar_bytes_of};
 
 /// Default limit of one shard: 256 MiB before compression.
 pub const SHARD_BYTES: u64 = 256 << 20;
@@ -35,6 +45,15 @@ pub enum ShardCompression {
     },
 }
 
+impl From<ShardCompression> for Compression {
+    fn from(compression: ShardCompression) -> Self {
+        match compression {
+            ShardCompression::None => Self::None,
+            ShardCompression::Zstd { .. } => Self::Zstd,
+        }
+    }
+}
+
 /// What a [`ShardWriter`] has written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WrittenShards {
@@ -44,6 +63,8 @@ pub struct WrittenShards {
     pub samples: u64,
     /// Payload bytes of all fields, before compression, without tar headers.
     pub bytes: u64,
+    /// The index file; `None` without shards, or if none was wanted.
+    pub index: Option<PathBuf>,
 }
 
 /// Settings of a [`ShardWriter`].
@@ -52,7 +73,10 @@ pub struct WrittenShards {
 pub struct ShardWriterBuilder {
     folder: PathBuf,
     shard_bytes: u64,
+    shard_samples: u64,
     compression: ShardCompression,
+    is_indexed: bool,
+    is_appended: bool,
 }
 
 impl ShardWriterBuilder {
@@ -60,6 +84,26 @@ impl ShardWriterBuilder {
     /// gets a shard of its own. Default: [`SHARD_BYTES`].
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = bytes;
+        self
+    }
+
+    /// Sets how many samples a shard holds at most. Default: any number.
+    pub fn shard_samples(mut self, samples: u64) -> Self {
+        self.shard_samples = samples;
+        self
+    }
+
+    /// Sets whether the index of the folder is written at the end, which measures every field on the way. Its rows
+    /// wait in memory, about 100 bytes a sample. Default: yes.
+    pub fn index(mut self, is_indexed: bool) -> Self {
+        self.is_indexed = is_indexed;
+        self
+    }
+
+    /// Sets whether shards are added to those in the folder, numbered on behind them. What a killed writer left is
+    /// removed then. The index covers all shards; those that were there are read for it. Default: no.
+    pub fn append(mut self, is_appended: bool) -> Self {
+        self.is_appended = is_appended;
         self
     }
 
@@ -72,25 +116,41 @@ impl ShardWriterBuilder {
     /// Makes the folder, where it is missing, and a writer into it.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the folder holds shards or the
-    /// rest of one; [`Error::File`] if the folder cannot be made or read.
+    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the folder holds shards or the rest
+    /// of one, or, when appending, if another writer is at work there; [`Error::File`] if the folder cannot be made
+    /// or read; when appending, [`Error::Read`] if a shard cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
         self.check()?;
         let unusable = |source| Error::File { path: self.folder.display().to_string(), source };
         fs::create_dir_all(&self.folder).map_err(unusable)?;
-        if let Some(path) = find_shard(&self.folder).map_err(unusable)? {
+        let mut index = self.is_indexed.then(WrittenIndex::default);
+        let mut next_number = 0;
+        if self.is_appended {
+            let existing = Existing::in_folder(&self.folder)?;
+            next_number = existing.next_number;
+            if let Some(index) = &mut index {
+                existing.shards.iter().try_for_each(|path| index.add_existing(path))?;
+            }
+        } else if let Some(path) = find_shard(&self.folder).map_err(unusable)? {
             return Err(Error::ShardExists { path: path.display().to_string() });
         }
-        let written = WrittenShards::default();
-        Ok(ShardWriter { settings: self, open: None, last_key: None, is_failed: false, written })
+        let (written, last_key) = (WrittenShards::default(), None);
+        Ok(ShardWriter {
+            settings: self,
+            next_number,
+            open: None,
+            index,
+            last_key,
+            is_failed: false,
+            written,
+        })
     }
 
     fn check(&self) -> Result<()> {
-        if self.shard_bytes == 0 {
-            return Err(Error::Config {
-                setting: "shard_bytes",
-                reason: "0 bytes hold no sample".to_owned(),
-            });
+        for (setting, limit) in [("shard_bytes", self.shard_bytes), ("shard_samples", self.shard_samples)] {
+            if limit == 0 {
+                return Err(Error::Config { setting, reason: "a limit of 0 holds no sample".to_owned() });
+            }
         }
         let levels = zstd::compression_level_range();
         match self.compression {
@@ -103,38 +163,37 @@ impl ShardWriterBuilder {
     }
 }
 
-/// Returns the first of the files that a writer would add to, or that a killed one left.
-fn find_shard(folder: &Path) -> std::io::Result<Option<PathBuf>> {
-    let mut found: Option<PathBuf> = None;
-    for entry in fs::read_dir(folder)? {
-        let name = entry?.file_name();
-        let name = name.to_string_lossy();
-        let is_shard = name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar");
-        let path = folder.join(&*name);
-        if is_shard && found.as_ref().is_none_or(|first| path < *first) {
-            found = Some(path);
-        }
-    }
-    Ok(found)
-}
-
 /// Writes samples to numbered shards in one folder; see [the module](self).
 ///
 /// Dropping it without [`finish`](Self::finish) removes the shard under construction and leaves those before.
 #[derive(Debug)]
 pub struct ShardWriter {
     settings: ShardWriterBuilder,
-    open: Option<ShardFile>,
+    next_number: usize,
+    open: Option<OpenShard>,
+    index: Option<WrittenIndex>,
     last_key: Option<String>,
     is_failed: bool,
     written: WrittenShards,
 }
 
+#[derive(Debug)]
+struct OpenShard {
+    file: ShardFile,
+    samples: u64,
+}
+
 impl ShardWriter {
     /// Starts the settings of a writer into `folder`.
     pub fn builder(folder: impl Into<PathBuf>) -> ShardWriterBuilder {
-        let (shard_bytes, compression) = (SHARD_BYTES, ShardCompression::None);
-        ShardWriterBuilder { folder: folder.into(), shard_bytes, compression }
+        ShardWriterBuilder {
+            folder: folder.into(),
+            shard_bytes: SHARD_BYTES,
+            shard_samples: u64::MAX,
+            compression: ShardCompression::None,
+            is_indexed: true,
+            is_appended: false,
+        }
     }
 
     /// Appends one sample: a key such as `train/000017`, and `(extension, payload)` of its fields in order.
@@ -153,43 +212,66 @@ impl ShardWriter {
         self.note(appended)
     }
 
-    /// Completes the last shard and tells what was written.
+    /// Completes the last shard, writes the index, and tells what was written.
     ///
     /// # Errors
-    /// [`Error::File`] or [`Error::ShardExists`] if it cannot be completed, or if an earlier call failed.
+    /// [`Error::File`] or [`Error::ShardExists`] if the shard cannot be completed, or if an earlier call failed;
+    /// [`Error::File`] or [`Error::Index`] naming the index if that cannot be written: all shards are whole then.
     pub fn finish(mut self) -> Result<WrittenShards> {
         self.check_whole()?;
         self.close_shard()?;
+        if let Some(index) = self.index.take() {
+            self.written.index = index.finish()?;
+        }
         Ok(self.written)
     }
 
     fn append(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
-        let tar_bytes = sample_tar_bytes(key, fields);
-        let has_room =
-            |shard: &ShardFile| shard.tar_bytes() + tar_bytes + END_BYTES <= self.settings.shard_bytes;
-        if self.open.as_ref().is_some_and(|shard| !has_room(shard)) {
+        if !self.has_room(tar_bytes_of(&sample_entries(key, fields, 0))) {
             self.close_shard()?;
         }
         let shard = match &mut self.open {
             Some(shard) => shard,
-            None => self.open.insert(ShardFile::create(
-                &self.settings.folder,
-                self.written.shards.len(),
-                self.settings.compression,
-            )?),
+            None => Self::open_shard(&self.settings, self.next_number, &mut self.open, &mut self.index)?,
         };
-        shard.append(key, fields)?;
+        let entries = sample_entries(key, fields, shard.file.tar_bytes());
+        shard.file.append(&entries, fields)?;
+        shard.samples += 1;
+        if let Some(index) = &mut self.index {
+            entries.iter().zip(fields).for_each(|(entry, (_, payload))| index.push(entry, payload));
+        }
         self.last_key = Some(key.to_owned());
         self.written.samples += 1;
-        self.written.bytes += fields.iter().map(|(_, payload)| payload.len() as u64).sum::<u64>();
+        self.written.bytes += entries.iter().map(|entry: &Entry| entry.bytes).sum::<u64>();
         Ok(())
     }
 
-    fn close_shard(&mut self) -> Result<()> {
-        if let Some(shard) = self.open.take() {
-            self.written.shards.push(shard.commit()?);
+    /// Whether the shard under construction, if there is one, takes another sample of this length.
+    fn has_room(&self, sample_bytes: u64) -> bool {
+        self.open.as_ref().is_none_or(|shard| {
+            shard.samples < self.settings.shard_samples
+                && shard.file.tar_bytes() + sample_bytes + END_BYTES <= self.settings.shard_bytes
+        })
+    }
+
+    fn open_shard<'a>(
+        settings: &ShardWriterBuilder,
+        number: usize,
+        open: &'a mut Option<OpenShard>,
+        index: &mut Option<WrittenIndex>,
+    ) -> Result<&'a mut OpenShard> {
+        let file = ShardFile::create(&settings.folder, number, settings.compression)?;
+        if let Some(index) = index {
+            index.begin_shard(&file.path(), settings.compression.into());
         }
-        Ok(())
+        Ok(open.insert(OpenShard { file, samples: 0 }))
+    }
+
+    fn close_shard(&mut self) -> Result<()> {
+        let Some(shard) = self.open.take() else { return Ok(()) };
+        self.written.shards.push(shard.file.commit()?);
+        self.next_number += 1;
+        self.index.as_mut().map_or(Ok(()), WrittenIndex::end_shard)
     }
 
     /// A shard that failed lacks samples that were counted, so nothing may follow.

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::ShardCompression;
 use super::check::entry_name;
+use super::destination::{Destination, LocalFolder};
 use crate::error::{Error, Result};
+use crate::tar::Entry;
 
 /// Length of the end mark of an archive.
 pub(super) const END_BYTES: u64 = 2 * BLOCK_BYTES;
@@ -20,16 +22,26 @@ const SHORT_NAME_BYTES: usize = 100;
 /// Bytes that wait in memory for the file system.
 const BUFFERED_BYTES: usize = 1 << 20;
 
-/// Returns how many bytes a sample takes in an archive, headers and padding included.
-pub(super) fn sample_tar_bytes(key: &str, fields: &[(&str, &[u8])]) -> u64 {
+/// Returns where the entries of a sample lie that begins at `offset`, headers and padding included.
+pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -> Vec<Entry> {
     let padded = |bytes: usize| (bytes as u64).next_multiple_of(BLOCK_BYTES);
+    let mut header_offset = offset;
     let entry = |(extension, payload): &(&str, &[u8])| {
-        let name_bytes = entry_name(key, extension).len();
-        let is_long = name_bytes > SHORT_NAME_BYTES;
-        let extension_bytes = if is_long { BLOCK_BYTES + padded(name_bytes + 1) } else { 0 };
-        extension_bytes + BLOCK_BYTES + padded(payload.len())
+        let name = entry_name(key, extension);
+        let is_long = name.len() > SHORT_NAME_BYTES;
+        let extension_bytes = if is_long { BLOCK_BYTES + padded(name.len() + 1) } else { 0 };
+        let payload_offset = header_offset + extension_bytes + BLOCK_BYTES;
+        let entry = Entry { name, header_offset, payload_offset, bytes: payload.len() as u64 };
+        header_offset = payload_offset + padded(payload.len());
+        entry
     };
-    fields.iter().map(entry).sum()
+    fields.iter().map(entry).collect()
+}
+
+/// Returns how many bytes the entries of a sample take.
+pub(super) fn tar_bytes_of(entries: &[Entry]) -> u64 {
+    let begin = entries.first().map_or(0, |entry| entry.header_offset);
+    entries.last().and_then(Entry::end_offset).map_or(0, |end| end - begin)
 }
 
 /// A shard under construction. Dropping it removes the temporary file.
@@ -61,9 +73,14 @@ impl ShardFile {
         self.tar_bytes
     }
 
-    /// Appends a sample that [`super::check::check_sample`] has passed.
-    pub(super) fn append(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
-        for (extension, payload) in fields {
+    /// Returns the path that the shard is to have.
+    pub(super) fn path(&self) -> PathBuf {
+        self.place.folder.join(&self.place.name)
+    }
+
+    /// Appends a sample that [`super::check::check_sample`] has passed; `entries` says where its fields are to lie.
+    pub(super) fn append(&mut self, entries: &[Entry], fields: &[(&str, &[u8])]) -> Result<()> {
+        for (entry, (_, payload)) in entries.iter().zip(fields) {
             let mut header = ::tar::Header::new_gnu();
             header.set_entry_type(::tar::EntryType::Regular);
             header.set_size(payload.len() as u64);
@@ -71,19 +88,23 @@ impl ShardFile {
             header.set_uid(0);
             header.set_gid(0);
             header.set_mtime(0);
-            let appended = self.archive.append_data(&mut header, entry_name(key, extension), *payload);
+            let appended = self.archive.append_data(&mut header, &entry.name, *payload);
             appended.map_err(|source| self.place.error(source))?;
         }
-        self.tar_bytes += sample_tar_bytes(key, fields);
+        self.tar_bytes += tar_bytes_of(entries);
         Ok(())
     }
 
     /// Completes the shard, brings it to disk and gives it its name, which is returned.
     pub(super) fn commit(self) -> Result<PathBuf> {
         let Self { archive, place, .. } = self;
-        let file = archive.into_inner().and_then(Sink::finish);
-        file.and_then(|file| file.sync_all()).map_err(|source| place.error(source))?;
-        place.take()
+        let finished = archive.into_inner().and_then(Sink::finish).and_then(|file| {
+            file.sync_all()?;
+            Ok(file)
+        });
+        // Open, and so locked, until it has its name.
+        let _file = finished.map_err(|source| place.error(source))?;
+        LocalFolder(&place.folder).put(&place.partial, &place.name)
     }
 }
 
@@ -95,45 +116,38 @@ fn shard_name(number: usize, compression: ShardCompression) -> String {
     format!("shard-{number:06}.{extension}")
 }
 
-/// The name that a shard is to get, and the hidden one beside it that it has till then.
+/// The name that a shard is to get, and the hidden file beside it that it is till then.
 #[derive(Debug)]
 struct Place {
+    folder: PathBuf,
+    name: String,
     partial: PathBuf,
-    shard: PathBuf,
 }
 
 impl Place {
-    /// Never takes over an existing file: it may be the work of another writer.
+    /// Never takes over an existing file: it may be the work of another writer. The file stays locked while it is
+    /// open, so that others can tell a writer at work from one that was killed.
     fn create(folder: &Path, name: &str) -> Result<(File, Self)> {
         let partial = folder.join(format!(".{name}.partial"));
         let path = partial.display().to_string();
         match File::create_new(&partial) {
-            Ok(file) => Ok((file, Self { partial, shard: folder.join(name) })),
+            Ok(file) => {
+                // A file system without locks takes none; nobody removes the file there.
+                let _ = file.try_lock();
+                Ok((file, Self { folder: folder.to_owned(), name: name.to_owned(), partial }))
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Error::ShardExists { path }),
             Err(source) => Err(Error::File { path, source }),
         }
     }
 
     fn error(&self, source: io::Error) -> Error {
-        Error::File { path: self.shard.display().to_string(), source }
-    }
-
-    fn take(self) -> Result<PathBuf> {
-        if self.shard.try_exists().map_err(|source| self.error(source))? {
-            return Err(Error::ShardExists { path: self.shard.display().to_string() });
-        }
-        fs::rename(&self.partial, &self.shard).map_err(|source| self.error(source))?;
-        // The name itself reaches the disk with its folder. Not every file system can do that on demand, and
-        // without it a power cut loses the whole shard, never a part of it.
-        if let Some(folder) = self.shard.parent() {
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
-        Ok(self.shard.clone())
+        Error::File { path: self.folder.join(&self.name).display().to_string(), source }
     }
 }
 
 impl Drop for Place {
-    /// After [`Place::take`] the temporary name is gone, and so there is nothing to remove.
+    /// A shard that was handed over has no temporary name any more, and so there is nothing to remove.
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.partial);
     }

@@ -20,6 +20,7 @@ fn read_samples(archive: Vec<u8>) -> Vec<RawSample> {
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name != ".dflop");
     names.sort();
     names
 }
@@ -65,6 +66,42 @@ fn shards_roll_at_their_limit_and_hold_whole_samples() {
 }
 
 #[test]
+fn shards_roll_at_whichever_limit_comes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = ShardWriter::builder(folder.path()).shard_samples(3).shard_bytes(10 * 1024);
+    let mut writer = builder.build().unwrap();
+    for (sample, bytes) in [1, 1, 1, 1, 5_000, 4_000, 1].into_iter().enumerate() {
+        writer.write(&sample.to_string(), &[("bin", &vec![0; bytes])]).unwrap();
+    }
+    let shards = writer.finish().unwrap().shards;
+    let counts = shards.iter().map(|shard| read_samples(fs::read(shard).unwrap()).len());
+    assert_eq!(counts.collect::<Vec<_>>(), [3, 2, 2]);
+}
+
+#[test]
+fn appending_numbers_on_and_removes_what_a_killed_writer_left() {
+    let folder = tempfile::tempdir().unwrap();
+    write_numbered(folder.path(), 3, 2 * 2560 + 1024);
+    let abandoned = folder.path().join(".shard-000002.tar.partial");
+    fs::write(&abandoned, b"half a header").unwrap();
+    let mut writer = ShardWriter::builder(folder.path()).append(true).build().unwrap();
+    writer.write("new", &[("txt", b"a kite")]).unwrap();
+    let second = ShardWriter::builder(folder.path()).append(true).build();
+    assert!(matches!(&second, Err(Error::ShardExists { path }) if path.ends_with(".partial")), "{second:?}");
+    let written = writer.finish().unwrap();
+    assert_eq!(written.shards, [folder.path().join("shard-000002.tar")]);
+    assert_eq!(names(folder.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
+}
+
+#[test]
+fn appending_to_foreign_names_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("shard-1.tar"), b"").unwrap();
+    let error = ShardWriter::builder(folder.path()).append(true).build().unwrap_err();
+    assert!(matches!(error, Error::ShardExists { .. }), "{error}");
+}
+
+#[test]
 fn a_sample_over_the_limit_has_a_shard_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = ShardWriter::builder(folder.path()).shard_bytes(4096).build().unwrap();
@@ -85,7 +122,7 @@ fn long_names_count_towards_the_limit() {
     for bytes in [95, 96, 97, 600, 1024] {
         writer.write(&"k".repeat(bytes), &[("txt", b"x")]).unwrap();
     }
-    let counted = writer.open.as_ref().unwrap().tar_bytes() + super::END_BYTES;
+    let counted = writer.open.as_ref().unwrap().file.tar_bytes() + super::END_BYTES;
     let shards = writer.finish().unwrap().shards;
     assert_eq!(fs::metadata(&shards[0]).unwrap().len(), counted);
 }
@@ -174,7 +211,9 @@ fn settings_without_sense_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let builder = ShardWriter::builder(folder.path().join("new"));
     let zstd = ShardCompression::Zstd { level: 99 };
-    for builder in [builder.clone().shard_bytes(0), builder.compression(zstd)] {
+    for builder in
+        [builder.clone().shard_bytes(0), builder.clone().shard_samples(0), builder.compression(zstd)]
+    {
         assert!(matches!(builder.build(), Err(Error::Config { .. })));
     }
     assert!(names(folder.path()).is_empty(), "a refused setting makes no folder");

@@ -1,0 +1,153 @@
+//! Hands batches of the index to code that is still on arrow2.
+//!
+//! arrow2 is unmaintained, and RUSTSEC-2025-0038 stands against its `Rows`, which nothing here touches; code that can
+//! move should move to `arrow`. Nothing is copied: batches pass through the Arrow C data interface, and the arrow2
+//! arrays keep the memory of the index alive. Only batches with the columns of an index are taken, because arrow2's
+//! import is not to be trusted with just any: it reads a misaligned buffer, for one.
+
+use std::mem::{align_of, size_of, transmute};
+
+use ::arrow2::array::{Array, StructArray};
+use ::arrow2::chunk::Chunk;
+use ::arrow2::datatypes::Schema;
+use ::arrow2::ffi::{ArrowArray, ArrowSchema, import_array_from_c, import_field_from_c};
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, to_ffi};
+use arrow_array::{Array as _, RecordBatch};
+
+use super::schema::schema;
+use crate::error::{Error, Result};
+
+// Both are the structures that the C data interface defines, field by field, in the C representation.
+const _: () = assert!(size_of::<FFI_ArrowArray>() == size_of::<ArrowArray>());
+const _: () = assert!(align_of::<FFI_ArrowArray>() == align_of::<ArrowArray>());
+const _: () = assert!(size_of::<FFI_ArrowSchema>() == size_of::<ArrowSchema>());
+const _: () = assert!(align_of::<FFI_ArrowSchema>() == align_of::<ArrowSchema>());
+
+/// Returns a batch of [`Index::record_batches`](super::Index::record_batches), or a slice of one, in arrow2's types.
+///
+/// The columns are those of the index; metadata of the schema stay behind.
+///
+/// # Errors
+/// [`Error::Index`] if the columns are not those of an index, or if arrow2 refuses them.
+pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)> {
+    let refused = |reason: String| Error::Index { path: "record batch".to_owned(), reason };
+    if batch.schema().fields() != schema(String::new()).fields() {
+        return Err(refused("its columns are not those of an index".to_owned()));
+    }
+    let columns = arrow_array::StructArray::from(batch.clone());
+    let (array, field) = to_ffi(&columns.to_data()).map_err(|error| refused(error.to_string()))?;
+    let imported = import(array, field).map_err(|error| refused(error.to_string()))?;
+    let columns = imported.as_any().downcast_ref::<StructArray>();
+    let columns = columns.ok_or_else(|| refused("arrow2 made no struct of it".to_owned()))?;
+    Ok((Schema::from(columns.fields().to_vec()), Chunk::new(columns.values().to_vec())))
+}
+
+#[expect(unsafe_code, reason = "the C data interface is a contract that the compiler cannot see")]
+fn import(array: FFI_ArrowArray, field: FFI_ArrowSchema) -> Result<Box<dyn Array>, ::arrow2::error::Error> {
+    // SAFETY: both types are `repr(C)` and have the fields that the C data interface defines, sizes and alignments
+    // are compared above; ownership passes, so that what arrow exported is released once, by arrow2's `Drop`.
+    let (array, field) = unsafe {
+        (transmute::<FFI_ArrowArray, ArrowArray>(array), transmute::<FFI_ArrowSchema, ArrowSchema>(field))
+    };
+    // SAFETY: `to_ffi` exports valid structures of this one array and its type, and nobody else holds them. Its
+    // buffers are aligned to their types, as arrow's typed arrays are, have no offset left, and are never written.
+    unsafe {
+        let field = import_field_from_c(&field)?;
+        import_array_from_c(array, field.data_type)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ::arrow2::array::{DictionaryArray, FixedSizeListArray, ListArray, PrimitiveArray, Utf8Array};
+    use ::arrow2::compute::arithmetics::basic::add_scalar;
+    use arrow_array::UInt64Array;
+    use arrow_schema::{DataType, Field, Schema as ArrowRsSchema};
+
+    use super::*;
+    use crate::index::{Index, IndexOptions};
+    use crate::shard::expand_shards;
+    use crate::write::ShardWriter;
+
+    fn index() -> (tempfile::TempDir, Index) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = ShardWriter::builder(folder.path()).shard_samples(3).build().unwrap();
+        for (number, text) in ["a", "two words", "", "\u{65e5}\u{672c}"].into_iter().enumerate() {
+            let npy: &[u8] = &[0; 9];
+            let fields = [("txt", text.as_bytes()), ("bin", npy), ("cls", b"1".as_slice())];
+            writer.write(&format!("key-{number}"), &fields[..1 + number % 3]).unwrap();
+        }
+        writer.finish().unwrap();
+        let shards = expand_shards(&[folder.path().to_str().unwrap()]).unwrap();
+        let index = Index::open_or_build(shards, &IndexOptions::default()).unwrap();
+        (folder, index)
+    }
+
+    fn column<T: Array + Clone>(array: &dyn Array) -> T {
+        array.as_any().downcast_ref::<T>().expect("the type of the column").clone()
+    }
+
+    /// Key, offset, and `(extension, bytes, shape)` of each field, read from arrow2's arrays.
+    fn rows(chunk: &Chunk<Box<dyn Array>>) -> Vec<(String, u64, Vec<(String, u64, [u32; 2])>)> {
+        let keys: Utf8Array<i32> = column(&*chunk.columns()[0]);
+        let offsets: PrimitiveArray<u64> = column(&*chunk.columns()[1]);
+        let lists: ListArray<i32> = column(&*chunk.columns()[2]);
+        let fields = |row: usize| {
+            let list: StructArray = column(&*lists.value(row));
+            let extensions: DictionaryArray<u16> = column(&*list.values()[0]);
+            let names: Utf8Array<i32> = column(&**extensions.values());
+            let bytes: PrimitiveArray<u64> = column(&*list.values()[2]);
+            let shapes: FixedSizeListArray = column(&*list.values()[4]);
+            let field = |at: usize| {
+                let shape: PrimitiveArray<u32> = column(&*shapes.value(at));
+                let name = names.value(extensions.key_value(at)).to_owned();
+                (name, bytes.value(at), [shape.value(0), shape.value(1)])
+            };
+            (0..list.len()).map(field).collect()
+        };
+        (0..keys.len()).map(|row| (keys.value(row).to_owned(), offsets.value(row), fields(row))).collect()
+    }
+
+    #[test]
+    fn batches_arrive_whole_and_outlive_the_index() {
+        let (folder, index) = index();
+        let expected: Vec<_> = (0..index.len())
+            .map(|sample| {
+                let row = index.sample(sample);
+                let fields = row.fields().map(|field| {
+                    let shape = match field.shape {
+                        crate::measure::FieldShape::Text(text) => [text.tokens, text.target_tokens],
+                        _ => [0, 0],
+                    };
+                    (field.extension.to_owned(), field.bytes, shape)
+                });
+                (row.key().to_owned(), row.offset(), fields.collect::<Vec<_>>())
+            })
+            .collect();
+        let chunks: Vec<_> = index.record_batches().map(|batch| to_arrow2(batch).unwrap()).collect();
+        let tail = index.record_batches().next().unwrap().slice(1, 2);
+        let (_, tail) = to_arrow2(&tail).unwrap();
+        drop((index, folder));
+        let names: Vec<&str> = chunks[0].0.fields.iter().map(|field| field.name.as_str()).collect();
+        assert_eq!(names, ["key", "offset", "fields"]);
+        assert_eq!(chunks.iter().flat_map(|(_, chunk)| rows(chunk)).collect::<Vec<_>>(), expected);
+        assert_eq!(rows(&tail), expected[1..3], "a slice");
+        let offsets: PrimitiveArray<u64> = column(&*chunks[0].1.columns()[1]);
+        assert_eq!(add_scalar(&offsets, &1).value(0), 1, "arrow2 computes with it");
+    }
+
+    #[test]
+    fn empty_batches_arrive_and_others_are_refused() {
+        let (_folder, index) = index();
+        let empty = index.record_batches().next().unwrap().slice(0, 0);
+        assert_eq!(to_arrow2(&empty).unwrap().1.len(), 0);
+        let fresh = RecordBatch::new_empty(empty.schema());
+        assert_eq!(to_arrow2(&fresh).unwrap().1.len(), 0);
+        let other = ArrowRsSchema::new(vec![Field::new("key", DataType::UInt64, false)]);
+        let other =
+            RecordBatch::try_new(Arc::new(other), vec![Arc::new(UInt64Array::from(vec![1]))]).unwrap();
+        assert!(matches!(to_arrow2(&other), Err(Error::Index { .. })));
+    }
+}

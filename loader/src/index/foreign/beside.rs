@@ -1,0 +1,173 @@
+//! Finds the files of other tools beside local shards.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::energon::{self, parse_info, parse_tar_index};
+use super::read_file;
+use super::webshart::parse_payloads;
+use super::wids::parse_shard_list;
+use crate::shard::Shard;
+
+/// Folders above a shard in which `.nv-meta` is looked for, the shard's own included.
+const FOLDERS_UP_MAX: usize = 4;
+/// JSON files of a folder that may be shard lists of wids.
+const LISTS_MAX: usize = 64;
+/// Where in a shard list its kind stands.
+const KIND_WITHIN_BYTES: u64 = 512;
+/// Longest file that is read.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// What files beside a shard say of it, each with the file that says so.
+#[derive(Debug, Clone, Default)]
+pub(in crate::index) struct Claims {
+    pub(in crate::index) samples: Vec<(String, u64)>,
+    pub(in crate::index) bytes: Vec<(String, u64)>,
+    /// Files that cannot be used.
+    pub(in crate::index) warnings: Vec<String>,
+}
+
+/// Where a file beside a shard says that headers stand.
+#[derive(Debug, Clone)]
+pub(in crate::index) struct Layout {
+    pub(in crate::index) source: String,
+    /// Where chains of headers begin; rising.
+    pub(in crate::index) starts: Vec<u64>,
+    /// Where samples begin, if the tool groups entries by itself.
+    pub(in crate::index) samples: Option<Vec<u64>>,
+}
+
+/// Collects what `.info.json` and shard lists say of each shard.
+pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
+    let mut claims = vec![Claims::default(); shards.len()];
+    let mut folders: Vec<&Path> = shards.iter().filter_map(|shard| shard.path()?.parent()).collect();
+    folders.sort_unstable();
+    folders.dedup();
+    let by_path: HashMap<PathBuf, usize> = shards
+        .iter()
+        .enumerate()
+        .filter_map(|(at, shard)| Some((std::path::absolute(shard.path()?).ok()?, at)))
+        .collect();
+    let mut files: Vec<PathBuf> = Vec::new();
+    for folder in folders {
+        let above = folder.ancestors().take(FOLDERS_UP_MAX);
+        let info =
+            above.map(|above| above.join(energon::FOLDER).join(".info.json")).find(|path| path.is_file());
+        files.extend(info.into_iter().chain(shard_lists(folder, &by_path)));
+    }
+    files.sort_unstable();
+    files.dedup();
+    for file in files {
+        if let Err(warning) = collect(&file, &by_path, &mut claims) {
+            claims[0].warnings.push(format!("`{}` is not used: {warning}", file.display()));
+        }
+    }
+    claims
+}
+
+/// Adds what one file says.
+fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]) -> Result<(), String> {
+    let source = file.display().to_string();
+    let bytes =
+        read_file(file, BYTES_MAX).map_err(|error| crate::skip::reason_of(&error))?.unwrap_or_default();
+    let shard_at = |path: &Path| std::path::absolute(path).ok().and_then(|path| by_path.get(&path).copied());
+    if file.ends_with(".info.json") {
+        let root = file.parent().and_then(Path::parent).unwrap_or(Path::new(""));
+        for (path, samples) in parse_info(&bytes)? {
+            if let Some(shard) = shard_at(&root.join(path)) {
+                claims[shard].samples.push((source.clone(), samples));
+            }
+        }
+        return Ok(());
+    }
+    let list = parse_shard_list(&bytes)?;
+    for listed in &list.shards {
+        if let Some(shard) = shard_at(Path::new(&list.resolve(file, &listed.url))) {
+            let claims = &mut claims[shard];
+            claims.samples.extend(listed.nsamples.map(|samples| (source.clone(), samples)));
+            claims.bytes.extend(listed.filesize.map(|bytes| (source.clone(), bytes)));
+        }
+    }
+    Ok(())
+}
+
+/// JSON files in a folder that say of themselves that they are shard lists; those of webshart, one a shard, are not.
+fn shard_lists(folder: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
+    let is_list = |path: &PathBuf| {
+        let is_json = path.extension().is_some_and(|extension| extension == "json");
+        let of_shard =
+            std::path::absolute(path.with_extension("tar")).is_ok_and(|tar| shards.contains_key(&tar));
+        is_json && !of_shard
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_list).collect();
+    paths.sort_unstable();
+    paths.truncate(LISTS_MAX);
+    paths.retain(|path| says_its_kind(path));
+    paths
+}
+
+fn says_its_kind(path: &Path) -> bool {
+    use std::io::Read;
+    let mut begin = Vec::new();
+    let read =
+        std::fs::File::open(path).and_then(|file| file.take(KIND_WITHIN_BYTES).read_to_end(&mut begin));
+    read.is_ok() && begin.windows(20).any(|window| window == b"wids-shard-index-v1\"")
+}
+
+/// Where `SHARD.tar.idx`, else webshart's `SHARD.json`, says that headers stand; `None` without either.
+///
+/// # Errors
+/// A warning that names the file if it does not fit the shard.
+pub(in crate::index) fn layout(
+    shard: &Shard,
+    shard_bytes: u64,
+    is_followed: bool,
+) -> Result<Option<Layout>, String> {
+    let Some(path) = shard.path() else { return Ok(None) };
+    let tar_index = PathBuf::from(format!("{}.idx", path.display()));
+    if let Some(layout) = with_file(&tar_index, shard, |bytes| tar_index_layout(bytes, shard_bytes))? {
+        return Ok(Some(layout));
+    }
+    // To read it takes longer than to read the headers of a local shard.
+    if !is_followed {
+        return Ok(None);
+    }
+    let json = path.with_extension("json");
+    with_file(&json, shard, |bytes| payloads_layout(bytes, shard, shard_bytes))
+}
+
+type Places = (Vec<u64>, Option<Vec<u64>>);
+
+fn with_file(
+    path: &Path,
+    shard: &Shard,
+    parse: impl Fn(&[u8]) -> Result<Places, String>,
+) -> Result<Option<Layout>, String> {
+    let source = path.display().to_string();
+    let unusable = |reason: String| {
+        format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url)
+    };
+    let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::skip::reason_of(&error)))?;
+    let Some(bytes) = bytes else { return Ok(None) };
+    let (starts, samples) = parse(&bytes).map_err(unusable)?;
+    Ok(Some(Layout { source, starts, samples }))
+}
+
+fn tar_index_layout(bytes: &[u8], shard_bytes: u64) -> Result<Places, String> {
+    let starts = parse_tar_index(bytes, shard_bytes)?;
+    let samples = starts[..starts.len() - 1].to_vec();
+    Ok((starts, Some(samples)))
+}
+
+fn payloads_layout(bytes: &[u8], shard: &Shard, shard_bytes: u64) -> Result<Places, String> {
+    let payloads = parse_payloads(bytes)?;
+    if payloads.shard != shard.base_name() {
+        return Err(format!("it is that of shard `{}`", payloads.shard));
+    }
+    if payloads.filesize != shard_bytes {
+        return Err(format!("it is that of {} bytes, the shard has {shard_bytes}", payloads.filesize));
+    }
+    Ok((payloads.ends, None))
+}

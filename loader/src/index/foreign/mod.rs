@@ -1,0 +1,94 @@
+//! What other tools know of shards: Energon, wids, webshart.
+//!
+//! Their files are hints, never truth. Numbers of samples and lengths of files are compared with what the headers
+//! show; a difference is a warning that names both. Places of headers let a shard be read in many ranges at once
+//! instead of header by header ([`walk`]), which pays where every range is a request; the rows are the same, because
+//! every header is still read and grouped by this project's own rules. A file that does not fit its shard is a
+//! warning, and the shard is read from its beginning.
+//!
+//! The parsers take bytes, so that files which lie elsewhere than on a local disk can be read by the same code.
+
+pub mod energon;
+pub mod walk;
+pub mod webshart;
+pub mod wids;
+
+mod beside;
+mod yaml;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+pub(super) use beside::{Claims, Layout, claims, layout};
+
+use super::build::BuiltShard;
+use crate::error::{Error, Result};
+use crate::shard::Shard;
+
+/// What the files of other tools beside shards are used for when an index is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ForeignIndexes {
+    /// Nothing.
+    Ignore,
+    /// Numbers of samples and lengths are compared; a difference is a warning.
+    #[default]
+    Check,
+    /// The same, and headers are read where those files say that they are; the rows are the same. Worth its while
+    /// where every read takes long.
+    Follow,
+}
+
+/// Reads a whole file of at most `bytes_max`; `None` if there is none.
+fn read_file(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
+    let error = |source| Error::File { path: path.display().to_string(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(error(source)),
+    };
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > bytes_max {
+        let reason = format!("it is longer than {bytes_max} bytes");
+        return Err(Error::Index { path: path.display().to_string(), reason });
+    }
+    Ok(Some(bytes))
+}
+
+/// Compares what other tools claim of a shard with what its headers have shown.
+pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) -> Vec<String> {
+    let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count() as u64;
+    let samples = built.shard.samples + bad;
+    let url = &shard.url;
+    let mut warnings = Vec::new();
+    for (source, claimed) in &claims.bytes {
+        if *claimed != built.shard.bytes {
+            let found = built.shard.bytes;
+            warnings.push(format!("`{source}` says that shard `{url}` has {claimed} bytes; it has {found}"));
+        }
+    }
+    for (source, claimed) in &claims.samples {
+        if *claimed != samples {
+            let warning = format!("`{source}` says that shard `{url}` has {claimed} samples");
+            warnings.push(format!("{warning}; its headers show {samples}, which is used"));
+        }
+    }
+    warnings.extend(claims.warnings.iter().cloned());
+    warnings
+}
+
+/// Compares where another tool lets samples begin with where the headers show them to begin.
+pub(super) fn grouping_difference(shard: &Shard, built: &BuiltShard, layout: &Layout) -> Option<String> {
+    let begins = layout.samples.as_ref()?;
+    let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count();
+    let found = built.columns.offsets.len() + bad;
+    let elsewhere = built.columns.offsets.iter().find(|offset| begins.binary_search(offset).is_err());
+    let (source, url, claimed) = (&layout.source, &shard.url, begins.len());
+    let warning = format!("`{source}` groups shard `{url}` otherwise");
+    match elsewhere {
+        Some(offset) => Some(format!("{warning}: no sample begins at offset {offset}; the headers show one")),
+        None if claimed != found => Some(format!("{warning}: {claimed} samples; the headers show {found}")),
+        None => None,
+    }
+}

@@ -1,0 +1,106 @@
+//! The index of shards that are being written: their rows are made on the way.
+//!
+//! Entries go through the rules that read shards ([`Assembler`]) and through the code that measures what is read
+//! ([`Builder`]), so the file is the one that indexing the written shards would make, byte for byte.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::build::{Builder, BuiltShard, build_shard, stat};
+use super::cache::store;
+use super::foreign::ForeignIndexes;
+use super::schema::IndexedShard;
+use crate::compression::Compression;
+use crate::error::Result;
+use crate::read::{Assembler, FIELD_BYTES_MAX};
+use crate::shard::{Shard, ShardSource};
+use crate::tar::Entry;
+
+/// Rows of finished shards, and of the one under construction.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenIndex {
+    finished: Vec<(Shard, BuiltShard)>,
+    open: Option<OpenShard>,
+}
+
+#[derive(Debug)]
+struct OpenShard {
+    shard: Shard,
+    assembler: Assembler,
+    builder: Builder,
+}
+
+impl WrittenIndex {
+    /// Adds a shard that was there before, by reading its headers.
+    ///
+    /// # Errors
+    /// Those of indexing a shard.
+    pub(crate) fn add_existing(&mut self, path: &Path) -> Result<()> {
+        let shard = shard_at(path);
+        let built = build_shard(&shard, false, ForeignIndexes::Ignore)?;
+        self.finished.push((shard, built));
+        Ok(())
+    }
+
+    /// Starts the shard that is to be named `path`.
+    pub(crate) fn begin_shard(&mut self, path: &Path, compression: Compression) {
+        let shard = shard_at(path);
+        let indexed = IndexedShard {
+            name: shard.base_name().to_owned(),
+            bytes: 0,
+            modified_ns: 0,
+            compression,
+            unpacked_bytes: 0,
+            samples: 0,
+            payload_bytes: 0,
+            digest: 0,
+        };
+        let assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
+        self.open = Some(OpenShard { shard, assembler, builder: Builder::new(indexed, false) });
+    }
+
+    /// Takes an entry of the shard under construction; its payload is copied.
+    pub(crate) fn push(&mut self, entry: &Entry, payload: &[u8]) {
+        let Some(open) = &mut self.open else { return };
+        let item = open.assembler.push(entry, Some(Bytes::copy_from_slice(payload)));
+        item.into_iter().for_each(|item| open.builder.push(item));
+    }
+
+    /// Ends the shard under construction, which has its name by now.
+    ///
+    /// # Errors
+    /// [`crate::Error::Read`] if its size cannot be asked for.
+    pub(crate) fn end_shard(&mut self) -> Result<()> {
+        let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
+        assembler.finish().into_iter().for_each(|item| builder.push(item));
+        let (bytes, modified_ns) = stat(&shard)?;
+        let rows_end = builder.rows_end();
+        let indexed = builder.shard_mut();
+        let is_plain = indexed.compression == Compression::None;
+        (indexed.bytes, indexed.modified_ns) = (bytes, modified_ns);
+        indexed.unpacked_bytes = if is_plain { bytes } else { rows_end };
+        self.finished.push((shard, builder.finish()));
+        Ok(())
+    }
+
+    /// Writes the index of all finished shards beside them; `None` if there are none.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] if it cannot be written, [`crate::Error::Index`] if it cannot be encoded; the shards
+    /// stay, and are indexed on first use.
+    pub(crate) fn finish(mut self) -> Result<Option<PathBuf>> {
+        if self.finished.is_empty() {
+            return Ok(None);
+        }
+        // In the order in which a folder lists them.
+        self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
+        let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
+        store(&shards, built).map(Some)
+    }
+}
+
+/// The shard under the name that its folder gives it.
+fn shard_at(path: &Path) -> Shard {
+    Shard { url: path.to_string_lossy().into(), source: ShardSource::File(path.to_owned()) }
+}

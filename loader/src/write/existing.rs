@@ -1,0 +1,93 @@
+//! What a folder holds before a writer begins.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Returns the first of the files that a writer would add to, or that a killed one left.
+pub(super) fn find_shard(folder: &Path) -> io::Result<Option<PathBuf>> {
+    Ok(shard_files(folder)?.into_iter().next())
+}
+
+/// Finished shards in a folder, and the number that follows theirs.
+#[derive(Debug, Default)]
+pub(super) struct Existing {
+    /// Paths, in order.
+    pub(super) shards: Vec<PathBuf>,
+    /// First number that is free.
+    pub(super) next_number: usize,
+}
+
+impl Existing {
+    /// Lists the finished shards; removes what a killed writer left.
+    ///
+    /// # Errors
+    /// [`Error::ShardExists`] if another writer is at work in the folder, or if a shard has a name that no writer
+    /// gives; [`Error::File`] if the folder cannot be read.
+    pub(super) fn in_folder(folder: &Path) -> Result<Self> {
+        let unusable = |source| Error::File { path: folder.display().to_string(), source };
+        let mut existing = Self::default();
+        for path in shard_files(folder).map_err(unusable)? {
+            let in_the_way = || Error::ShardExists { path: path.display().to_string() };
+            if is_partial(&path) {
+                remove_abandoned(&path).map_err(|_| in_the_way())?;
+                continue;
+            }
+            let number = shard_number(&path).ok_or_else(in_the_way)?;
+            existing.next_number = existing.next_number.max(number + 1);
+            existing.shards.push(path);
+        }
+        Ok(existing)
+    }
+}
+
+/// Shards and parts of shards, in order.
+fn shard_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        if name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar") {
+            found.push(folder.join(&*name));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+fn is_partial(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "partial")
+}
+
+/// A writer holds the lock of its file as long as it lives, so a file without one has been abandoned.
+fn remove_abandoned(partial: &Path) -> io::Result<()> {
+    let file = File::open(partial)?;
+    file.try_lock()?;
+    fs::remove_file(partial)
+}
+
+/// The number in `shard-000017.tar` or `shard-000017.tar.zst`.
+fn shard_number(path: &Path) -> Option<usize> {
+    let name = path.file_name()?.to_str()?;
+    let (digits, ending) = name.strip_prefix("shard-")?.split_once('.')?;
+    let is_number = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number && matches!(ending, "tar" | "tar.zst") { digits.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_a_writer_gives_have_a_number() {
+        let number = |name: &str| shard_number(&Path::new("d").join(name));
+        assert_eq!(number("shard-000017.tar"), Some(17));
+        assert_eq!(number("shard-1000000.tar.zst"), Some(1_000_000));
+        for name in ["shard-17.tar", "shard-+00017.tar", "shard-000017.tar.gz", "shard-.tar", "x-000017.tar"]
+        {
+            assert_eq!(number(name), None, "{name}");
+        }
+    }
+}
