@@ -65,7 +65,7 @@ pub mod simulate;
 pub mod skip;
 mod source;
 pub mod steps;
-mod store;
+pub mod store;
 pub mod tar;
 pub mod tensor;
 pub mod text;

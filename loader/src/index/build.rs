@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT};
 use crate::compression::{Compression, decompress, sniff_compression};
@@ -16,7 +17,7 @@ use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::{Skipped, reason_of};
-use crate::store::{Opened, open, read_error};
+use crate::store::{Identity, Opened, open, read_error};
 
 /// The columns of one shard, extensions still numbered by this shard's own list.
 #[derive(Debug, Default)]
@@ -43,22 +44,19 @@ pub(super) struct BuiltShard {
 }
 
 /// Reads a shard's headers; with `is_verified` decodes every field as well.
-pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard> {
+pub(super) fn build_shard(shard: &Shard, identity: &Identity, is_verified: bool) -> Result<BuiltShard> {
+    if let Some(object) = shard.remote() {
+        let mut builder = Builder::new(indexed(shard, identity, Compression::None), is_verified);
+        push_remote(&mut builder, shard, object, identity)?;
+        return Ok(builder.finish());
+    }
     let Opened::Mapped(archive) = open(shard)? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "data set", reason });
     };
-    let (bytes, modified_ns) = stat(shard)?;
+    let identity = stat(shard)?;
     let compression = sniff_compression(&shard.url, &archive);
-    let indexed = IndexedShard {
-        name: shard.base_name().to_owned(),
-        bytes,
-        modified_ns,
-        compression: *compression.as_ref().unwrap_or(&Compression::None),
-        unpacked_bytes: archive.len() as u64,
-        samples: 0,
-        payload_bytes: 0,
-    };
+    let indexed = indexed(shard, &identity, *compression.as_ref().unwrap_or(&Compression::None));
     let mut builder = Builder::new(indexed, is_verified);
     match compression {
         Ok(Compression::None) => {
@@ -71,18 +69,33 @@ pub(super) fn build_shard(shard: &Shard, is_verified: bool) -> Result<BuiltShard
     Ok(builder.finish())
 }
 
+/// What is known of a shard before it is read.
+fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
+    IndexedShard {
+        name: shard.base_name().to_owned(),
+        bytes: identity.bytes,
+        modified_ns: identity.modified_ns,
+        etag: identity.etag.clone(),
+        compression,
+        unpacked_bytes: identity.bytes,
+        samples: 0,
+        payload_bytes: 0,
+    }
+}
+
 /// Length and time of change of a shard's file.
-pub(super) fn stat(shard: &Shard) -> Result<(u64, u64)> {
+pub(super) fn stat(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
         setting: "data set",
         reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),
     })?;
     let metadata = std::fs::metadata(path).map_err(|source| read_error(shard, source))?;
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    Ok((metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
+    let modified_ns = modified.map_or(0, |since| since.as_nanos() as u64);
+    Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })
 }
 
-struct Builder {
+pub(super) struct Builder {
     built: BuiltShard,
     hasher: Sha256,
     keys_seen: std::collections::HashSet<String>,
@@ -104,11 +117,25 @@ impl Builder {
         while let Some(item) = samples.next().await {
             self.push(item);
         }
+        self.end_unpacked();
+    }
+
+    pub(super) fn is_verified(&self) -> bool {
+        self.is_verified
+    }
+
+    /// Says how the shard is compressed.
+    pub(super) fn compression(&mut self, compression: Compression) {
+        self.built.shard.compression = compression;
+    }
+
+    /// Takes the end of the last sample for the end of a compressed shard.
+    pub(super) fn end_unpacked(&mut self) {
         let ends = self.built.columns.offsets.last().copied().unwrap_or(0);
         self.built.shard.unpacked_bytes = ends + self.built.columns.last_sample_bytes();
     }
 
-    fn push(&mut self, item: ShardItem) {
+    pub(super) fn push(&mut self, item: ShardItem) {
         match item {
             ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
             ShardItem::Sample(sample) => match self.check_sample(&sample) {
@@ -134,7 +161,7 @@ impl Builder {
         Ok(shapes)
     }
 
-    fn skip_shard(&mut self, shard: &Shard, reason: String) {
+    pub(super) fn skip_shard(&mut self, shard: &Shard, reason: String) {
         let shard = shard.url.to_string();
         self.built.skipped.push(Skipped { shard, offset: 0, key: None, field: None, reason });
     }

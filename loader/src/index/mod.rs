@@ -7,6 +7,7 @@
 mod build;
 mod cache;
 mod file;
+mod remote;
 mod rows;
 mod schema;
 

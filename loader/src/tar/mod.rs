@@ -8,6 +8,7 @@
 mod header;
 mod headers;
 mod pax;
+pub(crate) mod ranged;
 pub mod slice;
 pub mod stream;
 
