@@ -72,7 +72,7 @@ mod source;
 pub mod split;
 pub mod state;
 pub mod steps;
-mod store;
+pub mod store;
 pub mod tar;
 pub mod tensor;
 pub mod text;

@@ -113,14 +113,19 @@ pub fn measure_sample(sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault>
     let has_text = sample.fields.iter().any(is_text);
     let shape = |field: &RawField| {
         let payload = field.payload.clone().unwrap_or_default();
-        let shape = measure_field(&field.extension, &payload, has_text);
+        let shape = measure_field(&field.extension, &payload, field.bytes, has_text);
         shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })
     };
     sample.fields.iter().map(shape).collect()
 }
 
 /// A caption inside JSON counts only where no text field says it already.
-fn measure_field(extension: &str, payload: &Bytes, has_text: bool) -> Result<FieldShape, String> {
+fn measure_field(
+    extension: &str,
+    payload: &Bytes,
+    field_bytes: u64,
+    has_text: bool,
+) -> Result<FieldShape, String> {
     let text_bytes_max = DecodeLimits::default().text_bytes_max;
     match kind_of_extension(extension) {
         MediumKind::Text => {
@@ -134,7 +139,7 @@ fn measure_field(extension: &str, payload: &Bytes, has_text: bool) -> Result<Fie
         }
         MediumKind::Image | MediumKind::Audio if payload.is_empty() => Err("the field is empty".into()),
         _ => {
-            let shape = probe_shape(payload, payload.len() as u64, extension);
+            let shape = probe_shape(payload, field_bytes, extension);
             field_shape(shape.map_err(|error| reason_of(&error))?)
         }
     }

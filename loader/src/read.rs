@@ -1,7 +1,7 @@
 //! Reads a shard from its beginning to its end: samples, and an account of what is no sample.
 //!
 //! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
-//! they come. Both deliver the good samples of a damaged shard and then say what is wrong with the rest.
+//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the good samples of a damaged shard and then say what is wrong with the rest.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tokio::io::AsyncRead;
 use crate::group::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
 use crate::sample::RawSample;
 use crate::skip::Skipped;
+use crate::tar::ranged::{Archive, RangedEntries};
 use crate::tar::slice::SliceEntries;
 use crate::tar::stream::{StreamEntries, StreamFault};
 use crate::tar::{ArchiveFault, Entry};
@@ -134,6 +135,54 @@ impl Iterator for MappedSamples {
             }
         }
         self.pending.pop_front()
+    }
+}
+
+/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning of one.
+#[derive(Debug)]
+pub(crate) struct RangedSamples<A> {
+    entries: RangedEntries<A>,
+    assembler: Assembler,
+    pending: VecDeque<ShardItem>,
+    is_done: bool,
+}
+
+impl<A: Archive> RangedSamples<A> {
+    /// Starts at the beginning; of each payload `wanted` bytes are read.
+    pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: fn(&Entry) -> u64) -> Self {
+        let (entries, assembler) =
+            (RangedEntries::new(archive, wanted), Assembler::new(shard, field_bytes_max));
+        Self { entries, assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// What it reads from.
+    pub(crate) fn archive(&mut self) -> &mut A {
+        &mut self.entries.archive
+    }
+}
+
+impl<A: Archive> Iterator for RangedSamples<A> {
+    /// A shard that cannot be read is an error and the last item: its samples may all be good.
+    type Item = std::io::Result<ShardItem>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.pending.is_empty() && !self.is_done {
+            match self.entries.next() {
+                Some(Ok((entry, payload))) => {
+                    self.pending.extend(self.assembler.push(&entry, Some(payload)));
+                }
+                Some(Err(StreamFault::Archive(fault))) => self.pending.extend(self.assembler.fail(&fault)),
+                Some(Err(StreamFault::Read { source, .. })) => {
+                    self.is_done = true;
+                    return Some(Err(source));
+                }
+                None => {
+                    self.pending.extend(self.assembler.finish());
+                    self.is_done = true;
+                }
+            }
+        }
+        self.pending.pop_front().map(Ok)
     }
 }
 

@@ -28,6 +28,7 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
             field_bytes_max: FIELD_BYTES_MAX,
             is_read_through: false,
             budget: ByteBudget::new(BUFFERED_BYTES_MAX),
+            requested_bytes_max: BUFFERED_BYTES_MAX,
         });
         while let Some(item) = source.recv().await {
             yield item.map(|item| item.item);

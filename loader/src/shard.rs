@@ -1,15 +1,16 @@
 //! Names of shards: lists, brace patterns, folders and environment variables.
 //!
 //! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
-//! from the environment, a folder stands for the shards inside it, a shard list of wids (`NAME.json`) for those that
-//! it lists. `-` is standard input and `pipe:`
-//! starts a command whose output is the shard.
+//! from the environment, a folder stands for the shards inside it, a shard list of wids (`NAME.json`) for those
+//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`, `gs://`,
+//! `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a folder there ends with `/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::index::foreign::wids::listed_shards;
+use crate::store::{RemoteObject, Stores, is_remote, list_folder, without_query};
 
 /// Most shards that a pattern may stand for.
 const SHARDS_MAX: usize = 10_000_000;
@@ -27,6 +28,8 @@ pub enum ShardSource {
     StandardInput,
     /// The output of a shell command, named `pipe:COMMAND`.
     Pipe(String),
+    /// An object on a remote store.
+    Remote(RemoteObject),
 }
 
 /// A shard of a data set.
@@ -39,14 +42,16 @@ pub struct Shard {
 }
 
 impl Shard {
-    fn new(url: String) -> Result<Self> {
-        let source = match url.as_str() {
+    fn new(url: String, stores: &Stores) -> Result<Self> {
+        let url: Arc<str> = url.into();
+        let source = match &*url {
             "-" => ShardSource::StandardInput,
             "pipe:" => return Err(invalid(&url, "no command follows `pipe:`")),
             _ if url.starts_with("pipe:") => ShardSource::Pipe(url["pipe:".len()..].to_owned()),
+            _ if is_remote(&url) => ShardSource::Remote(stores.object(&url)?),
             _ => ShardSource::File(local_path(&url)?),
         };
-        Ok(Self { url: url.into(), source })
+        Ok(Self { url, source })
     }
 
     /// Returns the path of a local file, `None` for streams.
@@ -58,10 +63,19 @@ impl Shard {
         }
     }
 
-    /// Returns the last component of the name.
+    /// Returns the object on a remote store, `None` for what is not remote.
+    #[must_use]
+    pub fn remote(&self) -> Option<&RemoteObject> {
+        match &self.source {
+            ShardSource::Remote(object) => Some(object),
+            _ => None,
+        }
+    }
+
+    /// Returns the last component of the name, without the signature of a signed URL.
     #[must_use]
     pub fn base_name(&self) -> &str {
-        self.url.rsplit('/').next().unwrap_or(&self.url)
+        without_query(&self.url).rsplit('/').next().unwrap_or(&self.url)
     }
 }
 
@@ -71,7 +85,8 @@ fn local_path(url: &str) -> Result<PathBuf> {
     }
     match url.split_once("://") {
         Some((scheme, _)) => {
-            Err(invalid(url, format!("`{scheme}://` is not supported; copy the shard here")))
+            let supported = "s3, gs, az, abfs, abfss, http and https are";
+            Err(invalid(url, format!("`{scheme}://` is not supported; {supported}")))
         }
         None => Ok(url.strip_prefix("file:").unwrap_or(url).into()),
     }
@@ -81,12 +96,23 @@ fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
     Error::ShardList { pattern: pattern.to_owned(), reason: reason.into() }
 }
 
-/// Expands patterns to shards, in order.
+/// Expands patterns to shards, in order; remote ones are reached with the default settings.
+///
+/// # Errors
+/// Those of [`expand_shards_in`].
+pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
+    expand_shards_in(patterns, &Stores::default())
+}
+
+/// Expands patterns to shards, in order; remote ones are reached through `stores`.
+///
+/// Blocks while the folder of a bucket is listed; nothing else asks a store.
 ///
 /// # Errors
 /// [`Error::ShardList`] if a pattern is malformed, names an unset variable, an unsupported scheme, or a
-/// folder without shards; or if nothing is named at all. [`Error::Index`] if a JSON file is no shard list.
-pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
+/// folder without shards; or if nothing is named at all. [`Error::Read`] if a folder cannot be listed,
+/// [`Error::Index`] if a JSON file is no shard list.
+pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], stores: &Stores) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for pattern in patterns {
         for part in pattern.as_ref().split("::") {
@@ -94,7 +120,7 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
             let mut names = Vec::new();
             expand_braces(&part, &mut names)?;
             for name in names {
-                push_shards(name, &mut shards)?;
+                push_shards(name, stores, &mut shards)?;
             }
         }
     }
@@ -123,11 +149,17 @@ pub(crate) fn shown(shards: &[Shard]) -> String {
     }
 }
 
-fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
+fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result<()> {
     if name.is_empty() {
         return Err(invalid(&name, "a shard name is empty"));
     }
-    let shard = Shard::new(name)?;
+    let shard = Shard::new(name, stores)?;
+    if let Some(folder) = shard.remote().filter(|object| object.is_folder()) {
+        for url in remote_shards_in(folder, &shard)? {
+            shards.push(Shard::new(url, stores)?);
+        }
+        return Ok(());
+    }
     let looks_like_pattern = shard.path().is_some() && shard.url.contains(['*', '?', '{', '}']);
     if looks_like_pattern && shard.path().is_some_and(|path| !path.exists()) {
         let reason =
@@ -136,14 +168,14 @@ fn push_shards(name: String, shards: &mut Vec<Shard>) -> Result<()> {
     }
     if let Some(list) = shard.path().filter(|path| is_shard_list(path)) {
         for url in listed_shards(list)? {
-            shards.push(Shard::new(url)?);
+            shards.push(Shard::new(url, stores)?);
         }
         return Ok(());
     }
     match shard.path().filter(|path| path.is_dir()) {
         Some(folder) => {
             for path in shards_in(folder)? {
-                shards.push(Shard::new(path)?);
+                shards.push(Shard::new(path, stores)?);
             }
         }
         None => shards.push(shard),
@@ -156,14 +188,30 @@ fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
 
+fn remote_shards_in(folder: &RemoteObject, shard: &Shard) -> Result<Vec<String>> {
+    let urls = list_folder(folder)
+        .map_err(|source| Error::Read { shard: shard.url.to_string(), source })?
+        .into_iter()
+        .filter(|url| is_shard_name(url))
+        .collect::<Vec<_>>();
+    if urls.is_empty() {
+        return Err(invalid(&shard.url, "no .tar, .tar.gz, .tgz or .tar.zst object lies below it"));
+    }
+    Ok(urls)
+}
+
+fn is_shard_name(name: &str) -> bool {
+    let name = name.to_lowercase();
+    FOLDER_ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
 fn shards_in(folder: &Path) -> Result<Vec<String>> {
     let shown = folder.display().to_string();
     let read_error = |source| Error::Read { shard: shown.clone(), source };
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path();
-        let name = path.to_string_lossy().to_lowercase();
-        if FOLDER_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+        if is_shard_name(&path.to_string_lossy()) {
             let shown = path.display().to_string();
             let path = path.into_os_string().into_string();
             paths.push(path.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?);
@@ -313,7 +361,8 @@ mod tests {
     fn unusable_names_say_why() {
         let unusable = [
             ("", "empty"),
-            ("s3://b/a.tar", "s3://"),
+            ("ftp://b/a.tar", "ftp://"),
+            ("s3:///a.tar", "no bucket"),
             ("{0..99999999}", "too many"),
             ("pipe:", "no command"),
             ("{lone}.tar", "patterns are"),

@@ -1,26 +1,29 @@
 //! Reads shards one after another on a thread of its own, ahead of the decoders.
 //!
-//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams. Either
-//! way the bytes that wait are bounded, and their pages are resident when they leave.
+//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so are
+//! remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and their pages are resident when they leave.
 
 use std::hint::black_box;
+use std::io;
 
 use bytes::Bytes;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncBufRead, AsyncReadExt};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::compression::{Compression, decompress, sniff_compression};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::prefetch::{ByteBudget, ByteLease};
 use crate::read::{MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::Skipped;
-use crate::store::{Opened, open, read_error};
+use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead, open, read_error};
 
 /// Samples that may wait, however small they are.
 const SAMPLES_WAITING: usize = 256;
+/// Buffer between the chunks of a remote shard and its reader.
+const BODY_BUFFER_BYTES: usize = 64 << 10;
 /// Bytes that tell the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
@@ -41,6 +44,18 @@ pub(crate) struct SourceConfig {
     /// Whether every payload byte is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
     pub(crate) budget: ByteBudget,
+    /// Bytes of remote shards that are requested ahead.
+    pub(crate) requested_bytes_max: u64,
+}
+
+impl SourceConfig {
+    /// Begins to request the remote shards of all epochs.
+    fn request_ahead(&self) -> Option<ShardsAhead> {
+        let remote = self.shards.iter().filter_map(|shard| shard.remote().cloned());
+        let remote: Vec<_> = remote.collect();
+        let all = (0..self.epochs).flat_map(move |_| remote.clone());
+        ShardsAhead::start(all, self.requested_bytes_max)
+    }
 }
 
 /// Starts reading; the channel ends after the last sample of the last epoch, or after an error.
@@ -66,9 +81,14 @@ struct Gone;
 
 impl Reader {
     fn run(&self) -> Result<(), Gone> {
+        let mut ahead = self.config.request_ahead();
         for epoch in 0..self.config.epochs {
             for shard in &self.config.shards {
-                if let Err(error) = self.read_shard(shard, epoch)? {
+                let read = match ahead.as_mut().filter(|_| shard.remote().is_some()) {
+                    Some(ahead) => self.read_remote(shard, epoch, ahead)?,
+                    None => self.read_shard(shard, epoch)?,
+                };
+                if let Err(error) = read {
                     return self.sender.blocking_send(Err(error)).map_err(|_| Gone);
                 }
             }
@@ -106,11 +126,40 @@ impl Reader {
         Ok(Ok(()))
     }
 
+    fn read_remote(&self, shard: &Shard, epoch: u64, ahead: &mut ShardsAhead) -> Result<Result<()>, Gone> {
+        match self.runtime.block_on(self.next_remote(ahead))? {
+            Some(Ok(RemoteShard::Mapped(archive))) => self.read_mapped(shard, epoch, archive),
+            Some(Ok(RemoteShard::Body(body))) => self.runtime.block_on(self.read_body(shard, epoch, body)),
+            Some(Err(source)) => Ok(Err(read_error(shard, source))),
+            None => Ok(Err(Error::StageEnded { stage: "store" })),
+        }
+    }
+
+    /// Waits for the next shard, but not longer than anybody wants it.
+    async fn next_remote(&self, ahead: &mut ShardsAhead) -> Result<Option<io::Result<RemoteShard>>, Gone> {
+        tokio::select! {
+            next = ahead.next() => Ok(next),
+            () = self.sender.closed() => Err(Gone),
+        }
+    }
+
+    /// A body that ends too early ends the stream, behind the samples that came whole.
+    async fn read_body(&self, shard: &Shard, epoch: u64, body: ShardBody) -> Result<Result<()>, Gone> {
+        let failure = body.failure();
+        let input = tokio::io::BufReader::with_capacity(BODY_BUFFER_BYTES, body);
+        let read = tokio::select! {
+            read = self.read_input(shard, epoch, input, None) => read?,
+            () = self.sender.closed() => return Err(Gone),
+        };
+        let failed = failure.lock().expect("no holder panics").take();
+        Ok(failed.map_or(read, |source| Err(read_error(shard, source))))
+    }
+
     async fn read_input(
         &self,
         shard: &Shard,
         epoch: u64,
-        mut input: crate::store::Input,
+        mut input: impl AsyncBufRead + Send + Unpin,
         command: Option<Box<tokio::process::Child>>,
     ) -> Result<Result<()>, Gone> {
         let mut first = Vec::with_capacity(SNIFFED_BYTES);

@@ -170,6 +170,7 @@ fn begin_steps(
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
             let lease = budget.lease(at_work.resident_bytes(&plan)).await?;
+            at_work.fetch(&plan).await?;
             let its_plan = plan.clone();
             let reading = tokio::task::spawn_blocking(move || (at_work.read(&its_plan), at_work));
             let (microbatches, done) = reading.await.map_err(|_| Error::StageEnded { stage: "read" })?;

@@ -41,7 +41,27 @@ impl StepReader {
         }
     }
 
-    /// Reads this rank's microbatches; blocks on a cold disk.
+    /// Brings what this rank's share of a step needs of remote shards, all of it at the same time.
+    pub(super) async fn fetch(&mut self, plan: &StepPlan) -> Result<()> {
+        let wanted = self.wanted_of_remote(plan);
+        if wanted.is_empty() { Ok(()) } else { self.ranges.fetch(wanted).await }
+    }
+
+    /// Shard, offset and length of every wanted field that is not on this machine.
+    fn wanted_of_remote(&self, plan: &StepPlan) -> Vec<(usize, u64, u64)> {
+        let mut wanted = Vec::new();
+        for &place in plan.ranks[self.dp_rank].iter().flatten() {
+            let row = self.index.sample(plan.samples[place as usize].sample);
+            if !self.ranges.is_remote(row.shard) || plan.refused.iter().any(|(at, _)| *at == place as usize) {
+                continue;
+            }
+            let fields = row.fields().filter(|field| is_wanted(self.fields.as_deref(), field));
+            wanted.extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
+        }
+        wanted
+    }
+
+    /// Reads this rank's microbatches, after [`Self::fetch`]; blocks on a cold disk.
     pub(super) fn read(&mut self, plan: &StepPlan) -> Result<Vec<ReadMicrobatch>> {
         let planner = self.planner.clone();
         let mut microbatches = Vec::new();

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use super::IndexOptions;
 use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
+use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT};
 use crate::compression::{Compression, decompress, sniff_compression};
@@ -19,7 +20,7 @@ use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, Streamed
 use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::{Skipped, reason_of};
-use crate::store::{Opened, open, read_error};
+use crate::store::{Identity, Opened, open, read_error};
 
 /// The columns of one shard, extensions still numbered by this shard's own list.
 #[derive(Debug, Default)]
@@ -46,30 +47,35 @@ pub(super) struct BuiltShard {
 }
 
 /// Reads a shard's headers, and compares them with what files of other tools say.
-pub(super) fn build_checked(shard: &Shard, claims: &Claims, options: &IndexOptions) -> Result<BuiltShard> {
-    let mut built = build_shard(shard, options.is_verified, options.foreign)?;
+pub(super) fn build_checked(
+    shard: &Shard,
+    identity: &Identity,
+    claims: &Claims,
+    options: &IndexOptions,
+) -> Result<BuiltShard> {
+    let mut built = build_shard(shard, identity, options.is_verified, options.foreign)?;
     built.warnings.extend(differences(shard, &built, claims));
     Ok(built)
 }
 
 /// Reads a shard's headers; with `is_verified` decodes every field as well.
-pub(super) fn build_shard(shard: &Shard, is_verified: bool, foreign: ForeignIndexes) -> Result<BuiltShard> {
+pub(super) fn build_shard(
+    shard: &Shard,
+    identity: &Identity,
+    is_verified: bool,
+    foreign: ForeignIndexes,
+) -> Result<BuiltShard> {
+    if let Some(object) = shard.remote() {
+        let mut builder = Builder::new(indexed(shard, identity, Compression::None), is_verified);
+        push_remote(&mut builder, shard, object, identity)?;
+        return Ok(builder.finish());
+    }
     let Opened::Mapped(archive) = open(shard)? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "data set", reason });
     };
-    let (bytes, modified_ns) = stat(shard)?;
     let compression = sniff_compression(&shard.url, &archive);
-    let indexed = IndexedShard {
-        name: shard.base_name().to_owned(),
-        bytes,
-        modified_ns,
-        compression: *compression.as_ref().unwrap_or(&Compression::None),
-        unpacked_bytes: archive.len() as u64,
-        samples: 0,
-        payload_bytes: 0,
-        digest: 0,
-    };
+    let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
     let mut builder = Builder::new(indexed, is_verified);
     match compression {
         Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
@@ -79,15 +85,31 @@ pub(super) fn build_shard(shard: &Shard, is_verified: bool, foreign: ForeignInde
     Ok(builder.finish())
 }
 
+/// What is known of a shard before it is read.
+pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
+    IndexedShard {
+        name: shard.base_name().to_owned(),
+        bytes: identity.bytes,
+        modified_ns: identity.modified_ns,
+        etag: identity.etag.clone(),
+        compression,
+        unpacked_bytes: identity.bytes,
+        samples: 0,
+        payload_bytes: 0,
+        digest: 0,
+    }
+}
+
 /// Length and time of change of a shard's file.
-pub(super) fn stat(shard: &Shard) -> Result<(u64, u64)> {
+pub(super) fn stat(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
         setting: "data set",
         reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),
     })?;
     let metadata = std::fs::metadata(path).map_err(|source| read_error(shard, source))?;
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    Ok((metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
+    let modified_ns = modified.map_or(0, |since| since.as_nanos() as u64);
+    Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })
 }
 
 /// Collects the rows of one shard, item by item.
@@ -158,6 +180,20 @@ impl Builder {
         while let Some(item) = samples.next().await {
             self.push(item);
         }
+        self.end_unpacked();
+    }
+
+    pub(super) fn is_verified(&self) -> bool {
+        self.is_verified
+    }
+
+    /// Says how the shard is compressed.
+    pub(super) fn compression(&mut self, compression: Compression) {
+        self.built.shard.compression = compression;
+    }
+
+    /// Takes the end of the last sample for the end of a compressed shard.
+    pub(super) fn end_unpacked(&mut self) {
         self.built.shard.unpacked_bytes = self.rows_end();
     }
 
@@ -199,7 +235,7 @@ impl Builder {
         Ok(shapes)
     }
 
-    fn skip_shard(&mut self, shard: &Shard, reason: String) {
+    pub(super) fn skip_shard(&mut self, shard: &Shard, reason: String) {
         let shard = shard.url.to_string();
         self.built.skipped.push(Skipped { shard, offset: 0, key: None, field: None, reason });
     }

@@ -2,7 +2,7 @@
 //!
 //! The file is named after the shards' base names and sizes, so different lists of shards have different files.
 //! It lies in `.dflop/` beside the first shard; in the user's cache directory where that folder cannot be
-//! written; or in the folder that the user names. It is written under another name and renamed, and a lock file
+//! written or the shard is remote; or in the folder that the user names. It is written under another name and renamed, and a lock file
 //! lets one process of a machine build while the others wait.
 
 use std::fs::File;
@@ -19,6 +19,8 @@ use sha2::{Digest, Sha256};
 use super::build::{BuiltShard, build_checked, stat};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
+use super::remote::identities;
+use super::schema::IndexedShard;
 use super::{Index, no_samples};
 use crate::compression::Compression;
 use crate::error::{Error, Result};
@@ -27,10 +29,13 @@ use crate::progress::{NoProgress, Progress};
 use crate::shard::Shard;
 use crate::skip::Skipped;
 use crate::store::local::map_file;
+use crate::store::{Identity, without_query};
 use crate::tar::slice::SliceEntries;
 
 /// Age at which a temporary file is no longer being written.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
+/// Remote shards that are read at the same time, at least.
+const REMOTE_THREADS: usize = 16;
 /// Folder beside the shards.
 const FOLDER: &str = ".dflop";
 
@@ -67,7 +72,7 @@ impl Default for IndexOptions {
 }
 
 pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
-    let stats = shards.iter().map(stat).collect::<Result<Vec<_>>>()?;
+    let stats = stats(&shards)?;
     let name = file_name(&shards, &stats);
     let is_rebuilt = options.is_rebuilt || options.is_verified;
     let candidates = folders(&shards, options);
@@ -90,7 +95,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     {
         return assemble(shards, decoded, Some(path.clone()));
     }
-    let built = build_shards(&shards, options)?;
+    let built = build_shards(&shards, &stats, options)?;
     let encoded = encode_index(built).map_err(|error| index_error(path.as_deref(), &error))?;
     let Some(path) = path else { return decode_in_memory(shards, &encoded.into()) };
     write_atomically(&path, &encoded)?;
@@ -102,7 +107,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
 
 /// Writes the index of shards whose rows are known, where [`open_or_build`] looks for it.
 pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf> {
-    let stats = shards.iter().map(stat).collect::<Result<Vec<_>>>()?;
+    let stats = stats(shards)?;
     let name = file_name(shards, &stats);
     let candidates = folders(shards, &IndexOptions::default());
     let (folder, _lock) = lock_first_writable(&candidates, &name)
@@ -111,6 +116,13 @@ pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf>
     let encoded = encode_index(built).map_err(|error| index_error(Some(&path), &error))?;
     write_atomically(&path, &encoded)?;
     Ok(path)
+}
+
+/// Length and version of every shard.
+fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
+    let remote = identities(shards)?;
+    let known = shards.iter().zip(remote);
+    known.map(|(shard, identity)| identity.map_or_else(|| stat(shard), Ok)).collect()
 }
 
 fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes) -> Result<Index> {
@@ -151,9 +163,9 @@ fn assemble(shards: Vec<Shard>, decoded: DecodedIndex, path: Option<PathBuf>) ->
     })
 }
 
-fn file_name(shards: &[Shard], stats: &[(u64, u64)]) -> String {
+fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     let mut hasher = Sha256::new();
-    for (shard, (bytes, _)) in shards.iter().zip(stats) {
+    for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {
         hasher.update((shard.base_name().len() as u64).to_le_bytes());
         hasher.update(shard.base_name());
         hasher.update(bytes.to_le_bytes());
@@ -166,32 +178,46 @@ fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
     if let Some(folder) = &options.folder {
         return vec![folder.clone()];
     }
-    let beside = shards[0].path().and_then(Path::parent).unwrap_or(Path::new("")).to_path_buf();
-    let absolute = std::path::absolute(&beside).unwrap_or_else(|_| beside.clone());
-    let place = hex(&Sha256::digest(absolute.as_os_str().as_encoded_bytes())[..8]);
+    let beside = shards[0].path().map(|path| path.parent().unwrap_or(Path::new("")).to_path_buf());
+    let place = match &beside {
+        Some(beside) => std::path::absolute(beside).unwrap_or_else(|_| beside.clone()),
+        None => without_query(&shards[0].url).rsplit_once('/').map_or("", |(parent, _)| parent).into(),
+    };
+    let place = hex(&Sha256::digest(place.as_os_str().as_encoded_bytes())[..8]);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    [Some(beside.join(FOLDER)), cache.map(|cache| cache.join("dflop").join(place))]
+    [beside.map(|beside| beside.join(FOLDER)), cache.map(|cache| cache.join("dflop").join(place))]
         .into_iter()
         .flatten()
         .collect()
 }
 
 /// Opens an index file if it is whole and its shards have not changed since.
-fn open_fitting(path: &Path, shards: &[Shard], stats: &[(u64, u64)]) -> Option<DecodedIndex> {
+fn open_fitting(path: &Path, shards: &[Shard], stats: &[Identity]) -> Option<DecodedIndex> {
     let decoded = decode_index(&map_file(path).ok()?).ok()?;
-    let indexed = decoded.metadata.shards.iter().map(|shard| (shard.bytes, shard.modified_ns));
-    let is_same = indexed.eq(stats.iter().copied());
+    let indexed = &decoded.metadata.shards;
+    let is_same = indexed.len() == stats.len()
+        && indexed.iter().zip(stats).all(|(indexed, identity)| is_version(indexed, identity));
     let is_fitting =
         is_same && (0..shards.len()).all(|shard| has_last_sample(&shards[shard], &decoded, shard));
     is_fitting.then_some(decoded)
 }
 
+/// Whether a shard is the one that was indexed: by its entity tag where it has one, else by the time of change.
+fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
+    let is_same = match (&indexed.etag, &found.etag) {
+        (Some(indexed), Some(found)) => indexed == found,
+        (None, None) => indexed.modified_ns == found.modified_ns,
+        _ => false,
+    };
+    is_same && indexed.bytes == found.bytes
+}
+
 /// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may agree
-/// between two data sets; where samples begin hardly does. Compressed shards are believed.
+/// between two data sets; where samples begin hardly does. Compressed shards are believed, and remote ones, whose tags are not alike by chance.
 fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool {
     let (indexed, rows) = (&decoded.metadata.shards[shard], &decoded.rows[shard]);
-    if indexed.compression != Compression::None || rows.len() == 0 {
+    if indexed.compression != Compression::None || rows.len() == 0 || source.remote().is_some() {
         return true;
     }
     let last = rows.row(shard, rows.len() - 1);
@@ -259,8 +285,15 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
+/// Threads that read shards; those of remote shards wait for bytes more than they work.
+fn threads(shards: &[Shard], options: &IndexOptions) -> usize {
+    let is_remote = shards.iter().any(|shard| shard.remote().is_some());
+    let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
+    threads.clamp(1, shards.len())
+}
+
 /// Reads all shards on a few threads; the first error ends the others after their shard.
-fn build_shards(shards: &[Shard], options: &IndexOptions) -> Result<Vec<BuiltShard>> {
+fn build_shards(shards: &[Shard], stats: &[Identity], options: &IndexOptions) -> Result<Vec<BuiltShard>> {
     options.progress.begin("shards", shards.len() as u64);
     let claims = match options.foreign {
         ForeignIndexes::Ignore => vec![Claims::default(); shards.len()],
@@ -270,13 +303,13 @@ fn build_shards(shards: &[Shard], options: &IndexOptions) -> Result<Vec<BuiltSha
     let (sender, receiver) = mpsc::channel();
     let mut built: Vec<Option<BuiltShard>> = shards.iter().map(|_| None).collect();
     let result = std::thread::scope(|scope| {
-        for _ in 0..options.threads.clamp(1, shards.len()) {
+        for _ in 0..threads(shards, options) {
             let (sender, next, is_stopped, claims) = (sender.clone(), &next, &is_stopped, &claims);
             scope.spawn(move || {
                 while !is_stopped.load(Ordering::Relaxed) {
                     let shard = next.fetch_add(1, Ordering::Relaxed);
                     let Some(claims) = claims.get(shard) else { return };
-                    let built = build_checked(&shards[shard], claims, options);
+                    let built = build_checked(&shards[shard], &stats[shard], claims, options);
                     if sender.send((shard, built)).is_err() {
                         return;
                     }

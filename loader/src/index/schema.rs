@@ -34,6 +34,9 @@ pub struct IndexedShard {
     pub bytes: u64,
     /// Time of the last change, in nanoseconds since 1970; tells a replaced shard.
     pub modified_ns: u64,
+    /// Entity tag of a remote shard, which tells a replaced one too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
     /// How it is compressed.
     pub compression: Compression,
     /// Length after decompression.

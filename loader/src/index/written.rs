@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::build::{Builder, BuiltShard, build_shard, stat};
+use super::build::{Builder, BuiltShard, build_shard, indexed, stat};
 use super::cache::store;
 use super::foreign::ForeignIndexes;
-use super::schema::IndexedShard;
 use crate::compression::Compression;
 use crate::error::Result;
 use crate::read::{Assembler, FIELD_BYTES_MAX};
 use crate::shard::{Shard, ShardSource};
+use crate::store::Identity;
 use crate::tar::Entry;
 
 /// Rows of finished shards, and of the one under construction.
@@ -38,7 +38,7 @@ impl WrittenIndex {
     /// Those of indexing a shard.
     pub(crate) fn add_existing(&mut self, path: &Path) -> Result<()> {
         let shard = shard_at(path);
-        let built = build_shard(&shard, false, ForeignIndexes::Ignore)?;
+        let built = build_shard(&shard, &stat(&shard)?, false, ForeignIndexes::Ignore)?;
         self.finished.push((shard, built));
         Ok(())
     }
@@ -46,16 +46,8 @@ impl WrittenIndex {
     /// Starts the shard that is to be named `path`.
     pub(crate) fn begin_shard(&mut self, path: &Path, compression: Compression) {
         let shard = shard_at(path);
-        let indexed = IndexedShard {
-            name: shard.base_name().to_owned(),
-            bytes: 0,
-            modified_ns: 0,
-            compression,
-            unpacked_bytes: 0,
-            samples: 0,
-            payload_bytes: 0,
-            digest: 0,
-        };
+        let nothing = Identity { bytes: 0, modified_ns: 0, etag: None };
+        let indexed = indexed(&shard, &nothing, compression);
         let assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
         self.open = Some(OpenShard { shard, assembler, builder: Builder::new(indexed, false) });
     }
@@ -74,7 +66,7 @@ impl WrittenIndex {
     pub(crate) fn end_shard(&mut self) -> Result<()> {
         let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
         assembler.finish().into_iter().for_each(|item| builder.push(item));
-        let (bytes, modified_ns) = stat(&shard)?;
+        let Identity { bytes, modified_ns, .. } = stat(&shard)?;
         let rows_end = builder.rows_end();
         let indexed = builder.shard_mut();
         let is_plain = indexed.compression == Compression::None;

@@ -95,7 +95,7 @@ impl LoaderBuilder {
     }
 
     /// Sets how many payload bytes may wait: half of them read ahead, half in batches under way. One batch more is
-    /// possible. Default: 64 MiB.
+    /// possible. Of remote shards as many bytes again may be requested ahead. Default: 64 MiB.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
         self.buffered_bytes_max = bytes;

@@ -124,6 +124,7 @@ fn begin_batches(
             field_bytes_max: settings.field_bytes_max,
             is_read_through: settings.decode == Decode::Raw,
             budget: ByteBudget::new(half),
+            requested_bytes_max: settings.buffered_bytes_max,
         });
         let (encoded, decoded) = (ByteBudget::new(half), ByteBudget::new(settings.decoded_bytes_max));
         let starter = BatchStarter { collator, encoded, decoded };

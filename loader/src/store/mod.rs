@@ -1,7 +1,27 @@
 //! Bytes of shards, by URL.
+//!
+//! Local files are mapped; pipes are streams; everything with a URL is reached through [`Stores`], whose settings say
+//! how requests are tried again, how many are in flight, and whether whole shards are kept on a local disk.
 
+mod body;
+mod cache;
+mod coalesce;
+mod connect;
+mod fault;
+mod fetch;
+#[cfg(feature = "remote")]
+mod http;
+mod list;
 pub(crate) mod local;
+mod object;
+mod observed;
 pub(crate) mod ranges;
+mod remote;
+mod retry;
+mod settings;
+mod stores;
+mod tasks;
+mod url;
 
 use std::pin::Pin;
 use std::process::Stdio;
@@ -9,16 +29,25 @@ use std::process::Stdio;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 
+pub(crate) use body::{RemoteShard, ShardBody, ShardsAhead};
+pub(crate) use list::list_folder;
+pub(crate) use object::Identity;
+pub use object::RemoteObject;
+pub use retry::{Backoff, RetryConfig};
+pub use settings::{ShardCache, StoresBuilder};
+pub use stores::Stores;
+pub(crate) use tasks::{Task, spawn};
+pub(crate) use url::{is_remote, without_query};
+
 use crate::error::{Error, Result};
 use crate::shard::{Shard, ShardSource};
-
 /// Buffer between a pipe and its reader.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;
 
 /// Bytes that come once, in order.
 pub(crate) type Input = BufReader<Pin<Box<dyn AsyncRead + Send>>>;
 
-/// A shard that can be read.
+/// A shard of this machine that can be read.
 pub(crate) enum Opened {
     /// All of its bytes, addressable.
     Mapped(Bytes),
@@ -29,12 +58,16 @@ pub(crate) enum Opened {
 /// Opens a shard.
 ///
 /// # Errors
-/// [`Error::Read`] if the file cannot be mapped or the command cannot be started.
+/// [`Error::Read`] if the file cannot be mapped or the command cannot be started, or if the shard is remote: those are
+/// read through [`ShardsAhead`] or [`ranges`].
 pub(crate) fn open(shard: &Shard) -> Result<Opened> {
     match &shard.source {
         ShardSource::File(path) => {
             let mapped = local::map_file(path);
             Ok(Opened::Mapped(mapped.map_err(|source| read_error(shard, source))?))
+        }
+        ShardSource::Remote(_) => {
+            Err(read_error(shard, std::io::Error::other("a remote shard is no file of this machine")))
         }
         ShardSource::StandardInput => {
             let input: Pin<Box<dyn AsyncRead + Send>> = Box::pin(tokio::io::stdin());

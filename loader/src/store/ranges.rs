@@ -1,13 +1,16 @@
 //! Ranged reads of indexed shards.
 //!
-//! Plain shards are mapped once and read in place. A compressed shard is unpacked whole, so the unpacked bytes
-//! are kept for the samples that follow; both caches drop what was used longest ago.
+//! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the unpacked bytes
+//! are kept for the samples that follow; both caches drop what was used longest ago. What a step wants of remote shards
+//! is brought beforehand, by [`remote`](super::remote), all of it at the same time.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use bytes::Bytes;
-use tokio::io::AsyncReadExt;
+use futures::future::try_join_all;
+use tokio::io::{AsyncBufRead, AsyncReadExt};
 
+use super::remote::{IndexedRemote, Wanted};
 use super::{Opened, open, read_error};
 use crate::compression::{Compression, decompress};
 use crate::error::{Error, Result};
@@ -22,13 +25,56 @@ pub(crate) struct ShardRanges {
     index: std::sync::Arc<Index>,
     mapped: Recent,
     unpacked: Recent,
+    /// Fields of remote shards that the next step reads, by shard, offset and length.
+    fetched: HashMap<(usize, u64, u64), Bytes>,
 }
 
 impl ShardRanges {
     /// Keeps at most `unpacked_bytes_max` of unpacked shards, but always the last one.
     pub(crate) fn new(index: std::sync::Arc<Index>, unpacked_bytes_max: u64) -> Self {
         let mapped = Recent::new(MAPPED_SHARDS_MAX as u64, |_| 1);
-        Self { index, mapped, unpacked: Recent::new(unpacked_bytes_max, |bytes| bytes.len() as u64) }
+        let unpacked = Recent::new(unpacked_bytes_max, |bytes| bytes.len() as u64);
+        Self { index, mapped, unpacked, fetched: HashMap::new() }
+    }
+
+    /// Whether a shard has to be fetched before it is read.
+    pub(crate) fn is_remote(&self, shard: usize) -> bool {
+        self.index.shards()[shard].remote().is_some()
+    }
+
+    /// Brings what will be read of remote shards, by shard, offset and length; waits for nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Read`] with the shard and the offset that could not be read.
+    pub(crate) async fn fetch(&mut self, wanted: Vec<(usize, u64, u64)>) -> Result<()> {
+        let mut by_shard: HashMap<usize, Vec<(u64, u64)>> = HashMap::new();
+        for (shard, offset, bytes) in wanted {
+            by_shard.entry(shard).or_default().push((offset, bytes));
+        }
+        let fetches = by_shard.into_iter().map(|(number, ranges)| {
+            let shard = &self.index.shards()[number];
+            let known = self.index.indexed_shards()[number].clone();
+            let whole = self.mapped.get(number).or_else(|| self.unpacked.get(number));
+            let object = shard.remote().cloned();
+            async move {
+                let object = object.ok_or(Error::StageEnded { stage: "store" })?;
+                let wanted = Wanted { ranges, whole };
+                let fetched = IndexedRemote { object, known }.fetch(wanted).await;
+                Ok::<_, Error>((number, fetched.map_err(|source| read_error(shard, source))?))
+            }
+        });
+        let all = try_join_all(fetches.collect::<Vec<_>>()).await?;
+        self.fetched.clear();
+        for (number, fetched) in all {
+            match fetched.whole {
+                Some(whole) if fetched.is_mapped => self.mapped.put(number, whole),
+                Some(whole) => self.unpacked.put(number, whole),
+                None => {}
+            }
+            let fields = fetched.fields.into_iter();
+            self.fetched.extend(fields.map(|((offset, bytes), field)| ((number, offset, bytes), field)));
+        }
+        Ok(())
     }
 
     /// Reads `bytes` from `offset` of a shard, both after decompression; blocks on a cold disk.
@@ -37,6 +83,10 @@ impl ShardRanges {
     /// [`Error::Read`] if the shard cannot be opened or unpacked, [`Error::Index`] if it is shorter than the
     /// index says.
     pub(crate) fn read(&mut self, shard: usize, offset: u64, bytes: u64) -> Result<Bytes> {
+        if self.is_remote(shard) {
+            let fetched = self.fetched.get(&(shard, offset, bytes)).cloned();
+            return fetched.ok_or(Error::StageEnded { stage: "store" });
+        }
         let whole = self.whole(shard)?;
         let end = offset.checked_add(bytes).filter(|&end| end <= whole.len() as u64);
         let end = end.ok_or_else(|| Error::Index {
@@ -60,7 +110,7 @@ impl ShardRanges {
         let whole = if compression == Compression::None {
             archive
         } else {
-            let unpacked = unpack(&archive, &self.index.indexed_shards()[shard]);
+            let unpacked = unpack(&archive[..], &self.index.indexed_shards()[shard]);
             unpacked.map_err(|error| read_error(source, error))?
         };
         recent.put(shard, whole.clone());
@@ -69,9 +119,12 @@ impl ShardRanges {
 }
 
 /// Unpacks a shard up to the end of its last sample: what follows is padding, or no part of the data set.
-fn unpack(archive: &Bytes, shard: &IndexedShard) -> std::io::Result<Bytes> {
+pub(super) fn unpack(
+    archive: impl AsyncBufRead + Send + Unpin,
+    shard: &IndexedShard,
+) -> std::io::Result<Bytes> {
     let mut unpacked = Vec::with_capacity(shard.unpacked_bytes as usize);
-    let reader = decompress(shard.compression, &archive[..]);
+    let reader = decompress(shard.compression, archive);
     futures::executor::block_on(reader.take(shard.unpacked_bytes).read_to_end(&mut unpacked))?;
     Ok(unpacked.into())
 }
@@ -98,6 +151,7 @@ impl Recent {
     }
 
     fn put(&mut self, shard: usize, bytes: Bytes) {
+        self.entries.retain(|(held, _)| *held != shard);
         self.entries.push_front((shard, bytes));
         let mut weight: u64 = self.entries.iter().map(|(_, bytes)| (self.weigh)(bytes)).sum();
         while weight > self.weight_max && self.entries.len() > 1 {

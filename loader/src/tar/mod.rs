@@ -8,6 +8,7 @@
 pub(crate) mod header;
 pub(crate) mod headers;
 mod pax;
+pub(crate) mod ranged;
 pub mod slice;
 pub mod stream;
 

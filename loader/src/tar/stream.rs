@@ -8,7 +8,7 @@ use super::headers::{Headers, Next};
 use super::{ArchiveFault, Entry, TarFault, padded};
 
 /// How far behind the end mark a stream is searched for bytes that should not be there.
-const TAIL_BYTES_MAX: u64 = 1 << 20;
+pub(super) const TAIL_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a streamed archive cannot be read on.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,225 @@
+//! Makes the rows of a remote shard without downloading what no row needs.
+//!
+//! Headers, texts and clips are read, and the beginnings of long pictures; what lies between is jumped over where that
+//! is cheaper than reading on.
+
+use std::io;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::BufReader;
+
+use super::build::Builder;
+use crate::compression::{Compression, decompress, sniff_compression};
+use crate::error::Result;
+use crate::group::split_key;
+use crate::measure::measure_sample;
+use crate::probe::{ImageFormat, MediumKind, kind_of_extension};
+use crate::read::{FIELD_BYTES_MAX, RangedSamples, ShardItem, StreamedSamples};
+use crate::sample::RawSample;
+use crate::shard::Shard;
+use crate::store::{Identity, RemoteObject, ShardBody, Task, read_error, spawn};
+use crate::tar::Entry;
+use crate::tar::ranged::Archive;
+
+/// Payloads up to this length are read whole: a request costs as much as these bytes.
+const READ_WHOLE_BYTES: u64 = 1 << 20;
+/// What is read of a longer one.
+const PREFIX_BYTES: u64 = 64 << 10;
+/// What is requested behind a jump.
+const WINDOW_BYTES_MIN: u64 = 128 << 10;
+/// What is requested when everything is read; two such windows are under way.
+const WINDOW_BYTES_MAX: u64 = 4 << 20;
+/// Bytes of a compressed shard that are under way.
+const PACKED_BYTES_AHEAD: u64 = 16 << 20;
+
+/// Reads a remote shard into `builder`, whose compression is set on the way.
+///
+/// # Errors
+/// [`crate::Error::Read`] if the store fails for good.
+pub(super) fn push_remote(
+    builder: &mut Builder,
+    shard: &Shard,
+    object: &RemoteObject,
+    identity: &Identity,
+) -> Result<()> {
+    let mut window = Window::new(object.clone(), identity.clone());
+    let first = window.read(0..identity.bytes.min(WINDOW_BYTES_MIN));
+    let first = first.map_err(|source| read_error(shard, source))?;
+    let result = match sniff_compression(&shard.url, &first) {
+        Ok(Compression::None) => push_plain(builder, shard, window),
+        Ok(compression) => {
+            builder.compression(compression);
+            push_compressed(builder, shard, object, identity, compression)
+        }
+        Err(unsupported) => {
+            builder.skip_shard(shard, unsupported.to_string());
+            Ok(())
+        }
+    };
+    result.map_err(|source| read_error(shard, source))
+}
+
+fn push_plain(builder: &mut Builder, shard: &Shard, window: Window) -> io::Result<()> {
+    let wanted = if builder.is_verified() { all_bytes } else { wanted_bytes };
+    let mut samples = RangedSamples::new(shard.url.clone(), window, FIELD_BYTES_MAX, wanted);
+    while let Some(item) = samples.next() {
+        let mut item = item?;
+        if let ShardItem::Sample(sample) = &mut item {
+            complete(sample, samples.archive())?;
+        }
+        builder.push(item);
+    }
+    Ok(())
+}
+
+fn push_compressed(
+    builder: &mut Builder,
+    shard: &Shard,
+    object: &RemoteObject,
+    identity: &Identity,
+    compression: Compression,
+) -> io::Result<()> {
+    let body = ShardBody::of(object.clone(), identity.clone(), PACKED_BYTES_AHEAD);
+    let failure = body.failure();
+    let reader = decompress(compression, BufReader::with_capacity(64 << 10, body));
+    let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
+    futures::executor::block_on(async {
+        while let Some(item) = samples.next().await {
+            builder.push(item);
+        }
+    });
+    builder.end_unpacked();
+    let failed = failure.lock().expect("no holder panics").take();
+    failed.map_or(Ok(()), Err)
+}
+
+/// How much of a payload is needed for its shape, as far as its name tells.
+fn wanted_bytes(entry: &Entry) -> u64 {
+    let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
+    let is_jumped = match kind_of_extension(&extension) {
+        MediumKind::Image | MediumKind::Npy => true,
+        MediumKind::Opaque => !extension.ends_with("opus"),
+        MediumKind::Audio | MediumKind::Text | MediumKind::Json => false,
+    };
+    if is_jumped && entry.bytes > READ_WHOLE_BYTES { PREFIX_BYTES } else { entry.bytes }
+}
+
+fn all_bytes(entry: &Entry) -> u64 {
+    entry.bytes
+}
+
+/// Reads the rest of a sample's fields where their beginnings do not tell the shape: pictures that keep their
+/// orientation behind the pixels, and everything else that is not understood.
+fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
+    let is_cut = |payload: &Option<Bytes>, bytes: u64| {
+        payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
+    };
+    if !sample.fields.iter().any(|field| is_cut(&field.payload, field.bytes)) {
+        return Ok(());
+    }
+    let is_understood = measure_sample(sample).is_ok();
+    for field in &mut sample.fields {
+        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::of_bytes) == Some(ImageFormat::Jpeg);
+        let is_picture = kind_of_extension(&field.extension) == MediumKind::Image;
+        let is_enough = is_understood && (is_jpeg || !is_picture);
+        if is_cut(&field.payload, field.bytes) && !is_enough {
+            field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
+        }
+    }
+    Ok(())
+}
+
+/// A remote archive seen through a window that moves forward, and grows while nothing is jumped over.
+struct Window {
+    object: RemoteObject,
+    identity: Identity,
+    start: u64,
+    bytes: Bytes,
+    next_bytes: u64,
+    next: Option<(Range<u64>, Task<io::Result<Bytes>>)>,
+}
+
+impl Window {
+    fn new(object: RemoteObject, identity: Identity) -> Self {
+        Self { object, identity, start: 0, bytes: Bytes::new(), next_bytes: WINDOW_BYTES_MIN, next: None }
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    fn request(&self, range: Range<u64>) -> Task<io::Result<Bytes>> {
+        let (object, identity) = (self.object.clone(), self.identity.clone());
+        spawn(async move { Ok(object.read(range, &identity).await?.0) })
+    }
+
+    /// Moves on to the bytes behind the window.
+    fn advance(&mut self) -> io::Result<()> {
+        let start = self.end();
+        let task = match self.next.take().filter(|(range, _)| range.start == start) {
+            Some((_, task)) => task,
+            None => self.request(start..self.identity.bytes.min(start + self.next_bytes)),
+        };
+        self.bytes = task.wait()??;
+        self.start = start;
+        let is_second = self.next_bytes > WINDOW_BYTES_MIN;
+        self.next_bytes = (2 * self.next_bytes).min(WINDOW_BYTES_MAX);
+        let next = self.end()..self.identity.bytes.min(self.end() + self.next_bytes);
+        if is_second && !next.is_empty() {
+            self.next = Some((next.clone(), self.request(next)));
+        }
+        Ok(())
+    }
+
+    /// Begins anew at `start`; what was requested ahead is cancelled.
+    fn jump(&mut self, start: u64) {
+        (self.start, self.bytes, self.next) = (start, Bytes::new(), None);
+        self.next_bytes = WINDOW_BYTES_MIN;
+    }
+}
+
+impl Archive for Window {
+    fn bytes(&self) -> u64 {
+        self.identity.bytes
+    }
+
+    fn read(&mut self, range: Range<u64>) -> io::Result<Bytes> {
+        let is_near = self.start <= range.start && range.start <= self.end() + READ_WHOLE_BYTES;
+        if !is_near {
+            self.jump(range.start);
+        }
+        while self.end() <= range.start && !range.is_empty() {
+            self.advance()?;
+        }
+        let from = (range.start.min(self.end()) - self.start) as usize;
+        if range.end <= self.end() {
+            return Ok(self.bytes.slice(from..from + (range.end - range.start) as usize));
+        }
+        let mut joined = BytesMut::with_capacity((range.end - range.start) as usize);
+        joined.extend_from_slice(&self.bytes[from..]);
+        while (joined.len() as u64) < range.end - range.start {
+            self.advance()?;
+            let missing = (range.end - range.start) as usize - joined.len();
+            joined.extend_from_slice(&self.bytes[..missing.min(self.bytes.len())]);
+        }
+        Ok(joined.freeze())
+    }
+}
+
+/// Asks for lengths and versions of all remote shards, many at a time.
+pub(super) fn identities(shards: &[Shard]) -> Result<Vec<Option<Identity>>> {
+    let tasks = shards.iter().map(|shard| {
+        let object = shard.remote()?.clone();
+        Some(spawn(async move { object.identity().await }))
+    });
+    let tasks: Vec<_> = tasks.collect();
+    let wait = |(shard, task): (&Shard, Option<Task<io::Result<Identity>>>)| match task {
+        None => Ok(None),
+        Some(task) => {
+            let identity = task.wait().flatten();
+            identity.map(Some).map_err(|source| read_error(shard, source))
+        }
+    };
+    shards.iter().zip(tasks).map(wait).collect()
+}

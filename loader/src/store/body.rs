@@ -1,0 +1,266 @@
+//! Whole remote shards in order, read ahead so that no latency is waited for twice.
+//!
+//! A shard comes as chunks that are requested side by side and handed on in order; when all of a shard's chunks are
+//! under way, those of the next begin. What is under way is bounded in bytes. With a cache, shards come from its files.
+
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::mpsc;
+
+use super::cache::CacheKey;
+use super::object::{Identity, Ranges, RemoteObject};
+use super::tasks::{Task, spawn};
+use crate::prefetch::{ByteBudget, ByteLease};
+
+/// Shards whose length is asked for ahead.
+const IDENTITIES_AHEAD: usize = 16;
+/// Shards that are copied to the cache at the same time.
+const CACHED_AHEAD: usize = 4;
+/// Shards that may wait, begun or cached.
+const SHARDS_WAITING: usize = 4;
+/// Chunks that a budget is cut into at least, so that requests overlap.
+const CHUNKS_MIN: u64 = 8;
+/// Smallest chunk.
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
+
+/// A remote shard that can be read.
+pub(crate) enum RemoteShard {
+    /// From the cache: all of its bytes.
+    Mapped(Bytes),
+    /// As it comes.
+    Body(ShardBody),
+}
+
+/// Remote shards in the order in which they are read.
+pub(crate) struct ShardsAhead {
+    shards: mpsc::Receiver<io::Result<RemoteShard>>,
+    _task: Task<()>,
+}
+
+impl ShardsAhead {
+    /// Starts to read `objects`, with at most `bytes` under way; `None` if there are none.
+    pub(crate) fn start<I>(objects: I, bytes: u64) -> Option<Self>
+    where
+        I: Iterator<Item = RemoteObject> + Send + 'static,
+    {
+        let mut objects = objects.peekable();
+        let stores = objects.peek()?.stores().clone();
+        let (sender, shards) = mpsc::channel(SHARDS_WAITING);
+        let task = spawn(async move {
+            if stores.cache().is_some() {
+                send_all(sender, futures::stream::iter(objects).map(open_cached).buffered(CACHED_AHEAD))
+                    .await;
+            } else {
+                let budget = ByteBudget::new(bytes);
+                let chunk_bytes = (bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, stores.chunk_bytes().max(1));
+                stream_all(sender, objects, &budget, chunk_bytes).await;
+            }
+        });
+        Some(Self { shards, _task: task })
+    }
+
+    /// Waits for the next shard; `None` behind the last.
+    pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
+        self.shards.recv().await
+    }
+}
+
+async fn send_all(
+    sender: mpsc::Sender<io::Result<RemoteShard>>,
+    shards: impl Stream<Item = io::Result<RemoteShard>>,
+) {
+    let mut shards = std::pin::pin!(shards);
+    while let Some(shard) = shards.next().await {
+        if sender.send(shard).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Brings a shard into the cache; one that does not fit is read as it comes.
+async fn open_cached(object: RemoteObject) -> io::Result<RemoteShard> {
+    let identity = object.identity().await?;
+    if let (Some(cache), Some(key)) = (object.stores().cache(), CacheKey::packed(&object, &identity))
+        && let Some(mapped) = cache.get_or_copy(&key, &object, &identity).await?
+    {
+        return Ok(RemoteShard::Mapped(mapped));
+    }
+    let chunk_bytes = object.stores().chunk_bytes();
+    let budget = ByteBudget::new(CHUNKS_MIN * chunk_bytes);
+    let (body, chunks) = ShardBody::new();
+    let task = spawn(async move { plan_chunks(&object, &identity, &chunks, &budget, chunk_bytes).await });
+    Ok(RemoteShard::Body(body.driven_by(task)))
+}
+
+async fn stream_all<I>(
+    sender: mpsc::Sender<io::Result<RemoteShard>>,
+    objects: I,
+    budget: &ByteBudget,
+    chunk_bytes: u64,
+) where
+    I: Iterator<Item = RemoteObject> + Send,
+{
+    let identify = |object: RemoteObject| async move {
+        let identity = object.identity().await?;
+        Ok((object, identity))
+    };
+    let mut identified =
+        std::pin::pin!(futures::stream::iter(objects).map(identify).buffered(IDENTITIES_AHEAD));
+    while let Some(next) = identified.next().await {
+        let next: io::Result<(RemoteObject, Identity)> = next;
+        let (object, identity) = match next {
+            Ok(identified) => identified,
+            Err(error) => {
+                // An error here is that nobody listens any more; either way this is the end.
+                let _ = sender.send(Err(error)).await;
+                return;
+            }
+        };
+        let (body, chunks) = ShardBody::new();
+        if sender.send(Ok(RemoteShard::Body(body))).await.is_err() {
+            return;
+        }
+        plan_chunks(&object, &identity, &chunks, budget, chunk_bytes).await;
+    }
+}
+
+/// Requests all chunks of a shard, in order, as the budget allows; ends early when the shard is dropped.
+async fn plan_chunks(
+    object: &RemoteObject,
+    identity: &Identity,
+    chunks: &mpsc::UnboundedSender<Chunk>,
+    budget: &ByteBudget,
+    chunk_bytes: u64,
+) {
+    let mut start = 0;
+    let mut are_ranges_served = object.has_served_ranges();
+    while start < identity.bytes {
+        let range = start..identity.bytes.min(start + chunk_bytes);
+        let Ok(lease) = budget.lease(range.end - range.start).await else { return };
+        let read = spawn(read_chunk(object.clone(), identity.clone(), range.clone()));
+        if are_ranges_served {
+            start = range.end;
+            if chunks.send(Chunk { bytes: Fetch::Task(read), _lease: lease }).is_err() {
+                return;
+            }
+            continue;
+        }
+        let Ok(first) = read.await else { return };
+        are_ranges_served = !matches!(first, Ok((_, Ranges::Ignored)));
+        start = range.end;
+        let bytes = Fetch::Done(first.map(|(bytes, _)| bytes));
+        if chunks.send(Chunk { bytes, _lease: lease }).is_err() {
+            return;
+        }
+        if !are_ranges_served && start < identity.bytes {
+            // The whole object comes with every request, so one request has to do.
+            let rest = object.clone().read_in_order(start..identity.bytes, identity.clone());
+            let Ok(lease) = budget.lease(0).await else { return };
+            let _ = chunks.send(Chunk { bytes: Fetch::Rest(rest), _lease: lease });
+            return;
+        }
+    }
+}
+
+async fn read_chunk(
+    object: RemoteObject,
+    identity: Identity,
+    range: Range<u64>,
+) -> io::Result<(Bytes, Ranges)> {
+    object.read(range, &identity).await
+}
+
+/// Bytes under way, and what they take from the budget.
+struct Chunk {
+    bytes: Fetch,
+    _lease: ByteLease,
+}
+
+enum Fetch {
+    Task(Task<io::Result<(Bytes, Ranges)>>),
+    Done(io::Result<Bytes>),
+    Rest(BoxStream<'static, io::Result<Bytes>>),
+}
+
+/// Why a body ended before its end, if it did.
+type Failure = Arc<Mutex<Option<io::Error>>>;
+
+/// The bytes of a shard, in order.
+pub(crate) struct ShardBody {
+    chunks: BoxStream<'static, io::Result<Bytes>>,
+    current: Bytes,
+    failure: Failure,
+    _task: Option<Task<()>>,
+}
+
+impl ShardBody {
+    fn new() -> (Self, mpsc::UnboundedSender<Chunk>) {
+        let (sender, mut receiver) = mpsc::unbounded_channel::<Chunk>();
+        let chunks = async_stream::stream! {
+            while let Some(Chunk { bytes, _lease }) = receiver.recv().await {
+                match bytes {
+                    Fetch::Task(task) => yield task.await.flatten().map(|(bytes, _)| bytes),
+                    Fetch::Done(bytes) => yield bytes,
+                    Fetch::Rest(mut rest) => while let Some(bytes) = rest.next().await {
+                        yield bytes;
+                    }
+                }
+            }
+        };
+        let body =
+            Self { chunks: chunks.boxed(), current: Bytes::new(), failure: Failure::default(), _task: None };
+        (body, sender)
+    }
+
+    fn driven_by(self, task: Task<()>) -> Self {
+        Self { _task: Some(task), ..self }
+    }
+
+    /// Reads one object from its beginning to its end, with at most `bytes` under way.
+    pub(crate) fn of(object: RemoteObject, identity: Identity, bytes: u64) -> Self {
+        let chunk_bytes = (bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, object.stores().chunk_bytes().max(1));
+        let (body, chunks) = Self::new();
+        let task = spawn(async move {
+            plan_chunks(&object, &identity, &chunks, &ByteBudget::new(bytes), chunk_bytes).await;
+        });
+        body.driven_by(task)
+    }
+
+    /// Where the reason is found when the body has ended too early.
+    pub(crate) fn failure(&self) -> Failure {
+        self.failure.clone()
+    }
+
+    fn fail(&self, error: io::Error) -> io::Error {
+        let same = io::Error::new(error.kind(), error.to_string());
+        *self.failure.lock().expect("no holder panics") = Some(error);
+        same
+    }
+}
+
+impl AsyncRead for ShardBody {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.current.is_empty() {
+            match ready!(self.chunks.poll_next_unpin(context)) {
+                None => return Poll::Ready(Ok(())),
+                Some(Ok(chunk)) => self.current = chunk,
+                Some(Err(error)) => return Poll::Ready(Err(self.fail(error))),
+            }
+        }
+        let length = buffer.remaining().min(self.current.len());
+        buffer.put_slice(&self.current.split_to(length));
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,146 @@
+//! What is done to every HTTP request below the stores: it is watched, and servers that ignore ranges are put right.
+//!
+//! The stores turn responses into errors that no longer say how long to wait. A watched request carries an
+//! [`Observed`], which notes the status and `Retry-After`. A response of 200 to a request for a range is the whole
+//! object: the part that was asked for is cut out of it, and the response becomes the 206 that it should have been.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http_body_util::BodyExt;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
+};
+use object_store::{ClientOptions, HeaderMap, HeaderValue};
+
+use super::observed::Observed;
+
+/// Makes clients whose requests are watched; TLS is `rustls` over `ring`.
+#[derive(Debug)]
+pub(super) struct Connector;
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        // An error here is that the program has chosen another one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Watched(client)))
+    }
+}
+
+#[derive(Debug)]
+struct Watched(HttpClient);
+
+#[async_trait::async_trait]
+impl HttpService for Watched {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let observed = request.extensions().get::<Arc<Observed>>().cloned();
+        let range = request.headers().get("range").and_then(|range| parse_range(range.to_str().ok()?));
+        if let Some(observed) = &observed {
+            observed.sent();
+        }
+        let response = self.0.execute(request).await?;
+        if let Some(observed) = &observed {
+            let retry_after = response.headers().get("retry-after").and_then(|value| value.to_str().ok());
+            observed.answered(response.status().as_u16(), retry_after);
+        }
+        match (range, response.status().as_u16()) {
+            (Some((start, end)), 200) => {
+                if let Some(observed) = &observed {
+                    observed.range_was_ignored();
+                }
+                Ok(cut(response, start, end))
+            }
+            _ => Ok(response),
+        }
+    }
+}
+
+/// `bytes=START-END`, the end included and perhaps left out.
+fn parse_range(header: &str) -> Option<(u64, Option<u64>)> {
+    let (start, end) = header.strip_prefix("bytes=")?.split_once('-')?;
+    let end = if end.is_empty() { None } else { Some(end.parse::<u64>().ok()?.checked_add(1)?) };
+    Some((start.parse().ok()?, end))
+}
+
+/// Cuts a range out of the whole object.
+fn cut(response: HttpResponse, start: u64, end: Option<u64>) -> HttpResponse {
+    let Some(total) = content_length(response.headers()) else { return response };
+    let end = end.unwrap_or(total).min(total);
+    if start >= end {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let header = |text: String| HeaderValue::try_from(text).expect("digits are a valid header");
+    parts.status = 206.try_into().expect("a valid status");
+    parts.headers.insert("content-range", header(format!("bytes {start}-{}/{total}", end - 1)));
+    parts.headers.insert("content-length", header((end - start).to_string()));
+    HttpResponse::from_parts(parts, HttpResponseBody::new(Cut { body, skip: start, take: end - start }))
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get("content-length")?.to_str().ok()?.parse().ok()
+}
+
+/// A part of a body; what follows it is not read.
+struct Cut {
+    body: HttpResponseBody,
+    skip: u64,
+    take: u64,
+}
+
+impl http_body::Body for Cut {
+    type Data = Bytes;
+    type Error = HttpError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, HttpError>>> {
+        while self.take > 0 {
+            let mut frame = std::pin::pin!(self.body.frame());
+            let Some(frame) = ready!(frame.as_mut().poll(context)) else { return Poll::Ready(None) };
+            let Ok(mut data) = frame?.into_data() else { continue };
+            let skipped = self.skip.min(data.len() as u64);
+            self.skip -= skipped;
+            data.advance(skipped as usize);
+            data.truncate(self.take.min(data.len() as u64) as usize);
+            self.take -= data.len() as u64;
+            if !data.is_empty() {
+                return Poll::Ready(Some(Ok(http_body::Frame::data(data))));
+            }
+        }
+        Poll::Ready(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(bytes: &'static [u8]) -> HttpResponse {
+        let mut response = HttpResponse::new(Bytes::from_static(bytes).into());
+        response.headers_mut().insert("content-length", HeaderValue::from(bytes.len()));
+        response
+    }
+
+    #[tokio::test]
+    async fn the_asked_for_part_is_cut_out_of_a_whole_body() {
+        for (range, expected, header) in [
+            ("bytes=2-4", &b"234"[..], "bytes 2-4/10"),
+            ("bytes=7-99", b"789", "bytes 7-9/10"),
+            ("bytes=0-0", b"0", "bytes 0-0/10"),
+            ("bytes=5-", b"56789", "bytes 5-9/10"),
+        ] {
+            let (start, end) = parse_range(range).unwrap();
+            let response = cut(whole(b"0123456789"), start, end);
+            assert_eq!(response.status().as_u16(), 206);
+            assert_eq!(response.headers()["content-range"], header);
+            assert_eq!(response.headers()["content-length"], expected.len().to_string().as_str());
+            assert_eq!(response.into_body().bytes().await.unwrap(), expected);
+        }
+    }
+}

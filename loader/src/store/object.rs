@@ -1,0 +1,309 @@
+//! A remote object: what it is, and its bytes by range, whatever happens on the way.
+
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
+
+use super::coalesce::CoalesceLimits;
+use super::fault::{fault_of, hinted};
+use super::observed::Observed;
+use super::retry::{Attempts, Fault};
+use super::stores::Stores;
+use super::url::RemoteUrl;
+
+/// Memory that is set aside for a body before its first byte has come.
+const BODY_RESERVED_BYTES: usize = 16 << 20;
+
+/// What tells one version of an object from another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Length.
+    pub(crate) bytes: u64,
+    /// Time of the last change, in nanoseconds since 1970; 0 if the server does not say.
+    pub(crate) modified_ns: u64,
+    /// Entity tag, as the server writes it.
+    pub(crate) etag: Option<String>,
+}
+
+impl Identity {
+    fn new(meta: &object_store::ObjectMeta) -> Self {
+        let modified = meta.last_modified.timestamp_nanos_opt().and_then(|ns| u64::try_from(ns).ok());
+        Self { bytes: meta.size, modified_ns: modified.unwrap_or(0), etag: meta.e_tag.clone() }
+    }
+
+    /// The tag for `If-Match`, which weak tags never match.
+    fn strong_etag(&self) -> Option<String> {
+        self.etag.clone().filter(|etag| !etag.starts_with("W/"))
+    }
+}
+
+/// A shard on a remote store. Nothing is asked for until it is read.
+#[derive(Debug, Clone)]
+pub struct RemoteObject {
+    stores: Stores,
+    url: Arc<str>,
+    parsed: RemoteUrl,
+    store: Arc<dyn ObjectStore>,
+}
+
+impl PartialEq for RemoteObject {
+    /// Whether both have the same name.
+    fn eq(&self, other: &Self) -> bool {
+        self.url == other.url
+    }
+}
+
+impl Eq for RemoteObject {}
+
+/// How a server answers requests for ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ranges {
+    /// With the range.
+    Served,
+    /// With the whole object, so that many ranges cost many times the object.
+    Ignored,
+}
+
+impl RemoteObject {
+    pub(super) fn new(stores: Stores, url: Arc<str>, parsed: RemoteUrl, store: Arc<dyn ObjectStore>) -> Self {
+        Self { stores, url, parsed, store }
+    }
+
+    /// Returns the stores that it is reached through.
+    #[must_use]
+    pub fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
+    /// Whether its name ends like a folder's.
+    pub(crate) fn is_folder(&self) -> bool {
+        self.parsed.is_folder
+    }
+
+    pub(crate) fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+
+    pub(crate) fn coalesce_limits(&self) -> CoalesceLimits {
+        self.stores.shared.settings.coalesce
+    }
+
+    pub(super) fn parsed(&self) -> &RemoteUrl {
+        &self.parsed
+    }
+
+    pub(super) fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// Asks for length and version.
+    ///
+    /// # Errors
+    /// What the store said after all attempts, and what to set.
+    pub(crate) async fn identity(&self) -> io::Result<Identity> {
+        let mut attempts = self.attempts(0);
+        loop {
+            let options = GetOptions { head: true, ..GetOptions::default() };
+            let permit = self.permit().await;
+            let fault = match self.request(options).await {
+                Ok((result, _)) => return Ok(Identity::new(&result.meta)),
+                // Some servers, and URLs that are signed for one method, only know `GET`.
+                Err((_, Some(403 | 405 | 501))) if self.is_http() => {
+                    let range = Some(GetRange::Bounded(0..1));
+                    match self.request(GetOptions { range, ..GetOptions::default() }).await {
+                        Ok((result, _)) => return Ok(Identity::new(&result.meta)),
+                        Err((fault, _)) => fault,
+                    }
+                }
+                Err((fault, _)) => fault,
+            };
+            drop(permit);
+            self.pause(&mut attempts, fault, 0).await?;
+        }
+    }
+
+    fn is_http(&self) -> bool {
+        self.parsed.kind == super::url::StoreKind::Http
+    }
+
+    /// Reads a range of the version that `identity` names.
+    ///
+    /// What has come when a request fails is kept, the next one asks for the rest.
+    ///
+    /// # Errors
+    /// What the store said after all attempts, with the offset; an object that was replaced or shortened in between.
+    pub(crate) async fn read(&self, range: Range<u64>, identity: &Identity) -> io::Result<(Bytes, Ranges)> {
+        let length = range.end - range.start;
+        let mut attempts = self.attempts(length);
+        let mut body = BytesMut::with_capacity((length as usize).min(BODY_RESERVED_BYTES));
+        let mut ranges = Ranges::Served;
+        while (body.len() as u64) < length {
+            let before = body.len();
+            let at = range.start + before as u64;
+            let permit = self.permit().await;
+            let attempt = self.attempt(at..range.end, identity, &mut body, &mut ranges);
+            let ended = tokio::time::timeout(self.stores.shared.settings.request_timeout, attempt).await;
+            drop(permit);
+            if body.len() > before {
+                attempts.progress();
+            }
+            let fault = match ended {
+                Ok(Ok(())) => continue,
+                Ok(Err(fault)) => fault,
+                Err(_) => Fault::transient("the request took too long"),
+            };
+            self.pause(&mut attempts, fault, range.start + body.len() as u64).await?;
+        }
+        Ok((body.freeze(), ranges))
+    }
+
+    /// Reads a range with one request as long as it lasts, for servers that send the whole object each time.
+    pub(crate) fn read_in_order(
+        self,
+        range: Range<u64>,
+        identity: Identity,
+    ) -> BoxStream<'static, io::Result<Bytes>> {
+        let timeout = self.stores.shared.settings.request_timeout;
+        let stream = async_stream::try_stream! {
+            let mut attempts = self.attempts(range.end - range.start);
+            let mut at = range.start;
+            while at < range.end {
+                let fault = match self.open(at..range.end, &identity).await {
+                    Err(fault) => fault,
+                    Ok((mut chunks, _)) => loop {
+                        match tokio::time::timeout(timeout, chunks.next()).await {
+                            Ok(Some(Ok(mut chunk))) => {
+                                chunk.truncate((range.end - at) as usize);
+                                at += chunk.len() as u64;
+                                yield chunk;
+                                // The consumer may have taken its time, which is no fault of the server.
+                                attempts = self.attempts(range.end - at);
+                            }
+                            Ok(Some(Err(error))) => break Fault::transient(shown(&error)),
+                            Ok(None) => break Fault::transient("the body ended early"),
+                            Err(_) => break Fault::transient("no byte came in time"),
+                        }
+                    },
+                };
+                if at < range.end {
+                    self.pause(&mut attempts, fault, at).await?;
+                }
+            }
+        };
+        stream.boxed()
+    }
+
+    /// Appends to `body` what one request gives of `range`.
+    async fn attempt(
+        &self,
+        range: Range<u64>,
+        identity: &Identity,
+        body: &mut BytesMut,
+        ranges: &mut Ranges,
+    ) -> Result<(), Fault> {
+        let wanted = (range.end - range.start) as usize;
+        let (mut chunks, answered) = self.open(range, identity).await?;
+        *ranges = answered;
+        let mut came = 0;
+        while let Some(chunk) = chunks.next().await {
+            let mut chunk = chunk.map_err(|error| Fault::transient(shown(&error)))?;
+            chunk.truncate(wanted - came);
+            body.extend_from_slice(&chunk);
+            came += chunk.len();
+        }
+        if came < wanted {
+            return Err(Fault::transient(format!("the body ended {} bytes early", wanted - came)));
+        }
+        Ok(())
+    }
+
+    /// Asks for a range; the response's head is checked.
+    async fn open(
+        &self,
+        range: Range<u64>,
+        identity: &Identity,
+    ) -> Result<(BoxStream<'static, object_store::Result<Bytes>>, Ranges), Fault> {
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range)),
+            if_match: identity.strong_etag(),
+            ..GetOptions::default()
+        };
+        let (result, ranges) = self.request(options).await.map_err(|(fault, _)| fault)?;
+        check_version(identity, &Identity::new(&result.meta))?;
+        if ranges == Ranges::Served {
+            self.stores.shared.has_served_ranges(&self.parsed.root);
+        }
+        Ok((result.into_stream(), ranges))
+    }
+
+    /// Whether the server is known to answer requests for ranges with ranges.
+    pub(crate) fn has_served_ranges(&self) -> bool {
+        self.stores.shared.are_ranges_served(&self.parsed.root)
+    }
+
+    /// Waits for a place among the requests in flight; waits between attempts hold none.
+    pub(super) async fn permit(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        self.stores.shared.requests.acquire().await.ok()
+    }
+
+    /// Sends one request.
+    async fn request(&self, mut options: GetOptions) -> Result<(GetResult, Ranges), (Fault, Option<u16>)> {
+        let observed = Arc::new(Observed::default());
+        options.extensions.insert(observed.clone());
+        let result = self.store.get_opts(&self.parsed.path, options).await;
+        let notes = observed.notes();
+        let ranges = if notes.is_range_ignored { Ranges::Ignored } else { Ranges::Served };
+        match result {
+            Ok(result) => Ok((result, ranges)),
+            Err(error) => Err((fault_of(&error, notes, self.parsed.kind), notes.status)),
+        }
+    }
+
+    pub(super) fn attempts(&self, bytes: u64) -> Attempts {
+        Attempts::new(self.stores.shared.settings.retry, bytes)
+    }
+
+    /// Waits for the next attempt.
+    pub(super) async fn pause(&self, attempts: &mut Attempts, fault: Fault, offset: u64) -> io::Result<()> {
+        let wait = attempts.next_wait(fault).map_err(|error| {
+            io::Error::new(error.kind(), format!("at offset {offset}: {}", hinted(&error, self)))
+        })?;
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+}
+
+/// Refuses bytes of another version of the object.
+fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
+    let has_other_tag = match (&expected.etag, &found.etag) {
+        (Some(expected), Some(found)) => expected != found,
+        _ => false,
+    };
+    let is_other = has_other_tag
+        || expected.bytes != found.bytes
+        || (expected.etag.is_none()
+            && expected.modified_ns != found.modified_ns
+            && expected.modified_ns.min(found.modified_ns) != 0);
+    if is_other { Err(super::fault::replaced()) } else { Ok(()) }
+}
+
+/// An error and its causes, shortened: a body of a page is no reason.
+pub(super) fn shown(error: &dyn std::error::Error) -> String {
+    const CHARACTERS_MAX: usize = 400;
+    let reason = crate::skip::reason_of(error);
+    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+/// An error of the kind that a missing object has.
+pub(super) fn is_missing(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound
+}

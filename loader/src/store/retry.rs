@@ -1,0 +1,177 @@
+//! When a failed request is tried again: one policy for everything that goes over a network.
+//!
+//! The stores' own retries are off, so attempts and waits are counted here alone. Attempts are counted since the last
+//! byte of progress; the deadline holds for the whole read.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{Error, ErrorKind};
+use std::time::{Duration, Instant};
+
+/// Bytes that one deadline is meant for; a longer read has a longer one.
+const DEADLINE_BYTES: u64 = 16 << 20;
+/// Attempts when not even a request could be sent, as without credentials.
+const UNSENT_ATTEMPTS_MAX: u32 = 3;
+
+/// Waits between attempts: random between zero and a bound that doubles with every attempt ("full jitter").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// Bound of the first wait.
+    pub first: Duration,
+    /// Bound of all waits, unless the server asks for a longer one.
+    pub most: Duration,
+}
+
+/// How failed requests are tried again.
+///
+/// Tried again are refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429 and 5xx; a
+/// `Retry-After` is honoured. Any other 4xx is final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryConfig {
+    /// Attempts without a byte of progress, the first included. Default: 8.
+    pub attempts_max: u32,
+    /// Waits between attempts. Default: up to 100 ms, doubled up to 10 s.
+    pub backoff: Backoff,
+    /// Seconds until a read is given up, for each 16 MiB of it. Default: 180.
+    pub deadline_seconds: u64,
+}
+
+impl Default for RetryConfig {
+    fn default() -> Self {
+        let backoff = Backoff { first: Duration::from_millis(100), most: Duration::from_secs(10) };
+        Self { attempts_max: 8, backoff, deadline_seconds: 180 }
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// Worth another attempt.
+    Transient { reason: String, retry_after: Option<Duration> },
+    /// No request was sent: mostly there are no credentials.
+    Unsent { reason: String },
+    /// Another attempt would fail as well.
+    Final { kind: ErrorKind, reason: String },
+}
+
+impl Fault {
+    pub(crate) fn transient(reason: impl Into<String>) -> Self {
+        Self::Transient { reason: reason.into(), retry_after: None }
+    }
+
+    pub(crate) fn is_final(kind: ErrorKind, reason: impl Into<String>) -> Self {
+        Self::Final { kind, reason: reason.into() }
+    }
+}
+
+/// The attempts of one read.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    config: RetryConfig,
+    started: Instant,
+    deadline: Duration,
+    /// Attempts that failed since the last progress.
+    failed: u32,
+    total: u32,
+}
+
+impl Attempts {
+    /// Starts the clock of a read of `bytes`.
+    pub(crate) fn new(config: RetryConfig, bytes: u64) -> Self {
+        let parts = u32::try_from(bytes.div_ceil(DEADLINE_BYTES).max(1)).unwrap_or(u32::MAX);
+        let deadline = Duration::from_secs(config.deadline_seconds).saturating_mul(parts);
+        Self { config, started: Instant::now(), deadline, failed: 0, total: 0 }
+    }
+
+    /// Forgets failed attempts: bytes came.
+    pub(crate) fn progress(&mut self) {
+        self.failed = 0;
+    }
+
+    /// Returns how long to wait before the next attempt.
+    ///
+    /// # Errors
+    /// What to report when there is to be no further attempt.
+    pub(crate) fn next_wait(&mut self, fault: Fault) -> Result<Duration, Error> {
+        self.failed += 1;
+        self.total += 1;
+        let (reason, retry_after, most) = match fault {
+            Fault::Final { kind, reason } => return Err(Error::new(kind, reason)),
+            Fault::Transient { reason, retry_after } => (reason, retry_after, self.config.attempts_max),
+            Fault::Unsent { reason } => (reason, None, self.config.attempts_max.min(UNSENT_ATTEMPTS_MAX)),
+        };
+        let wait = self.backoff().max(retry_after.unwrap_or_default());
+        let elapsed = self.started.elapsed();
+        if self.failed >= most || elapsed + wait > self.deadline {
+            let seconds = elapsed.as_secs_f64();
+            let reason = format!("{reason} (given up after {} attempts in {seconds:.1} s)", self.total);
+            return Err(Error::new(ErrorKind::TimedOut, reason));
+        }
+        Ok(wait)
+    }
+
+    fn backoff(&self) -> Duration {
+        let Backoff { first, most } = self.config.backoff;
+        let doublings = self.failed.saturating_sub(1).min(20);
+        let bound = first.saturating_mul(1 << doublings).min(most);
+        bound.mul_f64(random_fraction())
+    }
+}
+
+/// A random number from 0 to 1; ranks that failed together must not come back together.
+fn random_fraction() -> f64 {
+    (RandomState::new().build_hasher().finish() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(attempts_max: u32) -> RetryConfig {
+        RetryConfig { attempts_max, ..RetryConfig::default() }
+    }
+
+    #[test]
+    fn attempts_end_and_progress_gives_new_ones() {
+        let mut attempts = Attempts::new(config(3), 1);
+        for _ in 0..5 {
+            assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
+            assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
+            attempts.progress();
+        }
+        assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
+        assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
+        let error = attempts.next_wait(Fault::transient("reset")).unwrap_err().to_string();
+        assert!(error.contains("reset") && error.contains("13 attempts"), "{error}");
+    }
+
+    #[test]
+    fn waits_grow_are_random_and_bounded_and_honour_the_server() {
+        let mut attempts = Attempts::new(config(100), 1);
+        let waits: Vec<_> =
+            (0..50).map(|_| attempts.next_wait(Fault::transient("slow down")).unwrap()).collect();
+        assert!(waits.iter().all(|wait| *wait <= Duration::from_secs(10)));
+        assert!(waits[0] <= Duration::from_millis(100));
+        assert!(waits[10..].iter().max().unwrap() > &Duration::from_secs(2));
+        assert!(waits[10..].windows(2).any(|pair| pair[0] != pair[1]));
+        let asked = Duration::from_secs(30);
+        let fault = Fault::Transient { reason: String::new(), retry_after: Some(asked) };
+        assert!(attempts.next_wait(fault).unwrap() >= asked);
+    }
+
+    #[test]
+    fn a_wait_beyond_the_deadline_is_not_begun() {
+        let mut attempts = Attempts::new(config(100), 1);
+        let retry_after = Some(Duration::from_secs(181));
+        let error = attempts.next_wait(Fault::Transient { reason: "busy".into(), retry_after });
+        assert!(error.unwrap_err().to_string().contains("busy"));
+        let mut longer = Attempts::new(config(100), 17 << 20);
+        assert!(longer.next_wait(Fault::Transient { reason: "busy".into(), retry_after }).is_ok());
+    }
+
+    #[test]
+    fn what_is_final_is_not_tried_again() {
+        let mut attempts = Attempts::new(config(100), 1);
+        let error = attempts.next_wait(Fault::is_final(ErrorKind::NotFound, "gone")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+}
