@@ -3,7 +3,10 @@
 //! Local shards are walked in place; compressed shards, pipes and standard input are read as streams. Either
 //! way the bytes that wait are bounded, and their pages are resident when they leave.
 
+use std::cell::Cell;
 use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
@@ -12,6 +15,8 @@ use tokio::sync::mpsc;
 
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::error::Result;
+use crate::metrics::{Metrics, Stage};
+use crate::passes::{ItemPlace, KnownShards, Pass, Passes};
 use crate::prefetch::{ByteBudget, ByteLease};
 use crate::read::{MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
@@ -28,15 +33,18 @@ const SNIFFED_BYTES: usize = 6;
 #[derive(Debug)]
 pub(crate) struct SourceItem {
     pub(crate) item: ShardItem,
-    /// Ends when the sample is received.
-    _lease: Option<ByteLease>,
+    pub(crate) place: ItemPlace,
+    /// What the sample takes from the reader's budget.
+    pub(crate) lease: Option<ByteLease>,
 }
 
 /// How shards are read.
 #[derive(Debug, Clone)]
 pub(crate) struct SourceConfig {
     pub(crate) shards: Vec<Shard>,
-    pub(crate) epochs: u64,
+    pub(crate) passes: Passes,
+    pub(crate) known: KnownShards,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) field_bytes_max: u64,
     /// Whether every payload byte is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
@@ -48,7 +56,7 @@ pub(crate) fn read_shards(config: SourceConfig) -> mpsc::Receiver<Result<SourceI
     let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || {
-        let reader = Reader { config, sender, runtime };
+        let reader = Reader { config, sender, runtime, since: Cell::new(None) };
         // An error here is that nobody listens any more.
         let _ = reader.run();
     });
@@ -59,6 +67,8 @@ struct Reader {
     config: SourceConfig,
     sender: mpsc::Sender<Result<SourceItem>>,
     runtime: Handle,
+    /// When the reader last went to work; `None` while it waits for room.
+    since: Cell<Option<Instant>>,
 }
 
 /// The consumer is gone.
@@ -66,42 +76,80 @@ struct Gone;
 
 impl Reader {
     fn run(&self) -> Result<(), Gone> {
-        for epoch in 0..self.config.epochs {
-            for shard in &self.config.shards {
-                if let Err(error) = self.read_shard(shard, epoch)? {
-                    return self.sender.blocking_send(Err(error)).map_err(|_| Gone);
-                }
+        let meter = self.config.metrics.stage(Stage::Read);
+        self.resume_work();
+        for pass in self.config.passes.over(&self.config.shards) {
+            if let Err(error) = self.read_shard(&pass)? {
+                self.pause_work();
+                meter.fail(1);
+                return self.sender.blocking_send(Err(error)).map_err(|_| Gone);
             }
         }
+        self.pause_work();
         Ok(())
     }
 
-    fn read_shard(&self, shard: &Shard, epoch: u64) -> Result<Result<()>, Gone> {
+    fn resume_work(&self) -> Instant {
+        let now = Instant::now();
+        self.since.set(Some(now));
+        self.config.metrics.stage(Stage::Read).begin();
+        now
+    }
+
+    fn pause_work(&self) -> Instant {
+        let (meter, now) = (self.config.metrics.stage(Stage::Read), Instant::now());
+        if let Some(since) = self.since.take() {
+            meter.busy(now - since);
+            meter.end();
+        }
+        now
+    }
+
+    fn read_shard(&self, pass: &Pass) -> Result<Result<()>, Gone> {
+        let shard = &self.config.shards[pass.shard];
+        self.config.metrics.reads_shard(pass.shard);
         let opened = {
             let _runtime = self.runtime.enter();
             open(shard)
         };
         match opened {
-            Ok(Opened::Mapped(archive)) => self.read_mapped(shard, epoch, archive),
-            Ok(Opened::Stream(input, command)) => {
-                self.runtime.block_on(self.read_input(shard, epoch, input, command))
-            }
+            Ok(Opened::Mapped(archive)) => match self.config.known.check(pass.shard, shard, &archive) {
+                Ok(()) => self.read_mapped(shard, pass, archive),
+                Err(changed) => Ok(Err(changed)),
+            },
+            Ok(Opened::Stream(input, command)) => self.runtime.block_on(async {
+                tokio::select! {
+                    read = self.read_input(shard, pass, input, command) => read,
+                    // A stream may have nothing more to say for ever.
+                    () = self.sender.closed() => self.give_up(),
+                }
+            }),
             Err(error) => Ok(Err(error)),
         }
     }
 
-    fn read_mapped(&self, shard: &Shard, epoch: u64, archive: Bytes) -> Result<Result<()>, Gone> {
+    fn give_up(&self) -> Result<Result<()>, Gone> {
+        self.pause_work();
+        Err(Gone)
+    }
+
+    fn read_mapped(&self, shard: &Shard, pass: &Pass, archive: Bytes) -> Result<Result<()>, Gone> {
         match sniff_compression(&shard.url, &archive) {
             Ok(Compression::None) => {
-                for item in MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max) {
-                    self.runtime.block_on(self.deliver(item, epoch))?;
+                let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max);
+                for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
+                    if pass.wants(number) {
+                        self.runtime.block_on(self.deliver(item, pass.place_of(number), pass.epoch))?;
+                    }
                 }
             }
             Ok(compression) => {
                 let reader = decompress(compression, &archive[..]);
-                self.runtime.block_on(self.read_stream(shard, epoch, reader))?;
+                self.runtime.block_on(self.read_stream(shard, pass, reader))?;
             }
-            Err(unsupported) => self.runtime.block_on(self.skip_shard(shard, unsupported.to_string()))?,
+            Err(unsupported) => {
+                self.runtime.block_on(self.skip_shard(shard, pass, unsupported.to_string()))?
+            }
         }
         Ok(Ok(()))
     }
@@ -109,7 +157,7 @@ impl Reader {
     async fn read_input(
         &self,
         shard: &Shard,
-        epoch: u64,
+        pass: &Pass,
         mut input: crate::store::Input,
         command: Option<Box<tokio::process::Child>>,
     ) -> Result<Result<()>, Gone> {
@@ -121,9 +169,9 @@ impl Reader {
         match sniff_compression(&shard.url, &first) {
             Ok(compression) => {
                 let whole = tokio::io::BufReader::new(std::io::Cursor::new(first).chain(input));
-                self.read_stream(shard, epoch, decompress(compression, whole)).await?;
+                self.read_stream(shard, pass, decompress(compression, whole)).await?;
             }
-            Err(unsupported) => self.skip_shard(shard, unsupported.to_string()).await?,
+            Err(unsupported) => self.skip_shard(shard, pass, unsupported.to_string()).await?,
         }
         match command {
             Some(command) => self.check_command(shard, command).await,
@@ -131,13 +179,19 @@ impl Reader {
         }
     }
 
-    async fn read_stream<R>(&self, shard: &Shard, epoch: u64, reader: R) -> Result<(), Gone>
+    async fn read_stream<R>(&self, shard: &Shard, pass: &Pass, reader: R) -> Result<(), Gone>
     where
         R: tokio::io::AsyncRead + Unpin,
     {
         let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max);
-        while let Some(item) = samples.next().await {
-            self.deliver(item, epoch).await?;
+        let mut number = pass.first;
+        while !pass.is_over(number)
+            && let Some(item) = samples.next().await
+        {
+            if pass.wants(number) {
+                self.deliver(item, pass.place_of(number), pass.epoch).await?;
+            }
+            number += 1;
         }
         Ok(())
     }
@@ -157,22 +211,38 @@ impl Reader {
         }
     }
 
-    async fn skip_shard(&self, shard: &Shard, reason: String) -> Result<(), Gone> {
+    async fn skip_shard(&self, shard: &Shard, pass: &Pass, reason: String) -> Result<(), Gone> {
+        if !pass.wants(0) {
+            return Ok(());
+        }
         let shard = shard.url.to_string();
         let skipped = Skipped { shard, offset: 0, key: None, field: None, reason };
-        self.deliver(ShardItem::Skipped(skipped), 0).await
+        self.deliver(ShardItem::Skipped(skipped), pass.place_of(0), pass.epoch).await
     }
 
-    async fn deliver(&self, mut item: ShardItem, epoch: u64) -> Result<(), Gone> {
-        let mut lease = None;
-        if let ShardItem::Sample(sample) = &mut item {
-            sample.epoch = epoch;
-            lease = Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| Gone)?);
-            if self.config.is_read_through {
-                read_through(sample);
+    async fn deliver(&self, mut item: ShardItem, place: ItemPlace, epoch: u64) -> Result<(), Gone> {
+        let meter = self.config.metrics.stage(Stage::Read);
+        let mut bytes = 0;
+        match &mut item {
+            ShardItem::Sample(sample) => {
+                sample.epoch = epoch;
+                bytes = sample.bytes();
+                if self.config.is_read_through {
+                    read_through(sample);
+                }
             }
+            ShardItem::Skipped(_) => meter.fail(1),
         }
-        self.sender.send(Ok(SourceItem { item, _lease: lease })).await.map_err(|_| Gone)
+        let paused = self.pause_work();
+        let lease = match item {
+            ShardItem::Sample(_) => Some(self.config.budget.lease(bytes).await.map_err(|_| Gone)?),
+            ShardItem::Skipped(_) => None,
+        };
+        meter.depth.add(1);
+        self.sender.send(Ok(SourceItem { item, place, lease })).await.map_err(|_| Gone)?;
+        meter.count(1, bytes);
+        meter.waited_for_room(self.resume_work() - paused);
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use dflop_costmodel::SampleCost;
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
 use crate::index::{FieldRow, Index, SampleRow};
+use crate::metrics::{Metrics, Stage};
 use crate::plan::StepPlan;
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
@@ -23,10 +24,11 @@ pub(super) struct StepReader {
     dp_rank: usize,
     fields: Option<Vec<String>>,
     skips: Arc<SkipLog>,
+    metrics: Arc<Metrics>,
 }
 
 impl StepReader {
-    pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>) -> Self {
+    pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
         let index = settings.planner.index().clone();
         Self {
             ranges: ShardRanges::new(index.clone(), settings.unpacked_bytes_max),
@@ -34,6 +36,7 @@ impl StepReader {
             dp_rank: settings.dp_rank,
             fields: settings.fields.clone(),
             skips,
+            metrics,
         }
     }
 
@@ -58,16 +61,19 @@ impl StepReader {
 
     fn read_sample(&mut self, row: &SampleRow<'_>, epoch: u64) -> Result<RawSample> {
         let mut fields = Vec::new();
+        self.metrics.reads_shard(row.shard);
         for field in row.fields().filter(|field| is_wanted(self.fields.as_deref(), field)) {
             let payload = self.ranges.read(row.shard, field.offset, field.bytes)?;
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
         }
         let shard = self.index.shards()[row.shard].url.clone();
+        self.metrics.stage(Stage::Read).count(1, fields.iter().map(|field: &RawField| field.bytes).sum());
         Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch, fields })
     }
 
     fn skip(&self, row: &SampleRow<'_>, reason: &str) {
+        self.metrics.stage(Stage::Read).fail(1);
         self.skips.push(Skipped {
             shard: self.index.shards()[row.shard].url.to_string(),
             offset: row.offset(),
