@@ -18,6 +18,8 @@ mod report;
 mod simulate;
 mod stats;
 mod stream;
+mod stream_input;
+mod stream_metrics;
 
 use std::io::Write;
 use std::process::ExitCode;
