@@ -82,8 +82,9 @@ impl Gauge {
     }
 }
 
-/// The counters of one stage.
+/// The counters of one stage, apart from those of the threads of other stages.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct StageMeter {
     items: AtomicU64,
     bytes: AtomicU64,

@@ -39,6 +39,14 @@ impl ByteBudget {
         ByteLease { budget: self.clone(), permit: None, bytes: 0 }
     }
 
+    /// Takes `bytes` if they are free.
+    pub(crate) fn try_lease(&self, bytes: u64) -> Option<ByteLease> {
+        let wanted = bytes.min(u64::from(self.bytes)) as u32;
+        let permit = Some(self.free.clone().try_acquire_many_owned(wanted).ok()?);
+        self.gauge.add(bytes);
+        Some(ByteLease { budget: self.clone(), permit, bytes })
+    }
+
     /// Waits until `bytes` are free and takes them.
     pub(crate) async fn lease(&self, bytes: u64) -> Result<ByteLease> {
         let mut lease = self.empty_lease();
@@ -116,6 +124,17 @@ mod tests {
         assert!(!large.is_finished());
         drop(first);
         assert!(large.await.unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_lease_that_has_no_room_is_not_taken() {
+        let gauge = Arc::new(Gauge::default());
+        let budget = ByteBudget::new(10, gauge.clone());
+        let first = budget.try_lease(1_000).unwrap();
+        assert!(budget.try_lease(1).is_none());
+        assert_eq!(gauge.now(), 1_000);
+        drop(first);
+        assert!(budget.try_lease(1).is_some());
     }
 
     #[tokio::test]

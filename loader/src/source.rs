@@ -77,7 +77,6 @@ struct Gone;
 impl Reader {
     fn run(&self) -> Result<(), Gone> {
         let meter = self.config.metrics.stage(Stage::Read);
-        self.resume_work();
         for pass in self.config.passes.over(&self.config.shards) {
             if let Err(error) = self.read_shard(&pass)? {
                 self.pause_work();
@@ -108,6 +107,9 @@ impl Reader {
     fn read_shard(&self, pass: &Pass) -> Result<Result<()>, Gone> {
         let shard = &self.config.shards[pass.shard];
         self.config.metrics.reads_shard(pass.shard);
+        // So that the time at work is seen shard by shard, if nothing makes the reader wait.
+        self.pause_work();
+        self.resume_work();
         let opened = {
             let _runtime = self.runtime.enter();
             open(shard)
@@ -138,8 +140,11 @@ impl Reader {
             Ok(Compression::None) => {
                 let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max);
                 for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
-                    if pass.wants(number) {
-                        self.runtime.block_on(self.deliver(item, pass.place_of(number), pass.epoch))?;
+                    if !pass.wants(number) {
+                        continue;
+                    }
+                    if let Err(item) = self.deliver_now(item, pass, number) {
+                        self.runtime.block_on(self.deliver_later(item, pass, number))?;
                     }
                 }
             }
@@ -189,7 +194,7 @@ impl Reader {
             && let Some(item) = samples.next().await
         {
             if pass.wants(number) {
-                self.deliver(item, pass.place_of(number), pass.epoch).await?;
+                self.deliver(item, pass, number).await?;
             }
             number += 1;
         }
@@ -217,32 +222,63 @@ impl Reader {
         }
         let shard = shard.url.to_string();
         let skipped = Skipped { shard, offset: 0, key: None, field: None, reason };
-        self.deliver(ShardItem::Skipped(skipped), pass.place_of(0), pass.epoch).await
+        self.deliver(ShardItem::Skipped(skipped), pass, 0).await
     }
 
-    async fn deliver(&self, mut item: ShardItem, place: ItemPlace, epoch: u64) -> Result<(), Gone> {
-        let meter = self.config.metrics.stage(Stage::Read);
-        let mut bytes = 0;
-        match &mut item {
-            ShardItem::Sample(sample) => {
-                sample.epoch = epoch;
-                bytes = sample.bytes();
-                if self.config.is_read_through {
-                    read_through(sample);
-                }
-            }
-            ShardItem::Skipped(_) => meter.fail(1),
+    async fn deliver(&self, item: ShardItem, pass: &Pass, number: u64) -> Result<(), Gone> {
+        match self.deliver_now(item, pass, number) {
+            Ok(()) => Ok(()),
+            Err(item) => self.deliver_later(item, pass, number).await,
         }
-        let paused = self.pause_work();
-        let lease = match item {
-            ShardItem::Sample(_) => Some(self.config.budget.lease(bytes).await.map_err(|_| Gone)?),
+    }
+
+    /// Hands an item on if there is room, which takes no clock; else gives it back.
+    fn deliver_now(&self, mut item: ShardItem, pass: &Pass, number: u64) -> Result<(), ShardItem> {
+        if let ShardItem::Sample(sample) = &mut item {
+            sample.epoch = pass.epoch;
+            if self.config.is_read_through {
+                read_through(sample);
+            }
+        }
+        let Ok(room) = self.sender.try_reserve() else { return Err(item) };
+        let lease = match &item {
             ShardItem::Skipped(_) => None,
+            ShardItem::Sample(sample) => match self.config.budget.try_lease(sample.bytes()) {
+                Some(lease) => Some(lease),
+                None => return Err(item),
+            },
         };
-        meter.depth.add(1);
-        self.sender.send(Ok(SourceItem { item, place, lease })).await.map_err(|_| Gone)?;
-        meter.count(1, bytes);
-        meter.waited_for_room(self.resume_work() - paused);
+        room.send(Ok(self.counted(item, pass, number, lease)));
         Ok(())
+    }
+
+    /// Waits for room.
+    async fn deliver_later(&self, item: ShardItem, pass: &Pass, number: u64) -> Result<(), Gone> {
+        let paused = self.pause_work();
+        let lease = match &item {
+            ShardItem::Skipped(_) => None,
+            ShardItem::Sample(sample) => {
+                Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| Gone)?)
+            }
+        };
+        let room = self.sender.reserve().await.map_err(|_| Gone)?;
+        room.send(Ok(self.counted(item, pass, number, lease)));
+        self.config.metrics.stage(Stage::Read).waited_for_room(self.resume_work() - paused);
+        Ok(())
+    }
+
+    fn counted(&self, item: ShardItem, pass: &Pass, number: u64, lease: Option<ByteLease>) -> SourceItem {
+        let meter = self.config.metrics.stage(Stage::Read);
+        let (bytes, errors) = match &item {
+            ShardItem::Sample(sample) => (sample.bytes(), 0),
+            ShardItem::Skipped(_) => (0, 1),
+        };
+        meter.count(1, bytes);
+        if errors > 0 {
+            meter.fail(errors);
+        }
+        meter.depth.add(1);
+        SourceItem { item, place: pass.place_of(number), lease }
     }
 }
 

@@ -21,6 +21,9 @@ use crate::progress::bar;
 use crate::stream_input::InputArgs;
 use crate::stream_metrics::{PrintStalls, print_metrics};
 
+/// How long the reader has to end once nobody listens.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// Run the loader flat out and say how fast it was. Needs no index.
 #[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
@@ -95,8 +98,9 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     let loader = loader(args)?;
     let runtime = crate::output::runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
-    // Standard input may still be waited for; it must not hold up the end.
-    runtime.shutdown_background();
+    // Commands of pipes are killed with their reader. Standard input may still be waited for; it must not hold up
+    // the end.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     let saved = args.input.save(&loader);
     let mut report = result?;
     saved?;

@@ -17,6 +17,9 @@ pub(crate) struct InputArgs {
     /// Payload bytes at which the shuffle buffer is full.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, requires = "shuffle_buffer")]
     shuffle_bytes: u64,
+    /// Samples in the shuffle buffer before the first of an epoch leaves [default: all that it holds].
+    #[arg(long, value_name = "N", requires = "shuffle_buffer")]
+    shuffle_initial: Option<usize>,
     /// Shuffle the order of shards, anew in every epoch.
     #[arg(long)]
     shuffle_shards: bool,
@@ -59,8 +62,9 @@ impl InputArgs {
     /// Hands the settings over.
     pub(crate) fn apply(&self, mut builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
         if let Some(samples) = self.shuffle_buffer {
-            let (bytes_max, seed) = (self.shuffle_bytes, self.seed);
-            builder = builder.shuffle(ShuffleBuffer { bytes_max, seed, ..ShuffleBuffer::new(samples) });
+            let samples_initial = self.shuffle_initial.unwrap_or(samples);
+            let (samples_max, bytes_max, seed) = (samples, self.shuffle_bytes, self.seed);
+            builder = builder.shuffle(ShuffleBuffer { samples_max, bytes_max, samples_initial, seed });
         }
         if self.shuffle_shards {
             builder = builder.shuffle_shards(self.seed);

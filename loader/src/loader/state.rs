@@ -28,6 +28,11 @@ const VERSION: u32 = 1;
 /// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer and
 /// shard shuffle; directories, workers, decoding and batch size may change. A shard that the state needs and that
 /// has another length or another first header is refused when the stream gets to it.
+///
+/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer has
+/// samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input before is read
+/// again and passed over, unless [`super::RestoredInput::Rest`] says that it begins behind. A stream that was cut in
+/// the middle of a batch, by [`super::LoaderBuilder::samples_max`], goes on with the next sample in a full batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamState {
     version: u32,
@@ -243,5 +248,45 @@ impl Tracker {
             skipped: self.skipped,
             first_skipped: self.first_skipped.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{RawField, RawSample};
+    use crate::shard::expand_shards;
+
+    fn held(bytes: u64) -> Held {
+        let field = RawField { extension: "bin".into(), offset: 512, bytes, payload: None };
+        let (key, shard) = ("k".to_owned(), "-".into());
+        let sample = RawSample { key, shard, offset: 0, epoch: 0, fields: vec![field] };
+        Held { shard: 0, item: 0, offset: 0, sample: Some(sample) }
+    }
+
+    #[test]
+    fn a_state_writes_out_so_many_bytes_and_no_more() {
+        let shards = expand_shards(&["-"]).unwrap();
+        let kind = StreamKind { shards: &shards, order: ShardOrder::default(), shuffle: None };
+        for (bytes, is_written) in [(HELD_BYTES_MAX, true), (HELD_BYTES_MAX + 1, false)] {
+            let mut tracker = Tracker::default();
+            let changes = vec![Change::Push(held(bytes))];
+            tracker.advance(Progressed { changes, ..Progressed::default() }, 0, 0);
+            let state = tracker.state(&kind, &KnownShards::default());
+            assert_eq!(state.is_ok(), is_written, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_tracker_repeats_what_the_buffer_did() {
+        let mut tracker = Tracker::default();
+        let push = |item| Change::Push(Held { item, ..held(1) });
+        let changes = vec![push(0), push(1), push(2), Change::Draw(0), push(3), Change::Draw(1)];
+        tracker.advance(Progressed { changes, ..Progressed::default() }, 2, 1);
+        let items: Vec<u64> = tracker.held.iter().map(|held| held.item).collect();
+        assert_eq!((items, tracker.drawn, tracker.delivered, tracker.skipped), (vec![2, 3], 2, 2, 1));
+        let drained = vec![Change::Draw(1), Change::Draw(0), Change::Epoch, push(9)];
+        tracker.advance(Progressed { changes: drained, ..Progressed::default() }, 2, 0);
+        assert_eq!((tracker.held.len(), tracker.drawn), (1, 0));
     }
 }
