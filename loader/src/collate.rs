@@ -9,6 +9,7 @@ use crate::batch::{Batch, Field, Pixels, Sample};
 use crate::decode::{DecodeError, DecodeLimits, Media, decode};
 use crate::error::{Error, Result};
 use crate::measure::decoded_bytes;
+use crate::metrics::Metrics;
 use crate::pool::{DecodePool, Pending};
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::sample::{RawField, RawSample};
@@ -91,6 +92,16 @@ impl Collator {
         self.skips.clone()
     }
 
+    /// What is done with the bytes of a sample.
+    pub(crate) fn decode_mode(&self) -> Decode {
+        self.decode
+    }
+
+    /// The counters of the loader.
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        self.pool.metrics()
+    }
+
     /// Estimates what the decoded media of a batch take; nothing where it is delivered as stored, or in tensors,
     /// whose number is bounded instead.
     pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
@@ -112,11 +123,26 @@ impl Collator {
 
     /// Starts decoding a sample.
     pub(crate) async fn begin_sample(&self, raw: RawSample) -> Result<PendingSample> {
+        self.begin_leased(raw, ()).await
+    }
+
+    /// Starts decoding a sample; its undecoded bytes, and `lease`, go as soon as it is decoded.
+    pub(crate) async fn begin_leased(
+        &self,
+        mut raw: RawSample,
+        lease: impl Send + 'static,
+    ) -> Result<PendingSample> {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
             let fields = raw.fields.clone();
-            PendingFields::Decoding(self.pool.submit(move |_| decode_fields(&fields)).await?)
+            raw.fields.iter_mut().for_each(|field| field.payload = None);
+            let decoding = self.pool.submit(move |_| {
+                let decoded = decode_fields(&fields);
+                drop((fields, lease));
+                decoded
+            });
+            PendingFields::Decoding(decoding.await?)
         };
         Ok(PendingSample { raw, fields })
     }

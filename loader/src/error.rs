@@ -38,6 +38,15 @@ pub enum Error {
         .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
     )]
     ErrorBudget { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
+    /// More samples are bad than the error budget tolerates by number; ends the stream.
+    #[error(
+        "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
+        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
+    )]
+    ErrorCount { skipped: u64, most: u64, first: Box<Skipped> },
+    /// Nothing has happened for longer than was allowed; ends the stream. A state taken now goes on exactly.
+    #[error("the {stage} stage is stuck{}: nothing has happened for {seconds:.0} s", in_shard(.shard.as_deref()))]
+    Stalled { stage: &'static str, shard: Option<String>, seconds: f64 },
     /// An index file cannot be read or written.
     #[error("index `{path}`: {reason}")]
     Index { path: String, reason: String },
@@ -65,6 +74,10 @@ pub enum Error {
     /// A part of the loader ended without a word; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },
+}
+
+fn in_shard(shard: Option<&str>) -> String {
+    shard.map_or_else(String::new, |shard| format!(" in shard `{shard}`"))
 }
 
 /// Refuses a setting over its limit.

@@ -7,13 +7,15 @@ use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use crossbeam::channel::{Sender, bounded};
 use rustix::time::{ClockId, clock_gettime};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::decode::{DecodeError, ImageLimits, Rgb224};
 use crate::error::{self, Error};
+use crate::metrics::{Metrics, Stage};
 
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;
@@ -46,7 +48,8 @@ impl Worker {
     }
 }
 
-type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+/// Takes the time at which its thread took it; returns when it was done.
+type Job = Box<dyn FnOnce(&mut Worker, Instant) -> Instant + Send>;
 
 /// A fixed number of threads that decode.
 #[derive(Debug)]
@@ -54,6 +57,7 @@ pub(crate) struct DecodePool {
     jobs: Sender<Job>,
     room: Arc<Semaphore>,
     cpu_ns: Arc<AtomicU64>,
+    metrics: Arc<Metrics>,
 }
 
 /// The answer of a job that runs on the pool.
@@ -64,11 +68,17 @@ impl DecodePool {
     pub(crate) fn new(threads: usize, image_side: NonZeroU32) -> error::Result<Self> {
         let waiting = threads * JOBS_WAITING;
         let (jobs, queue) = bounded::<Job>(waiting);
+        let metrics = Arc::new(Metrics::new(threads));
         for number in 0..threads {
-            let queue = queue.clone();
+            let (queue, metrics) = (queue.clone(), metrics.clone());
             let run = move || {
                 let mut worker = Worker::new(image_side);
-                queue.iter().for_each(|job| job(&mut worker));
+                let mut idle_since = Instant::now();
+                for job in &queue {
+                    let started = Instant::now();
+                    metrics.stage(Stage::Decode).waited_for_input(started - idle_since);
+                    idle_since = job(&mut worker, started);
+                }
             };
             let thread = std::thread::Builder::new().name(format!("dflop-decode-{number}")).spawn(run);
             thread.map_err(|error| Error::Config {
@@ -76,7 +86,7 @@ impl DecodePool {
                 reason: format!("thread {number} of {threads} could not be started: {error}"),
             })?;
         }
-        Ok(Self { jobs, room: Arc::new(Semaphore::new(waiting)), cpu_ns: Arc::default() })
+        Ok(Self { jobs, room: Arc::new(Semaphore::new(waiting)), cpu_ns: Arc::default(), metrics })
     }
 
     /// Hands a job over as soon as there is room; a job that panics answers with the panic.
@@ -84,19 +94,46 @@ impl DecodePool {
         &self,
         work: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> error::Result<Pending<T>> {
-        let ended = |_| Error::StageEnded { stage: "decode" };
-        let room = self.room.clone().acquire_owned().await.map_err(ended)?;
+        let room = self.room().await?;
+        self.metrics.stage(Stage::DecodeQueue).depth.add(1);
         let (answer, pending) = oneshot::channel();
-        let cpu_ns = self.cpu_ns.clone();
-        let job = Box::new(move |worker: &mut Worker| {
+        let (cpu_ns, metrics) = (self.cpu_ns.clone(), self.metrics.clone());
+        let job = Box::new(move |worker: &mut Worker, started: Instant| {
             drop(room);
-            let started = thread_cpu_ns();
+            let (queue, decode) = (metrics.stage(Stage::DecodeQueue), metrics.stage(Stage::Decode));
+            queue.depth.remove(1);
+            queue.count(1, 0);
+            decode.begin();
+            decode.depth.add(1);
+            let started_cpu = thread_cpu_ns();
             let result = catch_unwind(AssertUnwindSafe(|| work(worker)));
-            cpu_ns.fetch_add(thread_cpu_ns() - started, Ordering::Relaxed);
+            cpu_ns.fetch_add(thread_cpu_ns() - started_cpu, Ordering::Relaxed);
+            let ended = Instant::now();
+            decode.busy(ended - started);
+            decode.count(1, 0);
+            decode.depth.remove(1);
+            decode.end();
             drop(answer.send(result));
+            ended
         });
         self.jobs.send(job).map_err(|_| Error::StageEnded { stage: "decode" })?;
         Ok(pending)
+    }
+
+    /// Waits for room in the queue; looks at the clock only if there is none.
+    async fn room(&self) -> error::Result<OwnedSemaphorePermit> {
+        if let Ok(room) = self.room.clone().try_acquire_owned() {
+            return Ok(room);
+        }
+        let since = Instant::now();
+        let room = self.room.clone().acquire_owned().await;
+        self.metrics.stage(Stage::DecodeQueue).waited_for_room(since.elapsed());
+        room.map_err(|_| Error::StageEnded { stage: "decode" })
+    }
+
+    /// Returns the counters of the loader that the pool belongs to.
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     /// Returns the counter of CPU nanoseconds spent inside jobs.

@@ -6,37 +6,86 @@ use futures::{Stream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::{Error, Result};
+use crate::metrics::Gauge;
 
 /// Bytes that may wait between two stages.
 ///
-/// Something larger than the whole budget takes all of it, so the bound is exceeded by one item at the most.
+/// Something larger than the whole budget takes all of it, so what is held is never more than the budget or, if
+/// that is larger, one item.
 #[derive(Debug, Clone)]
 pub(crate) struct ByteBudget {
     free: Arc<Semaphore>,
     bytes: u32,
+    gauge: Arc<Gauge>,
 }
 
 /// Bytes taken from a budget until this is dropped.
-pub(crate) type ByteLease = OwnedSemaphorePermit;
+#[derive(Debug)]
+pub(crate) struct ByteLease {
+    budget: ByteBudget,
+    permit: Option<OwnedSemaphorePermit>,
+    bytes: u64,
+}
 
 impl ByteBudget {
-    /// A budget of `bytes`, at least one and at most 4 GiB.
-    pub(crate) fn new(bytes: u64) -> Self {
+    /// A budget of `bytes`, at least one and at most 4 GiB; `gauge` shows what is held.
+    pub(crate) fn new(bytes: u64, gauge: Arc<Gauge>) -> Self {
         let bytes = bytes.clamp(1, u64::from(u32::MAX)) as u32;
-        Self { free: Arc::new(Semaphore::new(bytes as usize)), bytes }
+        Self { free: Arc::new(Semaphore::new(bytes as usize)), bytes, gauge }
+    }
+
+    /// A lease of nothing, which grows.
+    pub(crate) fn empty_lease(&self) -> ByteLease {
+        ByteLease { budget: self.clone(), permit: None, bytes: 0 }
+    }
+
+    /// Takes `bytes` if they are free.
+    pub(crate) fn try_lease(&self, bytes: u64) -> Option<ByteLease> {
+        let wanted = bytes.min(u64::from(self.bytes)) as u32;
+        let permit = Some(self.free.clone().try_acquire_many_owned(wanted).ok()?);
+        self.gauge.add(bytes);
+        Some(ByteLease { budget: self.clone(), permit, bytes })
     }
 
     /// Waits until `bytes` are free and takes them.
     pub(crate) async fn lease(&self, bytes: u64) -> Result<ByteLease> {
-        let bytes = bytes.min(u64::from(self.bytes)) as u32;
-        let lease = self.free.clone().acquire_many_owned(bytes).await;
-        lease.map_err(|_| Error::StageEnded { stage: "read-ahead" })
+        let mut lease = self.empty_lease();
+        lease.grow(bytes).await?;
+        Ok(lease)
+    }
+}
+
+impl ByteLease {
+    /// Waits until `bytes` more are free and takes them.
+    ///
+    /// A lease that has the whole budget grows without waiting: what is delivered as one can be larger than the
+    /// budget, and is then alone.
+    pub(crate) async fn grow(&mut self, bytes: u64) -> Result<()> {
+        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u64;
+        let wanted = held.saturating_add(bytes).min(u64::from(self.budget.bytes)) - held;
+        if wanted > 0 {
+            let more = self.budget.free.clone().acquire_many_owned(wanted as u32).await;
+            let more = more.map_err(|_| Error::StageEnded { stage: "read-ahead" })?;
+            match &mut self.permit {
+                Some(permit) => permit.merge(more),
+                None => self.permit = Some(more),
+            }
+        }
+        self.bytes += bytes;
+        self.budget.gauge.add(bytes);
+        Ok(())
+    }
+}
+
+impl Drop for ByteLease {
+    fn drop(&mut self) {
+        self.budget.gauge.remove(self.bytes);
     }
 }
 
 /// Runs a stream in a task of its own, up to `ahead` items before they are asked for.
 ///
-/// The stream is polled from the first moment; dropping the receiver ends it at its next item.
+/// The stream is polled from the first moment; dropping the receiver ends it at once.
 pub(crate) fn run_ahead<S>(stream: S, ahead: usize) -> mpsc::Receiver<S::Item>
 where
     S: Stream + Send + 'static,
@@ -45,7 +94,12 @@ where
     let (sender, receiver) = mpsc::channel(ahead.max(1));
     tokio::spawn(async move {
         let mut stream = std::pin::pin!(stream);
-        while let Some(item) = stream.next().await {
+        loop {
+            let item = tokio::select! {
+                item = stream.next() => item,
+                () = sender.closed() => return,
+            };
+            let Some(item) = item else { return };
             if sender.send(item).await.is_err() {
                 return;
             }
@@ -60,7 +114,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_lease_over_the_budget_waits_for_all_of_it() {
-        let budget = ByteBudget::new(10);
+        let budget = ByteBudget::new(10, Arc::default());
         let first = budget.lease(4).await.unwrap();
         let large = tokio::spawn({
             let budget = budget.clone();
@@ -70,5 +124,49 @@ mod tests {
         assert!(!large.is_finished());
         drop(first);
         assert!(large.await.unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_lease_that_has_no_room_is_not_taken() {
+        let gauge = Arc::new(Gauge::default());
+        let budget = ByteBudget::new(10, gauge.clone());
+        let first = budget.try_lease(1_000).unwrap();
+        assert!(budget.try_lease(1).is_none());
+        assert_eq!(gauge.now(), 1_000);
+        drop(first);
+        assert!(budget.try_lease(1).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_growing_lease_is_alone_once_it_has_the_whole_budget() {
+        let gauge = Arc::new(Gauge::default());
+        let budget = ByteBudget::new(10, gauge.clone());
+        let mut batch = budget.lease(6).await.unwrap();
+        let other = budget.lease(4).await.unwrap();
+        let growing = tokio::spawn(async move {
+            batch.grow(3).await.unwrap();
+            batch.grow(1_000).await.unwrap();
+            batch
+        });
+        tokio::task::yield_now().await;
+        assert!(!growing.is_finished(), "the other lease is in the way");
+        drop(other);
+        let batch = growing.await.unwrap();
+        assert_eq!(gauge.now(), 1_009);
+        drop(batch);
+        assert_eq!(gauge.now(), 0);
+        assert!(budget.lease(10).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_stage_whose_receiver_is_gone_ends_while_it_waits() {
+        let held = Arc::new(());
+        let its = held.clone();
+        let receiver = run_ahead(futures::stream::pending::<Arc<()>>().map(move |_| its.clone()), 1);
+        tokio::task::yield_now().await;
+        drop(receiver);
+        while Arc::strong_count(&held) > 1 {
+            tokio::task::yield_now().await;
+        }
     }
 }

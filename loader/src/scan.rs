@@ -1,9 +1,13 @@
 //! Everything that shards hold, in order and undecoded: samples, and what is bad.
 
+use std::sync::Arc;
+
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::error::Result;
+use crate::metrics::Metrics;
+use crate::passes::{KnownShards, Passes};
 use crate::prefetch::ByteBudget;
 use crate::read::{FIELD_BYTES_MAX, ShardItem};
 use crate::shard::Shard;
@@ -24,10 +28,12 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
     let items = async_stream::stream! {
         let mut source = read_shards(SourceConfig {
             shards,
-            epochs: 1,
+            passes: Passes { epochs: 1, ..Passes::default() },
+            known: KnownShards::default(),
+            metrics: Arc::new(Metrics::new(0)),
             field_bytes_max: FIELD_BYTES_MAX,
             is_read_through: false,
-            budget: ByteBudget::new(BUFFERED_BYTES_MAX),
+            budget: ByteBudget::new(BUFFERED_BYTES_MAX, Arc::default()),
             requested_bytes_max: BUFFERED_BYTES_MAX,
         });
         while let Some(item) = source.recv().await {

@@ -34,12 +34,14 @@ pub struct ErrorBudget {
     pub fraction: f64,
     /// Samples seen before the share is looked at, when the number of samples is not known ahead.
     pub samples_min: u64,
+    /// Tolerated number of bad samples, whatever their share; `None` is any number.
+    pub samples_max: Option<u64>,
 }
 
 impl Default for ErrorBudget {
-    /// 5 % of the epoch's samples; without an index counted after the first 1,000.
+    /// 5 % of the epoch's samples, any number; without an index counted after the first 1,000.
     fn default() -> Self {
-        Self { fraction: 0.05, samples_min: 1_000 }
+        Self { fraction: 0.05, samples_min: 1_000, samples_max: None }
     }
 }
 
@@ -55,6 +57,12 @@ impl ErrorBudget {
         let reason = format!("{fraction} is not between 0 and 1");
         Err(Error::Config { setting: "error_budget", reason })
     }
+
+    /// Tolerates at most this many bad samples, and no larger share than before.
+    #[must_use]
+    pub fn at_most(self, samples: u64) -> Self {
+        Self { samples_max: Some(samples), ..self }
+    }
 }
 
 /// Collects what was skipped; shared by all stages of a loader.
@@ -69,6 +77,15 @@ pub struct SkipLog {
 struct State {
     skipped: Vec<Skipped>,
     delivered: u64,
+    /// Samples skipped before this account began, and the first of them.
+    earlier: u64,
+    first_earlier: Option<Skipped>,
+}
+
+impl State {
+    fn first(&self) -> Option<Skipped> {
+        self.first_earlier.as_ref().or(self.skipped.first()).cloned()
+    }
 }
 
 impl SkipLog {
@@ -76,6 +93,13 @@ impl SkipLog {
     #[must_use]
     pub fn new(budget: ErrorBudget, samples_known: Option<u64>) -> Self {
         Self { budget, samples_known, state: Mutex::default() }
+    }
+
+    /// Goes on from an earlier account: its samples count, but are not listed again.
+    #[must_use]
+    pub fn after(self, delivered: u64, skipped: u64, first: Option<Skipped>) -> Self {
+        *self.lock() = State { delivered, earlier: skipped, first_earlier: first, ..State::default() };
+        self
     }
 
     /// Accounts for something that is not delivered.
@@ -94,13 +118,24 @@ impl SkipLog {
         self.lock().skipped.clone()
     }
 
+    /// Returns the first that was skipped, an earlier account included.
+    #[must_use]
+    pub fn first(&self) -> Option<Skipped> {
+        self.lock().first()
+    }
+
     /// Checks the budget against what was seen so far.
     ///
     /// # Errors
-    /// [`Error::ErrorBudget`] with the first bad sample, once more than the tolerated share is bad.
+    /// [`Error::ErrorBudget`] with the first bad sample, once more than the tolerated share is bad;
+    /// [`Error::ErrorCount`] once more than the tolerated number is.
     pub fn check(&self, is_end: bool) -> Result<()> {
         let state = self.lock();
-        let bad = state.skipped.len() as u64;
+        let bad = state.earlier + state.skipped.len() as u64;
+        let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
+        if let Some(most) = self.budget.samples_max.filter(|&most| bad > most) {
+            return Err(Error::ErrorCount { skipped: bad, most, first: Box::new(first) });
+        }
         let seen = state.delivered + bad;
         let of = match self.samples_known {
             Some(samples) => samples.max(seen),
@@ -110,7 +145,7 @@ impl SkipLog {
         if bad as f64 <= self.budget.fraction * of as f64 {
             return Ok(());
         }
-        let first = Box::new(state.skipped[0].clone());
+        let first = Box::new(first);
         Err(Error::ErrorBudget { skipped: bad, samples: of, fraction: self.budget.fraction, first })
     }
 
@@ -146,6 +181,28 @@ mod tests {
         log.delivered(3);
         assert!(log.check(false).is_ok());
         assert!(log.check(true).is_err());
+    }
+
+    #[test]
+    fn a_number_is_tolerated_whatever_its_share() {
+        let budget = ErrorBudget::new(1.0).unwrap().at_most(1);
+        for samples_known in [None, Some(1_000)] {
+            let log = SkipLog::new(budget, samples_known);
+            log.push(bad("a"));
+            assert!(log.check(true).is_ok());
+            log.push(bad("b"));
+            let error = log.check(false).unwrap_err().to_string();
+            assert!(error.contains("2 samples are bad") && error.contains("`a`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_earlier_account_counts_and_is_not_listed() {
+        let log = SkipLog::new(ErrorBudget::default(), None).after(949, 50, Some(bad("a")));
+        log.push(bad("b"));
+        assert_eq!(log.skipped(), [bad("b")]);
+        let error = log.check(false).unwrap_err().to_string();
+        assert!(error.contains("51 of 1000") && error.contains("`a`"), "{error}");
     }
 
     #[test]

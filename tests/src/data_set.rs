@@ -82,6 +82,35 @@ impl DataSet {
         let shards = expand_shards(&[self.pattern()]).expect("shards are there");
         Arc::new(Index::open_or_build(shards, &IndexOptions::default()).expect("the index is made"))
     }
+
+    /// Breaks the coded data of the first `count` JPEG pictures behind their headers, where no index sees it;
+    /// returns the keys of their samples.
+    ///
+    /// # Panics
+    /// If there are fewer pictures, or if the shards are compressed.
+    #[must_use]
+    pub fn break_pictures(&self, count: usize) -> Vec<String> {
+        let index = self.index();
+        let mut broken = Vec::new();
+        for row in (0..index.len()).map(|sample| index.sample(sample)) {
+            if broken.len() == count {
+                break;
+            }
+            let Some(field) = row.fields().find(|field| field.extension == "jpg") else { continue };
+            let path = self.shard(row.shard);
+            let modified =
+                std::fs::metadata(&path).and_then(|shard| shard.modified()).expect("it has a time");
+            let mut bytes = std::fs::read(&path).expect("the shard is there");
+            let (start, end) = (field.offset as usize, (field.offset + field.bytes) as usize);
+            bytes[start + (end - start) * 3 / 4..end].fill(0);
+            std::fs::write(&path, bytes).expect("the shard can be written");
+            let file = std::fs::File::options().write(true).open(&path).expect("the shard is there");
+            file.set_modified(modified).expect("the time can be set");
+            broken.push(row.key().to_owned());
+        }
+        assert_eq!(broken.len(), count, "there are enough pictures");
+        broken
+    }
 }
 
 fn append_sample(mut tar: TarBytes, key: &str, number: u32) -> TarBytes {

@@ -2,6 +2,7 @@
 
 pub mod data_set;
 pub mod media;
+pub mod mixed;
 pub mod planning;
 pub mod tar;
 

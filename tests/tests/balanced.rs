@@ -88,29 +88,10 @@ fn only_the_wanted_fields_are_read() {
     }
 }
 
-/// Breaks the coded data of one picture behind its header; the index cannot see it.
-fn break_a_picture(data: &DataSet) -> String {
-    let index = data.index();
-    let broken = (0..index.len())
-        .map(|sample| index.sample(sample))
-        .find(|row| row.fields().any(|field| field.extension == "jpg"));
-    let row = broken.unwrap();
-    let field = row.fields().find(|field| field.extension == "jpg").unwrap();
-    let path = data.shard(row.shard);
-    let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-    let mut bytes = std::fs::read(&path).unwrap();
-    let (start, end) = (field.offset as usize, (field.offset + field.bytes) as usize);
-    bytes[start + (end - start) * 3 / 4..end].fill(0);
-    std::fs::write(&path, bytes).unwrap();
-    let file = std::fs::File::options().write(true).open(&path).unwrap();
-    file.set_modified(modified).unwrap();
-    row.key().to_owned()
-}
-
 #[test]
 fn a_sample_that_fails_in_its_decoder_keeps_its_slot_and_is_accounted_for() {
     let data = DataSet::new(1, 32, Stored::Plain);
-    let broken = break_a_picture(&data);
+    let broken = data.break_pictures(1).remove(0);
     let planner = planner(&data.index(), 16, 2, 2, Tail::Carry);
     let (mut seen, mut skipped): (BTreeSet<String>, Vec<Skipped>) = Default::default();
     for dp_rank in 0..2 {
@@ -130,7 +111,7 @@ fn a_sample_that_fails_in_its_decoder_keeps_its_slot_and_is_accounted_for() {
 #[test]
 fn an_error_budget_of_nothing_ends_the_stream_with_the_bad_sample_named() {
     let data = DataSet::new(1, 32, Stored::Plain);
-    let broken = break_a_picture(&data);
+    let broken = data.break_pictures(1).remove(0);
     let planner = planner(&data.index(), 16, 1, 2, Tail::Carry);
     let budget = ErrorBudget::new(0.0).unwrap();
     let loader = BalancedLoader::builder(planner, 0).steps(2).error_budget(budget).build().unwrap();

@@ -20,6 +20,8 @@ mod shuffle_quality;
 mod simulate;
 mod stats;
 mod stream;
+mod stream_input;
+mod stream_metrics;
 
 use std::io::Write;
 use std::process::ExitCode;

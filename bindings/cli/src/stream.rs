@@ -1,12 +1,14 @@
 //! `dflop stream`: runs the loader flat out and measures it.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use dflop_loader::batch::Batch;
 use dflop_loader::collate::Decode;
 use dflop_loader::loader::Loader;
+use dflop_loader::metrics::MetricsSnapshot;
 use dflop_loader::skip::{ErrorBudget, Skipped};
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
@@ -16,6 +18,11 @@ use crate::data_set::DataSetArgs;
 use crate::index::print_skipped;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::bar;
+use crate::stream_input::InputArgs;
+use crate::stream_metrics::{PrintStalls, print_metrics};
+
+/// How long the reader has to end once nobody listens.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Run the loader flat out and say how fast it was. Needs no index.
 #[derive(Debug, Args)]
@@ -40,9 +47,23 @@ pub(crate) struct StreamArgs {
     /// Tolerated share of bad samples, 0 to 1.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     error_budget: f64,
+    /// Tolerated number of bad samples, whatever their share [default: any].
+    #[arg(long, value_name = "N")]
+    error_count: Option<u64>,
+    /// Warn when nothing has happened for so long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    stall_seconds: f64,
+    /// Fail when nothing has happened for so long [default: never].
+    #[arg(long, value_name = "SECONDS")]
+    stall_error_seconds: Option<f64>,
     /// Payload bytes that may wait for the decoders.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     buffered_bytes_max: u64,
+    #[command(flatten)]
+    input: InputArgs,
+    /// Say what every stage did; with `--json` under `metrics`.
+    #[arg(long)]
+    metrics: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -69,15 +90,24 @@ struct StreamReport {
     first_batch_seconds: Option<f64>,
     peak_rss_bytes: u64,
     skipped: Vec<Skipped>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<MetricsSnapshot>,
 }
 
 pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     let loader = loader(args)?;
     let runtime = crate::output::runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
-    // Standard input may still be waited for; it must not hold up the end.
-    runtime.shutdown_background();
-    let report = result?;
+    // Commands of pipes are killed with their reader. Standard input may still be waited for; it must not hold up
+    // the end.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    let saved = args.input.save(&loader);
+    let mut report = result?;
+    saved?;
+    if report.samples == 0 && !args.input.is_resumed() {
+        return Err(no_samples(&report.skipped));
+    }
+    report.metrics = args.metrics.then(|| loader.metrics());
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
@@ -92,14 +122,18 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
         .batch_size(args.batch)
         .epochs(args.epochs)
         .buffered_bytes_max(args.buffered_bytes_max)
-        .error_budget(ErrorBudget::new(args.error_budget)?);
+        .stall_seconds_max(args.stall_seconds)
+        .stall_seconds_error(args.stall_error_seconds.unwrap_or(f64::INFINITY))
+        .stall_listener(Arc::new(PrintStalls));
+    let budget = ErrorBudget::new(args.error_budget)?;
+    builder = builder.error_budget(args.error_count.map_or(budget, |samples| budget.at_most(samples)));
     if let Some(workers) = args.workers {
         builder = builder.workers(workers);
     }
     if let Some(samples) = args.samples {
         builder = builder.samples_max(samples);
     }
-    Ok(builder.build()?)
+    Ok(args.input.apply(builder)?.build()?)
 }
 
 async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Failure> {
@@ -117,21 +151,19 @@ async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Fa
     }
     bar.finish_and_clear();
     report.skipped = loader.skipped();
-    if report.samples == 0 {
-        let why =
-            report.skipped.first().map_or("no entry name has the form KEY.EXTENSION".to_owned(), |first| {
-                format!(
-                    "the first bad entry: shard `{}`, offset {}: {}",
-                    first.shard, first.offset, first.reason
-                )
-            });
-        return Err(Failure::Failed(format!("the data set has no samples that can be delivered: {why}")));
-    }
     report.seconds = started.elapsed().as_secs_f64();
     report.kernel_cpu_seconds = loader.kernel_cpu().as_secs_f64();
     report.cpu_seconds = process_cpu().as_secs_f64();
     report.peak_rss_bytes = peak_rss_bytes().unwrap_or(0);
     Ok(report)
+}
+
+fn no_samples(skipped: &[Skipped]) -> Failure {
+    let why = skipped.first().map_or("no entry name has the form KEY.EXTENSION".to_owned(), |first| {
+        let Skipped { shard, offset, reason, .. } = first;
+        format!("the first bad entry: shard `{shard}`, offset {offset}: {reason}")
+    });
+    Failure::Failed(format!("the data set has no samples that can be delivered: {why}"))
 }
 
 /// User and system time of the whole process since it started.
@@ -156,5 +188,8 @@ fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Fai
         writeln!(out, "first batch {first:.3} s")?;
     }
     writeln!(out, "peak memory {}, mapped files included", shown_bytes(report.peak_rss_bytes))?;
+    if let Some(metrics) = &report.metrics {
+        print_metrics(out, metrics)?;
+    }
     print_skipped(out, &report.skipped)
 }

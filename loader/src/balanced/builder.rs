@@ -10,6 +10,7 @@ use crate::plan::StepPlanner;
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::skip::{ErrorBudget, SkipLog};
 use crate::state::LoaderState;
+use crate::watchdog::{StallListener, StallSettings};
 
 /// Most steps that may wait as plans.
 const STEPS_AHEAD_MAX: u64 = 1 << 16;
@@ -29,6 +30,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) buffered_bytes_max: u64,
     pub(super) unpacked_bytes_max: u64,
     pub(super) error_budget: ErrorBudget,
+    pub(super) stalls: StallSettings,
 }
 
 impl BalancedLoaderBuilder {
@@ -46,6 +48,7 @@ impl BalancedLoaderBuilder {
             buffered_bytes_max: 256 << 20,
             unpacked_bytes_max: 1 << 30,
             error_budget: ErrorBudget::default(),
+            stalls: StallSettings::default(),
         }
     }
 
@@ -122,12 +125,34 @@ impl BalancedLoaderBuilder {
         self
     }
 
+    /// Reports a loader that gets nothing done for so long while its consumer waits, again each time it has
+    /// passed; infinity is never. Default: 60 seconds.
+    #[must_use]
+    pub fn stall_seconds_max(mut self, seconds: f64) -> Self {
+        self.stalls.warn_seconds = seconds;
+        self
+    }
+
+    /// Ends the stream with [`Error::Stalled`] after so long. Default: infinity, never.
+    #[must_use]
+    pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
+        self.stalls.error_seconds = seconds;
+        self
+    }
+
+    /// Sets who is told about stalls. Default: [`crate::watchdog::LogStalls`].
+    #[must_use]
+    pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
+        self.stalls.listener = listener;
+        self
+    }
+
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, or if pixels
-    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] if the index alone exceeds it;
-    /// [`Error::State`] if a state is of another run.
+    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index
+    /// alone exceeds it; [`Error::State`] if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
@@ -142,6 +167,7 @@ impl BalancedLoaderBuilder {
         if matches!(self.decode, Decode::Pixels { .. }) {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
         }
+        self.stalls.check()?;
         let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.step_of(&state)?;

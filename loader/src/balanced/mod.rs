@@ -9,6 +9,7 @@ mod reader;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use async_stream::try_stream;
 use dflop_costmodel::SampleCost;
@@ -22,11 +23,13 @@ use reader::StepReader;
 use crate::batch::Sample;
 use crate::collate::{Collator, PendingSample};
 use crate::error::{Error, Result};
+use crate::metrics::{Metrics, MetricsSnapshot, Stage, metered};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::pool::DecodePool;
 use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
 use crate::skip::{SkipLog, Skipped};
 use crate::state::LoaderState;
+use crate::watchdog::Watchdog;
 
 /// Steps in order; an error is the last item.
 pub type StepStream = BoxStream<'static, Result<Step>>;
@@ -98,21 +101,29 @@ impl BalancedLoader {
     /// stream ends all its tasks.
     ///
     /// # Panics
-    /// If it is polled outside a Tokio runtime.
+    /// If it is polled outside a Tokio runtime, or in one without a timer.
     #[must_use]
     pub fn stream(&self) -> StepStream {
         let settings = self.settings.clone();
-        let (pool, skips, next_step) = (self.pool.clone(), self.skips.clone(), self.next_step.clone());
+        let (pool, skips, at_step) = (self.pool.clone(), self.skips.clone(), self.next_step.clone());
         let steps = try_stream! {
+            let metrics = pool.metrics().clone();
+            metrics.begin_stream();
+            let shards = settings.planner.data_sets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
+            let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
             let collator = Collator::new(settings.decode, pool, skips.clone());
             let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
-            while let Some(step) = begun.recv().await {
-                let step = finish_step(&collator, step?, dp_size).await?;
+            loop {
+                let next = next_step(&mut begun, &collator, dp_size);
+                let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
+                let Some(step) = next? else { break };
                 skips.check(false)?;
-                next_step.store(step.step + 1, Ordering::Relaxed);
+                at_step.store(step.step + 1, Ordering::Relaxed);
+                let yielded = Instant::now();
                 yield step;
+                metrics.stage(Stage::Deliver).busy(yielded.elapsed());
             }
         };
         steps.boxed()
@@ -125,6 +136,12 @@ impl BalancedLoader {
     /// [`Error::RunEnded`] or [`Error::Config`] if the loader began at a step that the run does not have.
     pub fn state(&self) -> Result<LoaderState> {
         self.settings.planner.state(self.next_step.load(Ordering::Relaxed))
+    }
+
+    /// Returns what every stage did so far, over all streams of this loader.
+    #[must_use]
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.pool.metrics().snapshot()
     }
 
     /// Returns what was not delivered so far, in the order found; samples that indexing found bad included.
@@ -142,15 +159,25 @@ struct PendingStep {
 }
 
 /// Plans on a thread of its own, `ahead` steps before they are read.
-fn plan_ahead(planner: StepPlanner, from: u64, until: u64, ahead: usize) -> mpsc::Receiver<Result<StepPlan>> {
+fn plan_ahead(
+    planner: StepPlanner,
+    steps: std::ops::Range<u64>,
+    ahead: usize,
+    metrics: Arc<Metrics>,
+) -> mpsc::Receiver<Result<StepPlan>> {
     let (sender, receiver) = mpsc::channel(ahead);
     tokio::task::spawn_blocking(move || {
-        for step in from..until {
-            let plan = planner.plan(step);
-            let is_last = plan.is_err();
+        let meter = metrics.stage(Stage::Plan);
+        for step in steps {
+            let plan = meter.timed(|| planner.plan(step));
+            let (planned, is_last) = (Instant::now(), plan.is_err());
+            meter.fail(is_last.into());
+            meter.depth.add(1);
             if sender.blocking_send(plan).is_err() || is_last {
                 return;
             }
+            meter.count(1, 0);
+            meter.waited_for_room(planned.elapsed());
         }
     });
     receiver
@@ -161,18 +188,23 @@ fn begin_steps(
     collator: Collator,
 ) -> impl futures::Stream<Item = Result<PendingStep>> + Send {
     try_stream! {
-        let budget = ByteBudget::new(settings.buffered_bytes_max);
+        let metrics = collator.metrics().clone();
+        let budget = ByteBudget::new(settings.buffered_bytes_max, metrics.decoded.clone());
         let until = settings.steps.map_or(u64::MAX, |steps| settings.from_step.saturating_add(steps));
         let until = until.min(settings.planner.steps().len().unwrap_or(u64::MAX));
-        let mut plans = plan_ahead(settings.planner.clone(), settings.from_step, until, settings.steps_ahead);
-        let mut reader = Some(StepReader::new(&settings, collator.skips()));
+        let steps = settings.from_step..until;
+        let mut plans = plan_ahead(settings.planner.clone(), steps, settings.steps_ahead, metrics.clone());
+        let mut reader = Some(StepReader::new(&settings, collator.skips(), metrics.clone()));
         while let Some(plan) = plans.recv().await {
+            metrics.stage(Stage::Plan).depth.remove(1);
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
             let lease = budget.lease(at_work.resident_bytes(&plan)).await?;
-            at_work.fetch(&plan).await?;
-            let its_plan = plan.clone();
-            let reading = tokio::task::spawn_blocking(move || (at_work.read(&its_plan), at_work));
+            metered(metrics.stage(Stage::Read), at_work.fetch(&plan)).await?;
+            let (its_plan, its_metrics) = (plan.clone(), metrics.clone());
+            let reading = tokio::task::spawn_blocking(move || {
+                (its_metrics.stage(Stage::Read).timed(|| at_work.read(&its_plan)), at_work)
+            });
             let (microbatches, done) = reading.await.map_err(|_| Error::StageEnded { stage: "read" })?;
             reader = Some(done);
             let mut pending = Vec::new();
@@ -183,9 +215,29 @@ fn begin_steps(
                 }
                 pending.push(samples);
             }
+            metrics.stage(Stage::Collate).depth.add(1);
             yield PendingStep { plan, microbatches: pending, _lease: lease };
         }
     }
+}
+
+/// Waits for the next step that was begun, and for its decoders.
+async fn next_step(
+    begun: &mut mpsc::Receiver<Result<PendingStep>>,
+    collator: &Collator,
+    dp_size: usize,
+) -> Result<Option<Step>> {
+    let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
+    let begun = pending.microbatches.iter().map(Vec::len).sum::<usize>() as u64;
+    let step = finish_step(collator, pending, dp_size).await?;
+    let samples = || step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
+    let (delivered, bytes) = (samples().count() as u64, samples().map(|sample| sample.bytes).sum());
+    let metrics = collator.metrics();
+    metrics.stage(Stage::Decode).fail(begun - delivered);
+    metrics.stage(Stage::Collate).depth.remove(1);
+    metrics.stage(Stage::Collate).count(1, bytes);
+    metrics.stage(Stage::Deliver).count(delivered, bytes);
+    Ok(Some(step))
 }
 
 async fn finish_step(collator: &Collator, pending: PendingStep, dp_size: usize) -> Result<Step> {

@@ -7,6 +7,7 @@ use dflop_costmodel::SampleCost;
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
 use crate::index::{FieldRow, SampleRow};
+use crate::metrics::{Metrics, Stage};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
@@ -22,41 +23,55 @@ pub(super) struct StepReader {
     planner: Arc<StepPlanner>,
     /// By data set.
     ranges: Vec<ShardRanges>,
+    /// Number of each data set's first shard in the metrics.
+    shard_starts: Vec<usize>,
     dp_rank: usize,
     fields: Option<Vec<String>>,
     skips: Arc<SkipLog>,
+    metrics: Arc<Metrics>,
 }
 
 impl StepReader {
-    pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>) -> Self {
+    pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
         let data_sets = settings.planner.data_sets();
         let unpacked_bytes_max = settings.unpacked_bytes_max / data_sets.len() as u64;
         let ranges = data_sets.iter().map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max));
+        let shard_starts = data_sets.iter().scan(0, |start, set| {
+            let first = *start;
+            *start += set.index().shards().len();
+            Some(first)
+        });
         Self {
             ranges: ranges.collect(),
+            shard_starts: shard_starts.collect(),
             planner: Arc::new(settings.planner.clone()),
             dp_rank: settings.dp_rank,
             fields: settings.fields.clone(),
             skips,
+            metrics,
         }
     }
 
     /// Brings what this rank's share of a step needs of remote shards, all of it at the same time.
     pub(super) async fn fetch(&mut self, plan: &StepPlan) -> Result<()> {
         let wanted = self.wanted_of_remote(plan);
-        if wanted.is_empty() { Ok(()) } else { self.ranges.fetch(wanted).await }
+        let fetches = self.ranges.iter_mut().zip(wanted).filter(|(_, wanted)| !wanted.is_empty());
+        futures::future::try_join_all(fetches.map(|(ranges, wanted)| ranges.fetch(wanted))).await?;
+        Ok(())
     }
 
-    /// Shard, offset and length of every wanted field that is not on this machine.
-    fn wanted_of_remote(&self, plan: &StepPlan) -> Vec<(usize, u64, u64)> {
-        let mut wanted = Vec::new();
+    /// Shard, offset and length of every wanted field that is not on this machine, by data set.
+    fn wanted_of_remote(&self, plan: &StepPlan) -> Vec<Vec<(usize, u64, u64)>> {
+        let mut wanted = vec![Vec::new(); self.ranges.len()];
         for &place in plan.ranks[self.dp_rank].iter().flatten() {
-            let row = self.index.sample(plan.samples[place as usize].sample);
-            if !self.ranges.is_remote(row.shard) || plan.refused.iter().any(|(at, _)| *at == place as usize) {
+            let drawn = plan.samples[place as usize];
+            let row = self.planner.row(drawn);
+            let is_remote = self.ranges[drawn.data_set].is_remote(row.shard);
+            if !is_remote || plan.refused.iter().any(|(at, _)| *at == place as usize) {
                 continue;
             }
             let fields = row.fields().filter(|field| is_wanted(self.fields.as_deref(), field));
-            wanted.extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
+            wanted[drawn.data_set].extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
         }
         wanted
     }
@@ -82,12 +97,14 @@ impl StepReader {
 
     fn read_sample(&mut self, row: &SampleRow<'_>, drawn: StepSample) -> Result<RawSample> {
         let mut fields = Vec::new();
+        self.metrics.reads_shard(self.shard_starts[drawn.data_set] + row.shard);
         for field in row.fields().filter(|field| is_wanted(self.fields.as_deref(), field)) {
             let payload = self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?;
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
         }
         let shard = self.url(row, drawn);
+        self.metrics.stage(Stage::Read).count(1, fields.iter().map(|field: &RawField| field.bytes).sum());
         Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch: drawn.epoch, fields })
     }
 
@@ -96,6 +113,7 @@ impl StepReader {
     }
 
     fn skip(&self, row: &SampleRow<'_>, drawn: StepSample, reason: &str) {
+        self.metrics.stage(Stage::Read).fail(1);
         self.skips.push(Skipped {
             shard: self.url(row, drawn).to_string(),
             offset: row.offset(),

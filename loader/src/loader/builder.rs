@@ -1,15 +1,17 @@
 //! Settings of a [`Loader`].
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use super::Loader;
+use super::input::Input;
+use super::{Loader, state::Tracker};
 use crate::collate::Decode;
 use crate::error::{Error, Result, check_at_most};
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::read::FIELD_BYTES_MAX;
 use crate::shard::Shard;
 use crate::skip::{ErrorBudget, SkipLog};
+use crate::watchdog::StallSettings;
 
 /// Largest batch, in samples.
 const BATCH_SIZE_MAX: u64 = 1 << 20;
@@ -27,6 +29,8 @@ pub struct LoaderBuilder {
     pub(super) field_bytes_max: u64,
     pub(super) buffered_bytes_max: u64,
     pub(super) decoded_bytes_max: u64,
+    pub(super) input: Input,
+    pub(super) stalls: StallSettings,
 }
 
 impl LoaderBuilder {
@@ -42,6 +46,8 @@ impl LoaderBuilder {
             field_bytes_max: FIELD_BYTES_MAX,
             buffered_bytes_max: 64 << 20,
             decoded_bytes_max: 64 << 20,
+            input: Input::default(),
+            stalls: StallSettings::default(),
         }
     }
 
@@ -94,8 +100,12 @@ impl LoaderBuilder {
         self
     }
 
-    /// Sets how many payload bytes may wait: half of them read ahead, half in batches under way. One batch more is
-    /// possible. Of remote shards as many bytes again may be requested ahead. Default: 64 MiB.
+    /// Sets how many payload bytes may wait for their decoder; a larger sample is alone. Of remote
+    /// shards as many bytes again may be requested ahead. Default: 64 MiB.
+    ///
+    /// That is exact for [`Decode::Media`]: never more than this or one sample. What is collected first, batches
+    /// as stored and batches of pixel tensors, is read ahead within one half and held within the other, or as one
+    /// batch where a batch is larger. A shuffle buffer has a bound of its own and halves the bytes likewise.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
         self.buffered_bytes_max = bytes;
@@ -113,7 +123,8 @@ impl LoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, or if a count is zero or absurdly large.
+    /// [`Error::Config`] if there is no shard, if there are fewer than ranks, or if a count is zero or absurdly
+    /// large; [`Error::State`] if a state to go on from is of another stream.
     pub fn build(self) -> Result<Loader> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.shards.is_empty() {
@@ -133,11 +144,24 @@ impl LoaderBuilder {
         if self.samples_max == Some(0) {
             return zero("samples_max");
         }
+        self.input.check(&self.shards)?;
+        self.stalls.check()?;
         let side = if let Decode::Pixels { side } = self.decode { side } else { SIDE_WITHOUT_PIXELS };
         let pool = DecodePool::new(self.workers, side)?;
         let kernel_cpu_ns = pool.cpu_ns();
-        let skips = Arc::new(SkipLog::new(self.error_budget, None));
-        Ok(Loader { settings: self, pool: Arc::new(pool), skips, kernel_cpu_ns })
+        let (known, mut skips) = (self.input.known(), SkipLog::new(self.error_budget, None));
+        if let Some(state) = &self.input.restored {
+            skips = skips.after(state.delivered(), state.skipped(), state.first_skipped().cloned());
+        }
+        let tracker = Arc::new(Mutex::new(Tracker::start(self.input.restored.as_deref())?));
+        Ok(Loader {
+            settings: self,
+            pool: Arc::new(pool),
+            skips: Arc::new(skips),
+            kernel_cpu_ns,
+            known,
+            tracker,
+        })
     }
 
     /// Batches between the dispatcher and the consumer.

@@ -1,30 +1,41 @@
 //! The plain loader: shards in order, batches out.
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
-//! so a slow consumer stops the reader. Needs no index. [`crate::balanced`] is the loader that plans ahead.
+//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands is
+//! small JSON, [`StreamState`]. Needs no index. [`crate::balanced`] is the loader that plans ahead.
 
+mod begin;
 mod builder;
+mod feed;
+mod held;
+mod input;
+mod state;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_stream::try_stream;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use tokio::sync::mpsc::Receiver;
 
+use begin::{BegunBatch, begin_batches};
 pub use builder::LoaderBuilder;
+pub use input::RestoredInput;
+use state::Tracker;
+pub use state::{HELD_BYTES_MAX, StreamState};
 
 use crate::batch::Batch;
-use crate::collate::{Collator, Decode, PendingBatch};
+use crate::collate::Collator;
 use crate::error::Result;
+use crate::metrics::{MetricsSnapshot, Stage, metered};
+use crate::passes::KnownShards;
 use crate::pool::DecodePool;
-use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
-use crate::read::ShardItem;
-use crate::sample::RawSample;
+use crate::prefetch::run_ahead;
 use crate::shard::Shard;
 use crate::skip::{SkipLog, Skipped};
-use crate::source::{SourceConfig, read_shards};
+use crate::watchdog::Watchdog;
 
 /// Batches in order; an error is the last item.
 pub type BatchStream = BoxStream<'static, Result<Batch>>;
@@ -36,6 +47,8 @@ pub struct Loader {
     pool: Arc<DecodePool>,
     skips: Arc<SkipLog>,
     kernel_cpu_ns: Arc<AtomicU64>,
+    known: KnownShards,
+    tracker: Arc<Mutex<Tracker>>,
 }
 
 impl Loader {
@@ -52,25 +65,54 @@ impl Loader {
     /// budget allows, is the last item. Dropping the stream ends the reader and the decoders.
     ///
     /// # Panics
-    /// If it is polled outside a Tokio runtime.
+    /// If it is polled outside a Tokio runtime, or in one without a timer.
     #[must_use]
     pub fn stream(&self) -> BatchStream {
         let settings = self.settings.clone();
-        let (pool, skips) = (self.pool.clone(), self.skips.clone());
+        let (pool, skips, known) = (self.pool.clone(), self.skips.clone(), self.known.clone());
+        let (metrics, tracker) = (self.pool.metrics().clone(), self.tracker.clone());
         let batches = try_stream! {
+            metrics.begin_stream();
+            *lock(&tracker) = Tracker::start(settings.input.restored.as_deref())?;
             let collator = Collator::new(settings.decode, pool, skips.clone());
             let ahead = settings.batches_ahead();
-            let mut begun = run_ahead(begin_batches(settings, collator.clone()), ahead);
-            while let Some(batch) = begun.recv().await {
-                let batch = collator.finish(batch?.batch).await?;
+            let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
+            let mut begun = run_ahead(begin_batches(settings, known, collator.clone()), ahead);
+            loop {
+                let next = next_batch(&mut begun, &collator, &tracker);
+                let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
+                let Some(batch) = next? else { break };
                 skips.check(false)?;
                 if !batch.samples.is_empty() {
+                    let bytes = batch.samples.iter().map(|sample| sample.bytes).sum();
+                    metrics.stage(Stage::Deliver).count(batch.samples.len() as u64, bytes);
+                    let yielded = Instant::now();
                     yield batch;
+                    metrics.stage(Stage::Deliver).busy(yielded.elapsed());
                 }
             }
             skips.check(true)?;
         };
         batches.boxed()
+    }
+
+    /// Returns where the stream stands: behind the batch that was delivered last, whatever was read ahead.
+    ///
+    /// Of several streams it is the one that delivered last; before the first batch it is where they begin. A
+    /// shuffle buffer is written as places in shards, so that the state is small; see [`StreamState`].
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over pipes or
+    /// standard input.
+    pub fn state(&self) -> Result<StreamState> {
+        let kind = self.settings.input.kind(&self.settings.shards);
+        lock(&self.tracker).state(&kind, &self.known)
+    }
+
+    /// Returns what every stage did so far, over all streams of this loader.
+    #[must_use]
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.pool.metrics().snapshot()
     }
 
     /// Returns what was not delivered so far, in the order found.
@@ -86,62 +128,31 @@ impl Loader {
     }
 }
 
-/// A batch under way, and what it takes from the budgets until it is delivered.
-struct BegunBatch {
-    batch: PendingBatch,
-    _leases: [ByteLease; 2],
+fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
+    tracker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts batches as their samples come.
+/// Waits for the next batch that was begun, and for its decoders.
 ///
-/// A sample leaves the reader's budget when it joins a batch, or a batch that is larger than the budget could
-/// never be filled; the whole batch then takes its bytes from budgets of its own, alone if it is larger.
-struct BatchStarter {
-    collator: Collator,
-    encoded: ByteBudget,
-    decoded: ByteBudget,
-}
-
-impl BatchStarter {
-    async fn begin(&self, samples: Vec<RawSample>) -> Result<BegunBatch> {
-        let encoded = self.encoded.lease(samples.iter().map(RawSample::bytes).sum()).await?;
-        let decoded = self.decoded.lease(self.collator.decoded_bytes(&samples)).await?;
-        Ok(BegunBatch { batch: self.collator.begin(samples).await?, _leases: [encoded, decoded] })
-    }
-}
-
-/// Collects samples to batches and starts their decoding.
-fn begin_batches(
-    settings: LoaderBuilder,
-    collator: Collator,
-) -> impl futures::Stream<Item = Result<BegunBatch>> + Send {
-    try_stream! {
-        let skips = collator.skips();
-        let half = settings.buffered_bytes_max / 2;
-        let mut source = read_shards(SourceConfig {
-            shards: settings.shards,
-            epochs: settings.epochs,
-            field_bytes_max: settings.field_bytes_max,
-            is_read_through: settings.decode == Decode::Raw,
-            budget: ByteBudget::new(half),
-            requested_bytes_max: settings.buffered_bytes_max,
-        });
-        let (encoded, decoded) = (ByteBudget::new(half), ByteBudget::new(settings.decoded_bytes_max));
-        let starter = BatchStarter { collator, encoded, decoded };
-        let mut batch = Vec::with_capacity(settings.batch_size);
-        let mut left = settings.samples_max.unwrap_or(u64::MAX);
-        while left > 0 && let Some(item) = source.recv().await {
-            left -= 1;
-            match item?.item {
-                ShardItem::Skipped(skipped) => skips.push(skipped),
-                ShardItem::Sample(sample) => batch.push(sample),
-            }
-            if batch.len() == settings.batch_size {
-                yield starter.begin(std::mem::take(&mut batch)).await?;
-            }
-        }
-        if !batch.is_empty() {
-            yield starter.begin(batch).await?;
-        }
-    }
+/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its batch.
+async fn next_batch(
+    begun: &mut Receiver<Result<BegunBatch>>,
+    collator: &Collator,
+    tracker: &Mutex<Tracker>,
+) -> Result<Option<Batch>> {
+    let Some(begun) = begun.recv().await.transpose()? else { return Ok(None) };
+    let mut progressed = begun.progressed;
+    let (skips, metrics) = (collator.skips(), collator.metrics());
+    let skipped = progressed.skipped.len() as u64;
+    progressed.skipped.drain(..).for_each(|skipped| skips.push(skipped));
+    let batch = collator.finish(begun.batch).await?;
+    let delivered = batch.samples.len() as u64;
+    let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
+    metrics.stage(Stage::Decode).fail(bad);
+    metrics.stage(Stage::Collate).depth.remove(1);
+    metrics.stage(Stage::Collate).count(1, bytes);
+    let mut tracker = lock(tracker);
+    tracker.advance(progressed, delivered, skipped + bad);
+    tracker.note_first(skips.first());
+    Ok(Some(batch))
 }

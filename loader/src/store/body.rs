@@ -59,7 +59,7 @@ impl ShardsAhead {
                 send_all(sender, futures::stream::iter(objects).map(open_cached).buffered(CACHED_AHEAD))
                     .await;
             } else {
-                let budget = ByteBudget::new(bytes);
+                let budget = ByteBudget::new(bytes, Arc::default());
                 let chunk_bytes = (bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, stores.chunk_bytes().max(1));
                 stream_all(sender, objects, &budget, chunk_bytes).await;
             }
@@ -94,8 +94,8 @@ async fn open_cached(object: RemoteObject) -> io::Result<RemoteShard> {
         return Ok(RemoteShard::Mapped(mapped));
     }
     let chunk_bytes = object.stores().chunk_bytes();
-    let budget = ByteBudget::new(CHUNKS_MIN * chunk_bytes);
-    let (body, chunks) = ShardBody::new();
+    let budget = ByteBudget::new(CHUNKS_MIN * chunk_bytes, Arc::default());
+    let (body, chunks) = ShardBody::new(identity.bytes);
     let task = spawn(async move { plan_chunks(&object, &identity, &chunks, &budget, chunk_bytes).await });
     Ok(RemoteShard::Body(body.driven_by(task)))
 }
@@ -124,7 +124,7 @@ async fn stream_all<I>(
                 return;
             }
         };
-        let (body, chunks) = ShardBody::new();
+        let (body, chunks) = ShardBody::new(identity.bytes);
         if sender.send(Ok(RemoteShard::Body(body))).await.is_err() {
             return;
         }
@@ -198,11 +198,12 @@ pub(crate) struct ShardBody {
     chunks: BoxStream<'static, io::Result<Bytes>>,
     current: Bytes,
     failure: Failure,
+    bytes: u64,
     _task: Option<Task<()>>,
 }
 
 impl ShardBody {
-    fn new() -> (Self, mpsc::UnboundedSender<Chunk>) {
+    fn new(bytes: u64) -> (Self, mpsc::UnboundedSender<Chunk>) {
         let (sender, mut receiver) = mpsc::unbounded_channel::<Chunk>();
         let chunks = async_stream::stream! {
             while let Some(Chunk { bytes, _lease }) = receiver.recv().await {
@@ -215,9 +216,8 @@ impl ShardBody {
                 }
             }
         };
-        let body =
-            Self { chunks: chunks.boxed(), current: Bytes::new(), failure: Failure::default(), _task: None };
-        (body, sender)
+        let (chunks, current, failure) = (chunks.boxed(), Bytes::new(), Failure::default());
+        (Self { chunks, current, failure, bytes, _task: None }, sender)
     }
 
     fn driven_by(self, task: Task<()>) -> Self {
@@ -227,11 +227,16 @@ impl ShardBody {
     /// Reads one object from its beginning to its end, with at most `bytes` under way.
     pub(crate) fn of(object: RemoteObject, identity: Identity, bytes: u64) -> Self {
         let chunk_bytes = (bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, object.stores().chunk_bytes().max(1));
-        let (body, chunks) = Self::new();
+        let (body, chunks) = Self::new(identity.bytes);
         let task = spawn(async move {
-            plan_chunks(&object, &identity, &chunks, &ByteBudget::new(bytes), chunk_bytes).await;
+            plan_chunks(&object, &identity, &chunks, &ByteBudget::new(bytes, Arc::default()), chunk_bytes).await;
         });
         body.driven_by(task)
+    }
+
+    /// Length of the shard as stored.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Where the reason is found when the body has ended too early.

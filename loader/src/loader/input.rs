@@ -1,0 +1,125 @@
+//! Settings of a [`LoaderBuilder`] that say in which order input comes, from where, and how long it may take.
+
+use std::sync::Arc;
+
+use super::LoaderBuilder;
+use super::state::{StreamKind, StreamState};
+use crate::error::Result;
+use crate::passes::{KnownShards, Passes, ShardOrder};
+use crate::shard::Shard;
+use crate::shuffle::ShuffleBuffer;
+use crate::watchdog::StallListener;
+
+/// Where standard input or a pipe begins when a stream goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RestoredInput {
+    /// At its beginning, as it was; what was consumed is read again and passed over.
+    #[default]
+    Start,
+    /// Behind what was consumed, as an archive of its own.
+    Rest,
+}
+
+/// Order and origin of the input.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Input {
+    pub(super) order: ShardOrder,
+    pub(super) shuffle: Option<ShuffleBuffer>,
+    pub(super) restored: Option<Arc<StreamState>>,
+    restored_input: RestoredInput,
+}
+
+impl Input {
+    pub(super) fn kind<'a>(&self, shards: &'a [Shard]) -> StreamKind<'a> {
+        StreamKind { shards, order: self.order, shuffle: self.shuffle }
+    }
+
+    pub(super) fn check(&self, shards: &[Shard]) -> Result<()> {
+        self.order.check(shards.len())?;
+        if let Some(buffer) = &self.shuffle {
+            buffer.check()?;
+        }
+        match &self.restored {
+            Some(state) => state.check(&self.kind(shards)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn passes(&self, epochs: u64) -> Passes {
+        match &self.restored {
+            Some(state) => state.passes(epochs, self.restored_input == RestoredInput::Rest),
+            None => Passes { order: self.order, epochs, ..Passes::default() },
+        }
+    }
+
+    pub(super) fn known(&self) -> KnownShards {
+        self.restored.as_ref().map_or_else(KnownShards::default, |state| state.known())
+    }
+}
+
+impl LoaderBuilder {
+    /// Shuffles samples in a bounded buffer, which drains at the end of every epoch. Default: not at all.
+    #[must_use]
+    pub fn shuffle(mut self, buffer: ShuffleBuffer) -> Self {
+        self.input.shuffle = Some(buffer);
+        self
+    }
+
+    /// Shuffles the order of shards anew in every epoch, drawn from (seed, epoch). Default: the order given.
+    #[must_use]
+    pub fn shuffle_shards(mut self, seed: u64) -> Self {
+        self.input.order.seed = Some(seed);
+        self
+    }
+
+    /// Reads every `world`-th shard of an epoch's order, from shard `rank` on, as webdataset splits shards by
+    /// node: ranks read apart without an index. Default: all shards.
+    ///
+    /// Shards hold different numbers of samples, so ranks deliver different numbers of batches; where steps must
+    /// agree, use [`crate::balanced`], or stop all ranks together. With [`Self::shuffle_shards`], and the same
+    /// seed on all ranks, a rank gets other shards in every epoch.
+    #[must_use]
+    pub fn shards_of_rank(mut self, rank: usize, world: usize) -> Self {
+        (self.input.order.rank, self.input.order.world) = (rank, world);
+        self
+    }
+
+    /// Goes on where another loader was when it gave this state: the batches that follow are those that the other
+    /// would have delivered, epochs counted from its first. Shards, rank, shuffle buffer and shard shuffle must
+    /// be the same; [`Self::samples_max`] counts from here. Default: from the first sample.
+    #[must_use]
+    pub fn restore(mut self, state: StreamState) -> Self {
+        self.input.restored = Some(Arc::new(state));
+        self
+    }
+
+    /// Says where standard input, or the pipe that was being read, begins after [`Self::restore`]. Default: at
+    /// its beginning.
+    #[must_use]
+    pub fn restored_input(mut self, begins: RestoredInput) -> Self {
+        self.input.restored_input = begins;
+        self
+    }
+
+    /// Reports a loader that gets nothing done for so long while its consumer waits, again each time it has
+    /// passed; infinity is never. Default: 60 seconds.
+    #[must_use]
+    pub fn stall_seconds_max(mut self, seconds: f64) -> Self {
+        self.stalls.warn_seconds = seconds;
+        self
+    }
+
+    /// Ends the stream with [`crate::Error::Stalled`] after so long. Default: infinity, never.
+    #[must_use]
+    pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
+        self.stalls.error_seconds = seconds;
+        self
+    }
+
+    /// Sets who is told about stalls. Default: [`crate::watchdog::LogStalls`].
+    #[must_use]
+    pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
+        self.stalls.listener = listener;
+        self
+    }
+}

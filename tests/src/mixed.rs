@@ -1,0 +1,76 @@
+//! Shards of texts, good and bad, for tests that care about order and accounts.
+
+use std::path::{Path, PathBuf};
+
+use crate::data_set::{Stored, store};
+use crate::tar::TarBytes;
+
+/// Texts of different lengths; one of seven is no UTF-8, which decoding finds, and one of eleven has a field
+/// twice, which reading finds.
+#[derive(Debug)]
+pub struct MixedTexts {
+    folder: tempfile::TempDir,
+    /// Samples in each shard.
+    pub counts: Vec<usize>,
+}
+
+impl MixedTexts {
+    /// Writes a shard for each count.
+    ///
+    /// # Panics
+    /// If the temporary folder cannot be written.
+    #[must_use]
+    pub fn new(counts: &[usize], stored: Stored) -> Self {
+        let texts = Self { folder: tempfile::tempdir().expect("a folder"), counts: counts.to_vec() };
+        for shard in 0..counts.len() {
+            let bytes = store(&texts.archive(shard, 0), stored);
+            std::fs::write(texts.shard(shard), bytes).expect("the folder can be written");
+        }
+        texts
+    }
+
+    /// Returns the archive of a shard from one of its samples on.
+    #[must_use]
+    pub fn archive(&self, shard: usize, from: usize) -> Vec<u8> {
+        let first: usize = self.counts[..shard].iter().sum();
+        let numbers = first + from..first + self.counts[shard];
+        numbers.fold(TarBytes::new(), append).finish()
+    }
+
+    /// Returns the folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Returns the path of a shard.
+    #[must_use]
+    pub fn shard(&self, number: usize) -> PathBuf {
+        self.folder().join(format!("shard-{number:03}.tar"))
+    }
+
+    /// Returns the folder as a pattern.
+    ///
+    /// # Panics
+    /// If the folder's name is not UTF-8.
+    #[must_use]
+    pub fn pattern(&self) -> String {
+        self.folder().to_str().expect("temporary folders are UTF-8").to_owned()
+    }
+
+    /// Returns shards that are commands, which cannot be read again.
+    #[must_use]
+    pub fn pipes(&self) -> Vec<String> {
+        (0..self.counts.len()).map(|shard| format!("pipe:cat {}", self.shard(shard).display())).collect()
+    }
+}
+
+fn append(tar: TarBytes, number: usize) -> TarBytes {
+    let name = format!("k{number:04}.txt");
+    let text = format!("text {number} ").repeat(1 + number * 13 % 29);
+    match number {
+        _ if number % 11 == 5 => tar.file(&name, b"once").file(&name, b"twice"),
+        _ if number % 7 == 3 => tar.file(&name, b"\xff\xfe"),
+        _ => tar.file(&name, text.as_bytes()),
+    }
+}
