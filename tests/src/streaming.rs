@@ -34,6 +34,8 @@ pub fn stream_all_ranks(planner: &StepPlanner, steps: usize) -> (Vec<Vec<Deliver
         states.push(loader.state().expect("the run has the step"));
     }
     assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "states differ between ranks");
-    batches.iter_mut().for_each(|batch| batch.sort_unstable());
+    for batch in &mut batches {
+        batch.sort_unstable();
+    }
     (batches, states.remove(0))
 }

@@ -146,6 +146,8 @@ fn rules_may_change_behind_a_state_but_not_before_it() {
     assert!(later.plan(6).unwrap().samples.iter().all(|sample| sample.data_set == 0));
 }
 
+type Change<'a> = Box<dyn Fn(&DataSet) + 'a>;
+
 /// Restores a state after `change` to the shards of the second of two data sets.
 fn restored_after(change: impl Fn(&DataSet)) -> (StepPlanner, String, StepPlanner) {
     let (kept, changed) = (DataSet::new(1, 10, Stored::Plain), DataSet::new(3, 6, Stored::Plain));
@@ -165,7 +167,6 @@ fn a_changed_shard_is_named_and_accepted_only_on_request() {
     let copy = |data: &DataSet, from: usize, to: usize| {
         std::fs::copy(data.shard(from), data.shard(to)).map(drop).unwrap();
     };
-    type Change<'a> = Box<dyn Fn(&DataSet) + 'a>;
     let changes: [(Change<'_>, &str); 4] = [
         (Box::new(|data| copy(data, 0, 1)), "shard `shard-001.tar` was replaced"),
         (Box::new(|data| copy(data, 0, 3)), "shard `shard-003.tar` was added"),
@@ -191,7 +192,7 @@ fn a_changed_shard_is_named_and_accepted_only_on_request() {
         assert!(changed[..epoch].iter().all(|sample| sample.epoch == 1), "{expected}");
         // It is saved and restored like any other run.
         let again = samples(&accepted, 6..9);
-        assert_eq!(accepted.plan(3).unwrap_err().to_string().contains("before step 4"), true);
+        assert!(accepted.plan(3).unwrap_err().to_string().contains("before step 4"));
         assert_eq!(saved(&accepted, 6).step, 6);
         assert_eq!(again.len(), 18);
     }
