@@ -56,6 +56,8 @@ impl Shuffle {
     }
 }
 
+type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
+
 /// The order of a data set's samples in all epochs.
 #[derive(Debug, Clone)]
 pub struct Order {
@@ -65,7 +67,7 @@ pub struct Order {
     key: u64,
     shuffle: Shuffle,
     /// Laid-out epochs, the last used in front; shared by all clones.
-    recent: Arc<Mutex<VecDeque<(u64, Arc<EpochOrder>)>>>,
+    recent: Arc<Mutex<Recent>>,
 }
 
 impl Order {

@@ -4,6 +4,7 @@ pub mod data_set;
 pub mod media;
 pub mod mixed;
 pub mod planning;
+pub mod streaming;
 pub mod tar;
 
 use dflop_loader::read::ShardItem;

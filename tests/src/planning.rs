@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::Index;
-use dflop_loader::plan::StepPlanner;
+use dflop_loader::mix::Mixture;
+use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::steps::Tail;
 
 /// A planner of `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model with a
@@ -20,8 +21,17 @@ pub fn planner(
     microbatches: usize,
     tail: Tail,
 ) -> StepPlanner {
+    let builder = builder(index.clone(), global_batch, dp_size).microbatches(microbatches);
+    builder.tail(tail).work(2_000).build().expect("the settings fit")
+}
+
+/// Settings of a planner over any data, for the same model, with a small search.
+///
+/// # Panics
+/// Never: the model is known.
+#[must_use]
+pub fn builder(data: impl Into<Mixture>, global_batch: u64, dp_size: usize) -> StepPlannerBuilder {
     let spec = ModelSpec::preset("omni-7b").expect("a known model");
     let model = CostModel::new(spec, DeviceRate::preset("h100").expect("a known device"));
-    let builder = StepPlanner::builder(index.clone(), model).global_batch(global_batch).dp_size(dp_size);
-    builder.microbatches(microbatches).tail(tail).seed(7).work(2_000).build().expect("the settings fit")
+    StepPlanner::builder(data, model).global_batch(global_batch).dp_size(dp_size).seed(7).work(200)
 }

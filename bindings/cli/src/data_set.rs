@@ -33,7 +33,7 @@ pub(crate) struct IndexPlaceArgs {
     /// Folder of the index [default: `.dflop` beside the shards, or the user's cache directory].
     #[arg(long, value_name = "DIR")]
     index: Option<PathBuf>,
-    /// Take the samples of this split.
+    /// Take the samples of this split; of a mixture by flags, from every data set.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
     /// File that states the splits [default: `splits.json` beside the shards].

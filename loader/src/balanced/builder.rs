@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::BalancedLoader;
 use crate::collate::Decode;
+use crate::data_set::DataSet;
 use crate::error::{Error, Result, check_at_most};
 use crate::plan::StepPlanner;
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
@@ -172,10 +173,13 @@ impl BalancedLoaderBuilder {
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.step_of(&state)?;
         }
-        let bad: Vec<_> = self.planner.data_sets().iter().flat_map(|set| set.skipped()).cloned().collect();
+        let data_sets = self.planner.data_sets().iter();
+        let bad: Vec<_> = data_sets.flat_map(DataSet::skipped).cloned().collect();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
         let skips = SkipLog::new(self.error_budget, Some(epoch));
-        bad.into_iter().for_each(|skipped| skips.push(skipped));
+        for skipped in bad {
+            skips.push(skipped);
+        }
         skips.check(false)?;
         let next_step = Arc::new(AtomicU64::new(self.from_step));
         Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips), next_step })

@@ -66,7 +66,7 @@ impl Layout {
     /// Finds the segments; there is none where nothing is left to draw at the origin.
     pub(crate) fn new(rules: &MixRules, input: LayoutInput<'_>) -> Self {
         let LayoutInput { origin, limits, global_batch, seed } = input;
-        let key = mix64(seed ^ mix64(0x6d69_7874_7572_65));
+        let key = mix64(seed ^ mix64(0x006d_6978_7475_7265));
         let step_position =
             |step: u64| step.saturating_sub(origin.step).saturating_mul(global_batch).min(POSITION_MAX);
         let mut layout = Self { segments: Vec::new(), end: None };
@@ -103,7 +103,7 @@ impl Layout {
                 .zip(limits)
                 .map(|(draws, limit)| limit.is_none_or(|limit| *draws < limit))
                 .collect();
-            phase = rules.phase_behind(&segment.shares, next - start + phase, &is_active);
+            phase = segment.shares.phase_behind(next - start + phase, &is_active);
             start = next;
         }
     }

@@ -236,14 +236,6 @@ impl MixRules {
             weights.map(|(weight, is_active)| if *is_active { *weight } else { 0 }).collect();
         Shares::weighted(&weights, key)
     }
-
-    /// Where the next segment's shares begin: a pattern goes on where it is, without its exhausted data sets;
-    /// weights begin a new period.
-    fn phase_behind(&self, shares: &Shares, position: u64, is_active: &[bool]) -> u64 {
-        let Shares::Cyclic { pattern, .. } = shares else { return 0 };
-        let passed = &pattern[..(position % pattern.len() as u64) as usize];
-        passed.iter().filter(|&&data_set| is_active[data_set as usize]).count() as u64
-    }
 }
 
 /// From where positions count.

@@ -47,7 +47,9 @@ impl Shares {
     /// Draws by a pattern of data-set numbers below `data_sets`; `None` if it is empty.
     pub(super) fn cyclic(pattern: Vec<u32>, data_sets: usize) -> Option<Self> {
         let mut per_cycle = vec![0; data_sets];
-        pattern.iter().for_each(|&data_set| per_cycle[data_set as usize] += 1);
+        for &data_set in &pattern {
+            per_cycle[data_set as usize] += 1;
+        }
         (!pattern.is_empty()).then_some(Self::Cyclic { pattern, per_cycle })
     }
 
@@ -130,6 +132,14 @@ impl Shares {
                 if self.count(data_set, middle) < wanted { (middle + 1, high) } else { (low, middle) };
         }
         Some(low)
+    }
+
+    /// Where the shares behind these begin, at `position`: a pattern goes on where it is, without the data sets that
+    /// are not active any more; weights begin a new period.
+    pub(super) fn phase_behind(&self, position: u64, is_active: &[bool]) -> u64 {
+        let Self::Cyclic { pattern, .. } = self else { return 0 };
+        let passed = &pattern[..(position % pattern.len() as u64) as usize];
+        passed.iter().filter(|&&data_set| is_active[data_set as usize]).count() as u64
     }
 
     /// The data set that the tree sends a position to.
@@ -215,7 +225,7 @@ mod tests {
             let mut counts = vec![0; weights.len()];
             for (position, data_set) in drawn(&shares, 0..period * 3).into_iter().enumerate() {
                 prop_assert_eq!(&shares.counts(position as u64), &counts, "at {}", position);
-                if position as u64 % period == 0 {
+                if (position as u64).is_multiple_of(period) {
                     let met = |at: usize| counts[at] == position as u64 / period * shares.period(at).1;
                     prop_assert!((0..weights.len()).all(met));
                 }

@@ -26,6 +26,39 @@ const VERSION: u32 = 1;
 /// Where a run stands.
 ///
 /// Serialises with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+/// # use dflop_loader::index::{Index, IndexOptions};
+/// # use dflop_loader::mix::Mixture;
+/// # use dflop_loader::plan::StepPlanner;
+/// # use dflop_loader::state::LoaderState;
+/// # fn index(samples: usize) -> dflop_loader::Result<Arc<Index>> {
+/// #     let folder = tempfile::tempdir().unwrap().keep().join("shards");
+/// #     let mut writer = dflop_loader::write::ShardWriter::builder(&folder).build()?;
+/// #     (0..samples).try_for_each(|key| writer.write(&format!("kite-{key}"), &[("txt", b"a red kite")]))?;
+/// #     writer.finish()?;
+/// #     let shards = dflop_loader::shard::expand_shards(&[folder.display().to_string()])?;
+/// #     let index = Index::open_or_build(shards, &IndexOptions::default())?;
+/// #     std::fs::remove_dir_all(folder.parent().unwrap()).unwrap();
+/// #     Ok(Arc::new(index))
+/// # }
+/// # fn main() -> dflop_loader::Result<()> {
+/// # let (photos, clips) = (index(20)?, index(30)?);
+/// # let model = || CostModel::new(ModelSpec::preset("omni-7b").unwrap(), DeviceRate::preset("h100").unwrap());
+/// let mixture = Mixture::new().data_set(photos, 0.7).data_set(clips, 0.3);
+/// let run = StepPlanner::builder(mixture.clone(), model()).global_batch(8).dp_size(2).build()?;
+/// let saved: String = run.state(1_000)?.to_json();
+///
+/// let state = LoaderState::from_json(&saved)?;
+/// let again = StepPlanner::builder(mixture, model()).global_batch(8).dp_size(4).restore(state).build()?;
+/// assert_eq!(again.first_step(), 1_000);
+/// assert_eq!(again.plan(1_000)?.samples, run.plan(1_000)?.samples);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {

@@ -79,7 +79,7 @@ impl ShardList {
         if !self.names.last_mut().is_some_and(|last| last.extend(name)) {
             self.names.push(Names::of(name));
         }
-        self.digests.push_str(&format!("{digest:016x}"));
+        self.digests.extend(format!("{digest:016x}").chars());
     }
 
     /// Names with their digests; `None` if somebody edited them out of step.
@@ -120,8 +120,12 @@ type Pair<'a> = (String, &'a str);
 /// Digests of the shards of each base name; a name may be there more than once.
 fn by_name<'a>(pairs: &'a [Pair<'a>]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    pairs.iter().for_each(|(name, digest)| names.entry(name).or_default().push(digest));
-    names.values_mut().for_each(|digests| digests.sort_unstable());
+    for (name, digest) in pairs {
+        names.entry(name).or_default().push(digest);
+    }
+    for digests in names.values_mut() {
+        digests.sort_unstable();
+    }
     names
 }
 
@@ -168,7 +172,9 @@ mod tests {
 
     fn list(shards: &[(&str, u64)]) -> ShardList {
         let mut list = ShardList { names: Vec::new(), digests: String::new() };
-        shards.iter().for_each(|(name, digest)| list.push(name, *digest));
+        for (name, digest) in shards {
+            list.push(name, *digest);
+        }
         list
     }
 

@@ -8,3 +8,4 @@ mod order;
 mod pipes;
 mod real_input;
 mod resume;
+mod runs;

@@ -1,0 +1,102 @@
+//! What an index costs at scale: bytes a sample, time to open it, and time to the first step at any position.
+//!
+//! Writes samples of three fields and 12-byte keys as Zstandard shards (which repeat themselves, so they are small on
+//! disk), indexes them, and prints one JSON line. Times are the shortest of several, in milliseconds: CPU times of the
+//! thread, system included, so neighbours disturb them little. Opening verifies the file's checksum. Steps are of
+//! 512 samples.
+#![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::shard::expand_shards;
+use dflop_loader::write::{ShardCompression, ShardWriter};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+const SAMPLES: u64 = 1_000_000;
+const ROUNDS: usize = 7;
+const GLOBAL_BATCH: u64 = 512;
+/// Steps whose first plan is timed: the start, deep in the first epoch, and far out.
+const STEPS: [u64; 3] = [0, 1_500, 1_000_000_000];
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    samples: u64,
+    index_bytes_per_sample: f64,
+    open_cpu_ms: f64,
+    steps: [u64; 3],
+    first_plan_cpu_ms: Vec<f64>,
+}
+
+fn main() -> ExitCode {
+    let samples = std::env::args().nth(1).map_or(Ok(SAMPLES), |count| count.parse());
+    match samples.map_err(BoxError::from).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprint(&format!("error: {error}\nusage: index_scale [SAMPLES]"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a program says on stderr why it failed")]
+fn eprint(message: &str) {
+    eprintln!("{message}");
+}
+
+fn run(samples: u64) -> Result<(), BoxError> {
+    let folder = tempfile::tempdir()?;
+    let shards_folder = folder.path().join("shards");
+    let compression = ShardCompression::Zstd { level: 1 };
+    let mut writer = ShardWriter::builder(&shards_folder).compression(compression).build()?;
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\x02\0\0\0\x01\x80".to_vec();
+    png.extend([8, 2, 0, 0, 0, 0, 0, 0, 0]);
+    for sample in 0..samples {
+        let fields: [(&str, &[u8]); 3] =
+            [("png", &png), ("txt", b"a red kite over the sea"), ("json", b"{}")];
+        writer.write(&format!("{sample:012}"), &fields)?;
+    }
+    writer.finish()?;
+    let shards = expand_shards(&[shards_folder.display().to_string()])?;
+    let options = IndexOptions { folder: Some(folder.path().join("index")), ..IndexOptions::default() };
+    let index = Index::open_or_build(shards.clone(), &options)?;
+    let bytes = std::fs::metadata(index.path().ok_or("the index is in memory")?)?.len();
+    let open_cpu_ms = shortest_ms(|| Index::open_or_build(shards.clone(), &options).map(drop))?;
+    let index = Arc::new(index);
+    // A planner of its own for every timing: nothing is laid out before.
+    let first_plan = |step| shortest_ms(|| planner(&index)?.plan(step).map(drop));
+    let first_plan_cpu_ms = STEPS.into_iter().map(first_plan).collect::<Result<_, _>>()?;
+    let index_bytes_per_sample = bytes as f64 / samples as f64;
+    let report = Report { samples, index_bytes_per_sample, open_cpu_ms, steps: STEPS, first_plan_cpu_ms };
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+fn planner(index: &Arc<Index>) -> dflop_loader::Result<StepPlanner> {
+    let model = CostModel::new(
+        ModelSpec::preset("qwen2.5-vl-7b").expect("a known model"),
+        DeviceRate::preset("h100").expect("a known device"),
+    );
+    StepPlanner::builder(index.clone(), model).global_batch(GLOBAL_BATCH).dp_size(4).work(0).build()
+}
+
+fn shortest_ms(mut timed: impl FnMut() -> dflop_loader::Result<()>) -> Result<f64, BoxError> {
+    let mut shortest = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let started_ms = thread_cpu_ms();
+        timed()?;
+        shortest = shortest.min(thread_cpu_ms() - started_ms);
+    }
+    Ok(shortest)
+}
+
+fn thread_cpu_ms() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+}

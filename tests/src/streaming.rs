@@ -1,0 +1,41 @@
+//! Whole global batches, as the loaders of all ranks deliver them.
+
+use dflop_loader::balanced::{BalancedLoader, Step};
+use dflop_loader::collate::Decode;
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::state::LoaderState;
+use futures::{StreamExt, TryStreamExt};
+
+/// A delivered sample: shard, key and epoch.
+pub type Delivered = (String, String, u64);
+
+/// Streams every rank, at most `steps` steps, and returns the samples of every global batch, sorted, with the state
+/// that all ranks have behind them.
+///
+/// # Panics
+/// If a rank fails, or if ranks differ in their number of steps or in their state.
+#[must_use]
+pub fn stream_all_ranks(planner: &StepPlanner, steps: usize) -> (Vec<Vec<Delivered>>, LoaderState) {
+    let mut batches: Vec<Vec<Delivered>> = Vec::new();
+    let mut states = Vec::new();
+    for dp_rank in 0..planner.dp_size() {
+        let loader = BalancedLoader::builder(planner.clone(), dp_rank).decode(Decode::Raw).workers(1).build();
+        let loader = loader.expect("the settings fit");
+        let delivered: Vec<Step> =
+            crate::run(loader.stream().take(steps).try_collect()).expect("every step is delivered");
+        if dp_rank == 0 {
+            batches.resize(delivered.len(), Vec::new());
+        }
+        assert_eq!(delivered.len(), batches.len(), "rank {dp_rank} has other steps");
+        for (batch, step) in batches.iter_mut().zip(delivered) {
+            let samples = step.microbatches.into_iter().flat_map(|microbatch| microbatch.samples);
+            batch.extend(samples.map(|sample| (sample.shard.to_string(), sample.key, sample.epoch)));
+        }
+        states.push(loader.state().expect("the run has the step"));
+    }
+    assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "states differ between ranks");
+    for batch in &mut batches {
+        batch.sort_unstable();
+    }
+    (batches, states.remove(0))
+}

@@ -1,0 +1,94 @@
+//! Splits and the order of validation end to end.
+
+use std::collections::BTreeSet;
+
+use dflop_loader::data_set::DataSet as Source;
+use dflop_loader::order::Shuffle;
+use dflop_loader::split::Splits;
+use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::planning::builder;
+use dflop_tests::streaming::stream_all_ranks;
+
+const HALVES: &str = r#"{"splits": {
+    "train": {"fraction": [0, 0.6]}, "held_out": {"fraction": [0.6, 1]},
+    "second": {"shards": ["shard-{001..001}.tar"], "may_overlap": true},
+    "gold": {"keys": ["sample-00003", "sample-00040"], "may_overlap": true},
+    "listed": {"keys_file": "keys.txt", "may_overlap": true}
+}}"#;
+
+fn with_splits(data: &DataSet) -> Splits {
+    std::fs::write(data.folder().join("splits.json"), HALVES).unwrap();
+    std::fs::write(data.folder().join("keys.txt"), "sample-00001\nsample-00002\n").unwrap();
+    Splits::beside(&data.index()).unwrap()
+}
+
+fn keys(source: &Source) -> BTreeSet<String> {
+    let key = |place| source.index().sample(source.sample_number(place)).key().to_owned();
+    (0..source.len()).map(key).collect()
+}
+
+#[test]
+fn splits_take_their_samples_and_a_sample_stays_when_shards_are_added() {
+    let (small, large) = (DataSet::new(2, 30, Stored::Plain), DataSet::new(3, 30, Stored::Plain));
+    let take = |data: &DataSet, name: &str| {
+        keys(&Source::from(data.index()).split(&with_splits(data), name).unwrap())
+    };
+    let (train, held_out) = (take(&small, "train"), take(&small, "held_out"));
+    assert!(train.is_disjoint(&held_out) && train.len() + held_out.len() == 60);
+    assert!(take(&large, "train").is_superset(&train) && take(&large, "held_out").is_superset(&held_out));
+    assert_eq!(take(&large, "second"), large.keys[30..60].iter().cloned().collect());
+    assert_eq!(take(&small, "gold"), ["sample-00003", "sample-00040"].map(String::from).into());
+    assert_eq!(take(&small, "listed"), ["sample-00001", "sample-00002"].map(String::from).into());
+}
+
+#[test]
+fn a_split_is_streamed_alone_and_whole_whatever_the_shuffle() {
+    let data = DataSet::new(3, 20, Stored::Plain);
+    let splits = with_splits(&data);
+    for name in ["train", "second"] {
+        let source = Source::from(data.index()).split(&splits, name).unwrap();
+        let blocks = Shuffle::Blocks { block_samples: 4, open_blocks: 2 };
+        for shuffle in [Shuffle::Global, blocks, Shuffle::None] {
+            let planner = builder(source.clone(), 8, 2).shuffle(shuffle).epochs(1).build().unwrap();
+            let (batches, _) = stream_all_ranks(&planner, usize::MAX);
+            let delivered: Vec<String> = batches.into_iter().flatten().map(|sample| sample.1).collect();
+            assert_eq!(delivered.len() as u64, source.len());
+            assert_eq!(delivered.into_iter().collect::<BTreeSet<_>>(), keys(&source), "{name}, {shuffle:?}");
+        }
+    }
+}
+
+#[test]
+fn validation_delivers_every_sample_once_over_any_number_of_ranks() {
+    for samples in [1, 7, 33] {
+        let data = DataSet::new(1, samples, Stored::Plain);
+        for dp_size in [1, 2, 3, 8] {
+            let planner = builder(data.index(), 16, dp_size).microbatches(2).validation().build().unwrap();
+            let (batches, state) = stream_all_ranks(&planner, usize::MAX);
+            assert_eq!(batches.len(), samples.div_ceil(16), "{samples} samples, {dp_size} ranks");
+            assert_eq!(state.step as usize, batches.len());
+            let delivered: Vec<String> = batches.into_iter().flatten().map(|sample| sample.1).collect();
+            assert_eq!(delivered, data.keys, "{samples} samples, {dp_size} ranks");
+        }
+    }
+}
+
+#[test]
+fn splits_that_do_not_fit_are_refused_by_name() {
+    let data = DataSet::new(2, 10, Stored::Plain);
+    let message =
+        |splits: &Splits, name: &str| Source::from(data.index()).split(splits, name).unwrap_err().to_string();
+    let unknown = message(&with_splits(&data), "trian");
+    assert!(
+        unknown.contains("no split `trian`") && unknown.contains("gold, held_out, listed, second, train"),
+        "{unknown}"
+    );
+    let splits = r#"{"splits": {
+        "absent": {"shards": ["shard-007.tar"]}, "ghost": {"shards": ["shard-000.tar"], "keys": ["nobody"]},
+        "empty": {"fraction": [0, 0.000000001], "shards": ["shard-001.tar"]}
+    }}"#;
+    let splits = Splits::parse(splits).unwrap();
+    assert!(message(&splits, "absent").contains("shard `shard-007.tar`"));
+    assert!(message(&splits, "ghost").contains("key `nobody`"));
+    assert!(message(&splits, "empty").contains("holds no good sample"));
+}
