@@ -1,8 +1,10 @@
 //! Fixtures shared by the end-to-end tests: small shards and media, made on the spot.
 
 pub mod data_set;
+pub mod fault_server;
 pub mod media;
 pub mod planning;
+pub mod samples;
 pub mod tar;
 
 use dflop_loader::read::ShardItem;

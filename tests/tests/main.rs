@@ -2,8 +2,11 @@
 
 mod architecture;
 mod balanced;
+mod cache_processes;
 mod hostile_tar;
 mod malformed;
 mod order;
+mod remote;
+mod s3;
 mod stream;
 mod webdataset_rules;

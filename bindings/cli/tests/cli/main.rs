@@ -7,3 +7,4 @@ mod misuse;
 mod order;
 mod pipes;
 mod real_input;
+mod remote;
