@@ -1,4 +1,4 @@
-//! What loaders deliver, in a form that can be compared: keys, and the bytes of fields.
+//! What loaders deliver, in a form that can be compared: keys, and digests of fields.
 
 use std::sync::Arc;
 
@@ -12,12 +12,13 @@ use dflop_loader::shard::Shard;
 use dflop_loader::skip::ErrorBudget;
 use dflop_loader::steps::Tail;
 use futures::StreamExt;
+use sha2::{Digest, Sha256};
 
 use crate::planning::planner;
 use crate::run;
 
-/// Key, and extension and bytes of every field.
-pub type Delivered = (String, Vec<(String, Vec<u8>)>);
+/// Key, and extension, length and SHA-256 of every field.
+pub type Delivered = (String, Vec<(String, usize, String)>);
 
 /// Everything that came, and the error that ended it, causes included.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,10 +31,14 @@ pub struct Run {
 
 fn delivered(sample: Sample) -> Delivered {
     let bytes = |media: &Media| match media {
-        Media::Opaque(bytes) => bytes.to_vec(),
+        Media::Opaque(bytes) => bytes.clone(),
         other => panic!("nothing is decoded: {other:?}"),
     };
-    let fields = sample.fields.iter().map(|field| (field.extension.to_string(), bytes(&field.media)));
+    let fields = sample.fields.iter().map(|field| {
+        let bytes = bytes(&field.media);
+        let digest = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        (field.extension.to_string(), bytes.len(), digest)
+    });
     (sample.key, fields.collect())
 }
 

@@ -71,7 +71,7 @@ mod cloud {
     ) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = retry_config(retries);
         // The reader's own timeout comes first and keeps what has come; this one guards everything else.
-        let timeout = format!("{} milliseconds", timeout.as_millis() + 1_000);
+        let timeout = format!("{}ms", timeout.as_millis() + 1_000);
         let key = ClientConfigKey::Timeout;
         Ok(match url.kind {
             StoreKind::S3 => Arc::new(
