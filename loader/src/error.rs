@@ -68,6 +68,9 @@ pub enum Error {
     /// New shards would stand beside old ones, or beside what a killed writer left.
     #[error("`{path}` is in the way of new shards; remove it or write to another folder")]
     ShardExists { path: String },
+    /// A remote store refuses a file for good.
+    #[error("could not upload `{url}`")]
+    Upload { url: String, source: std::io::Error },
     /// Something is no source of samples, or gives none.
     #[error("could not pack `{path}`: {reason}")]
     Pack { path: String, reason: String },

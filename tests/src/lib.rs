@@ -1,10 +1,12 @@
 //! Fixtures shared by the end-to-end tests: small shards and media, made on the spot.
 
 pub mod data_set;
+pub mod fault_server;
 pub mod media;
 pub mod mixed;
 pub mod planning;
 pub mod streaming;
+pub mod samples;
 pub mod tar;
 
 use dflop_loader::read::ShardItem;

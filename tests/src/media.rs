@@ -13,6 +13,27 @@ pub fn jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
     picture(width, height, seed, ImageFormat::Jpeg)
 }
 
+/// A JPEG of this size that does not compress well: the gradient under noise.
+///
+/// # Panics
+/// If a side is zero.
+#[must_use]
+pub fn noisy_jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
+    let noise = |x: u32, y: u32| {
+        let mixed = (x ^ (y << 12) ^ seed.wrapping_mul(0x9E37)).wrapping_mul(0x85EB_CA6B);
+        ((mixed ^ (mixed >> 13)).wrapping_mul(0xC2B2_AE35) >> 26) as u8
+    };
+    let pixel = |x: u32, y: u32| {
+        let grey = noise(x, y);
+        Rgb([(x * 190 / width) as u8 + grey, (y * 190 / height) as u8 + grey, (seed * 37 % 190) as u8 + grey])
+    };
+    let mut bytes = Cursor::new(Vec::new());
+    RgbImage::from_fn(width, height, pixel)
+        .write_to(&mut bytes, ImageFormat::Jpeg)
+        .expect("memory can be written");
+    bytes.into_inner()
+}
+
 /// A PNG of this size with the same gradient.
 ///
 /// # Panics

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use clap::Args;
 use dflop_loader::data_set::DataSet;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::split::Splits;
+use dflop_loader::store::{ShardCache, Stores};
 
 use crate::output::Failure;
 use crate::progress::Bars;
@@ -15,15 +16,41 @@ use crate::progress::Bars;
 /// A data set.
 #[derive(Debug, Args)]
 pub(crate) struct DataSetArgs {
-    /// Shards: a folder, files, or patterns such as `shards/{000..019}.tar`; `-` and `pipe:COMMAND` where no
-    /// index is needed.
+    /// Shards: a folder, files, or patterns such as `shards/{000..019}.tar`; URLs such as `s3://bucket/folder/`, also
+    /// gs, az, abfs, http and https; `-` and `pipe:COMMAND` where no index is needed.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
+    #[command(flatten)]
+    stores: StoreArgs,
+}
+
+/// How remote shards are reached.
+#[derive(Debug, Args)]
+pub(crate) struct StoreArgs {
+    /// Folder in which whole remote shards are kept, for all processes of this machine [default: none are].
+    #[arg(long, value_name = "DIR", help_heading = "Remote shards")]
+    cache: Option<PathBuf>,
+    /// Most bytes that the kept shards take.
+    #[arg(long, value_name = "N", default_value_t = 64 << 30, requires = "cache", help_heading = "Remote shards")]
+    cache_bytes: u64,
+    /// Most requests in flight.
+    #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Remote shards")]
+    requests_max: usize,
+}
+
+impl StoreArgs {
+    pub(crate) fn stores(&self) -> Result<Stores, Failure> {
+        let mut builder = Stores::builder().requests_max(self.requests_max);
+        if let Some(folder) = &self.cache {
+            builder = builder.cache(ShardCache { folder: folder.clone(), bytes_max: self.cache_bytes });
+        }
+        Ok(builder.build()?)
+    }
 }
 
 impl DataSetArgs {
     pub(crate) fn shards(&self) -> Result<Vec<Shard>, Failure> {
-        Ok(expand_shards(&self.shards)?)
+        Ok(expand_shards_in(&self.shards, &self.stores.stores()?)?)
     }
 }
 
@@ -39,24 +66,32 @@ pub(crate) struct IndexPlaceArgs {
     /// File that states the splits [default: `splits.json` beside the shards].
     #[arg(long, value_name = "FILE", requires = "split")]
     splits: Option<PathBuf>,
+    #[command(flatten)]
+    stores: StoreArgs,
 }
 
 impl IndexPlaceArgs {
+    /// How remote shards are reached.
+    pub(crate) fn stores(&self) -> Result<Stores, Failure> {
+        self.stores.stores()
+    }
+
     /// Opens the index of some shards, making it on first use, and takes the split.
-    pub(crate) fn open<S: AsRef<str>>(&self, shards: &[S]) -> Result<DataSet, Failure> {
+    pub(crate) fn open<S: AsRef<str>>(&self, shards: &[S], stores: &Stores) -> Result<DataSet, Failure> {
+        let shards = expand_shards_in(shards, stores)?;
         open_data_set(shards, self.index.clone(), self.split.as_deref(), self.splits.as_deref())
     }
 }
 
 /// Opens the index of some shards and takes a split.
-pub(crate) fn open_data_set<S: AsRef<str>>(
-    shards: &[S],
+pub(crate) fn open_data_set(
+    shards: Vec<Shard>,
     index: Option<PathBuf>,
     split: Option<&str>,
     splits: Option<&Path>,
 ) -> Result<DataSet, Failure> {
     let options = IndexOptions { folder: index, ..index_options() };
-    let index = Arc::new(Index::open_or_build(expand_shards(shards)?, &options)?);
+    let index = Arc::new(Index::open_or_build(shards, &options)?);
     let Some(split) = split else { return Ok(index.into()) };
     let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
     Ok(DataSet::from(index).split(&splits, split)?)
@@ -65,8 +100,9 @@ pub(crate) fn open_data_set<S: AsRef<str>>(
 /// A data set that is read through its index.
 #[derive(Debug, Args)]
 pub(crate) struct IndexedArgs {
-    #[command(flatten)]
-    data_set: DataSetArgs,
+    /// Shards: a folder, files, patterns such as `shards/{000..019}.tar`, or URLs such as `s3://bucket/folder/`.
+    #[arg(value_name = "DATASET", required = true)]
+    shards: Vec<String>,
     #[command(flatten)]
     place: IndexPlaceArgs,
 }
@@ -74,7 +110,7 @@ pub(crate) struct IndexedArgs {
 impl IndexedArgs {
     /// Opens the index; makes it on first use.
     pub(crate) fn open(&self) -> Result<DataSet, Failure> {
-        self.place.open(&self.data_set.shards)
+        self.place.open(&self.shards, &self.place.stores()?)
     }
 }
 

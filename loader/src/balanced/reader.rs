@@ -92,6 +92,7 @@ impl StepReader {
             }
             microbatches.push(samples);
         }
+        self.ranges.forget_fetched();
         Ok(microbatches)
     }
 

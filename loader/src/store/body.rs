@@ -60,7 +60,7 @@ impl ShardsAhead {
                     .await;
             } else {
                 let budget = ByteBudget::new(bytes, Arc::default());
-                let chunk_bytes = (bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, stores.chunk_bytes().max(1));
+                let chunk_bytes = chunk_bytes(bytes, stores.chunk_bytes());
                 stream_all(sender, objects, &budget, chunk_bytes).await;
             }
         });
@@ -71,6 +71,11 @@ impl ShardsAhead {
     pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
         self.shards.recv().await
     }
+}
+
+/// Length of a chunk, so that a budget holds several.
+fn chunk_bytes(budget_bytes: u64, most: u64) -> u64 {
+    (budget_bytes / CHUNKS_MIN).max(CHUNK_BYTES_MIN).min(most)
 }
 
 async fn send_all(
@@ -226,7 +231,7 @@ impl ShardBody {
 
     /// Reads one object from its beginning to its end, with at most `bytes` under way.
     pub(crate) fn of(object: RemoteObject, identity: Identity, bytes: u64) -> Self {
-        let chunk_bytes = (bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, object.stores().chunk_bytes().max(1));
+        let chunk_bytes = chunk_bytes(bytes, object.stores().chunk_bytes());
         let (body, chunks) = Self::new(identity.bytes);
         let task = spawn(async move {
             plan_chunks(&object, &identity, &chunks, &ByteBudget::new(bytes, Arc::default()), chunk_bytes).await;

@@ -5,10 +5,25 @@ use std::time::Duration;
 
 use object_store::ObjectStore;
 
+use super::retry::RetryConfig;
 use super::url::RemoteUrl;
 
+/// Who tries failed requests again; never both.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Retries {
+    /// The readers of this crate, which keep what has come.
+    ByReader,
+    /// The store itself, by the same policy: uploads.
+    ByStore(RetryConfig),
+}
+
 #[cfg(not(feature = "remote"))]
-pub(super) fn connect(url: &RemoteUrl, _timeout: Duration) -> Result<Arc<dyn ObjectStore>, String> {
+pub(super) fn connect(
+    url: &RemoteUrl,
+    _timeout: Duration,
+    retries: Retries,
+) -> Result<Arc<dyn ObjectStore>, String> {
+    let _ = matches!(retries, Retries::ByStore(config) if config.attempts_max > 0);
     Err(format!("`{}` needs the cargo feature `remote` of dflop-loader, which this build lacks", url.root))
 }
 
@@ -17,9 +32,13 @@ pub(super) fn connect(url: &RemoteUrl, _timeout: Duration) -> Result<Arc<dyn Obj
 /// # Errors
 /// What the configuration lacks.
 #[cfg(feature = "remote")]
-pub(super) fn connect(url: &RemoteUrl, timeout: Duration) -> Result<Arc<dyn ObjectStore>, String> {
+pub(super) fn connect(
+    url: &RemoteUrl,
+    timeout: Duration,
+    retries: Retries,
+) -> Result<Arc<dyn ObjectStore>, String> {
     let with_hint = |error: object_store::Error| format!("{error}; {}", url.kind.credentials_hint());
-    cloud::connect(url, timeout).map_err(with_hint)
+    cloud::connect(url, timeout, retries).map_err(with_hint)
 }
 
 #[cfg(feature = "remote")]
@@ -30,40 +49,51 @@ mod cloud {
     use object_store::http::HttpBuilder;
     use object_store::{ClientConfigKey, RetryConfig};
 
-    use super::{Arc, Duration, ObjectStore, RemoteUrl};
+    use super::{Arc, Duration, ObjectStore, RemoteUrl, Retries};
     use crate::store::http::Connector;
     use crate::store::url::StoreKind;
 
-    /// One policy only: that of [`crate::store::RetryConfig`].
-    fn no_retry() -> RetryConfig {
-        RetryConfig { max_retries: 0, ..RetryConfig::default() }
+    fn retry_config(retries: Retries) -> RetryConfig {
+        let mut config = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        if let Retries::ByStore(own) = retries {
+            config.max_retries = own.attempts_max as usize - 1;
+            config.retry_timeout = Duration::from_secs(own.deadline_seconds);
+            config.backoff.init_backoff = own.backoff.first;
+            config.backoff.max_backoff = own.backoff.most;
+        }
+        config
     }
 
-    pub(super) fn connect(url: &RemoteUrl, timeout: Duration) -> object_store::Result<Arc<dyn ObjectStore>> {
+    pub(super) fn connect(
+        url: &RemoteUrl,
+        timeout: Duration,
+        retries: Retries,
+    ) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let retry = retry_config(retries);
         // The reader's own timeout comes first and keeps what has come; this one guards everything else.
-        let timeout = format!("{} milliseconds", timeout.as_millis() + 1_000);
+        let timeout = format!("{}ms", timeout.as_millis() + 1_000);
         let key = ClientConfigKey::Timeout;
         Ok(match url.kind {
             StoreKind::S3 => Arc::new(
-                s3(url)
+                s3(url, retry)
                     .with_config(AmazonS3ConfigKey::Client(key), timeout)
                     .with_http_connector(Connector)
                     .build()?,
             ),
             StoreKind::Gcs => Arc::new(
-                gcs(url)
+                gcs(url, retry)
                     .with_config(GoogleConfigKey::Client(key), timeout)
                     .with_http_connector(Connector)
                     .build()?,
             ),
             StoreKind::Azure => Arc::new(
-                azure(url)
+                azure(url, retry)
                     .with_config(AzureConfigKey::Client(key), timeout)
                     .with_http_connector(Connector)
                     .build()?,
             ),
             StoreKind::Http => {
-                let builder = HttpBuilder::new().with_url(&url.root).with_retry(no_retry());
+                let builder = HttpBuilder::new().with_url(&url.root).with_retry(retry);
                 let builder =
                     builder.with_config(ClientConfigKey::AllowHttp, "true").with_config(key, timeout);
                 Arc::new(builder.with_http_connector(Connector).build()?)
@@ -71,15 +101,46 @@ mod cloud {
         })
     }
 
-    fn s3(url: &RemoteUrl) -> AmazonS3Builder {
-        AmazonS3Builder::from_env().with_url(&url.root).with_retry(no_retry())
+    fn s3(url: &RemoteUrl, retry: RetryConfig) -> AmazonS3Builder {
+        AmazonS3Builder::from_env().with_url(&url.root).with_retry(retry)
     }
 
-    fn gcs(url: &RemoteUrl) -> GoogleCloudStorageBuilder {
-        GoogleCloudStorageBuilder::from_env().with_url(&url.root).with_retry(no_retry())
+    fn gcs(url: &RemoteUrl, retry: RetryConfig) -> GoogleCloudStorageBuilder {
+        GoogleCloudStorageBuilder::from_env().with_url(&url.root).with_retry(retry)
     }
 
-    fn azure(url: &RemoteUrl) -> MicrosoftAzureBuilder {
-        MicrosoftAzureBuilder::from_env().with_url(&url.root).with_retry(no_retry())
+    fn azure(url: &RemoteUrl, retry: RetryConfig) -> MicrosoftAzureBuilder {
+        MicrosoftAzureBuilder::from_env().with_url(&url.root).with_retry(retry)
+    }
+}
+
+#[cfg(all(test, feature = "remote"))]
+mod tests {
+    use super::*;
+
+    /// What a store says of itself; nothing is contacted.
+    fn shown(url: &str) -> String {
+        let url = RemoteUrl::parse(url).unwrap();
+        connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap().to_string()
+    }
+
+    #[test]
+    fn urls_become_stores_of_their_bucket() {
+        assert_eq!(shown("s3://bucket/a/b.tar"), "AmazonS3(bucket)");
+        assert_eq!(shown("s3a://bucket/a/b.tar"), "AmazonS3(bucket)");
+        assert_eq!(shown("gs://bucket/a/b.tar"), "GoogleCloudStorage(bucket)");
+        let azure = shown("abfss://container@account.dfs.core.windows.net/a/b.tar");
+        assert_eq!(azure, "MicrosoftAzure { account: account, container: container }");
+        assert_eq!(shown("https://host:8/a/b.tar?sig=1"), "HttpStore");
+    }
+
+    #[test]
+    fn an_azure_container_needs_the_name_of_its_account() {
+        if std::env::vars().any(|(name, _)| name.starts_with("AZURE_")) {
+            return;
+        }
+        let url = RemoteUrl::parse("az://container/a.tar").unwrap();
+        let error = connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap_err();
+        assert!(error.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{error}");
     }
 }

@@ -40,3 +40,56 @@ async fn list_all(folder: &RemoteObject) -> io::Result<Vec<String>> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+    use object_store::{ObjectStore, ObjectStoreExt};
+
+    use crate::shard::expand_shards_in;
+    use crate::store::{Stores, spawn};
+
+    fn bucket(names: &[&str]) -> Stores {
+        let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        for name in names {
+            let (store, path) = (memory.clone(), object_store::path::Path::parse(name).unwrap());
+            let put = spawn(async move { store.put(&path, path.to_string().into_bytes().into()).await });
+            put.wait().unwrap().unwrap();
+        }
+        let stores = Stores::builder().build().unwrap();
+        stores.insert("s3://bucket", memory);
+        stores
+    }
+
+    #[test]
+    fn a_folder_stands_for_the_shards_directly_in_it() {
+        let names = ["f/b.tar", "f/a.tar.zst", "f/readme.md", "f/deeper/c.tar", "fg/d.tar", "top.tar"];
+        let stores = bucket(&names);
+        let urls = |pattern: &str| {
+            let shards = expand_shards_in(&[pattern], &stores).unwrap();
+            shards.iter().map(|shard| shard.url.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(urls("s3://bucket/f/"), ["s3://bucket/f/a.tar.zst", "s3://bucket/f/b.tar"]);
+        assert_eq!(urls("s3://bucket"), ["s3://bucket/top.tar"]);
+        assert_eq!(urls("s3://bucket/f/b.tar"), ["s3://bucket/f/b.tar"]);
+        let error = expand_shards_in(&["s3://bucket/none/"], &stores).unwrap_err().to_string();
+        assert!(error.contains("s3://bucket/none/") && error.contains("no .tar"), "{error}");
+    }
+
+    #[test]
+    fn objects_are_read_by_range_and_missing_ones_are_named() {
+        let stores = bucket(&["f/b.tar"]);
+        let object = |url: &str| stores.object(&Arc::from(url)).unwrap();
+        let read = async |object: crate::store::RemoteObject| {
+            let identity = object.identity().await?;
+            object.read(2..5, &identity).await
+        };
+        let there = object("s3://bucket/f/b.tar");
+        assert_eq!(spawn(async move { read(there).await }).wait().unwrap().unwrap().0, "b.t");
+        let missing = object("s3://bucket/f/none");
+        let error = spawn(async move { read(missing).await }).wait().unwrap().unwrap_err();
+        assert!(error.to_string().contains("a folder ends with `/`"), "{error}");
+    }
+}

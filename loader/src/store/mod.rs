@@ -21,6 +21,7 @@ mod retry;
 mod settings;
 mod stores;
 mod tasks;
+mod upload;
 mod url;
 
 use std::pin::Pin;

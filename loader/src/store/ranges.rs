@@ -77,6 +77,11 @@ impl ShardRanges {
         Ok(())
     }
 
+    /// Lets go of what was fetched; samples keep their own.
+    pub(crate) fn forget_fetched(&mut self) {
+        self.fetched.clear();
+    }
+
     /// Reads `bytes` from `offset` of a shard, both after decompression; blocks on a cold disk.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 
 use super::cache::Cache;
+use super::connect::{Retries, connect};
 use super::object::RemoteObject;
 use super::settings::StoresBuilder;
 use super::url::RemoteUrl;
@@ -67,7 +68,7 @@ impl Stores {
         if let Some(store) = connected.get(&url.root) {
             return Ok(store.clone());
         }
-        let store = super::connect::connect(url, self.shared.settings.request_timeout)?;
+        let store = connect(url, self.shared.settings.request_timeout, Retries::ByReader)?;
         connected.insert(url.root.clone(), store.clone());
         Ok(store)
     }

@@ -9,3 +9,4 @@ mod pipes;
 mod real_input;
 mod resume;
 mod runs;
+mod remote;

@@ -1,0 +1,105 @@
+//! Files to remote stores: an object appears whole or not at all.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
+
+use super::connect::{Retries, connect};
+use super::local::map_file;
+use super::object::shown;
+use super::stores::Stores;
+use super::tasks::spawn;
+use super::url::{RemoteUrl, StoreKind};
+use crate::error::{Error, Result};
+
+/// Files up to this length are one request; longer ones are parts of it. S3 wants at least 5 MiB and at most 10,000
+/// parts, so parts of very long files are longer.
+const PART_BYTES_MIN: u64 = 8 << 20;
+/// Most parts of an object.
+const PARTS_MAX: u64 = 10_000;
+/// Parts that are sent at the same time.
+const PARTS_AT_ONCE: usize = 8;
+
+impl Stores {
+    /// Uploads a file; blocks until the store has all of it.
+    ///
+    /// Each request is tried again as [`crate::store::RetryConfig`] says. Readers see the old object, or none, until the
+    /// last byte is there.
+    ///
+    /// # Errors
+    /// [`Error::ShardList`] if the URL names no object, [`Error::File`] if the file cannot be read,
+    /// [`Error::Upload`] if the store refuses it for good.
+    pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
+        let invalid = |reason: String| Error::ShardList { pattern: url.to_owned(), reason };
+        let parsed = RemoteUrl::parse(url).map_err(invalid)?;
+        if parsed.is_folder {
+            return Err(invalid("it names a folder; name the object to write".into()));
+        }
+        let settings = &self.shared.settings;
+        let store = connect(&parsed, settings.request_timeout, Retries::ByStore(settings.retry));
+        let store = store.map_err(invalid)?;
+        let file =
+            map_file(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
+        let failed = |source| Error::Upload { url: url.to_owned(), source };
+        let (kind, stores) = (parsed.kind, self.clone());
+        let put = spawn(async move { put(&stores, store, &parsed, file).await });
+        put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))
+    }
+}
+
+fn refused(error: &object_store::Error, kind: StoreKind) -> io::Error {
+    use object_store::Error::{NotImplemented, PermissionDenied, Unauthenticated};
+    let reason = shown(error);
+    match error {
+        PermissionDenied { .. } | Unauthenticated { .. } => {
+            io::Error::new(io::ErrorKind::PermissionDenied, format!("{reason}; {}", kind.credentials_hint()))
+        }
+        NotImplemented { .. } => io::Error::new(io::ErrorKind::Unsupported, reason),
+        _ => io::Error::other(reason),
+    }
+}
+
+async fn put(
+    stores: &Stores,
+    store: Arc<dyn ObjectStore>,
+    url: &RemoteUrl,
+    file: Bytes,
+) -> object_store::Result<()> {
+    let bytes = file.len() as u64;
+    if bytes <= PART_BYTES_MIN || url.kind == StoreKind::Http {
+        let _permit = stores.shared.requests.acquire().await;
+        return store.put(&url.path, PutPayload::from(file)).await.map(|_| ());
+    }
+    let mut upload = store.put_multipart(&url.path).await?;
+    let sent = send_parts(stores, upload.as_mut(), file).await;
+    match sent {
+        Ok(()) => upload.complete().await.map(|_| ()),
+        Err(error) => {
+            // What was sent is thrown away; if that fails too, the bucket's own clean-up has to.
+            let _ = upload.abort().await;
+            Err(error)
+        }
+    }
+}
+
+async fn send_parts(
+    stores: &Stores,
+    upload: &mut dyn MultipartUpload,
+    file: Bytes,
+) -> object_store::Result<()> {
+    let part_bytes = PART_BYTES_MIN.max((file.len() as u64).div_ceil(PARTS_MAX)) as usize;
+    let starts = (0..file.len()).step_by(part_bytes);
+    // The number of a part is that of its call, so the calls are made in order.
+    let parts = starts.map(|start| {
+        let part = upload.put_part(file.slice(start..file.len().min(start + part_bytes)).into());
+        async move {
+            let _permit = stores.shared.requests.acquire().await;
+            part.await
+        }
+    });
+    futures::stream::iter(parts).buffer_unordered(PARTS_AT_ONCE).try_collect::<()>().await
+}

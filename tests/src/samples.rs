@@ -1,0 +1,101 @@
+//! What loaders deliver, in a form that can be compared: keys, and digests of fields.
+
+use std::sync::Arc;
+
+use dflop_loader::balanced::BalancedLoader;
+use dflop_loader::batch::Sample;
+use dflop_loader::collate::Decode;
+use dflop_loader::decode::Media;
+use dflop_loader::index::Index;
+use dflop_loader::loader::Loader;
+use dflop_loader::shard::Shard;
+use dflop_loader::skip::ErrorBudget;
+use dflop_loader::steps::Tail;
+use futures::StreamExt;
+use sha2::{Digest, Sha256};
+
+use crate::planning::planner;
+use crate::run;
+
+/// Key, and extension, length and SHA-256 of every field.
+pub type Delivered = (String, Vec<(String, usize, String)>);
+
+/// Everything that came, and the error that ended it, causes included.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Samples, in order.
+    pub samples: Vec<Delivered>,
+    /// Why it ended early.
+    pub error: Option<String>,
+}
+
+fn delivered(sample: Sample) -> Delivered {
+    let bytes = |media: &Media| match media {
+        Media::Opaque(bytes) => bytes.clone(),
+        other => panic!("nothing is decoded: {other:?}"),
+    };
+    let fields = sample.fields.iter().map(|field| {
+        let bytes = bytes(&field.media);
+        let digest = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        (field.extension.to_string(), bytes.len(), digest)
+    });
+    (sample.key, fields.collect())
+}
+
+fn shown(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Reads `epochs` epochs through the plain loader, undecoded. Bad samples are no error.
+///
+/// # Panics
+/// If the settings are refused.
+#[must_use]
+pub fn plain(shards: Vec<Shard>, epochs: u64) -> Run {
+    let loader = Loader::builder(shards)
+        .decode(Decode::Raw)
+        .epochs(epochs)
+        .batch_size(5)
+        .error_budget(ErrorBudget::new(1.0).expect("a share"))
+        .build()
+        .expect("the settings fit");
+    let mut samples = Vec::new();
+    let mut error = None;
+    run(async {
+        let mut batches = loader.stream();
+        while let Some(batch) = batches.next().await {
+            match batch {
+                Ok(batch) => samples.extend(batch.samples.into_iter().map(delivered)),
+                Err(failed) => error = Some(shown(&failed)),
+            }
+        }
+    });
+    Run { samples, error }
+}
+
+/// Reads `steps` global batches of 8 through the balanced loader, undecoded.
+///
+/// # Panics
+/// If the settings are refused.
+#[must_use]
+pub fn balanced(index: &Arc<Index>, steps: u64) -> Run {
+    let planner = planner(index, 8, 1, 2, Tail::Carry);
+    let loader = BalancedLoader::builder(planner, 0).steps(steps).decode(Decode::Raw);
+    let loader = loader.build().expect("the settings fit");
+    let mut samples = Vec::new();
+    let mut error = None;
+    run(async {
+        let mut stream = loader.stream();
+        while let Some(step) = stream.next().await {
+            match step {
+                Ok(step) => {
+                    let all = step.microbatches.into_iter().flat_map(|microbatch| microbatch.samples);
+                    samples.extend(all.map(delivered));
+                }
+                Err(failed) => error = Some(shown(&failed)),
+            }
+        }
+    });
+    Run { samples, error }
+}
