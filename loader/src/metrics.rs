@@ -167,6 +167,8 @@ pub struct Metrics {
     consumer_wait_ns: AtomicU64,
     retries: Arc<AtomicU64>,
     stalls: AtomicU64,
+    /// Items that a restored stream does not want again.
+    passed_over: AtomicU64,
     /// Number, in the list, of the shard that is being read.
     shard: AtomicUsize,
     pub(crate) undecoded: Arc<Gauge>,
@@ -182,6 +184,7 @@ impl Metrics {
             consumer_wait_ns: AtomicU64::new(0),
             retries: Arc::default(),
             stalls: AtomicU64::new(0),
+            passed_over: AtomicU64::new(0),
             shard: AtomicUsize::new(usize::MAX),
             undecoded: Arc::default(),
             decoded: Arc::default(),
@@ -218,9 +221,15 @@ impl Metrics {
         self.stalls.fetch_add(1, Relaxed);
     }
 
+    /// An item was read that is not wanted again.
+    pub(crate) fn passed_over(&self) {
+        self.passed_over.fetch_add(1, Relaxed);
+    }
+
     /// A number that changes whenever any stage has done something.
     pub(crate) fn progress(&self) -> u64 {
-        self.stages.iter().map(|stage| stage.items.load(Relaxed) + stage.errors.load(Relaxed)).sum()
+        let done = |stage: &StageMeter| stage.items.load(Relaxed) + stage.errors.load(Relaxed);
+        self.passed_over.load(Relaxed) + self.stages.iter().map(done).sum::<u64>()
     }
 
     /// Returns the counters as they are.

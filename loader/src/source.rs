@@ -165,6 +165,7 @@ impl Reader {
                 let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max);
                 for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
                     if !pass.wants(number) {
+                        self.config.metrics.passed_over();
                         continue;
                     }
                     if let Err(item) = self.deliver_now(item, pass, number) {
@@ -177,7 +178,7 @@ impl Reader {
                 self.runtime.block_on(self.read_stream(shard, pass, reader))?;
             }
             Err(unsupported) => {
-                self.runtime.block_on(self.skip_shard(shard, pass, unsupported.to_string()))?
+                self.runtime.block_on(self.skip_shard(shard, pass, unsupported.to_string()))?;
             }
         }
         Ok(Ok(()))
@@ -272,6 +273,8 @@ impl Reader {
         {
             if pass.wants(number) {
                 self.deliver(item, pass, number).await?;
+            } else {
+                self.config.metrics.passed_over();
             }
             number += 1;
         }

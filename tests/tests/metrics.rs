@@ -93,3 +93,19 @@ fn a_balanced_stream_counts_plans_samples_and_steps() {
     assert!(metrics.stage(Stage::Plan).busy_seconds > 0.0);
     assert!(metrics.decoded_bytes_max > 0);
 }
+
+#[test]
+fn a_balanced_stream_holds_its_budget_or_one_step() {
+    let data = DataSet::new(2, 24, Stored::Plain);
+    let planner = planner(&data.index(), 8, 1, 2, Tail::Carry);
+    let held = |from, steps, budget| {
+        let builder = BalancedLoader::builder(planner.clone(), 0).from_step(from).steps(steps);
+        let loader = builder.buffered_bytes_max(budget).build().unwrap();
+        run(loader.stream().try_for_each(|_| async { Ok(()) })).unwrap();
+        loader.metrics().decoded_bytes_max
+    };
+    let largest_step = (0..6).map(|step| held(step, 1, u64::MAX)).max().unwrap();
+    assert_eq!(held(0, 6, 1), largest_step, "every step is alone");
+    let budget = 2 * largest_step;
+    assert!(held(0, 6, budget) <= budget);
+}

@@ -196,3 +196,18 @@ fn the_state_of_a_full_buffer_is_small() {
     assert!(small.len() < 300 * 50, "{} bytes: {small}", small.len());
     assert!(state(&texts.pipes()).len() > 2 * small.len(), "samples of pipes are in the state themselves");
 }
+
+#[test]
+fn passing_over_what_was_read_before_is_no_stall() {
+    let texts = MixedTexts::new(&[800], Stored::Plain);
+    // In pieces: all together take longer than a stall may, and none does.
+    let slow = format!(
+        "pipe:for i in 0 1 2 3 4 5 6 7 8 9 10 11; do dd if={0} bs=64k skip=$i count=1 2>/dev/null; sleep 0.25; done; dd if={0} bs=64k skip=12",
+        texts.shard(0).display()
+    );
+    let slow = Loader::builder(expand_shards(&[format!("{slow} 2>/dev/null")]).unwrap()).batch_size(8);
+    let fast = Loader::builder(expand_shards(&[texts.pattern()]).unwrap()).batch_size(8);
+    let first = part(slow.clone(), 60);
+    let rest = part(slow.restore(first.state).stall_seconds_error(1.8), usize::MAX);
+    assert_eq!(rest.batches, part(fast, usize::MAX).batches[60..]);
+}

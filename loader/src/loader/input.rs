@@ -26,7 +26,7 @@ pub(super) struct Input {
     pub(super) order: ShardOrder,
     pub(super) shuffle: Option<ShuffleBuffer>,
     pub(super) restored: Option<Arc<StreamState>>,
-    restored_input: RestoredInput,
+    begins: RestoredInput,
 }
 
 impl Input {
@@ -47,7 +47,7 @@ impl Input {
 
     pub(super) fn passes(&self, epochs: u64) -> Passes {
         match &self.restored {
-            Some(state) => state.passes(epochs, self.restored_input == RestoredInput::Rest),
+            Some(state) => state.passes(epochs, self.begins == RestoredInput::Rest),
             None => Passes { order: self.order, epochs, ..Passes::default() },
         }
     }
@@ -97,7 +97,7 @@ impl LoaderBuilder {
     /// its beginning.
     #[must_use]
     pub fn restored_input(mut self, begins: RestoredInput) -> Self {
-        self.input.restored_input = begins;
+        self.input.begins = begins;
         self
     }
 

@@ -100,7 +100,9 @@ impl StreamState {
         for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
             again.entry(held.shard).or_default().push(held.item);
         }
-        again.values_mut().for_each(|items| items.sort_unstable());
+        for items in again.values_mut() {
+            items.sort_unstable();
+        }
         Passes { order: self.order, epochs, start: self.position, again, is_rest }
     }
 
