@@ -2,7 +2,7 @@
 CARGO ?= cargo
 DENY ?= cargo deny
 
-.PHONY: check check-all fmt clippy docs test bench compare demo
+.PHONY: check check-all fmt clippy docs test test-interop bench compare demo
 
 check: fmt clippy docs test
 
@@ -22,6 +22,15 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-balancer --example balance
 	$(CARGO) run --quiet --locked -p dflop-loader --example stream
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
+
+# Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
+test-interop:
+	$(CARGO) build --locked -p dflop-cli
+	python3 -m venv venv
+	venv/bin/pip install --quiet --requirement tests/python/requirements.txt
+	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
+	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
+	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check

@@ -96,8 +96,7 @@ fn files_are_small() {
 
 #[test]
 fn unsafe_code_stays_in_the_memory_map_and_the_arrow2_bridge() {
-    let allowed =
-        ["loader/src/store/local.rs", "loader/src/index/arrow2.rs"].map(|path| root().join(path));
+    let allowed = ["loader/src/store/local.rs", "loader/src/index/arrow2.rs"].map(|path| root().join(path));
     for path in rust_files().iter().filter(|path| !allowed.contains(path)) {
         let text = std::fs::read_to_string(path).unwrap();
         let is_unsafe =

@@ -22,7 +22,9 @@ fn odd_archive(shard: usize) -> TarBytes {
             8 => tar.file(&format!("{key}.txt"), b"1").file(&format!("{key}.txt"), b"a duplicate"),
             9 => tar.file(&format!("{key}.jpg"), b"no picture"),
             10 => tar.file(&format!("{key}.txt"), b"").empty(&format!("{key}.lnk"), b'2'),
-            _ => tar.file(&format!("{key}.jpg"), &jpeg(20 + number, 30, number)).file(&format!("{key}.TXT"), b"a kite"),
+            _ => tar
+                .file(&format!("{key}.jpg"), &jpeg(20 + number, 30, number))
+                .file(&format!("{key}.TXT"), b"a kite"),
         };
     }
     tar
@@ -66,12 +68,14 @@ impl Place {
         let index = self.index(ForeignIndexes::Ignore);
         let rows = index.shard_samples(shard).map(|sample| index.sample(sample));
         let mut offsets: Vec<u64> = rows.map(|row| row.offset()).collect();
-        let bad = index.skipped().iter().filter(|skipped| skipped.shard.ends_with(&format!("shard-{shard}.tar")));
+        let bad =
+            index.skipped().iter().filter(|skipped| skipped.shard.ends_with(&format!("shard-{shard}.tar")));
         // The account of a duplicate names its second entry; the sample begins a header and a payload before.
         offsets.extend(bad.map(|bad| bad.offset - if bad.reason.contains("duplicate") { 1024 } else { 0 }));
         offsets.sort_unstable();
         let last = index.sample(index.shard_samples(shard).end - 1);
-        let end = last.fields().map(|field| (field.offset + field.bytes).next_multiple_of(512)).max().unwrap();
+        let end =
+            last.fields().map(|field| (field.offset + field.bytes).next_multiple_of(512)).max().unwrap();
         offsets.push(end);
         offsets
     }
@@ -81,7 +85,10 @@ impl Place {
         let archive = std::fs::read(self.0.path().join(format!("shard-{shard}.tar"))).unwrap();
         let entries = dflop_loader::tar::slice::SliceEntries::new(archive.clone().into());
         let files = entries.map(|entry| entry.unwrap().0).map(|entry| {
-            (entry.name.clone(), json!({"path": entry.name, "offset": entry.payload_offset, "length": entry.bytes}))
+            (
+                entry.name.clone(),
+                json!({"path": entry.name, "offset": entry.payload_offset, "length": entry.bytes}),
+            )
         });
         let files: serde_json::Map<String, serde_json::Value> = files.collect();
         let name = format!("shard-{shard}.tar");
@@ -154,7 +161,10 @@ fn a_shard_without_padding_at_its_end_is_followed_too() {
 fn other_numbers_and_lengths_are_warnings_that_name_both() {
     let place = Place::new();
     let own = place.index(ForeignIndexes::Ignore);
-    place.put(".nv-meta/.info.json", br#"{"shard_counts": {"shard-0.tar": 12, "shard-1.tar": 7, "else.tar": 1}}"#);
+    place.put(
+        ".nv-meta/.info.json",
+        br#"{"shard_counts": {"shard-0.tar": 12, "shard-1.tar": 7, "else.tar": 1}}"#,
+    );
     let list = json!({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [
         {"url": "shard-0.tar", "nsamples": 11, "filesize": 512}, {"url": "shard-1.tar", "nsamples": 12}]});
     place.put("shardindex.json", list.to_string().as_bytes());
@@ -188,7 +198,11 @@ fn other_groups_are_a_warning_and_ours_are_used() {
         for foreign in [ForeignIndexes::Check, ForeignIndexes::Follow] {
             let index = place.index(foreign);
             assert_equal(&index, &own);
-            assert!(index.warnings().iter().any(|warning| warning.contains(expected)), "{:?}", index.warnings());
+            assert!(
+                index.warnings().iter().any(|warning| warning.contains(expected)),
+                "{:?}",
+                index.warnings()
+            );
         }
     }
 }
@@ -201,7 +215,9 @@ fn hints_that_do_not_fit_are_named_and_the_shard_is_read_from_its_beginning() {
     let shifted: Vec<u64> = offsets.iter().map(|offset| offset + 512).collect();
     let swapped: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_be_bytes()).collect();
     let absurd = [0, 1 << 62, u64::MAX];
-    for bytes in [le_bytes(&shifted), swapped, le_bytes(&absurd), le_bytes(&offsets)[..20].to_vec(), Vec::new()] {
+    for bytes in
+        [le_bytes(&shifted), swapped, le_bytes(&absurd), le_bytes(&offsets)[..20].to_vec(), Vec::new()]
+    {
         place.put("shard-0.tar.idx", &bytes);
         let index = place.index(ForeignIndexes::Follow);
         assert_equal(&index, &own);
@@ -258,7 +274,10 @@ fn a_shard_list_of_wids_is_a_data_set() {
 fn the_splits_of_energon_are_named_lists_of_shards() {
     let place = Place::new();
     assert_eq!(energon::splits(place.0.path()).unwrap(), None);
-    place.put(".nv-meta/split.yaml", b"split_parts:\n  train:\n  - shard-{0..1}.tar\n  val: []\nexclude: [shard-1.tar]\n");
+    place.put(
+        ".nv-meta/split.yaml",
+        b"split_parts:\n  train:\n  - shard-{0..1}.tar\n  val: []\nexclude: [shard-1.tar]\n",
+    );
     let splits = energon::splits(place.0.path()).unwrap().unwrap();
     let named: Vec<_> = splits.iter().map(|split| (split.name.as_str(), split.shards.as_slice())).collect();
     assert_eq!(named, [("train", ["shard-0.tar".to_owned()].as_slice()), ("val", &[])]);
@@ -280,7 +299,8 @@ fn damage(bytes: &[u8], cut: usize, writes: &[(usize, u8)]) -> Vec<u8> {
 }
 
 fn put_damaged(place: &Place, folder: &Path, cut: usize, writes: &[(usize, u8)], is_other: usize) {
-    let write = |name: String, bytes: &[u8]| std::fs::write(folder.join(name), damage(bytes, cut, writes)).unwrap();
+    let write =
+        |name: String, bytes: &[u8]| std::fs::write(folder.join(name), damage(bytes, cut, writes)).unwrap();
     write("shard-0.tar.idx".into(), &le_bytes(&place.energon_offsets(is_other)));
     write("shard-1.json".into(), &place.webshart(1 - is_other));
     let list = json!({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [

@@ -103,7 +103,12 @@ fn without_an_index_nothing_but_shards_is_written() {
 
 /// Keys as people have them, and payloads that are texts, pictures or noise.
 fn samples() -> impl Strategy<Value = Vec<Sample>> {
-    let key = prop_oneof!["[a-c]", "[a-z]{1,8}/[0-9]{1,4}", "[\u{e0}-\u{17f}\u{4e00}-\u{4e20} ]{1,60}", "k{90,200}"];
+    let key = prop_oneof![
+        "[a-c]",
+        "[a-z]{1,8}/[0-9]{1,4}",
+        "[\u{e0}-\u{17f}\u{4e00}-\u{4e20} ]{1,60}",
+        "k{90,200}"
+    ];
     let field = prop_oneof![
         Just(("txt", Vec::new())),
         "[ -~\u{e0}-\u{ff}]{0,600}".prop_map(|text| ("txt", text.into_bytes())),

@@ -47,10 +47,7 @@ fn import(array: FFI_ArrowArray, field: FFI_ArrowSchema) -> Result<Box<dyn Array
     // SAFETY: both types are `repr(C)` and have the fields that the C data interface defines, sizes and alignments
     // are compared above; ownership passes, so that what arrow exported is released once, by arrow2's `Drop`.
     let (array, field) = unsafe {
-        (
-            transmute::<FFI_ArrowArray, ArrowArray>(array),
-            transmute::<FFI_ArrowSchema, ArrowSchema>(field),
-        )
+        (transmute::<FFI_ArrowArray, ArrowArray>(array), transmute::<FFI_ArrowSchema, ArrowSchema>(field))
     };
     // SAFETY: `to_ffi` exports valid structures of this one array and its type, and nobody else holds them. Its
     // buffers are aligned to their types, as arrow's typed arrays are, have no offset left, and are never written.
@@ -65,8 +62,10 @@ mod tests {
     use std::sync::Arc;
 
     use ::arrow2::array::{DictionaryArray, FixedSizeListArray, ListArray, PrimitiveArray, Utf8Array};
-    use ::arrow2::compute::arithmetics::basic::add_scalar;
+    use ::arrow2::datatypes::{DataType as Arrow2Type, Field as Arrow2Field};
+    use ::arrow2::ffi::{export_array_to_c, export_field_to_c};
     use arrow_array::UInt64Array;
+    use arrow_array::ffi::from_ffi;
     use arrow_schema::{DataType, Field, Schema as ArrowRsSchema};
 
     use super::*;
@@ -137,8 +136,34 @@ mod tests {
         assert_eq!(names, ["key", "offset", "fields"]);
         assert_eq!(chunks.iter().flat_map(|(_, chunk)| rows(chunk)).collect::<Vec<_>>(), expected);
         assert_eq!(rows(&tail), expected[1..3], "a slice");
-        let offsets: PrimitiveArray<u64> = column(&*chunks[0].1.columns()[1]);
-        assert_eq!(add_scalar(&offsets, &1).value(0), 1, "arrow2 computes with it");
+    }
+
+    /// Exports what arrow2 has and imports it into arrow again.
+    #[expect(unsafe_code, reason = "the way back, for the test alone")]
+    fn back(schema: Schema, chunk: Chunk<Box<dyn Array>>) -> RecordBatch {
+        let columns = StructArray::new(Arrow2Type::Struct(schema.fields), chunk.into_arrays(), None);
+        let field = Arrow2Field::new("", columns.data_type().clone(), false);
+        let (array, field) = (export_array_to_c(columns.boxed()), export_field_to_c(&field));
+        // SAFETY: as in `import`, the other way round: arrow2 exports valid structures that nobody else holds.
+        let columns = unsafe {
+            let array = transmute::<ArrowArray, FFI_ArrowArray>(array);
+            from_ffi(array, &transmute::<ArrowSchema, FFI_ArrowSchema>(field)).unwrap()
+        };
+        columns.validate_full().unwrap();
+        arrow_array::StructArray::from(columns).into()
+    }
+
+    #[test]
+    fn a_batch_comes_back_from_arrow2_as_it_went() {
+        let (_folder, index) = index();
+        for batch in index.record_batches() {
+            for batch in [batch.clone(), batch.slice(batch.num_rows() - 1, 1)] {
+                let (schema, chunk) = to_arrow2(&batch).unwrap();
+                let returned = back(schema, chunk);
+                assert_eq!(returned.columns(), batch.columns());
+                assert_eq!(returned.schema().fields(), batch.schema().fields());
+            }
+        }
     }
 
     #[test]
@@ -149,7 +174,8 @@ mod tests {
         let fresh = RecordBatch::new_empty(empty.schema());
         assert_eq!(to_arrow2(&fresh).unwrap().1.len(), 0);
         let other = ArrowRsSchema::new(vec![Field::new("key", DataType::UInt64, false)]);
-        let other = RecordBatch::try_new(Arc::new(other), vec![Arc::new(UInt64Array::from(vec![1]))]).unwrap();
+        let other =
+            RecordBatch::try_new(Arc::new(other), vec![Arc::new(UInt64Array::from(vec![1]))]).unwrap();
         assert!(matches!(to_arrow2(&other), Err(Error::Index { .. })));
     }
 }

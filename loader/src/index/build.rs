@@ -135,7 +135,8 @@ impl Builder {
             Ok(entries) => entries,
             Err(reason) => {
                 let (source, url) = (&layout.source, &shard.url);
-                let warning = format!("`{source}` is not used, shard `{url}` is read from its beginning: {reason}");
+                let warning =
+                    format!("`{source}` is not used, shard `{url}` is read from its beginning: {reason}");
                 self.built.warnings.push(warning);
                 return false;
             }

@@ -17,8 +17,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::build::{BuiltShard, build_checked, stat};
-use super::foreign::{Claims, ForeignIndexes, claims};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
+use super::foreign::{Claims, ForeignIndexes, claims};
 use super::{Index, no_samples};
 use crate::compression::Compression;
 use crate::error::{Error, Result};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::build::{BuiltShard, Builder, build_shard, stat};
+use super::build::{Builder, BuiltShard, build_shard, stat};
 use super::cache::store;
 use super::foreign::ForeignIndexes;
 use super::schema::IndexedShard;

@@ -85,7 +85,8 @@ mod tests {
         let number = |name: &str| shard_number(&Path::new("d").join(name));
         assert_eq!(number("shard-000017.tar"), Some(17));
         assert_eq!(number("shard-1000000.tar.zst"), Some(1_000_000));
-        for name in ["shard-17.tar", "shard-+00017.tar", "shard-000017.tar.gz", "shard-.tar", "x-000017.tar"] {
+        for name in ["shard-17.tar", "shard-+00017.tar", "shard-000017.tar.gz", "shard-.tar", "x-000017.tar"]
+        {
             assert_eq!(number(name), None, "{name}");
         }
     }

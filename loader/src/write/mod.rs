@@ -135,7 +135,15 @@ impl ShardWriterBuilder {
             return Err(Error::ShardExists { path: path.display().to_string() });
         }
         let (written, last_key) = (WrittenShards::default(), None);
-        Ok(ShardWriter { settings: self, next_number, open: None, index, last_key, is_failed: false, written })
+        Ok(ShardWriter {
+            settings: self,
+            next_number,
+            open: None,
+            index,
+            last_key,
+            is_failed: false,
+            written,
+        })
     }
 
     fn check(&self) -> Result<()> {

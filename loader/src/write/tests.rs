@@ -211,7 +211,9 @@ fn settings_without_sense_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let builder = ShardWriter::builder(folder.path().join("new"));
     let zstd = ShardCompression::Zstd { level: 99 };
-    for builder in [builder.clone().shard_bytes(0), builder.clone().shard_samples(0), builder.compression(zstd)] {
+    for builder in
+        [builder.clone().shard_bytes(0), builder.clone().shard_samples(0), builder.compression(zstd)]
+    {
         assert!(matches!(builder.build(), Err(Error::Config { .. })));
     }
     assert!(names(folder.path()).is_empty(), "a refused setting makes no folder");

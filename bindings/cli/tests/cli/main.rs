@@ -5,5 +5,6 @@ mod contract;
 mod index_cache;
 mod misuse;
 mod order;
+mod packing;
 mod pipes;
 mod real_input;

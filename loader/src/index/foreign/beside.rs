@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::energon::{self, parse_info, parse_tar_index};
+use super::read_file;
 use super::webshart::parse_payloads;
 use super::wids::parse_shard_list;
-use super::read_file;
 use crate::shard::Shard;
 
 /// Folders above a shard in which `.nv-meta` is looked for, the shard's own included.
@@ -51,7 +51,8 @@ pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
     let mut files: Vec<PathBuf> = Vec::new();
     for folder in folders {
         let above = folder.ancestors().take(FOLDERS_UP_MAX);
-        let info = above.map(|above| above.join(energon::FOLDER).join(".info.json")).find(|path| path.is_file());
+        let info =
+            above.map(|above| above.join(energon::FOLDER).join(".info.json")).find(|path| path.is_file());
         files.extend(info.into_iter().chain(shard_lists(folder, &by_path)));
     }
     files.sort_unstable();
@@ -67,7 +68,8 @@ pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
 /// Adds what one file says.
 fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]) -> Result<(), String> {
     let source = file.display().to_string();
-    let bytes = read_file(file, BYTES_MAX).map_err(|error| crate::skip::reason_of(&error))?.unwrap_or_default();
+    let bytes =
+        read_file(file, BYTES_MAX).map_err(|error| crate::skip::reason_of(&error))?.unwrap_or_default();
     let shard_at = |path: &Path| std::path::absolute(path).ok().and_then(|path| by_path.get(&path).copied());
     if file.ends_with(".info.json") {
         let root = file.parent().and_then(Path::parent).unwrap_or(Path::new(""));
@@ -93,7 +95,8 @@ fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]
 fn shard_lists(folder: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
     let is_list = |path: &PathBuf| {
         let is_json = path.extension().is_some_and(|extension| extension == "json");
-        let of_shard = std::path::absolute(path.with_extension("tar")).is_ok_and(|tar| shards.contains_key(&tar));
+        let of_shard =
+            std::path::absolute(path.with_extension("tar")).is_ok_and(|tar| shards.contains_key(&tar));
         is_json && !of_shard
     };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
@@ -108,7 +111,8 @@ fn shard_lists(folder: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> 
 fn says_its_kind(path: &Path) -> bool {
     use std::io::Read;
     let mut begin = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(KIND_WITHIN_BYTES).read_to_end(&mut begin));
+    let read =
+        std::fs::File::open(path).and_then(|file| file.take(KIND_WITHIN_BYTES).read_to_end(&mut begin));
     read.is_ok() && begin.windows(20).any(|window| window == b"wids-shard-index-v1\"")
 }
 
@@ -142,8 +146,9 @@ fn with_file(
     parse: impl Fn(&[u8]) -> Result<Places, String>,
 ) -> Result<Option<Layout>, String> {
     let source = path.display().to_string();
-    let unusable =
-        |reason: String| format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url);
+    let unusable = |reason: String| {
+        format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url)
+    };
     let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::skip::reason_of(&error)))?;
     let Some(bytes) = bytes else { return Ok(None) };
     let (starts, samples) = parse(&bytes).map_err(unusable)?;

@@ -131,7 +131,10 @@ mod tests {
             excluded_samples: vec!["s-0.tar/7".into()],
         };
         assert_eq!(parts[0], train);
-        assert_eq!((parts[1].name.as_str(), parts[1].excluded_samples.as_slice()), ("val", ["t.tar/3".into()].as_slice()));
+        assert_eq!(
+            (parts[1].name.as_str(), parts[1].excluded_samples.as_slice()),
+            ("val", ["t.tar/3".into()].as_slice())
+        );
         let json = br#"{"split_parts": {"train": ["a.tar"]}}"#;
         assert_eq!(parse_splits(json, false).unwrap()[0].shards, ["a.tar"]);
     }
@@ -154,7 +157,8 @@ mod tests {
 
     #[test]
     fn tar_indexes_that_cannot_fit_are_refused() {
-        let index = |offsets: &[u64]| offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect::<Vec<_>>();
+        let index =
+            |offsets: &[u64]| offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect::<Vec<_>>();
         assert_eq!(parse_tar_index(&index(&[0, 1024, 2048]), 4096).unwrap(), [0, 1024, 2048]);
         let swapped: Vec<u8> = [0_u64, 1024].iter().flat_map(|offset| offset.to_be_bytes()).collect();
         for (bytes, reason) in [

@@ -76,7 +76,8 @@ fn chains(starts: &[u64], shard_bytes: u64) -> Result<Vec<Chain>, String> {
     }
     let mut begins = vec![0];
     begins.extend(starts.iter().copied().filter(|&start| start != 0 && start != shard_bytes));
-    if let Some(odd) = begins.iter().find(|start| **start > shard_bytes || **start % BLOCK_BYTES as u64 != 0) {
+    if let Some(odd) = begins.iter().find(|start| **start > shard_bytes || **start % BLOCK_BYTES as u64 != 0)
+    {
         return Err(format!("{odd} is not the offset of a header in a shard of {shard_bytes} bytes"));
     }
     if !begins.is_sorted_by(|earlier, later| earlier < later) {

@@ -66,7 +66,8 @@ mod tests {
     #[test]
     fn members_outside_the_shard_are_refused() {
         for member in [r#""offset": 512, "length": 3489"#, r#""offset": 18446744073709551615, "length": 2"#] {
-            let text = format!(r#"{{"path": "a.tar", "filesize": 4000, "files": {{"a.jpg": {{{member}}}}}}}"#);
+            let text =
+                format!(r#"{{"path": "a.tar", "filesize": 4000, "files": {{"a.jpg": {{{member}}}}}}}"#);
             assert!(parse_payloads(text.as_bytes()).unwrap_err().contains("outside"));
         }
     }

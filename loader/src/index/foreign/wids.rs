@@ -62,7 +62,9 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
     let mut list = ShardList { base: document.part.base, shards: document.part.shardlist };
     for part in document.datasets {
         if let Some(url) = part.source_url {
-            return Err(format!("it refers to another list, `{url}`; name that list as a data set of its own"));
+            return Err(format!(
+                "it refers to another list, `{url}`; name that list as a data set of its own"
+            ));
         }
         let base = part.base.as_deref();
         list.shards.extend(part.shardlist.into_iter().map(|shard| match base {
@@ -114,7 +116,8 @@ mod tests {
     #[test]
     fn urls_are_relative_to_the_base_or_to_the_list() {
         let list = |base: &str| {
-            let text = format!(r#"{{"wids_version": 1{base}, "shardlist": [{{"url": "a.tar", "nsamples": 3}}]}}"#);
+            let text =
+                format!(r#"{{"wids_version": 1{base}, "shardlist": [{{"url": "a.tar", "nsamples": 3}}]}}"#);
             let list = parse_shard_list(text.as_bytes()).unwrap();
             list.resolve(Path::new("d/list.json"), &list.shards[0].url)
         };

@@ -25,7 +25,9 @@ pub(super) fn parse_yaml(text: &str) -> Result<Value, String> {
                 return Err(at_line("anchors are not read"));
             }
             Event::Alias(_) => return Err(at_line("aliases are not read")),
-            Event::Scalar(.., Some(_)) | Event::SequenceStart(_, Some(_)) | Event::MappingStart(_, Some(_)) => {
+            Event::Scalar(.., Some(_))
+            | Event::SequenceStart(_, Some(_))
+            | Event::MappingStart(_, Some(_)) => {
                 return Err(at_line("tags are not read"));
             }
             Event::Scalar(text, ..) => Value::String(text.into_owned()),
@@ -94,8 +96,10 @@ mod tests {
 
     #[test]
     fn a_split_file_is_read() {
-        let text = "split_parts:\n  train:\n  - shard-{0..1}.tar\n  - 'b: c.tar'\n  val: []\nexclude: []\n# end\n";
-        let expected = json!({"split_parts": {"train": ["shard-{0..1}.tar", "b: c.tar"], "val": []}, "exclude": []});
+        let text =
+            "split_parts:\n  train:\n  - shard-{0..1}.tar\n  - 'b: c.tar'\n  val: []\nexclude: []\n# end\n";
+        let expected =
+            json!({"split_parts": {"train": ["shard-{0..1}.tar", "b: c.tar"], "val": []}, "exclude": []});
         assert_eq!(parse_yaml(text).unwrap(), expected);
         assert_eq!(parse_yaml("").unwrap(), Value::Null);
     }
