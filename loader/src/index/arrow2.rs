@@ -79,7 +79,7 @@ mod tests {
         for (number, text) in ["a", "two words", "", "\u{65e5}\u{672c}"].into_iter().enumerate() {
             let npy: &[u8] = &[0; 9];
             let fields = [("txt", text.as_bytes()), ("bin", npy), ("cls", b"1".as_slice())];
-            writer.write(&format!("key-{number}"), &fields[..1 + number % 3]).unwrap();
+            writer.write(&format!("key-{number}"), &fields[..=number % 3]).unwrap();
         }
         writer.finish().unwrap();
         let shards = expand_shards(&[folder.path().to_str().unwrap()]).unwrap();
@@ -91,8 +91,11 @@ mod tests {
         array.as_any().downcast_ref::<T>().expect("the type of the column").clone()
     }
 
+    /// Extension, bytes and shape of a field.
+    type FieldOf = (String, u64, [u32; 2]);
+
     /// Key, offset, and `(extension, bytes, shape)` of each field, read from arrow2's arrays.
-    fn rows(chunk: &Chunk<Box<dyn Array>>) -> Vec<(String, u64, Vec<(String, u64, [u32; 2])>)> {
+    fn rows(chunk: &Chunk<Box<dyn Array>>) -> Vec<(String, u64, Vec<FieldOf>)> {
         let keys: Utf8Array<i32> = column(&*chunk.columns()[0]);
         let offsets: PrimitiveArray<u64> = column(&*chunk.columns()[1]);
         let lists: ListArray<i32> = column(&*chunk.columns()[2]);

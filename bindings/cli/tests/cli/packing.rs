@@ -22,7 +22,7 @@ fn source(samples: usize) -> tempfile::TempDir {
 fn shards(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut names: Vec<String> = names.filter(|name| name.ends_with(".tar")).collect();
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("shard-")).collect();
     names.sort();
     names
 }
