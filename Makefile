@@ -2,7 +2,7 @@
 CARGO ?= cargo
 DENY ?= cargo deny
 
-.PHONY: check check-all fmt clippy docs test test-stores bench compare demo
+.PHONY: check check-all fmt clippy docs test test-interop test-stores bench compare demo
 
 check: fmt clippy docs test
 
@@ -35,6 +35,15 @@ test-stores:
 	DFLOP_S3_SERVER=$(S3_SERVER) AWS_ENDPOINT_URL=http://127.0.0.1:5562 AWS_ALLOW_HTTP=true AWS_REGION=us-east-1 \
 	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test \
 	$(CARGO) test $(PROFILE) -p dflop-tests --locked -- --ignored --test-threads 1 s3::
+
+# Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
+test-interop:
+	$(CARGO) build --locked -p dflop-cli
+	python3 -m venv venv
+	venv/bin/pip install --quiet --requirement tests/python/requirements.txt
+	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
+	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
+	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check

@@ -15,11 +15,13 @@ use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::tar::Entry;
 use dflop_loader::tar::slice::SliceEntries;
+use dflop_loader::write::ShardWriter;
 
 /// Samples and picture bytes of the archive in memory, about 62 MB in all.
 const ARCHIVE_SAMPLES: usize = 1_000;
 const PICTURE_BYTES: usize = 60_000;
 const INDEX_SAMPLES: usize = 100_000;
+const WRITTEN_SAMPLES: u64 = 1_000;
 const GLOBAL_BATCH: u64 = 2_048;
 
 /// Payloads are slices of the archive, as they are of a memory-mapped shard, and are not touched.
@@ -94,6 +96,26 @@ fn bench_index_and_plan(c: &mut Criterion) {
     group.finish();
 }
 
+/// The same samples with and without measuring them for the index; payloads are those of [`bench_tar_scan`].
+fn bench_write(c: &mut Criterion) {
+    let picture = jpeg(587, 520);
+    let write = |is_indexed| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut writer =
+            ShardWriter::builder(folder.path()).index(is_indexed).build().expect("an empty folder");
+        for sample in 0..WRITTEN_SAMPLES {
+            let fields: [(&str, &[u8]); 2] = [("jpg", &picture), ("txt", b"a kite over the sea")];
+            writer.write(&format!("{sample:06}"), &fields).expect("the folder can be written");
+        }
+        writer.finish().expect("the folder can be written")
+    };
+    let mut group = c.benchmark_group("loader/write");
+    group.throughput(Throughput::Elements(WRITTEN_SAMPLES));
+    group.bench_function("with_index", |b| b.iter(|| write(true)));
+    group.bench_function("without_index", |b| b.iter(|| write(false)));
+    group.finish();
+}
+
 fn bench_rgb224(c: &mut Criterion) {
     let file = jpeg(587, 520);
     let mut kernel = Rgb224::new(ImageLimits::default());
@@ -106,5 +128,5 @@ fn bench_rgb224(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, bench_tar_scan, bench_group, bench_index_and_plan, bench_rgb224);
+criterion_group!(benches, bench_tar_scan, bench_group, bench_index_and_plan, bench_write, bench_rgb224);
 criterion_main!(benches);

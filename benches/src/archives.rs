@@ -41,7 +41,8 @@ pub fn archive(samples: usize, picture_bytes: usize) -> Vec<u8> {
 /// If the folder cannot be written or holds shards already.
 pub fn write_headers_only(folder: &Path, samples: usize) {
     let mut random = Random::new(41);
-    let mut writer = ShardWriter::builder(folder).shard_bytes(SHARD_BYTES).build().expect("an empty folder");
+    let mut writer =
+        ShardWriter::builder(folder).shard_bytes(SHARD_BYTES).index(false).build().expect("an empty folder");
     for sample in 0..samples {
         let text = "a kite over the sea ".repeat(1 + random.log_normal(4.0, 0.6).min(24.0) as usize);
         let picture = png_header(&mut random);

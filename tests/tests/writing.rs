@@ -55,6 +55,10 @@ fn mixed_samples() -> Vec<Sample> {
         })
         .collect();
     samples.push(("bad".into(), vec![("jpg", b"no picture".to_vec())]));
+    samples.push((
+        "opaque".into(),
+        vec![("npy", b"no array".to_vec()), ("mp4", vec![1; 700]), ("opus", vec![2; 9])],
+    ));
     samples.push(("k".repeat(180), vec![("cls", b"7".to_vec()), ("", Vec::new())]));
     samples.push(("bad".into(), vec![("txt", b"caf\xe9".to_vec())]));
     samples.push(("\u{65e5}\u{672c}".into(), vec![("txt", "\u{65e5}".repeat(9).into())]));

@@ -16,8 +16,8 @@ use crate::progress::Bars;
 /// A data set.
 #[derive(Debug, Args)]
 pub(crate) struct DataSetArgs {
-    /// Shards: a folder, files, or patterns such as `shards/{000..019}.tar`; URLs such as `s3://bucket/folder/`, also
-    /// gs, az, abfs, http and https; `-` and `pipe:COMMAND` where no index is needed.
+    /// Shards: a folder, files, patterns such as `shards/{000..019}.tar`, or a shard list of wids (`NAME.json`); URLs
+    /// such as `s3://bucket/folder/`, also gs, az, abfs, http and https; `-` and `pipe:COMMAND` where no index is needed.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
     #[command(flatten)]

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::skip::Skipped;
 use serde::Serialize;
@@ -27,9 +28,34 @@ pub(crate) struct IndexArgs {
     /// Decode every field as well, so that every bad sample is known ahead; makes the index anew.
     #[arg(long)]
     verify: bool,
+    /// What files of other tools beside the shards are used for.
+    #[arg(long, value_enum, default_value_t, value_name = "USE")]
+    foreign: Foreign,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// Use of what Energon, wids and webshart left beside the shards; the index is the same with each.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Foreign {
+    /// Not looked at.
+    Ignore,
+    /// Compared; differences are warnings.
+    #[default]
+    Check,
+    /// Compared, and headers are read where they say that headers are.
+    Follow,
+}
+
+impl From<Foreign> for ForeignIndexes {
+    fn from(foreign: Foreign) -> Self {
+        match foreign {
+            Foreign::Ignore => Self::Ignore,
+            Foreign::Check => Self::Check,
+            Foreign::Follow => Self::Follow,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -50,6 +76,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         folder: args.out.clone(),
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
+        foreign: args.foreign.into(),
         ..index_options()
     };
     let index = Index::open_or_build(args.data_set.shards()?, &options)?;

@@ -167,10 +167,13 @@ impl Builder {
         let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
         for entry in &entries {
             let payload = entry.payload_offset as usize..(entry.payload_offset + entry.bytes) as usize;
-            let item = assembler.push(entry, Some(archive.slice(payload)));
-            item.into_iter().for_each(|item| self.push(item));
+            if let Some(item) = assembler.push(entry, Some(archive.slice(payload))) {
+                self.push(item);
+            }
         }
-        assembler.finish().into_iter().for_each(|item| self.push(item));
+        if let Some(item) = assembler.finish() {
+            self.push(item);
+        }
         true
     }
 

@@ -12,6 +12,7 @@ use super::cache::store;
 use super::foreign::ForeignIndexes;
 use crate::compression::Compression;
 use crate::error::Result;
+use crate::probe::{MediumKind, kind_of_extension};
 use crate::read::{Assembler, FIELD_BYTES_MAX};
 use crate::shard::{Shard, ShardSource};
 use crate::store::Identity;
@@ -52,11 +53,13 @@ impl WrittenIndex {
         self.open = Some(OpenShard { shard, assembler, builder: Builder::new(indexed, false) });
     }
 
-    /// Takes an entry of the shard under construction; its payload is copied.
+    /// Takes an entry of the shard under construction; a payload that has a shape is copied.
     pub(crate) fn push(&mut self, entry: &Entry, payload: &[u8]) {
         let Some(open) = &mut self.open else { return };
-        let item = open.assembler.push(entry, Some(Bytes::copy_from_slice(payload)));
-        item.into_iter().for_each(|item| open.builder.push(item));
+        let payload = if has_shape(&entry.name) { Bytes::copy_from_slice(payload) } else { Bytes::new() };
+        if let Some(item) = open.assembler.push(entry, Some(payload)) {
+            open.builder.push(item);
+        }
     }
 
     /// Ends the shard under construction, which has its name by now.
@@ -89,6 +92,15 @@ impl WrittenIndex {
         self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
         let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
         store(&shards, built).map(Some)
+    }
+}
+
+/// Whether the shape of a field depends on its payload, as far as the name tells.
+fn has_shape(name: &str) -> bool {
+    match kind_of_extension(name) {
+        MediumKind::Npy => false,
+        MediumKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
+        MediumKind::Image | MediumKind::Audio | MediumKind::Text | MediumKind::Json => true,
     }
 }
 

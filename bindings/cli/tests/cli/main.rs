@@ -5,6 +5,7 @@ mod contract;
 mod index_cache;
 mod misuse;
 mod order;
+mod packing;
 mod pipes;
 mod real_input;
 mod resume;
