@@ -68,6 +68,8 @@ pub struct SkipLog {
 #[derive(Debug, Default)]
 struct State {
     skipped: Vec<Skipped>,
+    /// Those of `skipped` that a setting asks to leave out.
+    dropped: u64,
     delivered: u64,
 }
 
@@ -81,6 +83,19 @@ impl SkipLog {
     /// Accounts for something that is not delivered.
     pub fn push(&self, skipped: Skipped) {
         self.lock().skipped.push(skipped);
+    }
+
+    /// Accounts for a sound sample that a setting leaves out; it does not count against the budget.
+    pub fn push_dropped(&self, dropped: Skipped) {
+        let mut state = self.lock();
+        state.skipped.push(dropped);
+        state.dropped += 1;
+    }
+
+    /// Returns how many sound samples were left out.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.lock().dropped
     }
 
     /// Counts delivered samples.
@@ -100,8 +115,8 @@ impl SkipLog {
     /// [`Error::ErrorBudget`] with the first bad sample, once more than the tolerated share is bad.
     pub fn check(&self, is_end: bool) -> Result<()> {
         let state = self.lock();
-        let bad = state.skipped.len() as u64;
-        let seen = state.delivered + bad;
+        let bad = state.skipped.len() as u64 - state.dropped;
+        let seen = state.delivered + state.skipped.len() as u64;
         let of = match self.samples_known {
             Some(samples) => samples.max(seen),
             None if is_end || seen >= self.budget.samples_min => seen,
@@ -146,6 +161,14 @@ mod tests {
         log.delivered(3);
         assert!(log.check(false).is_ok());
         assert!(log.check(true).is_err());
+    }
+
+    #[test]
+    fn what_a_setting_drops_is_listed_and_costs_no_budget() {
+        let log = SkipLog::new(ErrorBudget::new(0.0).unwrap(), Some(40));
+        log.push_dropped(bad("a"));
+        assert!(log.check(true).is_ok());
+        assert_eq!((log.skipped().len(), log.dropped()), (1, 1));
     }
 
     #[test]

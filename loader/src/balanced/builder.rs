@@ -7,6 +7,7 @@ use crate::collate::Decode;
 use crate::error::{Error, Result, check_at_most};
 use crate::plan::StepPlanner;
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
+use crate::prepare::Preparer;
 use crate::skip::{ErrorBudget, SkipLog};
 
 /// Most steps that may wait as plans.
@@ -26,6 +27,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) buffered_bytes_max: u64,
     pub(super) unpacked_bytes_max: u64,
     pub(super) error_budget: ErrorBudget,
+    pub(super) preparer: Option<Arc<Preparer>>,
 }
 
 impl BalancedLoaderBuilder {
@@ -42,6 +44,7 @@ impl BalancedLoaderBuilder {
             buffered_bytes_max: 256 << 20,
             unpacked_bytes_max: 1 << 30,
             error_budget: ErrorBudget::default(),
+            preparer: None,
         }
     }
 
@@ -109,12 +112,20 @@ impl BalancedLoaderBuilder {
         self
     }
 
+    /// Sets what turns decoded samples into model inputs, of which every microbatch then has tensors. Where
+    /// microbatches are planned under a token cap, no sample may be longer. Default: none.
+    #[must_use]
+    pub fn preparer(mut self, preparer: Arc<Preparer>) -> Self {
+        self.preparer = Some(preparer);
+        self
+    }
+
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, or if pixels
-    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] if the index alone exceeds it.
-    pub fn build(self) -> Result<BalancedLoader> {
+    /// are asked for, which have no microbatch form yet, or a preparer for undecoded samples; [`Error::ErrorBudget`] if the index alone exceeds it.
+    pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
         if self.dp_rank >= dp_size {
@@ -128,6 +139,12 @@ impl BalancedLoaderBuilder {
         if matches!(self.decode, Decode::Pixels { .. }) {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
         }
+        if self.preparer.is_some() && self.decode != Decode::Media {
+            return invalid("preparer", "it needs decoded samples".into());
+        }
+        if let (Some(preparer), Some(tokens_max)) = (&mut self.preparer, self.planner.caps().tokens_max) {
+            *preparer = Arc::new(Preparer::clone(preparer).tokens_at_most(tokens_max));
+        }
         let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
         let bad = self.planner.index().skipped();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
@@ -136,6 +153,7 @@ impl BalancedLoaderBuilder {
             skips.push(skipped.clone());
         }
         skips.check(false)?;
-        Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips) })
+        let (pool, skips) = (Arc::new(pool), Arc::new(skips));
+        Ok(BalancedLoader { settings: self, pool, skips, prepared: Arc::default() })
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::SampleCost;
+use dflop_costmodel::{SampleCost, SampleShape};
 
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
 use crate::index::{FieldRow, Index, SampleRow};
 use crate::plan::StepPlan;
+use crate::prepare::Preparer;
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
 use crate::store::ranges::ShardRanges;
@@ -23,6 +24,7 @@ pub(super) struct StepReader {
     dp_rank: usize,
     fields: Option<Vec<String>>,
     skips: Arc<SkipLog>,
+    preparer: Option<Arc<Preparer>>,
 }
 
 impl StepReader {
@@ -34,6 +36,7 @@ impl StepReader {
             dp_rank: settings.dp_rank,
             fields: settings.fields.clone(),
             skips,
+            preparer: settings.preparer.clone(),
         }
     }
 
@@ -77,15 +80,25 @@ impl StepReader {
         });
     }
 
-    /// What this rank's share of a step takes in memory, decoded, from the shapes in the index.
+    /// What this rank's share of a step takes in memory, decoded and prepared, from the shapes in the index.
     pub(super) fn resident_bytes(&self, plan: &StepPlan) -> u64 {
         let places = plan.ranks[self.dp_rank].iter().flatten();
-        let rows = places.map(|&place| self.index.sample(plan.samples[place as usize].sample));
-        let fields = rows.flat_map(|row| row.fields());
-        fields
+        let rows = || places.clone().map(|&place| self.index.sample(plan.samples[place as usize].sample));
+        let mut shape = SampleShape::default();
+        let tensor_bytes = |preparer: &Arc<Preparer>| -> u64 {
+            let bytes = |row: SampleRow<'_>| {
+                row.read_shape(&mut shape);
+                preparer.tensor_bytes(&shape)
+            };
+            rows().map(bytes).sum()
+        };
+        let prepared = self.preparer.as_ref().map_or(0, tensor_bytes);
+        let fields = rows().flat_map(|row| row.fields());
+        let decoded: u64 = fields
             .filter(|field| is_wanted(self.fields.as_deref(), field))
             .map(|field| field.shape.decoded_bytes(field.bytes))
-            .sum()
+            .sum();
+        decoded.saturating_add(prepared)
     }
 }
 

@@ -98,6 +98,12 @@ impl StepPlanner {
         self.config.dp_size
     }
 
+    /// Returns the hard limits of a microbatch.
+    #[must_use]
+    pub fn caps(&self) -> Caps {
+        self.config.caps
+    }
+
     /// Plans a step.
     ///
     /// # Errors
