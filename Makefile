@@ -1,8 +1,9 @@
 # `make check` is what continuous integration runs; `make check-all` needs tools that are installed once.
 CARGO ?= cargo
 DENY ?= cargo deny
+PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test bench compare demo
+.PHONY: check check-all fmt clippy docs test bench compare demo record-model-inputs
 
 check: fmt clippy docs test
 
@@ -22,6 +23,7 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-balancer --example balance
 	$(CARGO) run --quiet --locked -p dflop-loader --example stream
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
+	$(CARGO) run --quiet --locked -p dflop-loader --example model_inputs
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check
@@ -38,6 +40,10 @@ bench:
 compare:
 	$(CARGO) build --release --locked -p dflop-cli -p dflop-benches
 	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
+
+# Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
+record-model-inputs:
+	$(PYTHON) tests/record/model_inputs.py
 
 demo:
 	$(CARGO) run --release --locked -- demo

@@ -4,6 +4,7 @@ mod architecture;
 mod balanced;
 mod hostile_tar;
 mod malformed;
+mod model_inputs;
 mod order;
 mod stream;
 mod webdataset_rules;

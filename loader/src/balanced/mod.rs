@@ -24,8 +24,8 @@ use crate::collate::{Collator, PendingSample};
 use crate::error::{Error, Result};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::pool::DecodePool;
-use crate::prepare::{ModelInputs, PrepareLog, PrepareReport};
 use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
+use crate::prepare::{ModelInputs, PrepareLog, PrepareReport};
 use crate::skip::{SkipLog, Skipped};
 
 /// Steps in order; an error is the last item.

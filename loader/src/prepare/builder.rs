@@ -144,8 +144,11 @@ impl PreparerBuilder {
             None if tokenizer.id(CHATML_TOKEN).is_some() => self.family.built_in_template(false),
             None if tokenizer.id(HEADER_TOKEN).is_some() => self.family.built_in_template(true),
             None => {
-                return invalid("chat_template", "neither set nor in the tokenizer's files, and its vocabulary has no \
-                    `<|im_start|>` or `<|start_header_id|>`");
+                return invalid(
+                    "chat_template",
+                    "neither set nor in the tokenizer's files, and its vocabulary has no \
+                    `<|im_start|>` or `<|start_header_id|>`",
+                );
             }
         };
         let now = self.now.unwrap_or_else(SystemTime::now);

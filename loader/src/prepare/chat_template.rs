@@ -97,7 +97,9 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.iter().map(|message| self.message(form, message)).collect();
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
         context.extend(self.variables.iter().map(|(name, text)| (name.as_str(), text.into())));
-        for (name, text) in [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())] {
+        for (name, text) in
+            [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())]
+        {
             context.insert(name, text.map_or_else(String::new, |placeholder| placeholder.in_text()).into());
         }
         context.insert("messages", Value::from(messages));
@@ -209,7 +211,8 @@ fn write_json(
     depth: usize,
     out: &mut String,
 ) -> Result<(), minijinja::Error> {
-    let too_deep = || minijinja::Error::new(ErrorKind::InvalidOperation, "value is nested too deeply for JSON");
+    let too_deep =
+        || minijinja::Error::new(ErrorKind::InvalidOperation, "value is nested too deeply for JSON");
     if depth > DEPTH_MAX {
         return Err(too_deep());
     }

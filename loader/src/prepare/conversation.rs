@@ -98,7 +98,8 @@ fn put_in_front(conversation: &mut Conversation, slot: MediumSlot, media: usize)
         Conversation::Plain(parts) => parts,
         Conversation::Turns(messages) => {
             let at = messages.iter().position(|message| message.role == "user").unwrap_or_else(|| {
-                let at = messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
+                let at =
+                    messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
                 messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
                 at
             });
@@ -118,11 +119,19 @@ fn said(sample: &Sample) -> Result<Said<'_>, PrepareError> {
     let mut conversations = jsons().filter(|(_, json)| has_turns(json));
     if let Some((field, json)) = conversations.next() {
         if let Some((other, _)) = conversations.next() {
-            return Err(PrepareError::conversation(Some(other), format!("`{field}` holds a conversation already")));
+            return Err(PrepareError::conversation(
+                Some(other),
+                format!("`{field}` holds a conversation already"),
+            ));
         }
         return said_in_turns(field, json);
     }
-    let mut said = Said { conversation: Conversation::Plain(Vec::new()), field: None, json: None, names: [const { Vec::new() }; 2] };
+    let mut said = Said {
+        conversation: Conversation::Plain(Vec::new()),
+        field: None,
+        json: None,
+        names: [const { Vec::new() }; 2],
+    };
     let mut texts = sample.fields.iter().filter_map(|field| match &field.media {
         Media::Text(text) => Some((&*field.extension, text.as_str())),
         _ => None,
@@ -148,7 +157,8 @@ fn said(sample: &Sample) -> Result<Said<'_>, PrepareError> {
 fn without_turns(json: &Value, names: &mut [Vec<Option<String>>; 2]) -> Option<Conversation> {
     for pair in PAIRS {
         let [Some(asked), Some(answered)] = pair.map(|key| json.get(key)?.as_str()) else { continue };
-        let mut turn = |role: &str, text| Message { role: role.to_owned(), content: parts_of_text(text, names) };
+        let mut turn =
+            |role: &str, text| Message { role: role.to_owned(), content: parts_of_text(text, names) };
         return Some(Conversation::Turns(vec![turn("user", asked), turn("assistant", answered)]));
     }
     let caption = CAPTIONS.iter().find_map(|key| json.get(key)?.as_str())?;

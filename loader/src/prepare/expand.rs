@@ -59,7 +59,8 @@ impl Expander {
     /// [`Error::Config`] naming the token that the vocabulary lacks.
     pub(super) fn new(family: &Family, tokenizer: &Tokenizer) -> Result<Self> {
         let mut slots = Vec::new();
-        for (slot, placeholder) in [(MediumSlot::Image, family.image()), (MediumSlot::Audio, family.audio())] {
+        for (slot, placeholder) in [(MediumSlot::Image, family.image()), (MediumSlot::Audio, family.audio())]
+        {
             if let Some(placeholder) = placeholder {
                 slots.push(SlotIds::new(slot, placeholder, tokenizer)?);
             }

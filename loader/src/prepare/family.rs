@@ -135,7 +135,8 @@ impl Family {
     /// Writes the parts of a turn as one string: media as their placeholders, `separator` behind each.
     #[must_use]
     pub fn inline(&self, parts: &[MessagePart], separator: &str) -> String {
-        let placeholder = |of: Option<&Placeholder>| of.map(|of| of.in_text() + separator).unwrap_or_default();
+        let placeholder =
+            |of: Option<&Placeholder>| of.map(|of| of.in_text() + separator).unwrap_or_default();
         let part = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
             MessagePart::Image => placeholder(self.image()),

@@ -1,7 +1,8 @@
 //! Placeholders that data sets write into a text where a medium belongs.
 
 /// Placeholders and the kind of medium that each stands for.
-const PLACEHOLDERS: [(&str, MediumSlot); 2] = [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio)];
+const PLACEHOLDERS: [(&str, MediumSlot); 2] =
+    [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio)];
 
 /// The kind of medium that a placeholder stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
