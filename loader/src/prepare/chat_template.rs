@@ -13,7 +13,7 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::family::Family;
+use super::family::{Family, Placeholder};
 use crate::error::{Error, Result};
 
 /// Name of the one template of an environment.
@@ -100,7 +100,7 @@ impl ChatTemplate {
         for (name, text) in
             [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())]
         {
-            context.insert(name, text.map_or_else(String::new, |placeholder| placeholder.in_text()).into());
+            context.insert(name, text.map_or_else(String::new, Placeholder::in_text).into());
         }
         context.insert("messages", Value::from(messages));
         context.insert("add_generation_prompt", has_generation_prompt.into());
@@ -196,6 +196,7 @@ fn strftime(now: SystemTime, format: &str) -> Result<String, minijinja::Error> {
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
 fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _: Option<bool> = options.get("ensure_ascii")?;

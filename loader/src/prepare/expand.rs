@@ -127,13 +127,14 @@ impl SlotIds {
             let reason = format!("the vocabulary has no `{token}`, which stands for media of this model");
             tokenizer.id(token).ok_or(Error::Config { setting: "tokenizer", reason })
         };
+        let token_id = id(placeholder.token)?;
         let markers = match placeholder.markers {
             Some([open, close]) => Some([id(open)?, id(close)?]),
             None => None,
         };
         let token = placeholder.token.to_owned();
         let has_markers_in_text = placeholder.has_markers_in_text;
-        Ok(Self { slot, id: id(&token)?, token, markers, has_markers_in_text })
+        Ok(Self { slot, id: token_id, token, markers, has_markers_in_text })
     }
 
     fn push(&self, expanded: &mut Expanded, tokens: usize) {

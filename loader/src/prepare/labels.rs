@@ -128,6 +128,9 @@ fn written(text: &str, words: &str, next: &str) -> Option<usize> {
 
 /// Which tokens stand for a target, in part or whole.
 ///
+/// A tokenizer may join the template's last line break with one that the assistant begins with; such a token is
+/// learned, as by the assistant masks of `transformers`.
+///
 /// A token of nothing but trimmed blanks has an empty range; it belongs to the target that its end lies in.
 pub(super) fn target_tokens(encoded: &Encoded, targets: &[Range<usize>]) -> Vec<bool> {
     let is_in = |start: usize, end: usize, target: &Range<usize>| {

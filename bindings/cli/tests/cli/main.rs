@@ -1,5 +1,6 @@
 //! What users of the `dflop` command rely on: fields, exit statuses, and the same answer every time.
 
+mod batches;
 mod command;
 mod contract;
 mod index_cache;
