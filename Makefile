@@ -1,8 +1,9 @@
 # `make check` is what continuous integration runs; `make check-all` needs tools that are installed once.
 CARGO ?= cargo
 DENY ?= cargo deny
+PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores bench compare demo
+.PHONY: check check-all fmt clippy docs test test-interop test-stores bench compare demo record-model-inputs
 
 check: fmt clippy docs test
 
@@ -22,6 +23,7 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-balancer --example balance
 	$(CARGO) run --quiet --locked -p dflop-loader --example stream
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
+	$(CARGO) run --quiet --locked -p dflop-loader --example model_inputs
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves; then the throughput at 30 ms latency, which
 # goes to benches/results/remote.json. PROFILE=--release measures what users run.
@@ -60,6 +62,10 @@ bench:
 compare:
 	$(CARGO) build --release --locked -p dflop-cli -p dflop-benches
 	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
+
+# Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
+record-model-inputs:
+	$(PYTHON) tests/record/model_inputs.py
 
 demo:
 	$(CARGO) run --release --locked -- demo

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::decode::Media;
+use crate::prepare::PreparedSample;
 use crate::tensor::Tensor;
 
 /// A field of a delivered sample.
@@ -26,11 +27,20 @@ pub struct Sample {
     pub epoch: u64,
     /// Payload bytes that were read for it, encoded.
     pub bytes: u64,
-    /// The fields, in shard order; empty where pictures went into a tensor.
+    /// The fields, in shard order; empty where pictures went into a tensor, without pictures and clips where the
+    /// sample was prepared for a model.
     pub fields: Vec<Field>,
+    /// The sample as a model takes it, until it is packed into the tensors of its microbatch.
+    pub(crate) prepared: Option<Box<PreparedSample>>,
 }
 
 impl Sample {
+    /// Makes a sample of decoded fields, as a loader delivers it.
+    #[must_use]
+    pub fn new(key: impl Into<String>, fields: Vec<Field>) -> Self {
+        Self { key: key.into(), shard: "".into(), epoch: 0, bytes: 0, fields, prepared: None }
+    }
+
     /// Returns the content of the field with this extension.
     #[must_use]
     pub fn field(&self, extension: &str) -> Option<&Media> {

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::measure::decoded_bytes;
 use crate::metrics::Metrics;
 use crate::pool::{DecodePool, Pending};
+use crate::prepare::{PrepareError, PreparedSample, Preparer};
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped, reason_of};
@@ -37,6 +38,7 @@ pub(crate) struct Collator {
     pool: Arc<DecodePool>,
     tensors: TensorPool,
     skips: Arc<SkipLog>,
+    preparer: Option<Arc<Preparer>>,
 }
 
 /// A batch whose fields are being decoded.
@@ -56,14 +58,18 @@ pub(crate) struct PendingSample {
 #[derive(Debug)]
 enum PendingFields {
     Ready(Vec<Field>),
-    Decoding(Pending<Result<Vec<Field>, FieldError>>),
+    Decoding(Pending<Result<Decoded, FieldError>>),
 }
 
-/// A field that could not be decoded.
+/// What became of the fields of a sample.
+type Decoded = (Vec<Field>, Option<PreparedSample>);
+
+/// A field that could not be decoded, or a sample that could not be prepared.
 #[derive(Debug)]
 struct FieldError {
-    field: Arc<str>,
-    error: DecodeError,
+    field: Option<String>,
+    reason: String,
+    is_dropped: bool,
 }
 
 #[derive(Debug)]
@@ -84,7 +90,22 @@ struct PixelSample {
 
 impl Collator {
     pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
-        Self { decode, pool, tensors: TensorPool::default(), skips }
+        Self { decode, pool, tensors: TensorPool::default(), skips, preparer: None }
+    }
+
+    /// Prepares every sample for a model, right behind its decoding.
+    pub(crate) fn preparer(mut self, preparer: Option<Arc<Preparer>>) -> Self {
+        self.preparer = preparer;
+        self
+    }
+
+    /// Runs CPU work on the pool and waits for it.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let answer = self.pool.submit(move |_| work()).await?;
+        answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
     }
 
     /// The account of what was not delivered.
@@ -135,14 +156,19 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
-            let fields = raw.fields.clone();
+            let preparer = self.preparer.clone();
+            let encoded = raw.clone();
             raw.fields.iter_mut().for_each(|field| field.payload = None);
-            let decoding = self.pool.submit(move |_| {
-                let decoded = decode_fields(&fields);
-                drop((fields, lease));
-                decoded
-            });
-            PendingFields::Decoding(decoding.await?)
+            let work = move |_: &mut _| {
+                let decoded = decode_fields(&encoded.fields);
+                let done = decoded.and_then(|fields| match preparer {
+                    Some(preparer) => prepare(&preparer, &encoded, fields),
+                    None => Ok((fields, None)),
+                });
+                drop((encoded, lease));
+                done
+            };
+            PendingFields::Decoding(self.pool.submit(work).await?)
         };
         Ok(PendingSample { raw, fields })
     }
@@ -190,18 +216,23 @@ impl Collator {
     pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<Sample>> {
         let bytes = pending.raw.bytes();
         let fields = match pending.fields {
-            PendingFields::Ready(fields) => Ok(fields),
+            PendingFields::Ready(fields) => Ok((fields, None)),
             PendingFields::Decoding(answer) => match answered(answer).await? {
-                Ok(result) => {
-                    result.map_err(|error| (Some(error.field.to_string()), reason_of(&error.error)))
-                }
-                Err(panic) => Err((None, panic)),
+                Ok(result) => result,
+                Err(reason) => Err(FieldError { field: None, reason, is_dropped: false }),
             },
         };
         match fields {
-            Ok(fields) => Ok(Some(delivered(pending.raw, bytes, fields))),
-            Err((field, reason)) => {
-                self.skip(&pending.raw, field, reason);
+            Ok((fields, prepared)) => {
+                let sample = delivered(pending.raw, bytes, fields);
+                Ok(Some(Sample { prepared: prepared.map(Box::new), ..sample }))
+            }
+            Err(error) if error.is_dropped => {
+                self.skips.push_dropped(skipped(&pending.raw, error.field, error.reason));
+                Ok(None)
+            }
+            Err(error) => {
+                self.skip(&pending.raw, error.field, error.reason);
                 Ok(None)
             }
         }
@@ -236,9 +267,13 @@ impl Collator {
     }
 
     fn skip(&self, raw: &RawSample, field: Option<String>, reason: String) {
-        let (shard, key) = (raw.shard.to_string(), Some(raw.key.clone()));
-        self.skips.push(Skipped { shard, offset: raw.offset, key, field, reason });
+        self.skips.push(skipped(raw, field, reason));
     }
+}
+
+fn skipped(raw: &RawSample, field: Option<String>, reason: String) -> Skipped {
+    let (shard, key) = (raw.shard.to_string(), Some(raw.key.clone()));
+    Skipped { shard, offset: raw.offset, key, field, reason }
 }
 
 fn picture_bytes(sample: &PixelSample) -> u64 {
@@ -248,7 +283,7 @@ fn picture_bytes(sample: &PixelSample) -> u64 {
 }
 
 fn delivered(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Sample {
-    Sample { key: raw.key, shard: raw.shard, epoch: raw.epoch, bytes, fields }
+    Sample { key: raw.key, shard: raw.shard, epoch: raw.epoch, bytes, fields, prepared: None }
 }
 
 fn undecoded(field: &RawField) -> Field {
@@ -262,10 +297,28 @@ fn decode_fields(fields: &[RawField]) -> Result<Vec<Field>, FieldError> {
         let payload = field.payload.clone().unwrap_or_default();
         match decode(&field.extension, payload, &limits) {
             Ok(media) => Ok(Field { extension: field.extension.clone(), media }),
-            Err(error) => Err(FieldError { field: field.extension.clone(), error }),
+            Err(error) => Err(FieldError {
+                field: Some(field.extension.to_string()),
+                reason: reason_of(&error),
+                is_dropped: false,
+            }),
         }
     });
     decoded.collect()
+}
+
+/// Prepares a decoded sample; its pictures and clips are in the tensors then, and no longer among its fields.
+fn prepare(preparer: &Preparer, raw: &RawSample, fields: Vec<Field>) -> Result<Decoded, FieldError> {
+    let sample = delivered(raw.clone(), raw.bytes(), fields);
+    let refusal = |error: PrepareError| FieldError {
+        field: error.field().map(str::to_owned),
+        is_dropped: error.is_dropped(),
+        reason: reason_of(&error),
+    };
+    let prepared = preparer.prepare(&sample).map_err(refusal)?;
+    let mut fields = sample.fields;
+    fields.retain(|field| !matches!(field.media, Media::Image(_) | Media::Audio(_)));
+    Ok((fields, Some(prepared)))
 }
 
 /// Waits for a job; a panic inside it becomes a reason to skip.

@@ -106,41 +106,61 @@ impl RawSample {
 
 /// Measures every field of a sample, in order.
 ///
+/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation; without one all text fields;
+/// without those the first JSON field with a question and its answer, or a caption.
+///
 /// # Errors
 /// The first field whose header or text cannot be read.
 pub fn measure_sample(sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault> {
-    let is_text = |field: &RawField| kind_of_extension(&field.extension) == MediumKind::Text;
-    let has_text = sample.fields.iter().any(is_text);
-    let shape = |field: &RawField| {
+    let mut measured = Vec::with_capacity(sample.fields.len());
+    for field in &sample.fields {
         let payload = field.payload.clone().unwrap_or_default();
-        let shape = measure_field(&field.extension, &payload, field.bytes, has_text);
-        shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })
+        let shape = measure_field(&field.extension, &payload, field.bytes);
+        measured.push(shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?);
+    }
+    let counted = measured.iter().filter_map(|(_, rank)| *rank).min();
+    let mut is_first = true;
+    let shape = |(shape, rank): &(FieldShape, Option<TextRank>)| {
+        let is_counted = match rank {
+            None => true,
+            Some(TextRank::Text) => *rank == counted,
+            Some(_) => *rank == counted && std::mem::take(&mut is_first),
+        };
+        if is_counted { *shape } else { FieldShape::Opaque }
     };
-    sample.fields.iter().map(shape).collect()
+    Ok(measured.iter().map(shape).collect())
 }
 
-/// A caption inside JSON counts only where no text field says it already.
+/// Which texts of a sample go before which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum TextRank {
+    Conversation,
+    Text,
+    Json,
+}
+
 fn measure_field(
     extension: &str,
     payload: &Bytes,
     field_bytes: u64,
-    has_text: bool,
-) -> Result<FieldShape, String> {
+) -> Result<(FieldShape, Option<TextRank>), String> {
     let text_bytes_max = DecodeLimits::default().text_bytes_max;
     match kind_of_extension(extension) {
         MediumKind::Text => {
             let text = decode_text(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
-            Ok(FieldShape::Text(measure_text(&text)))
+            Ok((FieldShape::Text(measure_text(&text)), Some(TextRank::Text)))
         }
         MediumKind::Json => {
             let json = decode_json(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
-            let is_counted = has_turns(&json) || !has_text;
-            Ok(if is_counted { FieldShape::Text(measure_json(&json)) } else { FieldShape::Opaque })
+            let rank = if has_turns(&json) { TextRank::Conversation } else { TextRank::Json };
+            let length = measure_json(&json);
+            let has_text = rank == TextRank::Conversation || length != TextLength::default();
+            Ok((FieldShape::Text(length), has_text.then_some(rank)))
         }
         MediumKind::Image | MediumKind::Audio if payload.is_empty() => Err("the field is empty".into()),
         _ => {
             let shape = probe_shape(payload, field_bytes, extension);
-            field_shape(shape.map_err(|error| reason_of(&error))?)
+            Ok((field_shape(shape.map_err(|error| reason_of(&error))?)?, None))
         }
     }
 }
@@ -153,5 +173,36 @@ fn field_shape(shape: MediumShape) -> Result<FieldShape, String> {
         }
         MediumShape::Audio { length, .. } => Ok(FieldShape::Audio(length)),
         MediumShape::Text { .. } | MediumShape::Opaque => Ok(FieldShape::Opaque),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens of every field, by the rules of the estimate.
+    fn tokens(fields: &[(&str, &str)]) -> Vec<u32> {
+        let raw = |(extension, text): &(&str, &str)| RawField {
+            extension: (*extension).into(),
+            offset: 0,
+            bytes: text.len() as u64,
+            payload: Some(Bytes::copy_from_slice(text.as_bytes())),
+        };
+        let fields = fields.iter().map(raw).collect();
+        let sample = RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
+        let tokens = |shape| match shape {
+            FieldShape::Text(length) => length.tokens,
+            _ => 0,
+        };
+        measure_sample(&sample).unwrap().into_iter().map(tokens).collect()
+    }
+
+    #[test]
+    fn a_sample_has_one_text() {
+        let turns = r#"{"conversations": [{"from": "gpt", "value": "a kite"}]}"#;
+        let caption = r#"{"caption": "a red kite"}"#;
+        assert_eq!(tokens(&[("txt", "one"), ("json", turns), ("b.json", caption)]), [0, 2, 0]);
+        assert_eq!(tokens(&[("json", caption), ("txt", "one"), ("b.txt", "two")]), [0, 1, 1]);
+        assert_eq!(tokens(&[("a.json", "{}"), ("b.json", caption), ("c.json", caption)]), [0, 3, 0]);
     }
 }

@@ -76,6 +76,10 @@ pub struct SkipLog {
 #[derive(Debug, Default)]
 struct State {
     skipped: Vec<Skipped>,
+    /// Those of `skipped` that a setting asks to leave out.
+    dropped: u64,
+    /// The first of `skipped` that is bad.
+    first_bad: Option<usize>,
     delivered: u64,
     /// Samples skipped before this account began, and the first of them.
     earlier: u64,
@@ -84,7 +88,8 @@ struct State {
 
 impl State {
     fn first(&self) -> Option<Skipped> {
-        self.first_earlier.as_ref().or(self.skipped.first()).cloned()
+        let here = self.first_bad.map(|at| &self.skipped[at]);
+        self.first_earlier.as_ref().or(here).cloned()
     }
 }
 
@@ -104,7 +109,23 @@ impl SkipLog {
 
     /// Accounts for something that is not delivered.
     pub fn push(&self, skipped: Skipped) {
-        self.lock().skipped.push(skipped);
+        let mut state = self.lock();
+        let at = state.skipped.len();
+        state.first_bad.get_or_insert(at);
+        state.skipped.push(skipped);
+    }
+
+    /// Accounts for a sound sample that a setting leaves out; it does not count against the budget.
+    pub fn push_dropped(&self, dropped: Skipped) {
+        let mut state = self.lock();
+        state.skipped.push(dropped);
+        state.dropped += 1;
+    }
+
+    /// Returns how many sound samples were left out.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.lock().dropped
     }
 
     /// Counts delivered samples.
@@ -131,12 +152,12 @@ impl SkipLog {
     /// [`Error::ErrorCount`] once more than the tolerated number is.
     pub fn check(&self, is_end: bool) -> Result<()> {
         let state = self.lock();
-        let bad = state.earlier + state.skipped.len() as u64;
+        let bad = state.earlier + state.skipped.len() as u64 - state.dropped;
         let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
         if let Some(most) = self.budget.samples_max.filter(|&most| bad > most) {
             return Err(Error::ErrorCount { skipped: bad, most, first: Box::new(first) });
         }
-        let seen = state.delivered + bad;
+        let seen = state.delivered + bad + state.dropped;
         let of = match self.samples_known {
             Some(samples) => samples.max(seen),
             None if is_end || seen >= self.budget.samples_min => seen,
@@ -203,6 +224,14 @@ mod tests {
         assert_eq!(log.skipped(), [bad("b")]);
         let error = log.check(false).unwrap_err().to_string();
         assert!(error.contains("51 of 1000") && error.contains("`a`"), "{error}");
+    }
+
+    #[test]
+    fn what_a_setting_drops_is_listed_and_costs_no_budget() {
+        let log = SkipLog::new(ErrorBudget::new(0.0).unwrap(), Some(40));
+        log.push_dropped(bad("a"));
+        assert!(log.check(true).is_ok());
+        assert_eq!((log.skipped().len(), log.dropped()), (1, 1));
     }
 
     #[test]

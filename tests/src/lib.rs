@@ -5,8 +5,8 @@ pub mod fault_server;
 pub mod media;
 pub mod mixed;
 pub mod planning;
-pub mod streaming;
 pub mod samples;
+pub mod streaming;
 pub mod tar;
 
 use dflop_loader::read::ShardItem;

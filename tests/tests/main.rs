@@ -9,6 +9,7 @@ mod hostile_tar;
 mod malformed;
 mod metrics;
 mod mix;
+mod model_inputs;
 mod order;
 mod remote;
 mod resume;

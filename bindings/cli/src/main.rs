@@ -4,6 +4,7 @@
 //! progress and errors on standard error. Exit status 0 is done, 1 is failed, 2 is misuse.
 
 mod balance;
+mod batches;
 mod data_set;
 mod demo;
 mod demo_data;
@@ -46,6 +47,7 @@ enum Command {
     List(list::ListArgs),
     Stream(stream::StreamArgs),
     Order(order::OrderArgs),
+    Batches(batches::BatchesArgs),
     Stats(stats::StatsArgs),
     Balance(balance::BalanceArgs),
     Simulate(simulate::SimulateArgs),
@@ -69,6 +71,7 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::List(args) => list::run(&args, out),
         Command::Stream(args) => stream::run(&args, out),
         Command::Order(args) => order::run(&args, out),
+        Command::Batches(args) => batches::run(&args, out),
         Command::Stats(args) => stats::run(&args, out),
         Command::Balance(args) => balance::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),

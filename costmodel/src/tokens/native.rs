@@ -84,6 +84,15 @@ impl NativeResolution {
         Ok(self.enclosed(layer))
     }
 
+    /// Returns the columns and rows of patches of one picture.
+    ///
+    /// # Errors
+    /// As [`NativeResolution::image`].
+    pub fn grid(&self, image: ImageSize) -> Result<[u64; 2]> {
+        let patch = u64::from(self.patch_pixels.get());
+        Ok(self.resize(image, self.image)?.map(|pixels| pixels / patch))
+    }
+
     /// Returns the work of one video; without frames it has none.
     ///
     /// # Errors

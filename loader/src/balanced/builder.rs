@@ -9,6 +9,7 @@ use crate::data_set::DataSet;
 use crate::error::{Error, Result, check_at_most};
 use crate::plan::StepPlanner;
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
+use crate::prepare::Preparer;
 use crate::skip::{ErrorBudget, SkipLog};
 use crate::state::LoaderState;
 use crate::watchdog::{StallListener, StallSettings};
@@ -32,6 +33,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) unpacked_bytes_max: u64,
     pub(super) error_budget: ErrorBudget,
     pub(super) stalls: StallSettings,
+    pub(super) preparer: Option<Arc<Preparer>>,
 }
 
 impl BalancedLoaderBuilder {
@@ -50,6 +52,7 @@ impl BalancedLoaderBuilder {
             unpacked_bytes_max: 1 << 30,
             error_budget: ErrorBudget::default(),
             stalls: StallSettings::default(),
+            preparer: None,
         }
     }
 
@@ -148,12 +151,20 @@ impl BalancedLoaderBuilder {
         self
     }
 
+    /// Sets what turns decoded samples into model inputs, of which every microbatch then has tensors. Where
+    /// microbatches are planned under a token cap, no sample may be longer. Default: none.
+    #[must_use]
+    pub fn preparer(mut self, preparer: Arc<Preparer>) -> Self {
+        self.preparer = Some(preparer);
+        self
+    }
+
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, or if pixels
-    /// are asked for, which have no microbatch form yet; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index
-    /// alone exceeds it; [`Error::State`] if a state is of another run.
+    /// are asked for, which have no microbatch form yet, or a preparer for undecoded samples; [`Error::ErrorBudget`] or
+    /// [`Error::ErrorCount`] if the index alone exceeds it; [`Error::State`] if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
@@ -169,6 +180,12 @@ impl BalancedLoaderBuilder {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
         }
         self.stalls.check()?;
+        if self.preparer.is_some() && self.decode != Decode::Media {
+            return invalid("preparer", "it needs decoded samples".into());
+        }
+        if let (Some(preparer), Some(tokens_max)) = (&mut self.preparer, self.planner.caps().tokens_max) {
+            *preparer = Arc::new(Preparer::clone(preparer).tokens_at_most(tokens_max));
+        }
         let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.step_of(&state)?;
@@ -182,6 +199,7 @@ impl BalancedLoaderBuilder {
         }
         skips.check(false)?;
         let next_step = Arc::new(AtomicU64::new(self.from_step));
-        Ok(BalancedLoader { settings: self, pool: Arc::new(pool), skips: Arc::new(skips), next_step })
+        let (pool, skips) = (Arc::new(pool), Arc::new(skips));
+        Ok(BalancedLoader { settings: self, pool, skips, next_step, prepared: Arc::default() })
     }
 }

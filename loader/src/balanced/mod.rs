@@ -5,6 +5,7 @@
 //! in bytes; a step that is larger than the bound is loaded alone.
 
 mod builder;
+mod inputs;
 mod reader;
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::metrics::{Metrics, MetricsSnapshot, Stage, metered};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::pool::DecodePool;
 use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
+use crate::prepare::{ModelInputs, PrepareLog, PrepareReport};
 use crate::skip::{SkipLog, Skipped};
 use crate::state::LoaderState;
 use crate::watchdog::Watchdog;
@@ -54,15 +56,23 @@ pub struct Microbatch {
     pub samples: Vec<Sample>,
     /// What each of `samples` costs.
     pub costs: Vec<SampleCost>,
-    /// LLM positions of `samples`.
+    /// The samples as tensors, where the loader has a preparer and there is a sample.
+    pub inputs: Option<ModelInputs>,
+    /// LLM positions of `samples`: counted where the loader has a preparer, else as planned.
     pub tokens: u64,
-    /// Tokens of `samples` that the loss is computed on.
+    /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as planned.
     pub target_tokens: u64,
+    /// LLM positions of `samples` as planned, from estimates of the text.
+    pub planned_tokens: u64,
+    /// Tokens of `samples` that the loss is computed on, as planned.
+    pub planned_target_tokens: u64,
     /// Predicted forward and backward time of each whole module, in the model's order.
     pub module_ns: Vec<u64>,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
-    /// gives the gradient of the token-normalised loss of the global batch.
+    /// gives the gradient of the token-normalised loss of the global batch. With a preparer the numerator is counted
+    /// and the denominator planned, the same on all ranks: microbatches weigh exactly what they have to, and the
+    /// gradient as a whole is off by the one factor between counted and planned tokens of the step.
     pub loss_scale: f64,
     /// The same factor for a loss that is **summed** over target tokens: `dp_size / step.target_tokens`.
     pub loss_scale_sum: f64,
@@ -84,6 +94,7 @@ pub struct BalancedLoader {
     skips: Arc<SkipLog>,
     /// The step behind the last one that a stream gave out.
     next_step: Arc<AtomicU64>,
+    prepared: Arc<PrepareLog>,
 }
 
 impl BalancedLoader {
@@ -106,17 +117,18 @@ impl BalancedLoader {
     pub fn stream(&self) -> StepStream {
         let settings = self.settings.clone();
         let (pool, skips, at_step) = (self.pool.clone(), self.skips.clone(), self.next_step.clone());
+        let packing = inputs::Packing::new(&settings, self.prepared.clone());
         let steps = try_stream! {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
             let shards = settings.planner.data_sets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
-            let collator = Collator::new(settings.decode, pool, skips.clone());
+            let collator = Collator::new(settings.decode, pool, skips.clone()).preparer(settings.preparer.clone());
             let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
             loop {
-                let next = next_step(&mut begun, &collator, dp_size);
+                let next = next_step(&mut begun, &collator, &packing, dp_size);
                 let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
                 let Some(step) = next? else { break };
                 skips.check(false)?;
@@ -148,6 +160,12 @@ impl BalancedLoader {
     #[must_use]
     pub fn skipped(&self) -> Vec<Skipped> {
         self.skips.skipped()
+    }
+
+    /// Returns what preparing samples for a model did so far; all zero without a preparer.
+    #[must_use]
+    pub fn prepare_report(&self) -> PrepareReport {
+        PrepareReport { dropped_samples: self.skips.dropped(), ..self.prepared.report() }
     }
 }
 
@@ -225,11 +243,13 @@ fn begin_steps(
 async fn next_step(
     begun: &mut mpsc::Receiver<Result<PendingStep>>,
     collator: &Collator,
+    packing: &inputs::Packing,
     dp_size: usize,
 ) -> Result<Option<Step>> {
     let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
     let begun = pending.microbatches.iter().map(Vec::len).sum::<usize>() as u64;
-    let step = finish_step(collator, pending, dp_size).await?;
+    let mut step = finish_step(collator, pending, dp_size).await?;
+    packing.pack(collator, &mut step).await?;
     let samples = || step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
     let (delivered, bytes) = (samples().count() as u64, samples().map(|sample| sample.bytes).sum());
     let metrics = collator.metrics();
@@ -263,9 +283,13 @@ fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f
     let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
     let modules = costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
     let module_ns = |module: usize| costs.iter().map(|cost| cost.module_ns.as_slice()[module]).sum();
+    let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).sum();
     Microbatch {
-        tokens: costs.iter().map(|cost| u64::from(cost.tokens)).sum(),
+        inputs: None,
+        tokens,
         target_tokens,
+        planned_tokens: tokens,
+        planned_target_tokens: target_tokens,
         module_ns: (0..modules).map(module_ns).collect(),
         loss_scale: target_tokens as f64 * loss_scale_sum,
         loss_scale_sum,

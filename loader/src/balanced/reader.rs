@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::SampleCost;
+use dflop_costmodel::{SampleCost, SampleShape};
 
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
 use crate::index::{FieldRow, SampleRow};
 use crate::metrics::{Metrics, Stage};
 use crate::plan::{StepPlan, StepPlanner};
+use crate::prepare::Preparer;
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
 use crate::steps::StepSample;
@@ -29,6 +30,7 @@ pub(super) struct StepReader {
     fields: Option<Vec<String>>,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
+    preparer: Option<Arc<Preparer>>,
 }
 
 impl StepReader {
@@ -49,6 +51,7 @@ impl StepReader {
             fields: settings.fields.clone(),
             skips,
             metrics,
+            preparer: settings.preparer.clone(),
         }
     }
 
@@ -92,7 +95,7 @@ impl StepReader {
             }
             microbatches.push(samples);
         }
-        self.ranges.forget_fetched();
+        self.ranges.iter_mut().for_each(ShardRanges::forget_fetched);
         Ok(microbatches)
     }
 
@@ -124,15 +127,25 @@ impl StepReader {
         });
     }
 
-    /// What this rank's share of a step takes in memory, decoded, from the shapes in the index.
+    /// What this rank's share of a step takes in memory, decoded and prepared, from the shapes in the index.
     pub(super) fn resident_bytes(&self, plan: &StepPlan) -> u64 {
         let places = plan.ranks[self.dp_rank].iter().flatten();
-        let rows = places.map(|&place| self.planner.row(plan.samples[place as usize]));
-        let fields = rows.flat_map(|row| row.fields());
-        fields
+        let rows = || places.clone().map(|&place| self.planner.row(plan.samples[place as usize]));
+        let mut shape = SampleShape::default();
+        let tensor_bytes = |preparer: &Arc<Preparer>| -> u64 {
+            let bytes = |row: SampleRow<'_>| {
+                row.read_shape(&mut shape);
+                preparer.tensor_bytes(&shape)
+            };
+            rows().map(bytes).sum()
+        };
+        let prepared = self.preparer.as_ref().map_or(0, tensor_bytes);
+        let fields = rows().flat_map(|row| row.fields());
+        let decoded: u64 = fields
             .filter(|field| is_wanted(self.fields.as_deref(), field))
             .map(|field| field.shape.decoded_bytes(field.bytes))
-            .sum()
+            .sum();
+        decoded.saturating_add(prepared)
     }
 }
 

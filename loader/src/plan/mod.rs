@@ -163,6 +163,12 @@ impl StepPlanner {
         self.config.dp_size
     }
 
+    /// Returns the hard limits of a microbatch.
+    #[must_use]
+    pub fn caps(&self) -> Caps {
+        self.config.caps
+    }
+
     /// Plans a step.
     ///
     /// # Errors

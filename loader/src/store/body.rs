@@ -234,7 +234,8 @@ impl ShardBody {
         let chunk_bytes = chunk_bytes(bytes, object.stores().chunk_bytes());
         let (body, chunks) = Self::new(identity.bytes);
         let task = spawn(async move {
-            plan_chunks(&object, &identity, &chunks, &ByteBudget::new(bytes, Arc::default()), chunk_bytes).await;
+            plan_chunks(&object, &identity, &chunks, &ByteBudget::new(bytes, Arc::default()), chunk_bytes)
+                .await;
         });
         body.driven_by(task)
     }

@@ -2,13 +2,16 @@
 
 use serde_json::Value;
 
-use super::{TextLength, measure_text};
+use super::{TextLength, estimate_tokens, measure_text};
 
 /// Names that data sets give to the side whose words are learned.
-const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
+pub(crate) const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
 
 /// Names of one question and its answer.
-const PAIRS: [[&str; 2]; 2] = [["instruction", "output"], ["question", "answer"]];
+pub(crate) const PAIRS: [[&str; 2]; 2] = [["instruction", "output"], ["question", "answer"]];
+
+/// Names of a text that is no conversation.
+pub(crate) const CAPTIONS: [&str; 2] = ["caption", "text"];
 
 /// Measures the text in a JSON field.
 ///
@@ -27,7 +30,7 @@ pub fn measure_json(json: &Value) -> TextLength {
     if let Some(length) = PAIRS.iter().find_map(|pair| measure_pair(json, *pair)) {
         return length;
     }
-    let caption = ["caption", "text"].iter().find_map(|key| json.get(key)?.as_str());
+    let caption = CAPTIONS.iter().find_map(|key| json.get(key)?.as_str());
     caption.map(measure_text).unwrap_or_default()
 }
 
@@ -45,7 +48,8 @@ fn measure_pair(json: &Value, [asked, answered]: [&str; 2]) -> Option<TextLength
     Some(TextLength { tokens, target_tokens: answered.tokens })
 }
 
-fn turns(json: &Value) -> Option<&Vec<Value>> {
+/// The turns of a conversation, unchecked.
+pub(crate) fn turns(json: &Value) -> Option<&Vec<Value>> {
     ["conversations", "messages"].iter().find_map(|key| json.get(key)?.as_array())
 }
 
@@ -57,13 +61,13 @@ fn measure_turn(turn: &Value) -> TextLength {
     TextLength { tokens, target_tokens: if is_target { tokens } else { 0 } }
 }
 
-/// Content is a string, or a list of parts of which the text parts count.
+/// Content is a string with placeholders, or a list of parts of which the text parts count as they stand.
 fn content_tokens(content: &Value) -> u32 {
     match content {
         Value::String(text) => measure_text(text).tokens,
         Value::Array(parts) => {
             let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
-            texts.fold(0, |sum, text| sum.saturating_add(measure_text(text).tokens))
+            texts.fold(0, |sum, text| sum.saturating_add(estimate_tokens(text)))
         }
         _ => 0,
     }
@@ -83,6 +87,13 @@ mod tests {
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it"}]},
             {"role": "assistant", "content": "a kite"}]});
         assert_eq!(measure_json(&chat), TextLength { tokens: 5, target_tokens: 2 });
+    }
+
+    #[test]
+    fn placeholders_count_nothing() {
+        let llava = json!({"conversations": [{"from": "human", "value": "<image>\nwhat is it\n<image>"}]});
+        assert_eq!(measure_json(&llava).tokens, 3);
+        assert_eq!(measure_text("<audio>a red kite").tokens, 3);
     }
 
     #[test]

@@ -5,9 +5,12 @@
 
 mod conversation;
 mod estimate;
+mod placeholder;
 
+pub(crate) use conversation::{ASSISTANT_ROLES, CAPTIONS, PAIRS, turns};
 pub use conversation::{has_turns, measure_json};
 pub use estimate::estimate_tokens;
+pub use placeholder::{MediumSlot, Piece, split_placeholders};
 
 /// Length of a text as the model sees it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,9 +21,12 @@ pub struct TextLength {
     pub target_tokens: u32,
 }
 
-/// Measures a plain text, all of which is target.
+/// Measures a plain text, all of which is target; placeholders of media count nothing.
 #[must_use]
 pub fn measure_text(text: &str) -> TextLength {
-    let tokens = estimate_tokens(text);
+    let tokens = split_placeholders(text).into_iter().fold(0u32, |sum, piece| match piece {
+        Piece::Text(words) => sum.saturating_add(estimate_tokens(words)),
+        Piece::Slot(_) => sum,
+    });
     TextLength { tokens, target_tokens: tokens }
 }

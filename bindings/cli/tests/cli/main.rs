@@ -1,5 +1,6 @@
 //! What users of the `dflop` command rely on: fields, exit statuses, and the same answer every time.
 
+mod batches;
 mod command;
 mod contract;
 mod index_cache;
@@ -8,6 +9,6 @@ mod order;
 mod packing;
 mod pipes;
 mod real_input;
+mod remote;
 mod resume;
 mod runs;
-mod remote;

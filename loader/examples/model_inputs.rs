@@ -1,0 +1,51 @@
+//! What a model is given: `cargo run -p dflop-loader --example model_inputs -- SHARDS…`
+//!
+//! Without an argument it makes a small shard first; the tokenizer is made on the spot. Every step of one DP rank comes
+//! as microbatches of tensors: samples packed one behind the other, labels where something is learned.
+
+use std::sync::Arc;
+
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_loader::balanced::BalancedLoader;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::prepare::{PlainText, Preparer};
+use dflop_loader::shard::expand_shards;
+use futures::StreamExt;
+
+#[path = "shared/small_data.rs"]
+mod small_data;
+#[path = "shared/small_tokenizer.rs"]
+mod small_tokenizer;
+
+#[tokio::main]
+#[expect(clippy::print_stdout, reason = "an example prints")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let (_folder, shards) = small_data::shards_or_small_data()?;
+    let index = Arc::new(Index::open_or_build(expand_shards(&shards)?, &IndexOptions::default())?);
+    let model = ModelSpec::preset("qwen2.5-vl-7b")?;
+    let preparer = Preparer::builder(&model)
+        .tokenizer(small_tokenizer::small_tokenizer()?)
+        .plain_text(PlainText::Answer { question: "What do you see?".into() })
+        .build()?;
+
+    let costs = CostModel::new(model, DeviceRate::preset("h100")?);
+    let planner = StepPlanner::builder(index, costs).global_batch(16).dp_size(2).microbatches(2).build()?;
+    let loader = BalancedLoader::builder(planner, 0).steps(1).preparer(Arc::new(preparer.clone())).build()?;
+    let mut steps = loader.stream();
+    while let Some(step) = steps.next().await {
+        for microbatch in step?.microbatches {
+            let Some(inputs) = &microbatch.inputs else { continue };
+            println!(
+                "{} tokens, {} learned, samples at {:?}",
+                inputs.tokens, inputs.target_tokens, inputs.cu_seqlens
+            );
+            for tensor in &inputs.tensors {
+                println!("  {} {:?}", tensor.name, tensor.shape);
+            }
+        }
+    }
+    let report = loader.prepare_report();
+    println!("{} tokens, {} planned", report.tokens, report.planned_tokens);
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Settings of a [`Preparer`].
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use dflop_costmodel::tokens::VisionRule;
+
+use super::chat_template::ChatTemplate;
+use super::expand::Expander;
+use super::family::Family;
+use super::labels::Labeller;
+use super::media::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
+use super::pack::{Layout, Packer};
+use super::tokenizer::Tokenizer;
+use super::{LongSample, PlainText, Preparer};
+use crate::error::{Error, Result};
+
+/// Token by which a vocabulary shows that its turns are written in the manner of Llama 3.
+const HEADER_TOKEN: &str = "<|start_header_id|>";
+/// Token of ChatML, in which the turns of all other families here are written.
+const CHATML_TOKEN: &str = "<|im_start|>";
+
+/// Settings of a [`Preparer`].
+#[derive(Debug, Clone)]
+pub struct PreparerBuilder {
+    family: Family,
+    tokenizer: Option<Tokenizer>,
+    chat_template: Option<String>,
+    images: Option<Arc<dyn ImageTensors>>,
+    audio: Option<Arc<dyn AudioTensors>>,
+    plain_text: PlainText,
+    layout: Layout,
+    tokens_max: Option<u64>,
+    long_sample: LongSample,
+    now: Option<SystemTime>,
+}
+
+impl PreparerBuilder {
+    pub(super) fn new(family: Family, vision: Option<VisionRule>) -> Self {
+        let images = vision.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
+        let audio = family.audio().map(|_| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio) });
+        Self {
+            family,
+            tokenizer: None,
+            chat_template: None,
+            images,
+            audio,
+            plain_text: PlainText::default(),
+            layout: Layout::Packed,
+            tokens_max: None,
+            long_sample: LongSample::default(),
+            now: None,
+        }
+    }
+
+    /// Sets the model's tokenizer. Must be set.
+    #[must_use]
+    pub fn tokenizer(mut self, tokenizer: Tokenizer) -> Self {
+        self.tokenizer = Some(tokenizer);
+        self
+    }
+
+    /// Sets the chat template, in Jinja. Default: that of the tokenizer's files, else the published format of the
+    /// model's family.
+    #[must_use]
+    pub fn chat_template(mut self, source: impl Into<String>) -> Self {
+        self.chat_template = Some(source.into());
+        self
+    }
+
+    /// Sets what makes tensors of pictures. Default: they are counted by the token rule of the model and no pixels are
+    /// made.
+    #[must_use]
+    pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
+        self.images = Some(processor);
+        self
+    }
+
+    /// Sets what makes tensors of clips. Default: they are counted and no features are made.
+    #[must_use]
+    pub fn audio_processor(mut self, processor: Arc<dyn AudioTensors>) -> Self {
+        self.audio = Some(processor);
+        self
+    }
+
+    /// Sets what is done with text that is no conversation. Default: it is learned as it stands.
+    #[must_use]
+    pub fn plain_text(mut self, plain_text: PlainText) -> Self {
+        self.plain_text = plain_text;
+        self
+    }
+
+    /// Sets how samples of a microbatch share tensors. Default: packed.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Sets the most tokens of one sample. Default: none; a balanced loader lowers it to the cap that microbatches
+    /// are planned under.
+    #[must_use]
+    pub fn tokens_max(mut self, tokens: u64) -> Self {
+        self.tokens_max = Some(tokens);
+        self
+    }
+
+    /// Sets what is done with a sample of more tokens. Default: it is a bad sample.
+    #[must_use]
+    pub fn long_sample(mut self, policy: LongSample) -> Self {
+        self.long_sample = policy;
+        self
+    }
+
+    /// Sets the time that `strftime_now` of a chat template tells, in UTC. Default: when the preparer is built; set it
+    /// where ranks must agree to the byte.
+    #[must_use]
+    pub fn now(mut self, now: SystemTime) -> Self {
+        self.now = Some(now);
+        self
+    }
+
+    /// Checks that tokenizer, chat template and model fit each other.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no tokenizer, if its vocabulary lacks a placeholder of the model, if the template
+    /// cannot render a question and its answer, or if there is a processor for media that the model does not take.
+    pub fn build(self) -> Result<Preparer> {
+        let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        let Some(tokenizer) = self.tokenizer else {
+            return invalid("tokenizer", "it must be set");
+        };
+        if self.images.is_some() && self.family.image().is_none() {
+            return invalid("image_processor", "the model takes no pictures");
+        }
+        if self.audio.is_some() && self.family.audio().is_none() {
+            return invalid("audio_processor", "the model takes no audio");
+        }
+        if self.tokens_max == Some(0) {
+            return invalid("tokens_max", "must be at least 1");
+        }
+        let source = match self.chat_template.as_deref().or(tokenizer.chat_template()) {
+            Some(source) => source,
+            None if tokenizer.id(CHATML_TOKEN).is_some() => self.family.built_in_template(false),
+            None if tokenizer.id(HEADER_TOKEN).is_some() => self.family.built_in_template(true),
+            None => {
+                return invalid(
+                    "chat_template",
+                    "neither set nor in the tokenizer's files, and its vocabulary has no \
+                    `<|im_start|>` or `<|start_header_id|>`",
+                );
+            }
+        };
+        let now = self.now.unwrap_or_else(SystemTime::now);
+        let variables = tokenizer.special_tokens().clone();
+        let template = ChatTemplate::parse(source, variables, &self.family, now)?;
+        let packer = Packer {
+            layout: self.layout,
+            pixel_layout: self.family.pixel_layout(),
+            pad_id: tokenizer.pad_id(),
+        };
+        Ok(Preparer {
+            expander: Expander::new(&self.family, &tokenizer)?,
+            labeller: Arc::new(Labeller::new(template, &tokenizer)?),
+            tokenizer: Arc::new(tokenizer),
+            family: self.family,
+            images: self.images,
+            audio: self.audio,
+            plain_text: self.plain_text,
+            packer,
+            tokens_max: self.tokens_max,
+            long_sample: self.long_sample,
+        })
+    }
+}

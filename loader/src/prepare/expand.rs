@@ -1,0 +1,150 @@
+//! Placeholders of media to as many tokens as their encoders give.
+
+use super::error::PrepareError;
+use super::family::{Family, Placeholder};
+use super::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use crate::text::MediumSlot;
+
+/// The tokens of one medium in the ids of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaRun {
+    /// Picture or clip.
+    pub slot: MediumSlot,
+    /// Place of the first copy of the placeholder.
+    pub start: usize,
+    /// Copies of the placeholder.
+    pub tokens: usize,
+    /// Whether a marker stands on either side.
+    pub has_markers: bool,
+}
+
+impl MediaRun {
+    /// The ids of the medium, its markers among them.
+    #[must_use]
+    pub fn with_markers(&self) -> std::ops::Range<usize> {
+        let markers = usize::from(self.has_markers);
+        self.start.saturating_sub(markers)..self.start + self.tokens + markers
+    }
+}
+
+/// Ids with media in place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Expanded {
+    pub(super) ids: Vec<u32>,
+    pub(super) is_target: Vec<bool>,
+    pub(super) runs: Vec<MediaRun>,
+}
+
+/// The ids of a placeholder and its markers.
+#[derive(Debug, Clone)]
+struct SlotIds {
+    slot: MediumSlot,
+    token: String,
+    id: u32,
+    markers: Option<[u32; 2]>,
+    has_markers_in_text: bool,
+}
+
+/// Knows the placeholders of a family in a vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Expander {
+    slots: Vec<SlotIds>,
+}
+
+impl Expander {
+    /// Looks the placeholders up.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the token that the vocabulary lacks.
+    pub(super) fn new(family: &Family, tokenizer: &Tokenizer) -> Result<Self> {
+        let mut slots = Vec::new();
+        for (slot, placeholder) in [(MediumSlot::Image, family.image()), (MediumSlot::Audio, family.audio())]
+        {
+            if let Some(placeholder) = placeholder {
+                slots.push(SlotIds::new(slot, placeholder, tokenizer)?);
+            }
+        }
+        Ok(Self { slots })
+    }
+
+    /// Puts media into ids: the n-th placeholder of a kind becomes as many copies as the n-th medium has tokens.
+    ///
+    /// # Errors
+    /// [`PrepareError::MediaTokens`] if there are more or fewer placeholders than media, as when a text has the
+    /// token of a placeholder in it.
+    pub(super) fn expand(
+        &self,
+        ids: &[u32],
+        is_target: &[bool],
+        tokens_of: impl Fn(MediumSlot) -> Vec<u32>,
+    ) -> Result<Expanded, PrepareError> {
+        let tokens: Vec<Vec<u32>> = self.slots.iter().map(|slot| tokens_of(slot.slot)).collect();
+        for (slot, media) in self.slots.iter().zip(&tokens) {
+            let found = ids.iter().filter(|&&id| id == slot.id).count();
+            if found != media.len() {
+                let (token, slot, media) = (slot.token.clone(), slot.slot, media.len());
+                return Err(PrepareError::MediaTokens { token, slot, found, media });
+            }
+        }
+        let mut expanded = Expanded::default();
+        let mut next = vec![0; self.slots.len()];
+        for (&id, &is_target) in ids.iter().zip(is_target) {
+            let Some(at) = self.slots.iter().position(|slot| slot.id == id) else {
+                expanded.ids.push(id);
+                expanded.is_target.push(is_target);
+                continue;
+            };
+            let media_tokens = tokens[at][next[at]] as usize;
+            next[at] += 1;
+            self.slots[at].push(&mut expanded, media_tokens);
+        }
+        expanded.mask_markers_in_text(&self.slots);
+        Ok(expanded)
+    }
+}
+
+impl Expanded {
+    /// Markers that the chat template wrote belong to their medium; a template that writes none has none.
+    fn mask_markers_in_text(&mut self, slots: &[SlotIds]) {
+        for run in &mut self.runs {
+            let ids = slots.iter().find(|ids| ids.slot == run.slot && ids.has_markers_in_text);
+            let Some([open, close]) = ids.and_then(|ids| ids.markers) else { continue };
+            let end = run.start + run.tokens;
+            let before = run.start.checked_sub(1).map(|before| self.ids[before]);
+            if before == Some(open) && self.ids.get(end) == Some(&close) {
+                run.has_markers = true;
+                self.is_target[run.start - 1] = false;
+                self.is_target[end] = false;
+            }
+        }
+    }
+}
+
+impl SlotIds {
+    fn new(slot: MediumSlot, placeholder: &Placeholder, tokenizer: &Tokenizer) -> Result<Self> {
+        let id = |token: &str| {
+            let reason = format!("the vocabulary has no `{token}`, which stands for media of this model");
+            tokenizer.id(token).ok_or(Error::Config { setting: "tokenizer", reason })
+        };
+        let token_id = id(placeholder.token)?;
+        let markers = match placeholder.markers {
+            Some([open, close]) => Some([id(open)?, id(close)?]),
+            None => None,
+        };
+        let token = placeholder.token.to_owned();
+        let has_markers_in_text = placeholder.has_markers_in_text;
+        Ok(Self { slot, id: token_id, token, markers, has_markers_in_text })
+    }
+
+    fn push(&self, expanded: &mut Expanded, tokens: usize) {
+        let markers = self.markers.filter(|_| !self.has_markers_in_text);
+        expanded.ids.extend(markers.map(|[open, _]| open));
+        let start = expanded.ids.len();
+        expanded.ids.extend(std::iter::repeat_n(self.id, tokens));
+        expanded.ids.extend(markers.map(|[_, close]| close));
+        expanded.is_target.resize(expanded.ids.len(), false);
+        let has_markers = markers.is_some();
+        expanded.runs.push(MediaRun { slot: self.slot, start, tokens, has_markers });
+    }
+}

@@ -1,0 +1,277 @@
+//! Samples to what a model takes: ids with the chat template applied and media in place, labels, pixels, mel values.
+//!
+//! A [`Preparer`] does to a sample what the Hugging Face processor of the model's family does, and [`ModelInputs`] are
+//! a microbatch of such samples, ready for `model(**inputs)`. It runs in the decode pool, right behind decoding.
+//!
+//! ```text
+//! fields ─conversation─▶ turns ─chat_template, labels─▶ text, learned parts ─tokenizer─▶ ids
+//! pictures, clips ─media─▶ tensors and token counts ──────────────────────expand─▶ ids with media ─length─▶ sample
+//! samples ─pack─▶ tensors of a microbatch
+//! ```
+//!
+//! Pure: no file is read and no clock is looked at once a preparer is built.
+
+mod account;
+mod builder;
+mod chat_template;
+mod conversation;
+mod error;
+mod expand;
+mod family;
+mod labels;
+mod length;
+pub mod media;
+mod pack;
+mod pixels;
+mod positions;
+mod sample_media;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+use std::sync::Arc;
+
+use dflop_costmodel::{ModelSpec, SampleShape};
+
+pub(crate) use account::PrepareLog;
+pub use account::{PrepareReport, Truncated};
+pub use builder::PreparerBuilder;
+pub use chat_template::{ChatTemplate, Message, MessagePart};
+pub use conversation::{Conversation, SampleConversation, read_conversation};
+pub use error::PrepareError;
+pub use expand::MediaRun;
+pub use family::{Family, PixelLayout, Placeholder};
+pub use labels::IGNORED;
+pub use length::LongSample;
+pub use media::{AudioFeatures, AudioTensors, ImageTensors, PixelValues};
+pub use pack::{Layout, ModelInputs, PaddingSide};
+pub use tensors::{NamedTensor, TensorValues};
+pub use tokenizer::{Encoded, Tokenizer};
+
+use crate::batch::Sample;
+use crate::decode::Media;
+use crate::text::MediumSlot;
+use expand::{Expanded, Expander};
+use labels::{Labeller, Marked, target_tokens};
+use pack::Packer;
+
+/// What is done with text that is no conversation, such as a caption.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PlainText {
+    /// It is learned as it stands, behind its media and without a chat template, and ends with the end-of-sequence
+    /// token.
+    #[default]
+    Continue,
+    /// It is what the assistant answers to these words about the media.
+    Answer {
+        /// What the user says; may be empty.
+        question: String,
+    },
+}
+
+/// A sample as a model takes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PreparedSample {
+    /// Ids of the whole sample, media in place.
+    pub input_ids: Vec<u32>,
+    /// The id where it is learned, else [`IGNORED`]; never for media or for the first token, which nothing predicts.
+    pub labels: Vec<i32>,
+    /// Where media stand, in the order of the ids.
+    pub runs: Vec<MediaRun>,
+    /// The pictures, in the order of their placeholders.
+    pub images: Vec<PixelValues>,
+    /// The clips, in the order of their placeholders.
+    pub clips: Vec<AudioFeatures>,
+    /// Tokens that were cut from the text to fit the limit.
+    pub cut_tokens: usize,
+}
+
+impl PreparedSample {
+    /// Returns the number of tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.input_ids.len()
+    }
+
+    /// Returns the number of tokens that the loss is computed on.
+    #[must_use]
+    pub fn target_tokens(&self) -> usize {
+        self.labels.iter().filter(|&&label| label != IGNORED).count()
+    }
+}
+
+/// Turns samples into what a model takes, and microbatches of them into tensors.
+#[derive(Debug, Clone)]
+pub struct Preparer {
+    family: Family,
+    tokenizer: Arc<Tokenizer>,
+    labeller: Arc<Labeller>,
+    expander: Expander,
+    images: Option<Arc<dyn ImageTensors>>,
+    audio: Option<Arc<dyn AudioTensors>>,
+    plain_text: PlainText,
+    packer: Packer,
+    tokens_max: Option<u64>,
+    long_sample: LongSample,
+}
+
+impl Preparer {
+    /// Starts the settings of a preparer for a model; a tokenizer is all that must be set.
+    #[must_use]
+    pub fn builder(model: &ModelSpec) -> PreparerBuilder {
+        PreparerBuilder::new(Family::of(model), model.vision.map(|vision| vision.rule))
+    }
+
+    /// Returns the tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Returns the text of ids, special tokens included.
+    ///
+    /// # Errors
+    /// The tokenizer's own words.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
+        self.tokenizer.decode(ids)
+    }
+
+    /// Lowers the limit of tokens in a sample, as the cap of a planned microbatch does.
+    #[must_use]
+    pub fn tokens_at_most(mut self, tokens: u64) -> Self {
+        self.tokens_max = Some(self.tokens_max.map_or(tokens, |already| already.min(tokens)));
+        self
+    }
+
+    /// Prepares a decoded sample.
+    ///
+    /// # Errors
+    /// Why the model cannot take it; the sample is at fault, except where [`PrepareError::is_dropped`] says that a
+    /// setting is.
+    pub fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
+        let takes = |slot| match slot {
+            MediumSlot::Image => self.images.is_some(),
+            MediumSlot::Audio => self.audio.is_some(),
+        };
+        let said = read_conversation(sample, takes)?;
+        let (marked, has_special) = self.write(said.conversation)?;
+        let (images, clips) = (self.images(sample, &said.images)?, self.clips(sample, &said.clips)?);
+        let tokens_of = |slot| match slot {
+            MediumSlot::Image => images.iter().map(|picture| picture.tokens).collect(),
+            MediumSlot::Audio => clips.iter().map(|clip| clip.tokens).collect(),
+        };
+        let refused = |reason| PrepareError::Tokenizer { reason };
+        let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
+        let is_target = target_tokens(&encoded, &marked.targets);
+        let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of)?;
+        let cut_tokens = match self.tokens_max {
+            Some(tokens_max) => length::limit(&mut expanded, tokens_max as usize, self.long_sample)?,
+            None => 0,
+        };
+        let labels = labels(&expanded);
+        let Expanded { ids: input_ids, runs, .. } = expanded;
+        Ok(PreparedSample { input_ids, labels, runs, images, clips, cut_tokens })
+    }
+
+    /// Returns about how many bytes the tensors of a sample's media take.
+    #[must_use]
+    pub fn tensor_bytes(&self, shape: &SampleShape) -> u64 {
+        let images = self.images.as_ref().map_or(0, |images| images.tensor_bytes(&shape.images));
+        let clips = self.audio.as_ref().map_or(0, |audio| {
+            shape.audio.iter().map(|&length| audio.tensor_bytes(length)).fold(0, u64::saturating_add)
+        });
+        images.saturating_add(clips)
+    }
+
+    /// Makes the tensors of a microbatch, samples in their order; `None` for no samples.
+    #[must_use]
+    pub fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
+        self.packer.pack(samples)
+    }
+
+    /// Writes a conversation down; says whether the tokenizer adds its own special tokens.
+    ///
+    /// Chat templates write special tokens themselves: a processor adds the tokenizer's unless the beginning token is
+    /// there already, a tokenizer alone never does.
+    fn write(&self, conversation: Conversation) -> Result<(Marked, bool), PrepareError> {
+        let messages = match (conversation, &self.plain_text) {
+            (Conversation::Turns(messages), _) => messages,
+            (Conversation::Plain(parts), PlainText::Answer { question }) => answer(parts, question),
+            (Conversation::Plain(parts), PlainText::Continue) => return Ok((self.write_plain(&parts), true)),
+        };
+        let refused = |reason| PrepareError::ChatTemplate { reason };
+        let marked = self.labeller.render(&messages).map_err(refused)?;
+        let bos = self.tokenizer.special_tokens().get("bos_token");
+        let has_bos = bos.is_some_and(|bos| marked.text.starts_with(bos.as_str()));
+        let has_special = self.family.has_media() && !has_bos;
+        Ok((marked, has_special))
+    }
+
+    /// Text without turns and its media, then the end-of-sequence token.
+    fn write_plain(&self, parts: &[MessagePart]) -> Marked {
+        let mut marked = Marked::default();
+        for part in parts {
+            let start = marked.text.len();
+            marked.text += &self.family.inline(std::slice::from_ref(part), "");
+            if matches!(part, MessagePart::Text(_)) {
+                marked.targets.push(start..marked.text.len());
+            }
+        }
+        let end = self.tokenizer.special_tokens().get("eos_token");
+        if let (Some(end), Some(target)) = (end, marked.targets.last_mut()) {
+            let is_last = target.end == marked.text.len();
+            let start = marked.text.len();
+            marked.text += end;
+            if is_last {
+                target.end = marked.text.len();
+            } else {
+                marked.targets.push(start..marked.text.len());
+            }
+        }
+        marked
+    }
+
+    fn images(&self, sample: &Sample, places: &[usize]) -> Result<Vec<PixelValues>, PrepareError> {
+        let Some(processor) = self.images.as_ref().filter(|_| !places.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let picture = |&place: &usize| match &sample.fields[place].media {
+            Media::Image(picture) => Some(picture),
+            _ => None,
+        };
+        let pictures: Vec<_> = places.iter().filter_map(picture).collect();
+        let extensions: Vec<&str> = places.iter().map(|&place| &*sample.fields[place].extension).collect();
+        let refused = |source| PrepareError::Medium { field: extensions.join(", "), source };
+        processor.images(&pictures).map_err(refused)
+    }
+
+    fn clips(&self, sample: &Sample, places: &[usize]) -> Result<Vec<AudioFeatures>, PrepareError> {
+        let mut clips = Vec::with_capacity(places.len());
+        for &place in places {
+            let field = &sample.fields[place];
+            let (Some(processor), Media::Audio(clip)) = (&self.audio, &field.media) else { continue };
+            let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
+            clips.push(processor.clip(clip).map_err(refused)?);
+        }
+        Ok(clips)
+    }
+}
+
+/// A text as the answer to a question about its media.
+fn answer(parts: Vec<MessagePart>, question: &str) -> Vec<Message> {
+    let (answer, mut asked): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|part| matches!(part, MessagePart::Text(_)));
+    if !question.is_empty() {
+        asked.push(MessagePart::Text(question.to_owned()));
+    }
+    let turn = |role: &str, content| Message { role: role.to_owned(), content };
+    vec![turn("user", asked), turn("assistant", answer)]
+}
+
+/// The ids that are learned; the first token of a sample has nothing before it that could predict it.
+fn labels(expanded: &Expanded) -> Vec<i32> {
+    let is_learned = |(place, is_target): (usize, &bool)| *is_target && place > 0;
+    let learned = expanded.is_target.iter().enumerate().map(is_learned);
+    learned.zip(&expanded.ids).map(|(is_learned, &id)| if is_learned { id as i32 } else { IGNORED }).collect()
+}

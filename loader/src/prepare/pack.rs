@@ -1,0 +1,159 @@
+//! Prepared samples to the tensors of one microbatch.
+//!
+//! *Packed*, samples stand one behind the other in a row of their own length, `position_ids` begin at zero with each and
+//! `cu_seqlens` says where; attention must not look across. *Padded*, every sample has a row of the longest's length.
+//! No label crosses a boundary: the first token of a sample, which nothing before it predicts, is never learned.
+
+use super::PreparedSample;
+use super::family::PixelLayout;
+use super::labels::IGNORED;
+use super::pixels::{feature_tensors, pixel_tensors};
+use super::positions::grid_positions;
+use super::tensors::NamedTensor;
+use crate::text::MediumSlot;
+
+/// How the samples of a microbatch share tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// One row, samples one behind the other.
+    Packed,
+    /// A row for each sample, filled up to the longest.
+    Padded {
+        /// Where the padding goes.
+        side: PaddingSide,
+    },
+}
+
+/// The end of a row that padding goes to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum PaddingSide {
+    /// In front of the sample.
+    Left,
+    /// Behind the sample, as in training.
+    #[default]
+    Right,
+}
+
+/// The tensors of a microbatch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInputs {
+    /// What the model takes by keyword: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
+    pub tensors: Vec<NamedTensor>,
+    /// First token of every sample in its packed order, then the number of tokens: `[samples + 1]`. For padded
+    /// tensors the same sums of lengths.
+    pub cu_seqlens: Vec<i32>,
+    /// Tokens of the longest sample.
+    pub max_seqlen: u32,
+    /// Tokens of all samples, padding not among them.
+    pub tokens: u64,
+    /// Tokens that the loss is computed on: labels that are not -100.
+    pub target_tokens: u64,
+}
+
+impl ModelInputs {
+    /// Returns a tensor by its name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&NamedTensor> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+}
+
+/// Makes the tensors of microbatches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Packer {
+    pub(super) layout: Layout,
+    pub(super) pixel_layout: Option<PixelLayout>,
+    pub(super) pad_id: u32,
+}
+
+impl Packer {
+    /// Packs samples in their order; `None` for no samples.
+    ///
+    /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native resolution
+    ///   `[4, 1, tokens]`, which are the positions in the text and those in frame, row and column;
+    /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; positions are the model's to count;
+    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for pictures;
+    /// - media as `super::pixels` says.
+    pub(super) fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
+        let lengths: Vec<usize> = samples.iter().map(PreparedSample::tokens).collect();
+        let max_seqlen = *lengths.iter().max()?;
+        let mut cu_seqlens = vec![0];
+        for length in &lengths {
+            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + *length as i32);
+        }
+        let target_tokens = samples.iter().map(|sample| sample.target_tokens() as u64).sum();
+        let mut tensors = match self.layout {
+            Layout::Packed => self.packed(&samples, &lengths),
+            Layout::Padded { side } => self.padded(&samples, max_seqlen, side),
+        };
+        let clips = samples.iter().flat_map(|sample| &sample.clips);
+        tensors.extend(feature_tensors(&clips.collect::<Vec<_>>()));
+        if let Some(layout) = self.pixel_layout {
+            tensors.extend(pixel_tensors(layout, samples.into_iter().map(|sample| sample.images).collect()));
+        }
+        let tokens = lengths.iter().map(|&length| length as u64).sum();
+        Some(ModelInputs { tensors, cu_seqlens, max_seqlen: max_seqlen as u32, tokens, target_tokens })
+    }
+
+    fn packed(&self, samples: &[PreparedSample], lengths: &[usize]) -> Vec<NamedTensor> {
+        let tokens = lengths.iter().sum();
+        let row = |name, of: fn(&PreparedSample) -> Vec<i64>| {
+            NamedTensor::ints(name, vec![1, tokens], samples.iter().flat_map(of).collect())
+        };
+        let mut tensors = vec![row("input_ids", input_ids), row("labels", labels)];
+        let counted = lengths.iter().flat_map(|&length| 0..length as i64);
+        if let Some(PixelLayout::Patches { merge }) = self.pixel_layout {
+            let mut positions: Vec<i64> = counted.collect();
+            let of_samples: Vec<_> = samples.iter().map(|sample| grid_positions(sample, merge)).collect();
+            for axis in 0..3 {
+                positions.extend(of_samples.iter().flat_map(|positions| &positions[axis]));
+            }
+            tensors.push(NamedTensor::ints("position_ids", vec![4, 1, tokens], positions));
+            tensors.push(row("mm_token_type_ids", token_types));
+        } else {
+            tensors.push(NamedTensor::ints("position_ids", vec![1, tokens], counted.collect()));
+        }
+        tensors
+    }
+
+    fn padded(&self, samples: &[PreparedSample], longest: usize, side: PaddingSide) -> Vec<NamedTensor> {
+        let rows = |name, of: fn(&PreparedSample) -> Vec<i64>, padding: i64| {
+            let row = |sample: &PreparedSample| {
+                let mut row = of(sample);
+                let missing = std::iter::repeat_n(padding, longest - row.len());
+                match side {
+                    PaddingSide::Right => row.extend(missing),
+                    PaddingSide::Left => drop(row.splice(0..0, missing)),
+                }
+                row
+            };
+            NamedTensor::ints(name, vec![samples.len(), longest], samples.iter().flat_map(row).collect())
+        };
+        let mut tensors = vec![
+            rows("input_ids", input_ids, i64::from(self.pad_id)),
+            rows("labels", labels, i64::from(IGNORED)),
+            rows("attention_mask", |sample| vec![1; sample.tokens()], 0),
+        ];
+        if let Some(PixelLayout::Patches { .. }) = self.pixel_layout {
+            tensors.push(rows("mm_token_type_ids", token_types, 0));
+        }
+        tensors
+    }
+}
+
+fn input_ids(sample: &PreparedSample) -> Vec<i64> {
+    sample.input_ids.iter().map(|&id| i64::from(id)).collect()
+}
+
+fn labels(sample: &PreparedSample) -> Vec<i64> {
+    sample.labels.iter().map(|&label| i64::from(label)).collect()
+}
+
+/// 1 for tokens of pictures, 0 for all others.
+fn token_types(sample: &PreparedSample) -> Vec<i64> {
+    let mut types = vec![0; sample.tokens()];
+    for run in sample.runs.iter().filter(|run| run.slot == MediumSlot::Image) {
+        types[run.start..run.start + run.tokens].fill(1);
+    }
+    types
+}

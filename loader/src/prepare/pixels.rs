@@ -1,0 +1,93 @@
+//! Pixels and mel values of a microbatch, laid out as their family takes them.
+
+use super::family::PixelLayout;
+use super::media::{AudioFeatures, PixelValues};
+use super::tensors::{NamedTensor, TensorValues};
+
+/// The tensors of all pictures, by sample; none where there is no picture, and no `pixel_values` where pictures
+/// were only counted.
+///
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values [pictures, most tiles, 3, side, side]`, `image_sizes [pictures, 2]`
+///   as height and width, `batch_num_images [samples with pictures]`
+/// - [`PixelLayout::Tiles`]: `pixel_values [tiles, 3, side, side]`
+/// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [pictures, 3]`
+pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {
+    let counts: Vec<i64> =
+        samples.iter().map(|pictures| pictures.len() as i64).filter(|&pictures| pictures > 0).collect();
+    let pictures: Vec<PixelValues> = samples.into_iter().flatten().collect();
+    if pictures.is_empty() {
+        return Vec::new();
+    }
+    let sizes = |name, of: fn(&PixelValues) -> Option<Vec<u32>>, width: usize| {
+        let values: Option<Vec<_>> = pictures.iter().map(of).collect();
+        let values = values?.into_iter().flatten().map(i64::from).collect();
+        Some(NamedTensor::ints(name, vec![pictures.len(), width], values))
+    };
+    let mut tensors = Vec::new();
+    match layout {
+        PixelLayout::PaddedTiles => {
+            tensors.extend(sizes("image_sizes", |picture| picture.image_size.map(Vec::from), 2));
+            tensors.push(NamedTensor::ints("batch_num_images", vec![counts.len()], counts));
+        }
+        PixelLayout::Patches { .. } => {
+            tensors.extend(sizes("image_grid_thw", |picture| picture.grid_thw.map(Vec::from), 3));
+        }
+        PixelLayout::Tiles => {}
+    }
+    if pictures.iter().all(|picture| !picture.values.is_empty()) {
+        tensors.push(match layout {
+            PixelLayout::PaddedTiles => padded(pictures),
+            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined(pictures),
+        });
+    }
+    tensors
+}
+
+/// Pictures one behind the other along their first axis.
+fn joined(pictures: Vec<PixelValues>) -> NamedTensor {
+    let mut shape = pictures[0].shape.clone();
+    shape[0] = pictures.iter().map(|picture| picture.shape[0]).sum();
+    let mut pictures = pictures.into_iter().map(|picture| picture.values);
+    let mut values = pictures.next().unwrap_or_default();
+    values.reserve_exact(shape.iter().product::<usize>().saturating_sub(values.len()));
+    pictures.for_each(|picture| values.extend(picture));
+    NamedTensor::new("pixel_values", shape, TensorValues::F32(values))
+}
+
+/// A row for each picture, filled up with tiles of zeros.
+fn padded(pictures: Vec<PixelValues>) -> NamedTensor {
+    let tiles = pictures.iter().map(|picture| picture.shape[0]).max().unwrap_or(0);
+    let tile_values: usize = pictures[0].shape[1..].iter().product();
+    let mut shape = vec![pictures.len(), tiles];
+    shape.extend(&pictures[0].shape[1..]);
+    let mut values = Vec::with_capacity(pictures.len() * tiles * tile_values);
+    for (row, picture) in pictures.into_iter().enumerate() {
+        values.extend(picture.values);
+        values.resize((row + 1) * tiles * tile_values, 0.0);
+    }
+    NamedTensor::new("pixel_values", shape, TensorValues::F32(values))
+}
+
+/// `input_features [clips, mels, frames]` and `feature_attention_mask [clips, frames]`; clips of fewer frames are
+/// filled up.
+pub(super) fn feature_tensors(clips: &[&AudioFeatures]) -> Vec<NamedTensor> {
+    if clips.is_empty() || clips.iter().any(|clip| clip.values.is_empty()) {
+        return Vec::new();
+    }
+    let [mels, _] = clips[0].shape;
+    let frames = clips.iter().map(|clip| clip.shape[1]).max().unwrap_or(0);
+    let mut values = Vec::with_capacity(clips.len() * mels * frames);
+    let mut mask = Vec::with_capacity(clips.len() * frames);
+    for clip in clips {
+        for row in clip.values.chunks(clip.shape[1].max(1)) {
+            values.extend(row);
+            values.resize(values.len() + frames - row.len(), 0.0);
+        }
+        mask.extend(clip.attention_mask.iter().map(|&is_sound| i64::from(is_sound)));
+        mask.resize(mask.len() + frames - clip.attention_mask.len(), 0);
+    }
+    vec![
+        NamedTensor::new("input_features", vec![clips.len(), mels, frames], TensorValues::F32(values)),
+        NamedTensor::ints("feature_attention_mask", vec![clips.len(), frames], mask),
+    ]
+}

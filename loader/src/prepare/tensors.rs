@@ -1,0 +1,60 @@
+//! Named tensors, as a model takes them by keyword.
+
+/// Values of a tensor, row after row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TensorValues {
+    /// Ids, positions, masks and counts.
+    I64(Vec<i64>),
+    /// Pixels and mel values.
+    F32(Vec<f32>),
+}
+
+impl TensorValues {
+    /// Returns the number of values.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::I64(values) => values.len(),
+            Self::F32(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no value.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the name of the type of a value: `int64` or `float32`.
+    #[must_use]
+    pub const fn type_name(&self) -> &'static str {
+        match self {
+            Self::I64(_) => "int64",
+            Self::F32(_) => "float32",
+        }
+    }
+}
+
+/// A tensor with the name of the argument that it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor {
+    /// Keyword of the model's forward pass.
+    pub name: &'static str,
+    /// Lengths of the axes.
+    pub shape: Vec<usize>,
+    /// As many values as the product of `shape`.
+    pub values: TensorValues,
+}
+
+impl NamedTensor {
+    /// # Panics
+    /// If the values do not fill the shape: a defect of the caller.
+    pub(super) fn new(name: &'static str, shape: Vec<usize>, values: TensorValues) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "`{name}` of shape {shape:?}");
+        Self { name, shape, values }
+    }
+
+    pub(super) fn ints(name: &'static str, shape: Vec<usize>, values: Vec<i64>) -> Self {
+        Self::new(name, shape, TensorValues::I64(values))
+    }
+}

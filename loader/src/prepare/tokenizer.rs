@@ -1,0 +1,197 @@
+//! The model's tokenizer and the files beside it.
+//!
+//! Reads what Hugging Face repositories hold: `tokenizer.json` is the tokenizer itself, `tokenizer_config.json` names
+//! the special tokens, and the chat template is in `chat_template.jinja`, `chat_template.json` or the configuration,
+//! in this order of precedence. Nothing is fetched.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+/// Largest file that is read, in bytes; tokenizers of 256,000 entries take about 35 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// A tokenizer with its special tokens and, if the files hold one, its chat template.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    special: BTreeMap<String, String>,
+    chat_template: Option<String>,
+}
+
+/// Token ids of a text with the bytes of the text that each stands for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// Ids in the vocabulary.
+    pub ids: Vec<u32>,
+    /// Start and end in bytes of the text; equal for tokens that stand for no text.
+    pub offsets: Vec<(usize, usize)>,
+}
+
+impl Tokenizer {
+    /// Reads a tokenizer from a folder as it is downloaded with a model, or from its `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it makes no sense.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let mut tokenizer = Self::from_json(&read(&file)?).map_err(|error| in_file(&file, error))?;
+        let beside = |name: &str| file.with_file_name(name);
+        if let Some(config) = read_json(&beside("tokenizer_config.json"))? {
+            tokenizer.special = special_tokens(&config);
+            tokenizer.chat_template = configured_template(&config);
+        }
+        if let Some(json) = read_json(&beside("chat_template.json"))? {
+            tokenizer.chat_template = configured_template(&json).or(tokenizer.chat_template);
+        }
+        let jinja = beside("chat_template.jinja");
+        if jinja.is_file() {
+            tokenizer.chat_template = Some(read_text(&jinja)?);
+        }
+        Ok(tokenizer)
+    }
+
+    /// Reads the text of a `tokenizer.json`, without special tokens or a chat template.
+    ///
+    /// Truncation and padding that the file may ask for are switched off.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is not a tokenizer.
+    pub fn from_json(json: &[u8]) -> Result<Self> {
+        let invalid = |error: tokenizers::Error| config_error(error.to_string());
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(invalid)?;
+        inner.with_truncation(None).map_err(invalid)?;
+        inner.with_padding(None);
+        Ok(Self { inner, special: BTreeMap::new(), chat_template: None })
+    }
+
+    /// Sets a special token such as `eos_token`, as `tokenizer_config.json` would.
+    #[must_use]
+    pub fn special_token(mut self, name: &str, token: &str) -> Self {
+        self.special.insert(name.to_owned(), token.to_owned());
+        self
+    }
+
+    /// Returns the special tokens by their names in `tokenizer_config.json`: `bos_token`, `eos_token`, …
+    #[must_use]
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.special
+    }
+
+    /// Returns the chat template that the files hold.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// Returns the id of a token.
+    #[must_use]
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Returns the number of entries, added tokens among them.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Returns the id that fills up padded rows: that of `pad_token`, else of `eos_token`, else 0, which the
+    /// attention mask hides.
+    #[must_use]
+    pub fn pad_id(&self) -> u32 {
+        let mut names = ["pad_token", "eos_token"].into_iter();
+        names.find_map(|name| self.id(self.special.get(name)?)).unwrap_or(0)
+    }
+
+    /// Returns the tokens that are matched in a text as a whole and stand for no words, longest first.
+    #[must_use]
+    pub fn control_tokens(&self) -> Vec<String> {
+        let added = self.inner.get_added_tokens_decoder();
+        let mut tokens: Vec<_> =
+            added.into_values().filter(|token| token.special).map(|token| token.content).collect();
+        tokens.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        tokens
+    }
+
+    /// Turns a text into ids; `has_special` adds what the tokenizer puts around every text, such as a beginning
+    /// token.
+    ///
+    /// # Errors
+    /// The tokenizer's own words.
+    pub fn encode(&self, text: &str, has_special: bool) -> Result<Encoded, String> {
+        let encoding = self.inner.encode(text, has_special).map_err(|error| error.to_string())?;
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+    }
+
+    /// Turns ids into a text, special tokens included.
+    ///
+    /// # Errors
+    /// The tokenizer's own words.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
+        self.inner.decode(ids, false).map_err(|error| error.to_string())
+    }
+}
+
+fn config_error(reason: String) -> Error {
+    Error::Config { setting: "tokenizer", reason }
+}
+
+fn in_file(path: &Path, error: Error) -> Error {
+    match error {
+        Error::Config { setting, reason } => {
+            Error::Config { setting, reason: format!("`{}`: {reason}", path.display()) }
+        }
+        other => other,
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let failed = |source| Error::File { path: path.display().to_string(), source };
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let reason = format!("`{}` has {bytes} bytes, over {FILE_BYTES_MAX}", path.display());
+        return Err(config_error(reason));
+    }
+    std::fs::read(path).map_err(failed)
+}
+
+/// Reads a text file, such as a chat template.
+pub(super) fn read_text(path: &Path) -> Result<String> {
+    let not_text = |_| config_error(format!("`{}` is not UTF-8", path.display()));
+    String::from_utf8(read(path)?).map_err(not_text)
+}
+
+fn read_json(path: &PathBuf) -> Result<Option<Value>> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let invalid = |error: serde_json::Error| config_error(format!("`{}`: {error}", path.display()));
+    serde_json::from_slice(&read(path)?).map(Some).map_err(invalid)
+}
+
+/// Every `*_token` of the configuration: a string, or an object that holds it as `content`.
+fn special_tokens(config: &Value) -> BTreeMap<String, String> {
+    let entries = config.as_object().into_iter().flatten();
+    let token = |(name, value): (&String, &Value)| {
+        let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+        name.ends_with("_token").then(|| (name.clone(), text.to_owned()))
+    };
+    entries.filter_map(token).collect()
+}
+
+/// A template, or the one named `default` in a list of them.
+fn configured_template(config: &Value) -> Option<String> {
+    match config.get("chat_template")? {
+        Value::String(template) => Some(template.clone()),
+        Value::Array(templates) => {
+            let default = templates.iter().find(|template| template["name"] == "default")?;
+            Some(default["template"].as_str()?.to_owned())
+        }
+        _ => None,
+    }
+}
