@@ -37,7 +37,7 @@ fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
     let started = Instant::now();
     let items: Vec<_> = run(loader.stream().collect());
     // The command is killed with its stream, or the runtime would wait for it.
-    assert!(started.elapsed() < Duration::from_secs(60));
+    assert!(started.elapsed() < Duration::from_mins(1));
     assert_eq!(items.len(), 2, "what came before is delivered");
     let error = items[1].as_ref().unwrap_err();
     assert!(

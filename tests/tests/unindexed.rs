@@ -108,7 +108,7 @@ proptest! {
         let decodes = [Decode::Raw, Decode::Media, Decode::Pixels { side: NonZeroU32::new(16).unwrap() }];
         for decode in decodes {
             let seen = |workers| {
-                let builder = builder(&[name.clone()]).decode(decode).batch_size(batch_size).workers(workers);
+                let builder = builder(std::slice::from_ref(&name)).decode(decode).batch_size(batch_size).workers(workers);
                 let batches = batches(builder.buffered_bytes_max(bytes_max).decoded_bytes_max(bytes_max));
                 let pixels = |batch: &Batch| batch.pixels.as_ref().map(|pixels| pixels.tensor.values().to_vec());
                 batches.iter().map(|batch| (batch.samples.clone(), pixels(batch))).collect::<Vec<_>>()
@@ -131,7 +131,7 @@ proptest! {
         let batch = |sizes: &[usize]| sizes.iter().sum::<usize>() as u64;
         let largest_batch = sizes.chunks(batch_size).map(batch).max().unwrap_or(0);
         let most = |decode, buffer: Option<usize>| {
-            let builder = builder(&[name.clone()]).decode(decode).batch_size(batch_size).workers(workers);
+            let builder = builder(std::slice::from_ref(&name)).decode(decode).batch_size(batch_size).workers(workers);
             let mut builder = builder.buffered_bytes_max(budget).decoded_bytes_max(budget);
             if let Some(samples) = buffer {
                 builder = builder.shuffle(ShuffleBuffer::new(samples));
