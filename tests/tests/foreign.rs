@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dflop_loader::index::foreign::{ForeignIndexes, energon};
 use dflop_loader::index::{FieldRow, Index, IndexOptions};
-use dflop_loader::shard::expand_shards;
+use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::media::jpeg;
 use dflop_tests::tar::TarBytes;
 use proptest::prelude::*;
@@ -263,7 +263,7 @@ fn a_shard_list_of_wids_is_a_data_set() {
     place.put("lists/all.json", list.to_string().as_bytes());
     let list = place.0.path().join("lists/all.json");
     let index = place.index_of(list.to_str().unwrap(), ForeignIndexes::Check);
-    let names: Vec<&str> = index.shards().iter().map(|shard| shard.base_name()).collect();
+    let names: Vec<&str> = index.shards().iter().map(Shard::base_name).collect();
     assert_eq!(names, ["shard-1.tar", "shard-0.tar"]);
     place.put("lists/all.json", b"{\"a\": 1}");
     let error = expand_shards(&[list.to_str().unwrap()]).unwrap_err().to_string();
