@@ -55,6 +55,7 @@ pub mod permutation;
 pub mod plan;
 mod pool;
 mod prefetch;
+pub mod prepare;
 pub mod probe;
 pub mod progress;
 pub mod read;

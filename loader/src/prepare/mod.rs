@@ -1,0 +1,4 @@
+//! Decoded media to the tensors of a model: what its processor does.
+
+pub mod audio;
+pub mod image;
