@@ -2,7 +2,7 @@
 CARGO ?= cargo
 DENY ?= cargo deny
 
-.PHONY: check check-all fmt clippy docs test bench compare demo
+.PHONY: check check-all fmt clippy docs test bench compare demo record-processors
 
 check: fmt clippy docs test
 
@@ -41,3 +41,7 @@ compare:
 
 demo:
 	$(CARGO) run --release --locked -- demo
+
+# Records anew what the tests of `prepare` compare with: see tests/record/processors.py for what PYTHON must have.
+record-processors:
+	$(PYTHON) tests/record/processors.py

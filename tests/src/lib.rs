@@ -3,6 +3,7 @@
 pub mod data_set;
 pub mod media;
 pub mod planning;
+pub mod recorded;
 pub mod tar;
 
 use dflop_loader::read::ShardItem;

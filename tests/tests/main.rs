@@ -5,5 +5,6 @@ mod balanced;
 mod hostile_tar;
 mod malformed;
 mod order;
+mod processors;
 mod stream;
 mod webdataset_rules;
