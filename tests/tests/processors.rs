@@ -190,9 +190,9 @@ fn prints_token_counts_of_random_sizes() {
             let length = |key: u32| 1 + mix(index * 2 + key) % (1 << (3 + mix(index * 2 + key + 9) % 11));
             let (width, height) = (length(0), length(1));
             let size = ImageSize { width, height };
-            if let Ok(work) = model.vision.unwrap().rule.images(&[size]) {
-                println!("{name} {width} {height} {}", work.tokens - marker_tokens(&model, 1));
-            }
+            let work = model.vision.unwrap().rule.images(&[size]);
+            let tokens = work.map_or(0, |work| work.tokens - marker_tokens(&model, 1));
+            println!("{name} {width} {height} {tokens}");
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::shape::{ImageSize, VideoShape};
 ///
 /// # Source
 /// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; token counts as in
-/// the processor of Hugging Face transformers 4.51.3.
+/// the processor of Hugging Face transformers 4.57.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AnyRes {
     /// Side of a square tile in pixels.

@@ -62,6 +62,7 @@ pub(super) fn convolve_row(
 }
 
 /// Sums of `LANES` bytes over steps of `stride`, rounded and clipped to a byte each.
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
 fn weighted_sum<const LANES: usize>(
     source: &[u8],
@@ -80,6 +81,7 @@ fn weighted_sum<const LANES: usize>(
     sums.map(|sum| (sum >> WEIGHT_BITS).clamp(0, 255) as u8)
 }
 
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
 fn add_weighted<const LANES: usize>(sums: &mut [i32; LANES], bytes: &[u8], weight: i32) {
     let Some(bytes) = bytes.first_chunk::<LANES>() else { return };

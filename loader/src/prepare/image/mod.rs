@@ -2,8 +2,9 @@
 //!
 //! Every value is the one that the model's processor of Hugging Face transformers 4.57.1 makes with NumPy and
 //! Pillow, bit for bit; grids, sizes and token counts are those of the cost model's rules. Pillow means the
-//! versions before 13: from 13 on, `Image.resize` takes the vertical pass first where the height shrinks by
-//! more than twice as many pixels as the width, which rounds otherwise. Processors that work on `PyTorch`
+//! versions up to 12.1, with which the published models were trained: later ones take the vertical pass of
+//! `Image.resize` first for some pictures (12.2: over 100 times as high as wide; 13.0: where the height shrinks
+//! by more than twice as many pixels as the width), which rounds otherwise. Processors that work on `PyTorch`
 //! tensors ("fast") resize by other arithmetic and differ by a few steps of 1/255.
 //!
 //! One family a file; [`Resampler`] and the layouts are shared. Buffers are kept per thread.
