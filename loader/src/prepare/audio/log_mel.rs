@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn silence_is_flat() {
         let mut out = vec![0.0; 80 * WINDOW_FRAMES];
-        LogMel::new(80).window(&[0.0; 5_000], &mut out);
+        let samples = vec![0.0; 5_000];
+        LogMel::new(80).window(&samples, &mut out);
         assert!(out.iter().all(|value| (*value + 1.5).abs() < 1e-6));
     }
 

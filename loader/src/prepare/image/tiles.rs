@@ -78,10 +78,11 @@ mod tests {
         let place = Place { first_tile: 0, columns: 2, left: 1, top: 3 };
         tiles.write_row(place, 0, &[11, 12, 13, 21, 22, 23]);
         let values = tiles.into_values();
-        let at =
-            |tile: usize, channel: usize, y: usize, x: usize| values[((3 * tile + channel) * 2 + y) * 2 + x];
-        assert_eq!([at(2, 0, 1, 1), at(2, 1, 1, 1), at(2, 2, 1, 1)], [11.0, -88.0, -187.0]);
-        assert_eq!([at(3, 0, 1, 0), at(3, 1, 1, 0), at(3, 2, 1, 0)], [21.0, -78.0, -177.0]);
-        assert_eq!([at(0, 0, 0, 0), at(0, 1, 0, 0), at(3, 2, 1, 1)], [0.0, -100.0, -200.0]);
+        let at = |tile: usize, channel: usize, y: usize, x: usize| {
+            values[((3 * tile + channel) * 2 + y) * 2 + x] as i32
+        };
+        assert_eq!([at(2, 0, 1, 1), at(2, 1, 1, 1), at(2, 2, 1, 1)], [11, -88, -187]);
+        assert_eq!([at(3, 0, 1, 0), at(3, 1, 1, 0), at(3, 2, 1, 0)], [21, -78, -177]);
+        assert_eq!([at(0, 0, 0, 0), at(0, 1, 0, 0), at(3, 2, 1, 1)], [0, -100, -200]);
     }
 }
