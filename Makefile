@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores bench compare demo record-model-inputs
+.PHONY: check check-all fmt clippy docs test test-interop test-stores bench compare demo record-model-inputs record-processors
 
 check: fmt clippy docs test
 
@@ -69,3 +69,7 @@ record-model-inputs:
 
 demo:
 	$(CARGO) run --release --locked -- demo
+
+# Records anew what the tests of `prepare` compare with: see tests/record/processors.py for what PYTHON must have.
+record-processors:
+	$(PYTHON) tests/record/processors.py

@@ -8,10 +8,12 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use dflop_benches::archives::{archive, write_headers_only};
 use dflop_benches::pictures::jpeg;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::decode::{ImageLimits, Rgb224};
+use dflop_loader::decode::{Audio, ImageLimits, Rgb224, decode_rgb};
 use dflop_loader::group::Grouper;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::plan::StepPlanner;
+use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
+use dflop_loader::prepare::image::ImageProcessor;
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::tar::Entry;
 use dflop_loader::tar::slice::SliceEntries;
@@ -128,5 +130,36 @@ fn bench_rgb224(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, bench_tar_scan, bench_group, bench_index_and_plan, bench_write, bench_rgb224);
+/// What a decode thread does after decoding, for a photo of common size and half a minute of sound.
+fn bench_prepare(c: &mut Criterion) {
+    let photo = decode_rgb(&jpeg(1024, 768), &ImageLimits::default()).expect("a good JPEG");
+    let mut group = c.benchmark_group("loader/prepare");
+    for preset in ["llava-ov-qwen2.5-7b", "internvl3-8b", "qwen2-vl-7b"] {
+        let model = ModelSpec::preset(preset).expect("a known model");
+        let processor = ImageProcessor::for_model(&model).expect("the model sees");
+        group.bench_function(format!("{preset}_1024x768"), |b| {
+            b.iter(|| processor.images(black_box(&[&photo])).expect("the model takes it"));
+        });
+    }
+    let sample = |index: u32| (index.wrapping_mul(0x9E37_79B1) >> 8) as f32 / 16_777_216.0 - 0.5;
+    for (name, sample_rate_hz) in [("whisper_30s_16khz", 16_000), ("whisper_30s_44khz", 44_100)] {
+        let samples = (0..30 * sample_rate_hz).map(sample).collect();
+        let clip = Audio { sample_rate_hz, channels: 1, samples, is_truncated: false };
+        let processor = AudioProcessor { mels: 128, long_clips: LongClips::Windows };
+        group.bench_function(name, |b| {
+            b.iter(|| processor.clip(black_box(&clip)).expect("the model takes it"));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(
+    benches,
+    bench_tar_scan,
+    bench_group,
+    bench_index_and_plan,
+    bench_write,
+    bench_rgb224,
+    bench_prepare
+);
 criterion_main!(benches);

@@ -1,5 +1,6 @@
 //! One error type for the crate; variants by what the caller does next.
 
+use crate::decode::BoxError;
 use crate::skip::Skipped;
 use crate::tar::ArchiveFault;
 
@@ -74,6 +75,9 @@ pub enum Error {
     /// Something is no source of samples, or gives none.
     #[error("could not pack `{path}`: {reason}")]
     Pack { path: String, reason: String },
+    /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
+    #[error("the model cannot take the {medium}")]
+    Medium { medium: &'static str, source: BoxError },
     /// A part of the loader ended without a word; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },

@@ -5,6 +5,7 @@ pub mod fault_server;
 pub mod media;
 pub mod mixed;
 pub mod planning;
+pub mod recorded;
 pub mod samples;
 pub mod streaming;
 pub mod tar;

@@ -11,6 +11,7 @@ mod metrics;
 mod mix;
 mod model_inputs;
 mod order;
+mod processors;
 mod remote;
 mod resume;
 mod resume_refused;

@@ -16,7 +16,7 @@ use crate::shape::{ImageSize, VideoShape};
 ///
 /// # Source
 /// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; token counts as in
-/// the processor of Hugging Face transformers 4.51.3.
+/// the processor of Hugging Face transformers 4.57.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AnyRes {
     /// Side of a square tile in pixels.
@@ -45,9 +45,10 @@ pub enum VideoNewline {
 
 /// Columns and rows, of tiles or of feature tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Grid {
-    columns: u64,
-    rows: u64,
+#[expect(missing_docs, reason = "columns and rows need no words")]
+pub struct Grid {
+    pub columns: u64,
+    pub rows: u64,
 }
 
 impl AnyRes {
@@ -96,6 +97,15 @@ impl AnyRes {
             VideoNewline::EveryRow => frames * pooled_side * (pooled_side + 1),
         };
         EncoderWork::of_items(frames, self.tile_tokens(), tokens)
+    }
+
+    /// Returns the grid of tiles that a picture alone in its sample is scaled onto, the base tile not counted.
+    ///
+    /// # Errors
+    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    pub fn grid(&self, image: ImageSize) -> Result<Grid> {
+        require_pixels(image)?;
+        Ok(self.best_grid(image))
     }
 
     fn tile_tokens(&self) -> u64 {

@@ -15,6 +15,9 @@ const ENCODER_TOKENS_PER_WINDOW: u64 = 1500;
 
 /// Returns the work of one clip; encoder items are windows of 30 seconds.
 ///
+/// The feature extractor of the published models cuts a clip off at 30 seconds; here it goes on in further
+/// windows, as the loader prepares it, so that nothing of it is lost.
+///
 /// A clip of 0 frames has no work. A clip of fewer than 3 mel frames (20 ms) still fills a window, though
 /// pooling may leave no LLM token of it.
 ///

@@ -73,6 +73,16 @@ impl DynamicTiles {
         self.tiles(frames, frames)
     }
 
+    /// Returns the columns and rows of tiles that a picture is stretched onto, the thumbnail not counted.
+    ///
+    /// # Errors
+    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    pub fn grid(&self, image: ImageSize) -> Result<[u64; 2]> {
+        require_pixels(image)?;
+        let best = self.best_grid(image);
+        Ok([best.columns, best.tiles / best.columns])
+    }
+
     fn tiles(&self, tiles: u64, pictures: u64) -> EncoderWork {
         let tokens = tiles * u64::from(self.tile_tokens) + pictures * u64::from(self.marker_tokens);
         EncoderWork::of_items(tiles, u64::from(self.tile_patches), tokens)
@@ -168,6 +178,15 @@ mod tests {
         let work = RULE.image(ImageSize { width: 640, height: 399 }).unwrap();
         assert_eq!((work.items, work.encoder_tokens, work.tokens), (7, 7168, 1794));
         assert_eq!(work.attention_pairs, 7_340_032);
+    }
+
+    #[test]
+    fn grids_have_the_shape_of_the_picture() {
+        for (width, height, grid) in
+            [(448, 448, [1, 1]), (1344, 448, [3, 1]), (600, 3000, [1, 5]), (640, 480, [4, 3])]
+        {
+            assert_eq!(RULE.grid(ImageSize { width, height }), Ok(grid), "{width} x {height}");
+        }
     }
 
     #[test]

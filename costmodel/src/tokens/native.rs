@@ -107,6 +107,22 @@ impl NativeResolution {
         Ok(self.enclosed(self.layer(size).repeat(u64::from(layers))))
     }
 
+    /// Returns width and height in pixels that a picture is resized to, multiples of patch x merge.
+    ///
+    /// # Errors
+    /// As [`NativeResolution::image`].
+    pub fn resized_image(&self, image: ImageSize) -> Result<[u64; 2]> {
+        self.resize(image, self.image)
+    }
+
+    /// Returns width and height in pixels that the frames of a video are resized to.
+    ///
+    /// # Errors
+    /// As [`NativeResolution::image`], for the frames.
+    pub fn resized_frame(&self, frame: ImageSize) -> Result<[u64; 2]> {
+        self.resize(frame, self.frame)
+    }
+
     fn enclosed(&self, work: EncoderWork) -> EncoderWork {
         EncoderWork { tokens: work.tokens.saturating_add(u64::from(self.marker_tokens)), ..work }
     }
@@ -207,7 +223,7 @@ mod tests {
     fn resizing_follows_the_published_table() {
         for ([width, height], released, default) in TABLE {
             let size = ImageSize { width, height };
-            assert_eq!(RULE.resize(size, RULE.image), Ok(released), "{width} x {height}");
+            assert_eq!(RULE.resized_image(size), Ok(released), "{width} x {height}");
             assert_eq!(RULE.resize(size, LIBRARY_DEFAULT), Ok(default), "{width} x {height}");
         }
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::chat_template::ChatTemplate;
 use super::expand::Expander;
 use super::family::Family;
 use super::labels::Labeller;
-use super::media::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
+use super::media::{AudioProcessor, AudioTensors, CountedAudio, CountedImages, ImageProcessor, ImageTensors};
 use super::pack::{Layout, Packer};
 use super::tokenizer::Tokenizer;
 use super::{LongSample, PlainText, Preparer};
@@ -24,6 +25,7 @@ const CHATML_TOKEN: &str = "<|im_start|>";
 #[derive(Debug, Clone)]
 pub struct PreparerBuilder {
     family: Family,
+    rule: Option<VisionRule>,
     tokenizer: Option<Tokenizer>,
     chat_template: Option<String>,
     images: Option<Arc<dyn ImageTensors>>,
@@ -36,15 +38,16 @@ pub struct PreparerBuilder {
 }
 
 impl PreparerBuilder {
-    pub(super) fn new(family: Family, vision: Option<VisionRule>) -> Self {
-        let images = vision.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
-        let audio = family.audio().map(|_| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio) });
+    pub(super) fn new(family: Family, model: &ModelSpec) -> Self {
+        let images = ImageProcessor::for_model(model);
+        let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
         Self {
+            rule: model.vision.map(|vision| vision.rule),
             family,
             tokenizer: None,
             chat_template: None,
-            images,
-            audio,
+            images: images.map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
+            audio: audio.map(|processor| -> Arc<dyn AudioTensors> { Arc::new(processor) }),
             plain_text: PlainText::default(),
             layout: Layout::Packed,
             tokens_max: None,
@@ -68,18 +71,27 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets what makes tensors of pictures. Default: they are counted by the token rule of the model and no pixels are
-    /// made.
+    /// Sets what makes tensors of pictures. Default: [`ImageProcessor::for_model`], what the processor of the
+    /// model's family makes.
     #[must_use]
     pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
         self.images = Some(processor);
         self
     }
 
-    /// Sets what makes tensors of clips. Default: they are counted and no features are made.
+    /// Sets what makes tensors of clips. Default: [`AudioProcessor::for_model`].
     #[must_use]
     pub fn audio_processor(mut self, processor: Arc<dyn AudioTensors>) -> Self {
         self.audio = Some(processor);
+        self
+    }
+
+    /// Counts the tokens of media by the model's token rules and makes no tensors of them: ids, grids and labels for a
+    /// stage that holds the language model alone.
+    #[must_use]
+    pub fn counted_media(mut self) -> Self {
+        self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
+        self.audio = self.audio.map(|_| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio) });
         self
     }
 

@@ -1,8 +1,8 @@
 //! What processors of pictures and clips give: the one place where they meet the text.
 //!
-//! A processor turns decoded media into the tensors of its family and says how many LLM tokens each becomes. The ones
-//! here only count, by the token rules that planning uses: a pipeline stage that holds the language model needs ids,
-//! grids and labels, but no pixels.
+//! A processor turns decoded media into the tensors of its family and says how many LLM tokens each becomes:
+//! [`ImageProcessor`] and [`AudioProcessor`]. [`CountedImages`] and [`CountedAudio`] only count, by the token rules that
+//! planning uses: a pipeline stage that holds the language model needs ids, grids and labels, but no pixels.
 
 use std::fmt::Debug;
 
@@ -10,35 +10,10 @@ use dflop_costmodel::tokens::audio::whisper_windows;
 use dflop_costmodel::tokens::{EncoderWork, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize};
 
+use super::audio::WINDOW_FRAMES;
+pub use super::audio::{AudioFeatures, AudioProcessor};
+pub use super::image::{ImageProcessor, PixelValues};
 use crate::decode::{Audio, BoxError, RgbImage};
-
-/// One picture as its model takes it.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct PixelValues {
-    /// Normalised pixels in `shape`; empty if they were only counted.
-    pub values: Vec<f32>,
-    /// `[tiles, 3, side, side]`, or `[patches, values of a patch]`.
-    pub shape: Vec<usize>,
-    /// Frames, rows and columns of patches, for models of native resolution.
-    pub grid_thw: Option<[u32; 3]>,
-    /// Height and width of the picture before it was cut into tiles, for models that take it.
-    pub image_size: Option<[u32; 2]>,
-    /// Copies of the placeholder that stand for the picture, markers not among them.
-    pub tokens: u32,
-}
-
-/// One clip as its model takes it.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct AudioFeatures {
-    /// Log-mel values in `shape`; empty if they were only counted.
-    pub values: Vec<f32>,
-    /// Mel bins and frames.
-    pub shape: [usize; 2],
-    /// 1 for every frame of sound, 0 for padding.
-    pub attention_mask: Vec<u8>,
-    /// Copies of the placeholder that stand for the clip, markers not among them.
-    pub tokens: u32,
-}
 
 /// Makes tensors of pictures.
 pub trait ImageTensors: Debug + Send + Sync {
@@ -127,5 +102,45 @@ impl AudioTensors for CountedAudio {
 
     fn tensor_bytes(&self, _: AudioLength) -> u64 {
         0
+    }
+}
+
+impl ImageTensors for ImageProcessor {
+    fn images(&self, pictures: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
+        Ok(ImageProcessor::images(self, pictures)?)
+    }
+
+    fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64 {
+        let squares = |rule: VisionRule, side: u16| {
+            let items = rule.images(sizes).map_or(0, |work| work.items);
+            items.saturating_mul(square_bytes(side))
+        };
+        match self {
+            Self::LlavaOneVision(family) => squares(VisionRule::AnyRes(family.rule), family.rule.tile_pixels),
+            Self::InternVl(family) => squares(VisionRule::DynamicTiles(family.rule), family.rule.tile_pixels),
+            Self::QwenVl(family) => {
+                let frames = u64::from(family.rule.frames_per_patch.get());
+                let patch_bytes = frames * square_bytes(family.rule.patch_pixels.get());
+                let patches = VisionRule::Native(family.rule).images(sizes).map_or(0, |work| work.items);
+                patches.saturating_mul(patch_bytes)
+            }
+            Self::Clip(square) | Self::Siglip(square) => sizes.len() as u64 * square_bytes(square.side),
+        }
+    }
+}
+
+/// Bytes of a square of f32 pixels in three colours.
+fn square_bytes(side: u16) -> u64 {
+    3 * u64::from(side).pow(2) * size_of::<f32>() as u64
+}
+
+impl AudioTensors for AudioProcessor {
+    fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError> {
+        Ok(AudioProcessor::clip(self, audio)?)
+    }
+
+    fn tensor_bytes(&self, length: AudioLength) -> u64 {
+        let windows = whisper_windows(length).map_or(0, |work| work.items);
+        windows.saturating_mul(u64::from(self.mels) * WINDOW_FRAMES as u64 * size_of::<f32>() as u64)
     }
 }

@@ -12,12 +12,14 @@
 //! Pure: no file is read and no clock is looked at once a preparer is built.
 
 mod account;
+pub mod audio;
 mod builder;
 mod chat_template;
 mod conversation;
 mod error;
 mod expand;
 mod family;
+pub mod image;
 mod labels;
 mod length;
 pub mod media;
@@ -120,7 +122,7 @@ impl Preparer {
     /// Starts the settings of a preparer for a model; a tokenizer is all that must be set.
     #[must_use]
     pub fn builder(model: &ModelSpec) -> PreparerBuilder {
-        PreparerBuilder::new(Family::of(model), model.vision.map(|vision| vision.rule))
+        PreparerBuilder::new(Family::of(model), model)
     }
 
     /// Returns the tokenizer.

@@ -68,26 +68,30 @@ fn padded(pictures: Vec<PixelValues>) -> NamedTensor {
     NamedTensor::new("pixel_values", shape, TensorValues::F32(values))
 }
 
-/// `input_features [clips, mels, frames]` and `feature_attention_mask [clips, frames]`; clips of fewer frames are
-/// filled up.
+/// `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]`, the windows of all clips one
+/// behind the other; windows of fewer frames are filled up.
 pub(super) fn feature_tensors(clips: &[&AudioFeatures]) -> Vec<NamedTensor> {
     if clips.is_empty() || clips.iter().any(|clip| clip.values.is_empty()) {
         return Vec::new();
     }
-    let [mels, _] = clips[0].shape;
-    let frames = clips.iter().map(|clip| clip.shape[1]).max().unwrap_or(0);
-    let mut values = Vec::with_capacity(clips.len() * mels * frames);
-    let mut mask = Vec::with_capacity(clips.len() * frames);
+    let mels = clips[0].shape[1];
+    let windows: usize = clips.iter().map(|clip| clip.shape[0]).sum();
+    let frames = clips.iter().map(|clip| clip.shape[2]).max().unwrap_or(0);
+    let mut values = Vec::with_capacity(windows * mels * frames);
+    let mut mask = Vec::with_capacity(windows * frames);
     for clip in clips {
-        for row in clip.values.chunks(clip.shape[1].max(1)) {
+        let clip_frames = clip.shape[2].max(1);
+        for row in clip.values.chunks(clip_frames) {
             values.extend(row);
             values.resize(values.len() + frames - row.len(), 0.0);
         }
-        mask.extend(clip.attention_mask.iter().map(|&is_sound| i64::from(is_sound)));
-        mask.resize(mask.len() + frames - clip.attention_mask.len(), 0);
+        for window in clip.attention_mask.chunks(clip_frames) {
+            mask.extend(window.iter().map(|&is_sound| i64::from(is_sound)));
+            mask.resize(mask.len() + frames - window.len(), 0);
+        }
     }
     vec![
-        NamedTensor::new("input_features", vec![clips.len(), mels, frames], TensorValues::F32(values)),
-        NamedTensor::ints("feature_attention_mask", vec![clips.len(), frames], mask),
+        NamedTensor::new("input_features", vec![windows, mels, frames], TensorValues::F32(values)),
+        NamedTensor::ints("feature_attention_mask", vec![windows, frames], mask),
     ]
 }

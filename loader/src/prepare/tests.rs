@@ -380,7 +380,7 @@ fn no_samples_make_no_tensors() {
 fn clips_of_fewer_frames_are_filled_up() {
     let clip = |frames: usize| AudioFeatures {
         values: vec![1.0; 2 * frames],
-        shape: [2, frames],
+        shape: vec![1, 2, frames],
         attention_mask: vec![1; frames],
         tokens: 1,
     };

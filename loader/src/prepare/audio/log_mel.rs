@@ -1,0 +1,131 @@
+//! One window of 30 seconds to its log-mel spectrogram.
+//!
+//! Transforms of 400 samples every 160, in double precision; the result is rounded to single precision where
+//! NumPy's version rounds, so that values differ by the last bits of the logarithm alone.
+
+use std::sync::Arc;
+
+use realfft::num_complex::Complex64;
+use realfft::{RealFftPlanner, RealToComplex};
+
+use super::filters::{BINS, MelFilter, hann_window, mel_filters};
+use super::{FFT_SAMPLES, HOP_SAMPLES, WINDOW_FRAMES, WINDOW_SAMPLES};
+
+/// Power below which a filter counts as silent.
+const POWER_MIN: f64 = 1e-10;
+
+/// Transform, filters and buffers for one number of mels.
+pub(super) struct LogMel {
+    filters: Vec<MelFilter>,
+    hann: Vec<f64>,
+    transform: Arc<dyn RealToComplex<f64>>,
+    scratch: Vec<Complex64>,
+    frame: Vec<f64>,
+    spectrum: Vec<Complex64>,
+    power: [f64; BINS],
+}
+
+impl LogMel {
+    pub(super) fn new(mels: usize) -> Self {
+        let transform = RealFftPlanner::new().plan_fft_forward(FFT_SAMPLES);
+        Self {
+            filters: mel_filters(mels),
+            hann: hann_window(),
+            scratch: transform.make_scratch_vec(),
+            frame: vec![0.0; FFT_SAMPLES],
+            spectrum: transform.make_output_vec(),
+            transform,
+            power: [0.0; BINS],
+        }
+    }
+
+    pub(super) fn mels(&self) -> usize {
+        self.filters.len()
+    }
+
+    /// Writes the spectrogram of one window.
+    ///
+    /// - `samples`: 16 kHz mono, at most 480,000; silence follows
+    /// - `out`: `[mels, 3000]`
+    pub(super) fn window(&mut self, samples: &[f32], out: &mut [f32]) {
+        let silence = (POWER_MIN as f32).log10();
+        let mut loudest = silence;
+        for frame in 0..WINDOW_FRAMES {
+            if !self.cut_frame(samples, frame) {
+                for row in out.chunks_exact_mut(WINDOW_FRAMES) {
+                    row[frame] = silence;
+                }
+                continue;
+            }
+            self.transform_frame();
+            for (filter, row) in self.filters.iter().zip(out.chunks_exact_mut(WINDOW_FRAMES)) {
+                let bins = &self.power[filter.first_bin..];
+                let power: f64 = filter.weights.iter().zip(bins).map(|(weight, bin)| weight * bin).sum();
+                let value = (power.max(POWER_MIN) as f32).log10();
+                loudest = loudest.max(value);
+                row[frame] = value;
+            }
+        }
+        let floor = loudest - 8.0;
+        for value in out {
+            *value = (value.max(floor) + 4.0) / 4.0;
+        }
+    }
+
+    /// Copies the samples around a frame, reflected at both ends of the window, under the Hann window; returns
+    /// whether there are any.
+    fn cut_frame(&mut self, samples: &[f32], frame: usize) -> bool {
+        let first = (frame * HOP_SAMPLES).checked_sub(FFT_SAMPLES / 2);
+        if let Some(samples) = first.and_then(|first| samples.get(first..first + FFT_SAMPLES)) {
+            for ((target, sample), weight) in self.frame.iter_mut().zip(samples).zip(&self.hann) {
+                *target = f64::from(*sample) * weight;
+            }
+            return true;
+        }
+        let mut has_samples = false;
+        for (offset, (target, weight)) in self.frame.iter_mut().zip(&self.hann).enumerate() {
+            let position = (frame * HOP_SAMPLES + offset).abs_diff(FFT_SAMPLES / 2);
+            let position = position.min((2 * (WINDOW_SAMPLES - 1)).abs_diff(position));
+            let sample = samples.get(position);
+            has_samples |= sample.is_some();
+            *target = sample.map_or(0.0, |sample| f64::from(*sample) * weight);
+        }
+        has_samples
+    }
+
+    fn transform_frame(&mut self) {
+        let done =
+            self.transform.process_with_scratch(&mut self.frame, &mut self.spectrum, &mut self.scratch);
+        debug_assert!(done.is_ok(), "buffers were made for this transform");
+        for (power, bin) in self.power.iter_mut().zip(&self.spectrum) {
+            let [real, imaginary] = [bin.re, bin.im].map(|part| f64::from(part as f32));
+            *power = real * real + imaginary * imaginary;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_flat() {
+        let mut out = vec![0.0; 80 * WINDOW_FRAMES];
+        let samples = vec![0.0; 5_000];
+        LogMel::new(80).window(&samples, &mut out);
+        assert!(out.iter().all(|value| (*value + 1.5).abs() < 1e-6));
+    }
+
+    #[test]
+    fn a_tone_is_loudest_in_its_own_filter() {
+        let samples: Vec<f32> = (0..WINDOW_SAMPLES)
+            .map(|sample| (sample as f32 * 440.0 / 16_000.0 * std::f32::consts::TAU).sin())
+            .collect();
+        let mut out = vec![0.0; 80 * WINDOW_FRAMES];
+        LogMel::new(80).window(&samples, &mut out);
+        let at = |mel: usize| out[mel * WINDOW_FRAMES + 1_500];
+        let loudest = (0..80).max_by(|a, b| at(*a).total_cmp(&at(*b))).unwrap();
+        // 440 Hz are 6.6 mels; corners lie 45.2 / 81 mels apart.
+        assert!((10..=12).contains(&loudest), "{loudest}");
+    }
+}

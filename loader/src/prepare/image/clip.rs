@@ -1,0 +1,74 @@
+//! CLIP: shorter side to a length, then the centre. SigLIP: the whole picture stretched onto a square.
+
+use super::filter::Filter;
+use super::normalise::Normalisation;
+use super::resample::{Resampler, Resize};
+use super::squares::squares;
+use super::{PixelValues, positions, size_of};
+use crate::decode::RgbImage;
+
+/// Settings of a processor that makes one square of a picture.
+///
+/// # Source
+/// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Square {
+    /// Length of the shorter side before the crop, at least `side`; `None` stretches the whole picture.
+    pub shortest_side: Option<u16>,
+    /// Side of the square in pixels.
+    pub side: u16,
+    /// Encoder tokens of the square, each an LLM position.
+    pub tokens: u32,
+    /// The resampling filter.
+    pub filter: Filter,
+    /// From bytes to values.
+    pub normalisation: Normalisation,
+}
+
+impl Square {
+    /// CLIP ViT-L/14 at 336 pixels, the eye of LLaVA 1.5.
+    pub const CLIP_336: Self = Self {
+        shortest_side: Some(336),
+        side: 336,
+        tokens: 576,
+        filter: Filter::Bicubic,
+        normalisation: Normalisation::CLIP,
+    };
+    /// SigLIP-so400m/14 at 384 pixels.
+    pub const SIGLIP_384: Self = Self {
+        shortest_side: None,
+        side: 384,
+        tokens: 729,
+        filter: Filter::Bicubic,
+        normalisation: Normalisation::SIGNED,
+    };
+
+    /// `[frames, 3, side, side]`; a picture is one frame.
+    pub(super) fn frames(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> PixelValues {
+        let side = usize::from(self.side);
+        let values = squares(frames, side, &self.normalisation, resampler, |frame| self.resize(frame));
+        PixelValues {
+            values,
+            shape: vec![frames.len(), 3, side, side],
+            grid_thw: None,
+            image_size: None,
+            tokens: positions(frames.len() as u64 * u64::from(self.tokens)),
+        }
+    }
+
+    fn resize(&self, image: &RgbImage) -> Resize {
+        let side = usize::from(self.side);
+        let Some(shortest) = self.shortest_side else {
+            return Resize::to(self.filter, side, side);
+        };
+        let size = size_of(image);
+        let shorter = u64::from(size.width.min(size.height));
+        let resized = [size.width, size.height]
+            .map(|length| (u64::from(length) * u64::from(shortest) / shorter) as usize);
+        let [columns, rows] = resized.map(|length| {
+            let start = (length - side) / 2;
+            start..start + side
+        });
+        Resize { filter: self.filter, width: resized[0], height: resized[1], columns, rows }
+    }
+}

@@ -1,0 +1,72 @@
+//! InternVL: a picture stretched onto a grid of tiles, then a thumbnail.
+
+use dflop_costmodel::Result;
+use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
+
+use super::filter::Filter;
+use super::normalise::Normalisation;
+use super::resample::{Canvas, Resampler, Resize};
+use super::squares::squares;
+use super::tiles::{Place, Tiles};
+use super::{PixelValues, frames_taken, positions, size_of};
+use crate::decode::RgbImage;
+
+/// Settings of the processor.
+///
+/// # Source
+/// `GotOcr2ImageProcessor` of transformers 4.57.1 with `crop_to_patches`, the processor of InternVL 3 there.
+/// The remote code of InternVL 2.5 resizes alike; grids of equal tile count, which it leaves in unspecified
+/// order, are ordered as in the former. A frame of a video is one tile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InternVl {
+    /// Grids, tiles and tokens.
+    pub rule: DynamicTiles,
+    /// The resampling filter.
+    pub filter: Filter,
+    /// From bytes to values.
+    pub normalisation: Normalisation,
+}
+
+impl InternVl {
+    /// `[tiles, 3, side, side]`: the grid's tiles row by row, and the thumbnail if they are more than one.
+    pub(super) fn image(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
+        let size = size_of(image);
+        let [columns, rows] = self.rule.grid(size)?.map(|length| length as usize);
+        let tiles = self.rule.image(size)?.items as usize;
+        let side = usize::from(self.rule.tile_pixels);
+        let tables = self.normalisation.tables();
+        let mut target = Tiles::new(tiles, side, &tables);
+        let canvas = Canvas::of(image);
+        let grid = Place { first_tile: 0, columns, left: 0, top: 0 };
+        resampler.resize(&canvas, &Resize::to(self.filter, columns * side, rows * side), |y, row| {
+            target.write_row(grid, y, row);
+        });
+        if tiles > columns * rows {
+            let thumbnail = Place { first_tile: columns * rows, columns: 1, left: 0, top: 0 };
+            resampler.resize(&canvas, &Resize::to(self.filter, side, side), |y, row| {
+                target.write_row(thumbnail, y, row);
+            });
+        }
+        Ok(self.pixel_values(target.into_values(), tiles))
+    }
+
+    /// `[frames, 3, side, side]`: every frame stretched onto a tile.
+    pub(super) fn video(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> PixelValues {
+        let taken = frames_taken(frames, self.rule.frames_max);
+        let side = usize::from(self.rule.tile_pixels);
+        let resize = |_: &RgbImage| Resize::to(self.filter, side, side);
+        let values = squares(&taken, side, &self.normalisation, resampler, resize);
+        self.pixel_values(values, taken.len())
+    }
+
+    fn pixel_values(&self, values: Vec<f32>, tiles: usize) -> PixelValues {
+        let side = usize::from(self.rule.tile_pixels);
+        PixelValues {
+            values,
+            shape: vec![tiles, 3, side, side],
+            grid_thw: None,
+            image_size: None,
+            tokens: positions(tiles as u64 * u64::from(self.rule.tile_tokens)),
+        }
+    }
+}

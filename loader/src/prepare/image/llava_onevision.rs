@@ -1,0 +1,128 @@
+//! LLaVA-OneVision: a base tile and a padded grid of tiles, or one padded tile a picture.
+
+use dflop_costmodel::tokens::any_res::AnyRes;
+use dflop_costmodel::{ImageSize, Result, VideoShape};
+
+use super::filter::Filter;
+use super::normalise::Normalisation;
+use super::resample::{Canvas, Resampler, Resize};
+use super::squares::squares;
+use super::tiles::{Place, Tiles};
+use super::{PixelValues, frames_taken, positions, size_of};
+use crate::decode::RgbImage;
+
+/// Settings of the processor.
+///
+/// # Source
+/// `LlavaOnevisionImageProcessor` of transformers 4.57.1; videos as its video processor, with Pillow's resizing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LlavaOneVision {
+    /// Grids, tiles and tokens.
+    pub rule: AnyRes,
+    /// The resampling filter.
+    pub filter: Filter,
+    /// From bytes to values; its mean also pads pictures that share a sample.
+    pub normalisation: Normalisation,
+}
+
+impl LlavaOneVision {
+    /// `[1 + tiles, 3, side, side]`: the whole picture stretched onto the base tile, then the grid's tiles
+    /// row by row, with the picture in the middle and black around it.
+    pub(super) fn lone_image(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
+        let size = size_of(image);
+        let grid = self.rule.grid(size)?;
+        let tokens = self.rule.image(size)?.tokens;
+        let side = usize::from(self.rule.tile_pixels);
+        let (columns, rows) = (grid.columns as usize, grid.rows as usize);
+        let tiles = 1 + columns * rows;
+        let tables = self.normalisation.tables();
+        let mut target = Tiles::new(tiles, side, &tables);
+        let canvas = Canvas::of(image);
+        let base = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
+        resampler
+            .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(base, y, row));
+
+        let [width, height] = fitted(size, [columns * side, rows * side]);
+        let place = Place {
+            first_tile: 1,
+            columns,
+            left: (columns * side - width) / 2,
+            top: (rows * side - height) / 2,
+        };
+        if [width, height] != [columns * side, rows * side] {
+            target.blacken(1..tiles);
+        }
+        resampler.resize(&canvas, &Resize::to(self.filter, width, height), |y, row| {
+            target.write_row(place, y, row);
+        });
+        Ok(self.pixel_values(target.into_values(), tiles, Some(image), tokens))
+    }
+
+    /// `[1, 3, side, side]`: the picture padded to a square with the mean colour.
+    pub(super) fn one_of_several(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
+        let tokens = self.rule.several_images(&[size_of(image)])?.tokens;
+        let side = usize::from(self.rule.tile_pixels);
+        let tables = self.normalisation.tables();
+        let mut target = Tiles::new(1, side, &tables);
+        let place = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
+        let canvas = Canvas::padded_to_square(image, self.normalisation.mean_colour());
+        resampler
+            .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(place, y, row));
+        Ok(self.pixel_values(target.into_values(), 1, Some(image), tokens))
+    }
+
+    /// `[frames, 3, side, side]`: every frame stretched onto a tile.
+    pub(super) fn video(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> PixelValues {
+        let taken = frames_taken(frames, self.rule.frames_max);
+        let side = usize::from(self.rule.tile_pixels);
+        let resize = |_: &RgbImage| Resize::to(self.filter, side, side);
+        let values = squares(&taken, side, &self.normalisation, resampler, resize);
+        let shape = VideoShape { frames: taken.len() as u32, width: 0, height: 0 };
+        self.pixel_values(values, taken.len(), None, self.rule.video(shape).tokens)
+    }
+
+    fn pixel_values(
+        &self,
+        values: Vec<f32>,
+        tiles: usize,
+        image: Option<&RgbImage>,
+        tokens: u64,
+    ) -> PixelValues {
+        let side = usize::from(self.rule.tile_pixels);
+        PixelValues {
+            values,
+            shape: vec![tiles, 3, side, side],
+            grid_thw: None,
+            image_size: image.map(|image| [image.height, image.width]),
+            tokens: positions(tokens),
+        }
+    }
+}
+
+/// Width and height of a picture scaled to touch a canvas from inside, rounded up.
+fn fitted(size: ImageSize, canvas: [usize; 2]) -> [usize; 2] {
+    let (width, height) = (f64::from(size.width), f64::from(size.height));
+    let (scale_x, scale_y) = (canvas[0] as f64 / width, canvas[1] as f64 / height);
+    if scale_x < scale_y {
+        [canvas[0], ((height * scale_x).ceil() as usize).min(canvas[1])]
+    } else {
+        [((width * scale_y).ceil() as usize).min(canvas[0]), canvas[1]]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fitted_picture_touches_two_sides() {
+        for (width, height, canvas, expected) in [
+            (640, 480, [768, 768], [768, 576]),
+            (100, 1, [384, 384], [384, 4]),
+            (1, 5000, [384, 1152], [1, 1152]),
+            (384, 384, [384, 384], [384, 384]),
+        ] {
+            assert_eq!(fitted(ImageSize { width, height }, canvas), expected);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Pictures and videos to the tensors of a vision tower.
+//!
+//! Every value is the one that the model's processor of Hugging Face transformers 4.57.1 makes with NumPy and
+//! Pillow, bit for bit; grids, sizes and token counts are those of the cost model's rules. Pillow means the
+//! versions up to 12.1, with which the published models were trained: later ones take the vertical pass of
+//! `Image.resize` first for some pictures (12.2: over 100 times as high as wide; 13.0: where the height shrinks
+//! by more than twice as many pixels as the width), which rounds otherwise. Processors that work on `PyTorch`
+//! tensors ("fast") resize by other arithmetic and differ by a few steps of 1/255.
+//!
+//! One family a file; [`Resampler`] and the layouts are shared. Buffers are kept per thread.
+
+mod clip;
+mod config;
+mod convolve;
+mod filter;
+mod intern_vl;
+mod llava_onevision;
+mod normalise;
+mod qwen_vl;
+mod resample;
+mod squares;
+mod tiles;
+
+use std::borrow::Borrow;
+use std::cell::RefCell;
+
+use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::{ImageSize, ModelSpec};
+use serde_json::Value;
+
+pub use self::clip::Square;
+pub use self::filter::Filter;
+pub use self::intern_vl::InternVl;
+pub use self::llava_onevision::LlavaOneVision;
+pub use self::normalise::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation};
+pub use self::qwen_vl::QwenVl;
+use self::resample::Resampler;
+use crate::decode::RgbImage;
+use crate::error::{Error, Result};
+
+/// One picture, or all tiles or patches of it, or a video, ready for the vision tower.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PixelValues {
+    /// Row-major; empty if the picture was only counted.
+    pub values: Vec<f32>,
+    /// `[tiles, 3, side, side]`, or `[patches, values of a patch]` for Qwen.
+    pub shape: Vec<usize>,
+    /// Qwen: layers of frames, rows and columns, in patches.
+    pub grid_thw: Option<[u32; 3]>,
+    /// LLaVA-OneVision pictures: height and width before resizing.
+    pub image_size: Option<[u32; 2]>,
+    /// LLM positions that features take: newlines of the family included, markers around the medium not.
+    pub tokens: u32,
+}
+
+/// How a model family turns pictures into pixel values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ImageProcessor {
+    /// Any-resolution tiles.
+    LlavaOneVision(LlavaOneVision),
+    /// Dynamic tiles with a thumbnail.
+    InternVl(InternVl),
+    /// Patches at native resolution.
+    QwenVl(QwenVl),
+    /// One square, resized and cropped.
+    Clip(Square),
+    /// One square, stretched.
+    Siglip(Square),
+}
+
+thread_local! {
+    static RESAMPLER: RefCell<Resampler> = RefCell::default();
+}
+
+impl ImageProcessor {
+    /// Returns the processor of a model of the cost model, by its vision rule, with the statistics of the
+    /// published checkpoints; `None` if the model cannot see.
+    #[must_use]
+    pub fn for_model(model: &ModelSpec) -> Option<Self> {
+        let filter = Filter::Bicubic;
+        Some(match model.vision?.rule {
+            VisionRule::AnyRes(rule) => {
+                Self::LlavaOneVision(LlavaOneVision { rule, filter, normalisation: Normalisation::SIGNED })
+            }
+            VisionRule::DynamicTiles(rule) => {
+                Self::InternVl(InternVl { rule, filter, normalisation: Normalisation::IMAGENET })
+            }
+            VisionRule::Native(rule) => {
+                Self::QwenVl(QwenVl { rule, filter, normalisation: Normalisation::CLIP })
+            }
+        })
+    }
+
+    /// Reads a `preprocessor_config.json` of Hugging Face.
+    ///
+    /// Known are the processors of LLaVA-OneVision, InternVL (`GotOcr2`), Qwen2-VL, CLIP and SigLIP, their
+    /// "fast" forms included; what the file leaves out has the processor's default.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the processor is unknown or a setting has no counterpart here.
+    pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
+        config::image_processor(json)
+    }
+
+    /// Prepares all pictures of one sample, together because LLaVA-OneVision treats a lone picture unlike
+    /// several.
+    ///
+    /// # Errors
+    /// [`Error::Medium`] if the model refuses a picture.
+    pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
+        RESAMPLER.with_borrow_mut(|resampler| {
+            images.iter().map(|image| self.image(image.borrow(), images.len(), resampler)).collect()
+        })
+    }
+
+    /// Prepares the frames of one video, which are sampled already; more than the model takes are sampled
+    /// further, evenly and with the first and the last.
+    ///
+    /// # Errors
+    /// [`Error::Medium`] if the model refuses the frames or there are none.
+    pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
+        let frames: Vec<&RgbImage> = frames.iter().map(Borrow::borrow).collect();
+        if frames.is_empty() {
+            return Err(Error::Medium { medium: "video", source: "it has no frames".into() });
+        }
+        frames.iter().try_for_each(|frame| check_pixels(frame))?;
+        let taken = RESAMPLER.with_borrow_mut(|resampler| match self {
+            Self::LlavaOneVision(family) => Ok(family.video(&frames, resampler)),
+            Self::InternVl(family) => Ok(family.video(&frames, resampler)),
+            Self::QwenVl(family) => family.video(&frames, resampler),
+            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(&frames, resampler)),
+        });
+        taken.map_err(|refusal| Error::Medium { medium: "video", source: refusal.into() })
+    }
+
+    fn image(&self, image: &RgbImage, images: usize, resampler: &mut Resampler) -> Result<PixelValues> {
+        check_pixels(image)?;
+        let taken = match self {
+            Self::LlavaOneVision(family) if images == 1 => family.lone_image(image, resampler),
+            Self::LlavaOneVision(family) => family.one_of_several(image, resampler),
+            Self::InternVl(family) => family.image(image, resampler),
+            Self::QwenVl(family) => family.image(image, resampler),
+            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(&[image], resampler)),
+        };
+        taken.map_err(|refusal| Error::Medium { medium: "picture", source: refusal.into() })
+    }
+}
+
+const fn size_of(image: &RgbImage) -> ImageSize {
+    ImageSize { width: image.width, height: image.height }
+}
+
+fn check_pixels(image: &RgbImage) -> Result<()> {
+    let bytes = 3 * image.width as usize * image.height as usize;
+    if bytes == 0 || image.pixels.len() != bytes {
+        let reason = format!(
+            "{} x {} pixels do not fill {} bytes of RGB",
+            image.width,
+            image.height,
+            image.pixels.len()
+        );
+        return Err(Error::Medium { medium: "picture", source: reason.into() });
+    }
+    Ok(())
+}
+
+/// At most `frames_max` of the frames, evenly spaced from the first to the last.
+fn frames_taken<'a>(frames: &[&'a RgbImage], frames_max: u32) -> Vec<&'a RgbImage> {
+    let most = (frames_max as usize).max(1);
+    if frames.len() <= most {
+        return frames.to_vec();
+    }
+    let steps = (most - 1).max(1);
+    (0..most).map(|frame| frames[frame * (frames.len() - 1) / steps]).collect()
+}
+
+/// Tokens of one medium, which fit: a feature map is bounded by the rule.
+fn positions(tokens: u64) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,159 @@
+//! Qwen2-VL and Qwen2.5-VL: patches of a picture at its own resolution, in the order of their merging.
+
+use dflop_costmodel::Result;
+use dflop_costmodel::tokens::native::NativeResolution;
+
+use super::filter::Filter;
+use super::normalise::{Normalisation, Tables};
+use super::resample::{Canvas, Resampler, Resize};
+use super::{PixelValues, frames_taken, positions, size_of};
+use crate::decode::RgbImage;
+
+/// Settings of the processor.
+///
+/// # Source
+/// `Qwen2VLImageProcessor` of transformers 4.57.1, videos included, with the frame sizes of its video
+/// processor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QwenVl {
+    /// Patches, sizes and tokens.
+    pub rule: NativeResolution,
+    /// The resampling filter.
+    pub filter: Filter,
+    /// From bytes to values.
+    pub normalisation: Normalisation,
+}
+
+impl QwenVl {
+    /// `[patches, 3 * frames_per_patch * patch²]`: the picture is repeated for every frame of a patch.
+    pub(super) fn image(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
+        let size = self.rule.resized_image(size_of(image))?;
+        Ok(self.layers(&[image], size, resampler))
+    }
+
+    /// As for a picture; frames are taken in groups, the last one repeated, and resized as the first one.
+    pub(super) fn video(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> Result<PixelValues> {
+        let taken = frames_taken(frames, self.rule.frames_max);
+        let size = self.rule.resized_frame(size_of(taken[0]))?;
+        Ok(self.layers(&taken, size, resampler))
+    }
+
+    fn layers(&self, frames: &[&RgbImage], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
+        let [width, height] = size.map(|length| length as usize);
+        let layout = Layout {
+            patch: usize::from(self.rule.patch_pixels.get()),
+            merge: usize::from(self.rule.merge.get()),
+            frames: usize::from(self.rule.frames_per_patch.get()),
+            width,
+        };
+        let layer_values = 3 * layout.frames * width * height;
+        let layers = frames.len().div_ceil(layout.frames);
+        let mut values = vec![0.0; layers * layer_values];
+        let tables = self.normalisation.tables();
+        for (group, layer) in frames.chunks(layout.frames).zip(values.chunks_exact_mut(layer_values)) {
+            for (frame, image) in group.iter().enumerate() {
+                // The last one stands for those that are missing.
+                let end = if frame + 1 == group.len() { layout.frames } else { frame + 1 };
+                resampler.resize(&Canvas::of(image), &Resize::to(self.filter, width, height), |y, row| {
+                    layout.write_row(layer, frame..end, y, row, &tables);
+                });
+            }
+        }
+        let patches = [width, height].map(|length| length / layout.patch);
+        let merged = layers * patches[0] * patches[1] / (layout.merge * layout.merge);
+        PixelValues {
+            values,
+            shape: vec![layers * patches[0] * patches[1], 3 * layout.frames * layout.patch * layout.patch],
+            grid_thw: Some([layers as u32, patches[1] as u32, patches[0] as u32]),
+            image_size: None,
+            tokens: positions(merged as u64),
+        }
+    }
+}
+
+/// One layer: `[rows / merge, columns / merge, merge, merge, 3, frames, patch, patch]`.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    patch: usize,
+    merge: usize,
+    frames: usize,
+    width: usize,
+}
+
+impl Layout {
+    /// Writes one row of a resized picture as one or more frames.
+    fn write_row(
+        self,
+        layer: &mut [f32],
+        frames: std::ops::Range<usize>,
+        y: usize,
+        row: &[u8],
+        tables: &Tables,
+    ) {
+        let plane = self.patch * self.patch;
+        let merged = self.patch * self.merge;
+        let first_block = y / merged * (self.width / merged);
+        let row_of_block = y / self.patch % self.merge;
+        for (column, pixels) in row.chunks_exact(3 * self.patch).enumerate() {
+            let block = first_block + column / self.merge;
+            let patch = (block * self.merge + row_of_block) * self.merge + column % self.merge;
+            let start = patch * 3 * self.frames * plane + y % self.patch * self.patch;
+            for (channel, table) in tables.iter().enumerate() {
+                let first = start + (channel * self.frames + frames.start) * plane;
+                let bytes = pixels.iter().skip(channel).step_by(3);
+                for (value, byte) in layer[first..first + self.patch].iter_mut().zip(bytes) {
+                    *value = table[usize::from(*byte)];
+                }
+                for repeat in 1..frames.len() {
+                    layer.copy_within(first..first + self.patch, first + repeat * plane);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroU16;
+
+    const SMALL: QwenVl = QwenVl {
+        rule: NativeResolution {
+            patch_pixels: NonZeroU16::new(2).unwrap(),
+            frames_per_patch: NonZeroU16::new(2).unwrap(),
+            image: dflop_costmodel::tokens::native::PixelRange { min: 1, max: 1 << 20 },
+            frame: dflop_costmodel::tokens::native::PixelRange { min: 1, max: 1 << 20 },
+            ..NativeResolution::QWEN2_VL
+        },
+        filter: Filter::Bicubic,
+        normalisation: Normalisation { scale: 1.0, mean: [0.0; 3], deviation: [1.0; 3] },
+    };
+
+    /// 8 x 4 pixels, red counting them.
+    fn counting() -> RgbImage {
+        let pixels = (0..32).flat_map(|pixel| [pixel, 100, 200]).collect();
+        RgbImage { width: 8, height: 4, pixels, is_truncated: false }
+    }
+
+    #[test]
+    fn patches_stand_in_the_order_of_their_merging() {
+        let taken = SMALL.image(&counting(), &mut Resampler::default()).unwrap();
+        assert_eq!((taken.shape, taken.grid_thw, taken.tokens), (vec![8, 24], Some([1, 2, 4]), 2));
+        // Upper left, right of it, below it, diagonal; then the next block.
+        let corners: Vec<f32> = taken.values.chunks(24).map(|patch| patch[0]).collect();
+        assert_eq!(corners, [0.0, 2.0, 16.0, 18.0, 4.0, 6.0, 20.0, 22.0]);
+        assert_eq!(taken.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
+        assert_eq!(taken.values[8..24], [[100.0; 8], [200.0; 8]].concat());
+    }
+
+    #[test]
+    fn a_lone_last_frame_is_repeated() {
+        let image = counting();
+        let mut dark = image.clone();
+        dark.pixels.fill(0);
+        let video = SMALL.video(&[&image, &dark, &image], &mut Resampler::default()).unwrap();
+        assert_eq!((video.grid_thw, video.tokens), (Some([2, 2, 4]), 4));
+        assert_eq!(video.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(video.values[192..200], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
+    }
+}

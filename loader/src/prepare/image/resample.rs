@@ -1,0 +1,144 @@
+//! Resizes pictures exactly as Pillow's `Image.resize` does: horizontally, rounded to bytes, then vertically.
+//!
+//! Rows are handed out as they are made, so that normalisation and layout need no second picture. Padding
+//! around a picture is never stored, and pixels that a crop cuts off are never made.
+
+use std::ops::Range;
+
+use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
+use super::filter::{Axis, Filter, Length};
+use crate::decode::RgbImage;
+
+/// A picture, perhaps in the middle of a larger, plain one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Canvas<'a> {
+    pixels: &'a [u8],
+    columns: Length,
+    rows: Length,
+    background: [u8; 3],
+}
+
+impl<'a> Canvas<'a> {
+    /// The picture itself.
+    pub(super) fn of(image: &'a RgbImage) -> Self {
+        let [columns, rows] = [image.width, image.height].map(|length| {
+            let stored = length as usize;
+            Length { whole: stored, before: 0, stored }
+        });
+        Self { pixels: &image.pixels, columns, rows, background: [0; 3] }
+    }
+
+    /// The picture in the middle of the square that it fits into.
+    pub(super) fn padded_to_square(image: &'a RgbImage, background: [u8; 3]) -> Self {
+        let mut canvas = Self { background, ..Self::of(image) };
+        let side = canvas.columns.stored.max(canvas.rows.stored);
+        for length in [&mut canvas.columns, &mut canvas.rows] {
+            *length = Length { whole: side, before: (side - length.stored) / 2, ..*length };
+        }
+        canvas
+    }
+}
+
+/// What to make of a picture.
+#[derive(Clone, Debug)]
+pub(super) struct Resize {
+    pub(super) filter: Filter,
+    /// Size of the whole picture after resampling, in pixels, at least 1 x 1.
+    pub(super) width: usize,
+    pub(super) height: usize,
+    /// The part of it that is wanted.
+    pub(super) columns: Range<usize>,
+    pub(super) rows: Range<usize>,
+}
+
+impl Resize {
+    /// All of a picture resized to these pixels.
+    pub(super) fn to(filter: Filter, width: usize, height: usize) -> Self {
+        Self { filter, width, height, columns: 0..width, rows: 0..height }
+    }
+}
+
+/// Keeps the memory between pictures.
+#[derive(Debug, Default)]
+pub(super) struct Resampler {
+    columns: Axis,
+    rows: Axis,
+    strip: Vec<u8>,
+    narrowed: Vec<u8>,
+    padding_row: Vec<u8>,
+    row: Vec<u8>,
+}
+
+impl Resampler {
+    /// Resizes a picture and calls `emit` with every wanted row, counted from 0, and its `[width, 3]` bytes.
+    pub(super) fn resize(
+        &mut self,
+        canvas: &Canvas<'_>,
+        resize: &Resize,
+        mut emit: impl FnMut(usize, &[u8]),
+    ) {
+        self.columns.compute(resize.filter, canvas.columns, resize.width, resize.columns.clone());
+        self.rows.compute(resize.filter, canvas.rows, resize.height, resize.rows.clone());
+        let needed = self.rows.needed();
+        let row_bytes = 3 * resize.columns.len();
+        self.narrow(canvas, needed.clone(), row_bytes);
+        self.narrow_padding(canvas.background, row_bytes);
+        self.row.resize(row_bytes, 0);
+        for (index, window) in self.rows.windows.iter().enumerate() {
+            let first = window.start.saturating_sub(needed.start) * row_bytes;
+            let weights = self.rows.weights_of(window);
+            let rows = &self.narrowed[first..];
+            convolve_row(rows, weights, &self.padding_row, window.padding_weight, &mut self.row);
+            emit(index, &self.row);
+        }
+    }
+
+    /// The horizontal pass over the rows that the vertical one will need.
+    fn narrow(&mut self, canvas: &Canvas<'_>, needed: Range<usize>, row_bytes: usize) {
+        let strips = needed.len().div_ceil(STRIP_ROWS);
+        self.narrowed.resize(strips * STRIP_ROWS * row_bytes, 0);
+        let padding = strip_column(canvas.background);
+        let wanted = self.columns.needed();
+        let stored_bytes = 3 * canvas.columns.stored;
+        self.strip.resize(wanted.end * STRIP_BYTES, 0);
+        for (index, resampled) in self.narrowed.chunks_exact_mut(STRIP_ROWS * row_bytes).enumerate() {
+            for row in 0..STRIP_ROWS {
+                let source = needed.start + index * STRIP_ROWS + row;
+                if source < needed.end {
+                    let pixels = &canvas.pixels[source * stored_bytes..][..stored_bytes];
+                    turn_into_strip(pixels, wanted.clone(), row, &mut self.strip);
+                }
+            }
+            convolve_strip(&self.strip, &padding, &self.columns, resampled);
+        }
+    }
+
+    /// What the horizontal pass makes of a row of padding.
+    fn narrow_padding(&mut self, background: [u8; 3], row_bytes: usize) {
+        self.padding_row.clear();
+        if self.rows.windows.iter().all(|window| window.padding_weight == 0) {
+            self.padding_row.resize(row_bytes, 0);
+            return;
+        }
+        for window in &self.columns.windows {
+            let weights = self.columns.weights_of(window).iter();
+            let total = weights.fold(window.padding_weight, |total, weight| total.wrapping_add(*weight));
+            let mut pixel = [0; 3];
+            convolve_row(&background, &[total], &[0; 3], 0, &mut pixel);
+            self.padding_row.extend(pixel);
+        }
+    }
+}
+
+fn strip_column(pixel: [u8; 3]) -> [u8; STRIP_BYTES] {
+    std::array::from_fn(|byte| pixel[byte % 3])
+}
+
+/// Writes a row of pixels into row `row` of a strip, `[columns, STRIP_ROWS, 3]`.
+fn turn_into_strip(pixels: &[u8], columns: Range<usize>, row: usize, strip: &mut [u8]) {
+    let source = pixels[3 * columns.start..3 * columns.end].chunks_exact(3);
+    let target = strip[columns.start * STRIP_BYTES..].chunks_exact_mut(STRIP_BYTES);
+    for (pixel, column) in source.zip(target) {
+        column[3 * row..3 * row + 3].copy_from_slice(pixel);
+    }
+}

@@ -1,0 +1,88 @@
+//! Rows of a picture into square tiles, channels first: `[tiles, 3, side, side]`.
+
+use super::normalise::Tables;
+
+/// Where resized pictures go, tile by tile; what is not written is a normalised black.
+#[derive(Debug)]
+pub(super) struct Tiles<'a> {
+    values: Vec<f32>,
+    side: usize,
+    tables: &'a Tables,
+}
+
+/// A grid of tiles inside the tensor, and the place of a picture on it in pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) first_tile: usize,
+    pub(super) columns: usize,
+    pub(super) left: usize,
+    pub(super) top: usize,
+}
+
+impl<'a> Tiles<'a> {
+    pub(super) fn new(tiles: usize, side: usize, tables: &'a Tables) -> Self {
+        Self { values: vec![0.0; tiles * 3 * side * side], side, tables }
+    }
+
+    /// Makes tiles black.
+    pub(super) fn blacken(&mut self, tiles: std::ops::Range<usize>) {
+        let plane = self.side * self.side;
+        let planes = &mut self.values[tiles.start * 3 * plane..tiles.end * 3 * plane];
+        for (index, plane) in planes.chunks_exact_mut(plane).enumerate() {
+            plane.fill(self.tables[index % 3][0]);
+        }
+    }
+
+    /// Writes one row of a picture, `[width, 3]` bytes, that is `y` rows below the top of its place.
+    pub(super) fn write_row(&mut self, place: Place, y: usize, pixels: &[u8]) {
+        let y = place.top + y;
+        let first_tile = place.first_tile + y / self.side * place.columns;
+        let mut left = place.left;
+        let mut rest = pixels;
+        while !rest.is_empty() {
+            let (tile, x) = (first_tile + left / self.side, left % self.side);
+            let (pixels, behind) = rest.split_at(rest.len().min(3 * (self.side - x)));
+            self.write_run(tile, y % self.side, x, pixels);
+            left += self.side - x;
+            rest = behind;
+        }
+    }
+
+    /// Writes pixels into one row of one tile.
+    fn write_run(&mut self, tile: usize, y: usize, x: usize, pixels: &[u8]) {
+        for (channel, table) in self.tables.iter().enumerate() {
+            let start = ((3 * tile + channel) * self.side + y) * self.side + x;
+            let bytes = pixels.iter().skip(channel).step_by(3);
+            for (value, byte) in self.values[start..start + pixels.len() / 3].iter_mut().zip(bytes) {
+                *value = table[usize::from(*byte)];
+            }
+        }
+    }
+
+    pub(super) fn into_values(self) -> Vec<f32> {
+        self.values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prepare::image::normalise::Normalisation;
+
+    #[test]
+    fn a_row_is_cut_where_tiles_meet() {
+        let tables = Normalisation { scale: 1.0, mean: [0.0, 100.0, 200.0], deviation: [1.0; 3] }.tables();
+        let mut tiles = Tiles::new(4, 2, &tables);
+        tiles.blacken(0..4);
+        // Two columns of tiles behind no other; the picture begins in the last row and the second column.
+        let place = Place { first_tile: 0, columns: 2, left: 1, top: 3 };
+        tiles.write_row(place, 0, &[11, 12, 13, 21, 22, 23]);
+        let values = tiles.into_values();
+        let at = |tile: usize, channel: usize, y: usize, x: usize| {
+            values[((3 * tile + channel) * 2 + y) * 2 + x] as i32
+        };
+        assert_eq!([at(2, 0, 1, 1), at(2, 1, 1, 1), at(2, 2, 1, 1)], [11, -88, -187]);
+        assert_eq!([at(3, 0, 1, 0), at(3, 1, 1, 0), at(3, 2, 1, 0)], [21, -78, -177]);
+        assert_eq!([at(0, 0, 0, 0), at(0, 1, 0, 0), at(3, 2, 1, 1)], [0, -100, -200]);
+    }
+}
