@@ -22,6 +22,8 @@ pub struct Sample {
     pub key: String,
     /// URL of the shard.
     pub shard: Arc<str>,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
     /// Epoch that the sample is drawn from, from 0.
     pub epoch: u64,
     /// Payload bytes that were read for it, encoded.

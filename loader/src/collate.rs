@@ -222,7 +222,7 @@ fn picture_bytes(sample: &PixelSample) -> u64 {
 }
 
 fn delivered(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Sample {
-    Sample { key: raw.key, shard: raw.shard, epoch: raw.epoch, bytes, fields }
+    Sample { key: raw.key, shard: raw.shard, offset: raw.offset, epoch: raw.epoch, bytes, fields }
 }
 
 fn undecoded(field: &RawField) -> Field {

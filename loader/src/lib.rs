@@ -39,6 +39,7 @@
 //! # }
 //! ```
 
+pub mod augment;
 pub mod balanced;
 pub mod batch;
 pub mod collate;

@@ -21,7 +21,7 @@ pub use self::audio::AudioFormat;
 pub use self::image::ImageFormat;
 
 pub(crate) use self::audio::{audio_format, audio_track, counted_frames, open_reader, symphonia_error};
-pub(crate) use self::image::image_header;
+pub(crate) use self::image::{ImageHeader, image_header};
 pub(crate) use self::jpeg::{JpegHeader, read_jpeg_header};
 pub(crate) use self::wav::{WavHeader, read_wav_header};
 
