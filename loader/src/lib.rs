@@ -60,6 +60,7 @@ pub mod probe;
 pub mod progress;
 pub mod read;
 pub mod sample;
+pub mod sample_media;
 pub mod scan;
 pub mod shard;
 pub mod simulate;
