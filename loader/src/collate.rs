@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::augment::{Augment, PictureAugment};
 use crate::batch::{Batch, Field, Pixels, Sample};
 use crate::decode::{DecodeError, DecodeLimits, Media, decode};
 use crate::error::{Error, Result};
@@ -36,6 +37,15 @@ pub(crate) struct Collator {
     pool: Arc<DecodePool>,
     tensors: TensorPool,
     skips: Arc<SkipLog>,
+    augment: Option<Augment>,
+}
+
+/// Refuses to change pictures that stay undecoded.
+pub(crate) fn check_augment(decode: Decode, augment: Option<&Augment>) -> Result<()> {
+    if decode != Decode::Raw || augment.is_none() {
+        return Ok(());
+    }
+    Err(Error::Config { setting: "augment", reason: "only decoded pictures can be changed".into() })
 }
 
 /// A batch whose fields are being decoded.
@@ -83,7 +93,12 @@ struct PixelSample {
 
 impl Collator {
     pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
-        Self { decode, pool, tensors: TensorPool::default(), skips }
+        Self { decode, pool, tensors: TensorPool::default(), skips, augment: None }
+    }
+
+    /// Changes pictures as they are decoded.
+    pub(crate) fn augment(self, augment: Option<Augment>) -> Self {
+        Self { augment, ..self }
     }
 
     /// The account of what was not delivered.
@@ -115,14 +130,22 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
-            let fields = raw.fields.clone();
-            PendingFields::Decoding(self.pool.submit(move |_| decode_fields(&fields)).await?)
+            let (fields, changes) = (raw.fields.clone(), self.changes(&raw));
+            PendingFields::Decoding(self.pool.submit(move |_| decode_fields(&fields, &changes)).await?)
         };
         Ok(PendingSample { raw, fields })
     }
 
+    /// The changes of every field.
+    fn changes(&self, raw: &RawSample) -> Vec<Option<PictureAugment>> {
+        let change = |field: &RawField| {
+            let augment = self.augment.filter(|_| is_picture(&field))?;
+            Some(augment.picture(raw.id(), raw.epoch, &field.extension))
+        };
+        raw.fields.iter().map(change).collect()
+    }
+
     async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
-        let is_picture = |field: &&RawField| kind_of_extension(&field.extension) == MediumKind::Image;
         let pictures = samples.iter().flat_map(|raw| &raw.fields).filter(is_picture).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
         let (slots, free) = self.tensors.slots(pictures, row_values);
@@ -130,11 +153,12 @@ impl Collator {
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
             let mut pictures = Vec::new();
-            for field in raw.fields.iter().filter(is_picture) {
+            let fields = raw.fields.iter().zip(self.changes(&raw)).filter(|(field, _)| is_picture(field));
+            for (field, change) in fields {
                 let mut slot = free.next().expect("one slot was cut for every picture");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
-                    let result = worker.decode_pixels(&payload, slot.values());
+                    let result = worker.decode_pixels(&payload, change.as_ref(), slot.values());
                     (slot, result)
                 });
                 pictures.push((field.extension.clone(), job.await?));
@@ -215,6 +239,10 @@ impl Collator {
     }
 }
 
+fn is_picture(field: &&RawField) -> bool {
+    kind_of_extension(&field.extension) == MediumKind::Image
+}
+
 fn picture_bytes(sample: &PixelSample) -> u64 {
     let is_picture =
         |field: &&RawField| sample.pictures.iter().any(|(extension, _)| *extension == field.extension);
@@ -230,13 +258,20 @@ fn undecoded(field: &RawField) -> Field {
     Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
 }
 
-fn decode_fields(fields: &[RawField]) -> Result<Vec<Field>, FieldError> {
+fn decode_fields(fields: &[RawField], changes: &[Option<PictureAugment>]) -> Result<Vec<Field>, FieldError> {
     let limits = DecodeLimits::default();
-    let decoded = fields.iter().map(|field| {
+    let decoded = fields.iter().zip(changes).map(|(field, change)| {
         let payload = field.payload.clone().unwrap_or_default();
-        match decode(&field.extension, payload, &limits) {
-            Ok(media) => Ok(Field { extension: field.extension.clone(), media }),
-            Err(error) => Err(FieldError { field: field.extension.clone(), error }),
+        let media = decode(&field.extension, payload, &limits).and_then(|media| match (media, change) {
+            (Media::Image(image), Some(change)) => {
+                change.apply(&image, image.width, image.height).map(Media::Image)
+            }
+            (media, _) => Ok(media),
+        });
+        let extension = field.extension.clone();
+        match media {
+            Ok(media) => Ok(Field { extension, media }),
+            Err(error) => Err(FieldError { field: extension, error }),
         }
     });
     decoded.collect()

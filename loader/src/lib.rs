@@ -46,6 +46,7 @@ pub mod collate;
 pub mod compression;
 pub mod decode;
 pub mod error;
+pub mod field_selection;
 pub mod group;
 pub mod index;
 pub mod loader;

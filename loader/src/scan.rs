@@ -4,6 +4,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::error::Result;
+use crate::field_selection::FieldSelection;
 use crate::prefetch::ByteBudget;
 use crate::read::{FIELD_BYTES_MAX, ShardItem};
 use crate::shard::Shard;
@@ -26,6 +27,7 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
             shards,
             epochs: 1,
             field_bytes_max: FIELD_BYTES_MAX,
+            fields: FieldSelection::ALL,
             is_read_through: false,
             budget: ByteBudget::new(BUFFERED_BYTES_MAX),
         });

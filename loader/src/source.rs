@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::error::Result;
+use crate::field_selection::FieldSelection;
 use crate::prefetch::{ByteBudget, ByteLease};
 use crate::read::{MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
@@ -38,6 +39,8 @@ pub(crate) struct SourceConfig {
     pub(crate) shards: Vec<Shard>,
     pub(crate) epochs: u64,
     pub(crate) field_bytes_max: u64,
+    /// The fields that are read.
+    pub(crate) fields: FieldSelection,
     /// Whether every payload byte is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
     pub(crate) budget: ByteBudget,
@@ -93,7 +96,8 @@ impl Reader {
     fn read_mapped(&self, shard: &Shard, epoch: u64, archive: Bytes) -> Result<Result<()>, Gone> {
         match sniff_compression(&shard.url, &archive) {
             Ok(Compression::None) => {
-                for item in MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max) {
+                let samples = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max);
+                for item in samples.fields(self.config.fields.clone()) {
                     self.runtime.block_on(self.deliver(item, epoch))?;
                 }
             }
@@ -135,7 +139,8 @@ impl Reader {
     where
         R: tokio::io::AsyncRead + Unpin,
     {
-        let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max);
+        let samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max);
+        let mut samples = samples.fields(self.config.fields.clone());
         while let Some(item) = samples.next().await {
             self.deliver(item, epoch).await?;
         }

@@ -1,7 +1,9 @@
 //! End-to-end tests, in one program so that it links once.
 
 mod architecture;
+mod augment;
 mod balanced;
+mod fields;
 mod hostile_tar;
 mod malformed;
 mod order;

@@ -27,7 +27,7 @@ impl Default for Colors {
 
 impl ColorJitter {
     /// Draws the changes of one picture.
-    pub(super) fn draw(&self, draws: &Draws) -> Colors {
+    pub(super) fn draw(&self, draws: Draws) -> Colors {
         let factor =
             |quantity, change: f64| draws.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
         Colors {
@@ -64,11 +64,10 @@ impl Colors {
 
     /// Brightness and contrast look at one value at a time, once the mean grey is known.
     fn value_table(&self, pixels: &[[u8; 3]]) -> [f32; 256] {
-        let mut table: [f32; 256] = std::array::from_fn(|value| (value as f32 * self.brightness).min(WHITE));
+        let table: [f32; 256] = std::array::from_fn(|value| (value as f32 * self.brightness).min(WHITE));
         let greys = pixels.iter().map(|pixel| grey(pixel.map(|value| table[usize::from(value)])));
         let mean = greys.map(f64::from).sum::<f64>() / pixels.len().max(1) as f64;
-        table.iter_mut().for_each(|value| *value = blend(mean as f32, *value, self.contrast));
-        table
+        table.map(|value| blend(mean as f32, value, self.contrast))
     }
 }
 

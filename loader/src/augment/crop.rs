@@ -23,7 +23,7 @@ pub(crate) struct Crop {
 
 impl RandomCrop {
     /// Draws a part of a picture of this size.
-    pub(super) fn draw(&self, draws: &Draws, shown: ImageSize) -> Crop {
+    pub(super) fn draw(&self, draws: Draws, shown: ImageSize) -> Crop {
         let area = f64::from(shown.width) * f64::from(shown.height);
         let fits = |length: f64, most: u32| length >= 1.0 && length <= f64::from(most);
         for attempt in 0..ATTEMPTS {

@@ -45,24 +45,25 @@ impl Quantity {
 pub(super) struct Draws(u64);
 
 impl Draws {
-    pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, picture: u64) -> Self {
+    pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
         let shard = sample.shard.rsplit('/').next().unwrap_or_default();
-        let names = xxh3_64_with_seed(sample.key.as_bytes(), xxh3_64_with_seed(shard.as_bytes(), seed));
-        Self([sample.offset, epoch, picture].iter().fold(names, |hash, &value| mix64(hash ^ mix64(value))))
+        let names = [shard, sample.key, field];
+        let names = names.iter().fold(seed, |hash, name| xxh3_64_with_seed(name.as_bytes(), hash));
+        Self([sample.offset, epoch].iter().fold(names, |hash, &value| mix64(hash ^ mix64(value))))
     }
 
-    fn bits(&self, quantity: Quantity) -> u64 {
+    fn bits(self, quantity: Quantity) -> u64 {
         mix64(self.0 ^ mix64(quantity.place()))
     }
 
     /// A fraction from 0 up to but without 1.
-    pub(super) fn fraction(&self, quantity: Quantity) -> f64 {
+    pub(super) fn fraction(self, quantity: Quantity) -> f64 {
         const STEP: f64 = 1.0 / (1u64 << 53) as f64;
         (self.bits(quantity) >> 11) as f64 * STEP
     }
 
     /// A number from `low` to `high`.
-    pub(super) fn between(&self, quantity: Quantity, low: f64, high: f64) -> f64 {
+    pub(super) fn between(self, quantity: Quantity, low: f64, high: f64) -> f64 {
         low + self.fraction(quantity) * (high - low)
     }
 
@@ -70,7 +71,7 @@ impl Draws {
     ///
     /// The interval is halved at its geometric mean once a bit: roots are rounded correctly everywhere, whereas
     /// logarithms differ from library to library.
-    pub(super) fn log_between(&self, quantity: Quantity, mut low: f64, mut high: f64) -> f64 {
+    pub(super) fn log_between(self, quantity: Quantity, mut low: f64, mut high: f64) -> f64 {
         const HALVINGS: u32 = 40;
         let bits = self.bits(quantity);
         for at in 0..HALVINGS {
@@ -81,7 +82,7 @@ impl Draws {
     }
 
     /// A whole number from 0 to `last`.
-    pub(super) fn whole(&self, quantity: Quantity, last: u32) -> u32 {
+    pub(super) fn whole(self, quantity: Quantity, last: u32) -> u32 {
         ((u128::from(self.bits(quantity)) * (u128::from(last) + 1)) >> 64) as u32
     }
 }

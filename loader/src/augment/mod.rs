@@ -1,8 +1,8 @@
 //! Random changes of pictures for training, the same wherever a sample is decoded.
 //!
-//! What is drawn for a picture depends on seed, epoch, sample and the number of the picture in its sample, by
-//! integer hashing: not on ranks, workers, loader, order or resume. A sample is known by the base name of its
-//! shard, its offset and its key. The order is fixed: crop (and resize), brightness, contrast, saturation, hue,
+//! What is drawn for a picture depends on seed, epoch, sample and the name of the picture's field, by integer
+//! hashing: not on ranks, workers, loader, order, resume or the fields that are read beside it. A sample is known by
+//! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness, contrast, saturation, hue,
 //! flip. [`crate::collate`] applies it while decoding; [`PictureAugment::apply`] works on any decoded picture.
 //!
 //! # Examples
@@ -13,8 +13,8 @@
 //! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
 //! let sample = SampleId { shard: "shards/a.tar", offset: 0, key: "kite" };
 //! let picture = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
-//! let changed = augment.picture(sample, 3, 0).apply(&picture, 6, 4)?;
-//! assert_eq!(changed, augment.picture(sample, 3, 0).apply(&picture, 6, 4)?);
+//! let changed = augment.picture(sample, 3, "jpg").apply(&picture, 6, 4)?;
+//! assert_eq!(changed, augment.picture(sample, 3, "jpg").apply(&picture, 6, 4)?);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -53,10 +53,11 @@ impl Augment {
 
     /// Returns the changes of one picture.
     ///
-    /// - `picture`: number among the pictures of its sample, from 0, in shard order
+    /// - `epoch`: that of the sample, from 0
+    /// - `field`: extension of the picture's field, which tells it from the others of its sample
     #[must_use]
-    pub fn picture(&self, sample: SampleId<'_>, epoch: u64, picture: u64) -> PictureAugment {
-        let draws = Draws::new(self.seed, sample, epoch, picture);
+    pub fn picture(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> PictureAugment {
+        let draws = Draws::new(self.seed, sample, epoch, field);
         PictureAugment { augment: *self, draws }
     }
 }
@@ -100,9 +101,9 @@ impl PictureAugment {
     pub(crate) fn draw(&self, shown: ImageSize) -> PictureDraw {
         let Augment { crop, flip_probability, jitter, .. } = self.augment;
         PictureDraw {
-            crop: crop.map(|crop| crop.draw(&self.draws, shown)),
+            crop: crop.map(|crop| crop.draw(self.draws, shown)),
             is_flipped: self.draws.fraction(Quantity::Flip) < flip_probability,
-            colors: jitter.draw(&self.draws),
+            colors: jitter.draw(self.draws),
         }
     }
 

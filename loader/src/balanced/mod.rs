@@ -100,7 +100,7 @@ impl BalancedLoader {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let steps = try_stream! {
-            let collator = Collator::new(settings.decode, pool, skips.clone());
+            let collator = Collator::new(settings.decode, pool, skips.clone()).augment(settings.augment);
             let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);

@@ -6,7 +6,8 @@ use dflop_costmodel::SampleCost;
 
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
-use crate::index::{FieldRow, Index, SampleRow};
+use crate::field_selection::FieldSelection;
+use crate::index::{Index, SampleRow};
 use crate::plan::StepPlan;
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
@@ -21,7 +22,7 @@ pub(super) struct StepReader {
     index: Arc<Index>,
     ranges: ShardRanges,
     dp_rank: usize,
-    fields: Option<Vec<String>>,
+    fields: FieldSelection,
     skips: Arc<SkipLog>,
 }
 
@@ -58,7 +59,7 @@ impl StepReader {
 
     fn read_sample(&mut self, row: &SampleRow<'_>, epoch: u64) -> Result<RawSample> {
         let mut fields = Vec::new();
-        for field in row.fields().filter(|field| is_wanted(self.fields.as_deref(), field)) {
+        for field in row.fields().filter(|field| self.fields.wants(field.extension)) {
             let payload = self.ranges.read(row.shard, field.offset, field.bytes)?;
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
@@ -83,13 +84,8 @@ impl StepReader {
         let rows = places.map(|&place| self.index.sample(plan.samples[place as usize].sample));
         let fields = rows.flat_map(|row| row.fields());
         fields
-            .filter(|field| is_wanted(self.fields.as_deref(), field))
+            .filter(|field| self.fields.wants(field.extension))
             .map(|field| field.shape.decoded_bytes(field.bytes))
             .sum()
     }
-}
-
-fn is_wanted(wanted: Option<&[String]>, field: &FieldRow<'_>) -> bool {
-    let last = field.extension.rsplit('.').next().unwrap_or_default();
-    wanted.is_none_or(|wanted| wanted.iter().any(|name| name == field.extension || name == last))
 }

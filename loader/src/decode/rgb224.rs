@@ -275,7 +275,11 @@ mod tests {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
             let shown = crate::decode::decode_rgb(&file, &ImageLimits::default()).unwrap();
             for number in 0..4 {
-                let picture = augment.picture(SampleId { shard: "s", offset: 0, key: "k" }, 0, number);
+                let picture = augment.picture(
+                    SampleId { shard: "s", offset: 0, key: "k" },
+                    0,
+                    &format!("{number}.jpg"),
+                );
                 kernel.decode_augmented_into(&file, Some(&picture), &mut out).unwrap();
                 let expected = picture.apply(&shown, 64, 64).unwrap().pixels;
                 for (at, pixel) in expected.chunks(3).enumerate() {
@@ -298,8 +302,9 @@ mod tests {
         let mut full = Rgb224::with_side(side, ImageLimits::default());
         let mut scaled = Rgb224::with_side(side, ImageLimits::default()).scaled_decode(true);
         let (mut expected, mut out) = (vec![0.0; full.values()], vec![0.0; full.values()]);
-        let pictures =
-            (0..12).map(|number| augment.picture(SampleId { shard: "s", offset: 0, key: "k" }, 0, number));
+        let pictures = (0..12).map(|number| {
+            augment.picture(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"))
+        });
         for picture in std::iter::once(None).chain(pictures.map(Some)) {
             full.decode_augmented_into(&file, picture.as_ref(), &mut expected).unwrap();
             scaled.decode_augmented_into(&file, picture.as_ref(), &mut out).unwrap();

@@ -58,7 +58,7 @@ impl Loader {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let batches = try_stream! {
-            let collator = Collator::new(settings.decode, pool, skips.clone());
+            let collator = Collator::new(settings.decode, pool, skips.clone()).augment(settings.augment);
             let ahead = settings.batches_ahead();
             let mut begun = run_ahead(begin_batches(settings, collator.clone()), ahead);
             while let Some(batch) = begun.recv().await {
@@ -118,10 +118,12 @@ fn begin_batches(
     try_stream! {
         let skips = collator.skips();
         let half = settings.buffered_bytes_max / 2;
+        let fields = settings.read_fields();
         let mut source = read_shards(SourceConfig {
             shards: settings.shards,
             epochs: settings.epochs,
             field_bytes_max: settings.field_bytes_max,
+            fields,
             is_read_through: settings.decode == Decode::Raw,
             budget: ByteBudget::new(half),
         });

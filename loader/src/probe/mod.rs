@@ -89,6 +89,12 @@ pub fn kind_of_extension(extension: &str) -> MediumKind {
     }
 }
 
+/// Whether a field with this extension holds a video.
+#[must_use]
+pub fn is_video_extension(extension: &str) -> bool {
+    matches!(last_part(extension).as_str(), "mp4" | "mkv" | "webm" | "avi" | "mov")
+}
+
 /// Reads the shape of one field from `prefix`, its first bytes, without decoding it.
 ///
 /// - `prefix`: the whole field, or as much of its beginning as is at hand

@@ -19,7 +19,7 @@ pub use self::parts::{Part, Turn};
 use self::names::{KINDS, named_in, resolve};
 use crate::batch::{Field, Sample};
 use crate::decode::Media;
-use crate::probe::{MediumKind, kind_of_extension};
+use crate::probe::{MediumKind, is_video_extension, kind_of_extension};
 use crate::skip::Skipped;
 
 /// A sample whose document does not fit its fields.
@@ -126,14 +126,11 @@ impl Kind {
             MediumKind::Image => Some(Self::Image),
             MediumKind::Audio => Some(Self::Audio),
             _ if last.eq_ignore_ascii_case("opus") => Some(Self::Audio),
-            _ if VIDEO_EXTENSIONS.iter().any(|name| last.eq_ignore_ascii_case(name)) => Some(Self::Video),
+            _ if is_video_extension(extension) => Some(Self::Video),
             _ => None,
         }
     }
 }
-
-/// Containers of videos, whether or not they are decoded.
-const VIDEO_EXTENSIONS: [&str; 5] = ["mp4", "mkv", "webm", "avi", "mov"];
 
 fn document(sample: &Sample) -> Option<&Value> {
     let documents = sample.fields.iter().filter_map(|field| match &field.media {

@@ -4,6 +4,7 @@
 //! fast code; what lies between costs more than it saves.
 
 /// Most halvings: an 8 x 8 block becomes one pixel.
+#[cfg(any(feature = "turbojpeg", test))]
 const HALVINGS_MAX: u32 = 3;
 
 /// A reduction by a power of two.
