@@ -2,7 +2,7 @@
 CARGO ?= cargo
 DENY ?= cargo deny
 
-.PHONY: check check-all fmt clippy docs test bench compare demo
+.PHONY: test-turbojpeg check check-all fmt clippy docs test bench compare demo
 
 check: fmt clippy docs test
 
@@ -22,6 +22,10 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-balancer --example balance
 	$(CARGO) run --quiet --locked -p dflop-loader --example stream
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
+
+# The same codec tests through libjpeg-turbo; wants cmake and nasm.
+test-turbojpeg:
+	$(CARGO) test --locked -p dflop-loader -p dflop-tests --features dflop-loader/turbojpeg,dflop-tests/turbojpeg
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check
