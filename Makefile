@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores bench compare demo record-model-inputs record-processors
+.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg bench compare demo record-model-inputs record-processors
 
 check: fmt clippy docs test
 
@@ -46,6 +46,10 @@ test-interop:
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
+
+# The same codec tests through libjpeg-turbo; wants cmake and nasm.
+test-turbojpeg:
+	$(CARGO) test --locked -p dflop-loader -p dflop-tests --features dflop-loader/turbojpeg,dflop-tests/turbojpeg
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check

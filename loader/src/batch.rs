@@ -23,6 +23,8 @@ pub struct Sample {
     pub key: String,
     /// URL of the shard.
     pub shard: Arc<str>,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
     /// Epoch that the sample is drawn from, from 0.
     pub epoch: u64,
     /// Payload bytes that were read for it, encoded.
@@ -38,7 +40,7 @@ impl Sample {
     /// Makes a sample of decoded fields, as a loader delivers it.
     #[must_use]
     pub fn new(key: impl Into<String>, fields: Vec<Field>) -> Self {
-        Self { key: key.into(), shard: "".into(), epoch: 0, bytes: 0, fields, prepared: None }
+        Self { key: key.into(), shard: "".into(), offset: 0, epoch: 0, bytes: 0, fields, prepared: None }
     }
 
     /// Returns the content of the field with this extension.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::augment::{Augment, PictureAugment};
 use crate::batch::{Batch, Field, Pixels, Sample};
 use crate::decode::{DecodeError, DecodeLimits, Media, decode};
 use crate::error::{Error, Result};
@@ -39,6 +40,15 @@ pub(crate) struct Collator {
     tensors: TensorPool,
     skips: Arc<SkipLog>,
     preparer: Option<Arc<Preparer>>,
+    augment: Option<Augment>,
+}
+
+/// Refuses to change pictures that stay undecoded.
+pub(crate) fn check_augment(decode: Decode, augment: Option<&Augment>) -> Result<()> {
+    if decode != Decode::Raw || augment.is_none() {
+        return Ok(());
+    }
+    Err(Error::Config { setting: "augment", reason: "only decoded pictures can be changed".into() })
 }
 
 /// A batch whose fields are being decoded.
@@ -90,7 +100,7 @@ struct PixelSample {
 
 impl Collator {
     pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
-        Self { decode, pool, tensors: TensorPool::default(), skips, preparer: None }
+        Self { decode, pool, tensors: TensorPool::default(), skips, preparer: None, augment: None }
     }
 
     /// Prepares every sample for a model, right behind its decoding.
@@ -106,6 +116,11 @@ impl Collator {
     ) -> Result<T> {
         let answer = self.pool.submit(move |_| work()).await?;
         answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
+    }
+
+    /// Changes pictures as they are decoded.
+    pub(crate) fn augment(self, augment: Option<Augment>) -> Self {
+        Self { augment, ..self }
     }
 
     /// The account of what was not delivered.
@@ -156,11 +171,11 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
-            let preparer = self.preparer.clone();
+            let (preparer, changes) = (self.preparer.clone(), self.changes(&raw));
             let encoded = raw.clone();
             raw.fields.iter_mut().for_each(|field| field.payload = None);
             let work = move |_: &mut _| {
-                let decoded = decode_fields(&encoded.fields);
+                let decoded = decode_fields(&encoded.fields, &changes);
                 let done = decoded.and_then(|fields| match preparer {
                     Some(preparer) => prepare(&preparer, &encoded, fields),
                     None => Ok((fields, None)),
@@ -173,8 +188,16 @@ impl Collator {
         Ok(PendingSample { raw, fields })
     }
 
+    /// The changes of every field.
+    fn changes(&self, raw: &RawSample) -> Vec<Option<PictureAugment>> {
+        let change = |field: &RawField| {
+            let augment = self.augment.filter(|_| is_picture(&field))?;
+            Some(augment.picture(raw.id(), raw.epoch, &field.extension))
+        };
+        raw.fields.iter().map(change).collect()
+    }
+
     async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
-        let is_picture = |field: &&RawField| kind_of_extension(&field.extension) == MediumKind::Image;
         let pictures = samples.iter().flat_map(|raw| &raw.fields).filter(is_picture).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
         let (slots, free) = self.tensors.slots(pictures, row_values);
@@ -182,11 +205,12 @@ impl Collator {
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
             let mut pictures = Vec::new();
-            for field in raw.fields.iter().filter(is_picture) {
+            let fields = raw.fields.iter().zip(self.changes(&raw)).filter(|(field, _)| is_picture(field));
+            for (field, change) in fields {
                 let mut slot = free.next().expect("one slot was cut for every picture");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
-                    let result = worker.decode_pixels(&payload, slot.values());
+                    let result = worker.decode_pixels(&payload, change.as_ref(), slot.values());
                     (slot, result)
                 });
                 pictures.push((field.extension.clone(), job.await?));
@@ -276,6 +300,10 @@ fn skipped(raw: &RawSample, field: Option<String>, reason: String) -> Skipped {
     Skipped { shard, offset: raw.offset, key, field, reason }
 }
 
+fn is_picture(field: &&RawField) -> bool {
+    kind_of_extension(&field.extension) == MediumKind::Image
+}
+
 fn picture_bytes(sample: &PixelSample) -> u64 {
     let is_picture =
         |field: &&RawField| sample.pictures.iter().any(|(extension, _)| *extension == field.extension);
@@ -283,7 +311,8 @@ fn picture_bytes(sample: &PixelSample) -> u64 {
 }
 
 fn delivered(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Sample {
-    Sample { key: raw.key, shard: raw.shard, epoch: raw.epoch, bytes, fields, prepared: None }
+    let (shard, offset, epoch) = (raw.shard, raw.offset, raw.epoch);
+    Sample { key: raw.key, shard, offset, epoch, bytes, fields, prepared: None }
 }
 
 fn undecoded(field: &RawField) -> Field {
@@ -291,14 +320,21 @@ fn undecoded(field: &RawField) -> Field {
     Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
 }
 
-fn decode_fields(fields: &[RawField]) -> Result<Vec<Field>, FieldError> {
+fn decode_fields(fields: &[RawField], changes: &[Option<PictureAugment>]) -> Result<Vec<Field>, FieldError> {
     let limits = DecodeLimits::default();
-    let decoded = fields.iter().map(|field| {
+    let decoded = fields.iter().zip(changes).map(|(field, change)| {
         let payload = field.payload.clone().unwrap_or_default();
-        match decode(&field.extension, payload, &limits) {
-            Ok(media) => Ok(Field { extension: field.extension.clone(), media }),
+        let media = decode(&field.extension, payload, &limits).and_then(|media| match (media, change) {
+            (Media::Image(image), Some(change)) => {
+                change.apply(&image, image.width, image.height).map(Media::Image)
+            }
+            (media, _) => Ok(media),
+        });
+        let extension = field.extension.clone();
+        match media {
+            Ok(media) => Ok(Field { extension, media }),
             Err(error) => Err(FieldError {
-                field: Some(field.extension.to_string()),
+                field: Some(extension.to_string()),
                 reason: reason_of(&error),
                 is_dropped: false,
             }),

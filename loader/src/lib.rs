@@ -39,6 +39,7 @@
 //! # }
 //! ```
 
+pub mod augment;
 pub mod balanced;
 pub mod batch;
 pub mod collate;
@@ -46,6 +47,7 @@ pub mod compression;
 pub mod data_set;
 pub mod decode;
 pub mod error;
+pub mod field_selection;
 pub mod group;
 pub mod index;
 pub mod loader;
@@ -65,6 +67,7 @@ pub mod probe;
 pub mod progress;
 pub mod read;
 pub mod sample;
+pub mod sample_media;
 pub mod scan;
 mod selection;
 pub mod shard;

@@ -13,6 +13,7 @@ use crossbeam::channel::{Sender, bounded};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::augment::PictureAugment;
 use crate::decode::{DecodeError, ImageLimits, Rgb224};
 use crate::error::{self, Error};
 use crate::metrics::{Metrics, Stage};
@@ -24,7 +25,39 @@ const JOBS_WAITING: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Worker {
     rgb: Rgb224,
+    kernel: KernelSettings,
+}
+
+/// How workers decode pictures to pixels of one size.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KernelSettings {
     side: NonZeroU32,
+    is_scaled: bool,
+}
+
+impl From<NonZeroU32> for KernelSettings {
+    fn from(side: NonZeroU32) -> Self {
+        Self { side, is_scaled: false }
+    }
+}
+
+impl KernelSettings {
+    /// Refuses scaling without a decoder that scales.
+    pub(crate) fn new(side: NonZeroU32, is_scaled: bool) -> error::Result<Self> {
+        if is_scaled && !cfg!(feature = "turbojpeg") {
+            let reason = "this build has no libjpeg-turbo; build with the feature `turbojpeg`".into();
+            return Err(Error::Config { setting: "scaled_decode", reason });
+        }
+        Ok(Self { side, is_scaled })
+    }
+
+    fn rgb224(self) -> Rgb224 {
+        let rgb = Rgb224::with_side(self.side, ImageLimits::default());
+        #[cfg(feature = "turbojpeg")]
+        let rgb = rgb.scaled_decode(self.is_scaled);
+        debug_assert!(cfg!(feature = "turbojpeg") || !self.is_scaled, "`new` refuses it");
+        rgb
+    }
 }
 
 /// Most threads of a pool.
@@ -34,15 +67,21 @@ pub(crate) const WORKERS_MAX: u64 = 1_024;
 pub(crate) const SIDE_WITHOUT_PIXELS: NonZeroU32 = NonZeroU32::MIN;
 
 impl Worker {
-    fn new(side: NonZeroU32) -> Self {
-        Self { rgb: Rgb224::with_side(side, ImageLimits::default()), side }
+    fn new(kernel: KernelSettings) -> Self {
+        Self { rgb: kernel.rgb224(), kernel }
     }
 
     /// Decodes a picture into `[3, side, side]`; a panic of a codec is an error like any other.
-    pub(crate) fn decode_pixels(&mut self, payload: &[u8], out: &mut [f32]) -> Result<bool, DecodeError> {
-        let decoded = catch_unwind(AssertUnwindSafe(|| self.rgb.decode_into(payload, out)));
+    pub(crate) fn decode_pixels(
+        &mut self,
+        payload: &[u8],
+        augment: Option<&PictureAugment>,
+        out: &mut [f32],
+    ) -> Result<bool, DecodeError> {
+        let decode = || self.rgb.decode_augmented_into(payload, augment, out);
+        let decoded = catch_unwind(AssertUnwindSafe(decode));
         decoded.unwrap_or_else(|_| {
-            *self = Self::new(self.side);
+            *self = Self::new(self.kernel);
             Err(DecodeError::codec("picture", "the decoder panicked"))
         })
     }
@@ -65,14 +104,15 @@ pub(crate) type Pending<T> = oneshot::Receiver<std::thread::Result<T>>;
 
 impl DecodePool {
     /// Starts `threads` threads; they end when the pool and its last job are gone.
-    pub(crate) fn new(threads: usize, image_side: NonZeroU32) -> error::Result<Self> {
+    pub(crate) fn new(threads: usize, kernel: impl Into<KernelSettings>) -> error::Result<Self> {
+        let kernel = kernel.into();
         let waiting = threads * JOBS_WAITING;
         let (jobs, queue) = bounded::<Job>(waiting);
         let metrics = Arc::new(Metrics::new(threads));
         for number in 0..threads {
             let (queue, metrics) = (queue.clone(), metrics.clone());
             let run = move || {
-                let mut worker = Worker::new(image_side);
+                let mut worker = Worker::new(kernel);
                 let mut idle_since = Instant::now();
                 for job in &queue {
                     let started = Instant::now();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::io::AsyncRead;
 
+use crate::field_selection::FieldSelection;
 use crate::group::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
 use crate::sample::RawSample;
 use crate::skip::Skipped;
@@ -36,11 +37,19 @@ pub(crate) struct Assembler {
     shard: Arc<str>,
     grouper: Grouper,
     field_bytes_max: u64,
+    fields: FieldSelection,
 }
 
 impl Assembler {
     pub(crate) fn new(shard: Arc<str>, field_bytes_max: u64) -> Self {
-        Self { grouper: Grouper::new(shard.clone()), shard, field_bytes_max }
+        let grouper = Grouper::new(shard.clone());
+        Self { grouper, shard, field_bytes_max, fields: FieldSelection::ALL }
+    }
+
+    /// Whether the payload of an entry has to be read.
+    fn is_read(&self, entry: &Entry) -> bool {
+        let extension = || split_key(&entry.name).map(|(_, extension)| extension);
+        self.fields.is_all() || extension().is_some_and(|extension| self.fields.wants(&extension))
     }
 
     /// Takes the next entry; returns the item that it ends, if any.
@@ -80,14 +89,18 @@ impl Assembler {
 
     fn item(&self, grouped: Grouped) -> ShardItem {
         match grouped {
-            Ok(sample) => match sample.fields.iter().find(|field| field.payload.is_none()) {
-                None => ShardItem::Sample(sample),
-                Some(field) => {
-                    let reason = format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
-                    let (offset, field) = (sample.offset, Some(field.extension.to_string()));
-                    self.skipped(offset, sample.key, field, reason)
+            Ok(mut sample) => {
+                // All fields are grouped, so that a field that comes twice is seen whether it is read or not.
+                sample.fields.retain(|field| self.fields.wants(&field.extension));
+                match sample.fields.iter().find(|field| field.payload.is_none()) {
+                    None => ShardItem::Sample(sample),
+                    Some(field) => {
+                        let reason = format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
+                        let (offset, field) = (sample.offset, Some(field.extension.to_string()));
+                        self.skipped(offset, sample.key, field, reason)
+                    }
                 }
-            },
+            }
             Err(DuplicateField { key, field, offset }) => {
                 let reason = format!("duplicate field `{field}`");
                 self.skipped(offset, key, Some(field), reason)
@@ -115,6 +128,13 @@ impl MappedSamples {
     pub fn new(shard: Arc<str>, archive: Bytes, field_bytes_max: u64) -> Self {
         let assembler = Assembler::new(shard, field_bytes_max);
         Self { entries: SliceEntries::new(archive), assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// Reads these fields only.
+    #[must_use]
+    pub fn fields(mut self, fields: FieldSelection) -> Self {
+        self.assembler.fields = fields;
+        self
     }
 }
 
@@ -203,13 +223,21 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
+    /// Reads these fields only; the payloads of others are passed over.
+    #[must_use]
+    pub fn fields(mut self, fields: FieldSelection) -> Self {
+        self.assembler.fields = fields;
+        self
+    }
+
     /// Reads the next sample; `None` behind the last.
     ///
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.
     pub async fn next(&mut self) -> Option<ShardItem> {
         while self.pending.is_empty() && !self.is_done {
-            match self.entries.next().await {
+            let assembler = &self.assembler;
+            match self.entries.next_if(|entry| assembler.is_read(entry)).await {
                 Ok(Some((entry, payload))) => self.pending.extend(self.assembler.push(&entry, payload)),
                 Ok(None) => {
                     self.pending.extend(self.assembler.finish());

@@ -6,6 +6,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::error::Result;
+use crate::field_selection::FieldSelection;
 use crate::metrics::Metrics;
 use crate::passes::{KnownShards, Passes};
 use crate::prefetch::ByteBudget;
@@ -32,6 +33,7 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
             known: KnownShards::default(),
             metrics: Arc::new(Metrics::new(0)),
             field_bytes_max: FIELD_BYTES_MAX,
+            fields: FieldSelection::ALL,
             is_read_through: false,
             budget: ByteBudget::new(BUFFERED_BYTES_MAX, Arc::default()),
             requested_bytes_max: BUFFERED_BYTES_MAX,

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::error::{Error, Result};
+use crate::field_selection::FieldSelection;
 use crate::metrics::{Metrics, Stage};
 use crate::passes::{HEADER_BYTES, ItemPlace, KnownShards, Pass, Passes, ShardIdentity};
 use crate::prefetch::{ByteBudget, ByteLease};
@@ -50,6 +51,8 @@ pub(crate) struct SourceConfig {
     pub(crate) known: KnownShards,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) field_bytes_max: u64,
+    /// The fields that are read.
+    pub(crate) fields: FieldSelection,
     /// Whether every payload byte is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
     pub(crate) budget: ByteBudget,
@@ -162,7 +165,8 @@ impl Reader {
     fn read_mapped(&self, shard: &Shard, pass: &Pass, archive: Bytes) -> Result<Result<()>, Gone> {
         match sniff_compression(&shard.url, &archive) {
             Ok(Compression::None) => {
-                let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max);
+                let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max)
+                    .fields(self.config.fields.clone());
                 for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
                     if !pass.wants(number) {
                         self.config.metrics.passed_over();
@@ -266,7 +270,8 @@ impl Reader {
     where
         R: tokio::io::AsyncRead + Unpin,
     {
-        let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max);
+        let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max)
+            .fields(self.config.fields.clone());
         let mut number = pass.first;
         while !pass.is_over(number)
             && let Some(item) = samples.next().await

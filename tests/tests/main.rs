@@ -2,8 +2,10 @@
 
 mod accounts;
 mod architecture;
+mod augment;
 mod balanced;
 mod cache_processes;
+mod fields;
 mod foreign;
 mod hostile_tar;
 mod malformed;

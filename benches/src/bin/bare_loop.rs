@@ -18,10 +18,6 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use zune_core::bytestream::ZCursor;
-use zune_core::colorspace::ColorSpace;
-use zune_core::options::DecoderOptions;
-use zune_jpeg::JpegDecoder;
 
 const SIDE: u32 = 224;
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -31,6 +27,8 @@ type BoxError = Box<dyn Error + Send + Sync>;
 
 #[derive(Debug, Serialize)]
 struct Report {
+    codec: &'static str,
+    is_scaled: bool,
     pictures: usize,
     cpu_seconds: f64,
     cpu_ms_per_picture: f64,
@@ -40,12 +38,19 @@ struct Report {
 }
 
 fn main() -> ExitCode {
-    let patterns: Vec<String> = std::env::args().skip(1).collect();
-    if patterns.is_empty() || patterns.iter().any(|pattern| pattern.starts_with('-')) {
-        eprint("usage: bare_loop DATASET...   (folders of shards, shards, or patterns)");
+    let mut patterns: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = patterns.len();
+    patterns.retain(|argument| argument != "--scaled-decode");
+    let is_scaled = patterns.len() < arguments;
+    if is_scaled && !cfg!(feature = "turbojpeg") {
+        eprint("error: --scaled-decode needs a build with `--features turbojpeg`");
         return ExitCode::from(2);
     }
-    match run(&patterns) {
+    if patterns.is_empty() || patterns.iter().any(|pattern| pattern.starts_with('-')) {
+        eprint("usage: bare_loop [--scaled-decode] DATASET...   (folders of shards, shards, or patterns)");
+        return ExitCode::from(2);
+    }
+    match run(&patterns, is_scaled) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprint(&format!("error: {error}"));
@@ -59,7 +64,7 @@ fn eprint(message: &str) {
     eprintln!("{message}");
 }
 
-fn run(patterns: &[String]) -> Result<(), BoxError> {
+fn run(patterns: &[String], is_scaled: bool) -> Result<(), BoxError> {
     let mut pictures = Vec::new();
     for shard in expand_shards(patterns)? {
         let path = shard.path().ok_or_else(|| format!("`{}` is not a file", shard.url))?;
@@ -68,7 +73,7 @@ fn run(patterns: &[String]) -> Result<(), BoxError> {
     if pictures.is_empty() {
         return Err("the shards hold no .jpg member".into());
     }
-    let report = measure(&pictures)?;
+    let report = measure(&pictures, is_scaled)?;
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
@@ -87,7 +92,8 @@ fn read_pictures(path: &Path, pictures: &mut Vec<Vec<u8>>) -> Result<(), BoxErro
     Ok(())
 }
 
-fn measure(pictures: &[Vec<u8>]) -> Result<Report, BoxError> {
+fn measure(pictures: &[Vec<u8>], is_scaled: bool) -> Result<Report, BoxError> {
+    let mut codec = codec::Codec::new(is_scaled)?;
     let mut pixels = Vec::new();
     let mut square = Image::new(SIDE, SIDE, PixelType::U8x3);
     let mut planes = vec![0.0; 3 * (SIDE * SIDE) as usize];
@@ -96,7 +102,7 @@ fn measure(pictures: &[Vec<u8>]) -> Result<Report, BoxError> {
     let start = thread_cpu_seconds();
     for bytes in pictures {
         let begun = thread_cpu_seconds();
-        let (width, height) = decode(bytes, &mut pixels)?;
+        let (width, height) = codec.decode(bytes, &mut pixels)?;
         let decoded = thread_cpu_seconds();
         resize(&mut resizer, &pixels, width, height, &mut square)?;
         let resized = thread_cpu_seconds();
@@ -111,6 +117,8 @@ fn measure(pictures: &[Vec<u8>]) -> Result<Report, BoxError> {
     let per_picture_ms = |seconds: f64| seconds * 1e3 / pictures.len() as f64;
     let [decode_ms, resize_ms, normalise_ms] = spent_seconds.map(per_picture_ms);
     Ok(Report {
+        codec: codec::NAME,
+        is_scaled,
         pictures: pictures.len(),
         cpu_seconds,
         cpu_ms_per_picture: per_picture_ms(cpu_seconds),
@@ -120,15 +128,75 @@ fn measure(pictures: &[Vec<u8>]) -> Result<Report, BoxError> {
     })
 }
 
-/// Decodes a JPEG to RGB; returns width and height.
-fn decode(bytes: &[u8], pixels: &mut Vec<u8>) -> Result<(u32, u32), BoxError> {
-    let options = DecoderOptions::new_fast().jpeg_set_out_colorspace(ColorSpace::RGB);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    decoder.decode_headers()?;
-    let (width, height) = decoder.dimensions().ok_or("the picture has no size")?;
-    pixels.resize(3 * width * height, 0);
-    decoder.decode_into(pixels)?;
-    Ok((u32::try_from(width)?, u32::try_from(height)?))
+#[cfg(not(feature = "turbojpeg"))]
+mod codec {
+    use zune_core::bytestream::ZCursor;
+    use zune_core::colorspace::ColorSpace;
+    use zune_core::options::DecoderOptions;
+    use zune_jpeg::JpegDecoder;
+
+    use super::BoxError;
+
+    pub(super) const NAME: &str = "zune-jpeg";
+
+    pub(super) struct Codec;
+
+    impl Codec {
+        #[expect(clippy::unnecessary_wraps, reason = "the other codec can fail here")]
+        pub(super) fn new(_is_scaled: bool) -> Result<Self, BoxError> {
+            Ok(Self)
+        }
+
+        /// Decodes a JPEG to RGB; returns width and height.
+        #[expect(clippy::unused_self, reason = "the other codec keeps its tables")]
+        pub(super) fn decode(&mut self, bytes: &[u8], pixels: &mut Vec<u8>) -> Result<(u32, u32), BoxError> {
+            let options = DecoderOptions::new_fast().jpeg_set_out_colorspace(ColorSpace::RGB);
+            let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+            decoder.decode_headers()?;
+            let (width, height) = decoder.dimensions().ok_or("the picture has no size")?;
+            pixels.resize(3 * width * height, 0);
+            decoder.decode_into(pixels)?;
+            Ok((u32::try_from(width)?, u32::try_from(height)?))
+        }
+    }
+}
+
+#[cfg(feature = "turbojpeg")]
+mod codec {
+    use turbojpeg::{Decompressor, Image, PixelFormat, ScalingFactor};
+
+    use super::{BoxError, SIDE};
+
+    pub(super) const NAME: &str = "libjpeg-turbo";
+    const FACTORS: [ScalingFactor; 4] =
+        [ScalingFactor::ONE_EIGHTH, ScalingFactor::ONE_QUARTER, ScalingFactor::ONE_HALF, ScalingFactor::ONE];
+
+    pub(super) struct Codec {
+        decoder: Decompressor,
+        is_scaled: bool,
+    }
+
+    impl Codec {
+        pub(super) fn new(is_scaled: bool) -> Result<Self, BoxError> {
+            Ok(Self { decoder: Decompressor::new()?, is_scaled })
+        }
+
+        /// Decodes a JPEG to RGB; returns width and height.
+        pub(super) fn decode(&mut self, bytes: &[u8], pixels: &mut Vec<u8>) -> Result<(u32, u32), BoxError> {
+            let header = self.decoder.read_header(bytes)?;
+            let shorter = header.width.min(header.height);
+            let fills = |factor: &&ScalingFactor| shorter * factor.num() >= SIDE as usize * factor.denom();
+            let smallest = FACTORS.iter().find(fills).filter(|_| self.is_scaled);
+            let factor = *smallest.unwrap_or(&ScalingFactor::ONE);
+            self.decoder.set_scaling_factor(factor)?;
+            let (width, height) = (factor.scale(header.width), factor.scale(header.height));
+            pixels.resize(3 * width * height, 0);
+            let image =
+                Image { pixels: &mut pixels[..], width, pitch: 3 * width, height, format: PixelFormat::RGB };
+            self.decoder.decompress(bytes, image)?;
+            Ok((u32::try_from(width)?, u32::try_from(height)?))
+        }
+    }
 }
 
 /// Scales the part of the picture that a centre crop leaves, so that its shorter side fills the square.

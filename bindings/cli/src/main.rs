@@ -3,6 +3,7 @@
 //! Every command parses its arguments, calls a library and prints what it returns: results on standard output,
 //! progress and errors on standard error. Exit status 0 is done, 1 is failed, 2 is misuse.
 
+mod augment;
 mod balance;
 mod batches;
 mod data_set;

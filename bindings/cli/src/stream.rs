@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use dflop_loader::batch::Batch;
 use dflop_loader::collate::Decode;
+use dflop_loader::field_selection::FieldSelection;
 use dflop_loader::loader::Loader;
 use dflop_loader::metrics::MetricsSnapshot;
 use dflop_loader::skip::{ErrorBudget, Skipped};
@@ -14,6 +15,7 @@ use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use crate::augment::AugmentArgs;
 use crate::data_set::DataSetArgs;
 use crate::index::print_skipped;
 use crate::output::{Failure, Output, shown_bytes, write_json};
@@ -32,6 +34,16 @@ pub(crate) struct StreamArgs {
     /// What is done with each sample.
     #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
     decode: DecodeArg,
+    /// Read these fields only, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all; pictures with
+    /// `rgb224`].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    fields: Option<Vec<String>>,
+    /// With `rgb224`, decode a JPEG to a half, a quarter or an eighth of its size where that is still large enough;
+    /// pixels differ slightly. Needs a build with the feature `turbojpeg`.
+    #[arg(long)]
+    scaled_decode: bool,
+    #[command(flatten)]
+    augment: AugmentArgs,
     /// Samples in a batch.
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: usize,
@@ -119,6 +131,7 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
     };
     let mut builder = Loader::builder(args.data_set.shards()?)
         .decode(decode)
+        .scaled_decode(args.scaled_decode)
         .batch_size(args.batch)
         .epochs(args.epochs)
         .buffered_bytes_max(args.buffered_bytes_max)
@@ -127,6 +140,12 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
         .stall_listener(Arc::new(PrintStalls));
     let budget = ErrorBudget::new(args.error_budget)?;
     builder = builder.error_budget(args.error_count.map_or(budget, |samples| budget.at_most(samples)));
+    if let Some(fields) = &args.fields {
+        builder = builder.fields(FieldSelection::new(fields)?);
+    }
+    if let Some(augment) = args.augment.augment()? {
+        builder = builder.augment(augment);
+    }
     if let Some(workers) = args.workers {
         builder = builder.workers(workers);
     }

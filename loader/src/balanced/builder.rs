@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::BalancedLoader;
-use crate::collate::Decode;
+use crate::augment::Augment;
+use crate::collate::{Decode, check_augment};
 use crate::data_set::DataSet;
 use crate::error::{Error, Result, check_at_most};
+use crate::field_selection::FieldSelection;
 use crate::plan::StepPlanner;
 use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::prepare::Preparer;
@@ -25,8 +27,10 @@ pub struct BalancedLoaderBuilder {
     pub(super) from_step: u64,
     pub(super) state: Option<LoaderState>,
     pub(super) steps: Option<u64>,
-    pub(super) fields: Option<Vec<String>>,
+    pub(super) fields: FieldSelection,
+    pub(super) field_names: Option<Vec<String>>,
     pub(super) decode: Decode,
+    pub(super) augment: Option<Augment>,
     pub(super) workers: usize,
     pub(super) steps_ahead: usize,
     pub(super) buffered_bytes_max: u64,
@@ -44,8 +48,10 @@ impl BalancedLoaderBuilder {
             planner,
             dp_rank,
             steps: None,
-            fields: None,
+            fields: FieldSelection::ALL,
+            field_names: None,
             decode: Decode::Media,
+            augment: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             steps_ahead: 2,
             buffered_bytes_max: 256 << 20,
@@ -79,10 +85,19 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Reads only fields with these extensions; `jpg` also stands for `0.jpg`. Default: all fields.
+    /// Reads only the fields that these names stand for, see [`FieldSelection`]: `jpg` also stands for `0.jpg`,
+    /// `images` for all pictures. Default: all fields.
     #[must_use]
-    pub fn fields(mut self, extensions: Vec<String>) -> Self {
-        self.fields = Some(extensions);
+    pub fn fields(mut self, names: Vec<String>) -> Self {
+        self.field_names = Some(names);
+        self
+    }
+
+    /// Changes pictures at random, the same for a sample and epoch wherever it is decoded. They keep their width and
+    /// height, so that planned costs hold. Default: no change.
+    #[must_use]
+    pub fn augment(mut self, augment: Augment) -> Self {
+        self.augment = Some(augment);
         self
     }
 
@@ -162,9 +177,10 @@ impl BalancedLoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, or if pixels
-    /// are asked for, which have no microbatch form yet, or a preparer for undecoded samples; [`Error::ErrorBudget`] or
-    /// [`Error::ErrorCount`] if the index alone exceeds it; [`Error::State`] if a state is of another run.
+    /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no field is
+    /// named or undecoded pictures are to be changed, if pixels are asked for, which have no microbatch form yet, or a
+    /// preparer for undecoded samples; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it;
+    /// [`Error::State`] if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
@@ -178,6 +194,10 @@ impl BalancedLoaderBuilder {
         check_at_most("steps_ahead", self.steps_ahead as u64, STEPS_AHEAD_MAX)?;
         if matches!(self.decode, Decode::Pixels { .. }) {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
+        }
+        check_augment(self.decode, self.augment.as_ref())?;
+        if let Some(names) = &self.field_names {
+            self.fields = FieldSelection::new(names)?;
         }
         self.stalls.check()?;
         if self.preparer.is_some() && self.decode != Decode::Media {

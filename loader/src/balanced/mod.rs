@@ -123,7 +123,9 @@ impl BalancedLoader {
             metrics.begin_stream();
             let shards = settings.planner.data_sets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
-            let collator = Collator::new(settings.decode, pool, skips.clone()).preparer(settings.preparer.clone());
+            let collator = Collator::new(settings.decode, pool, skips.clone())
+                .augment(settings.augment)
+                .preparer(settings.preparer.clone());
             let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);

@@ -6,7 +6,8 @@ use dflop_costmodel::{SampleCost, SampleShape};
 
 use super::builder::BalancedLoaderBuilder;
 use crate::error::Result;
-use crate::index::{FieldRow, SampleRow};
+use crate::field_selection::FieldSelection;
+use crate::index::SampleRow;
 use crate::metrics::{Metrics, Stage};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::prepare::Preparer;
@@ -27,7 +28,7 @@ pub(super) struct StepReader {
     /// Number of each data set's first shard in the metrics.
     shard_starts: Vec<usize>,
     dp_rank: usize,
-    fields: Option<Vec<String>>,
+    fields: FieldSelection,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
     preparer: Option<Arc<Preparer>>,
@@ -73,7 +74,7 @@ impl StepReader {
             if !is_remote || plan.refused.iter().any(|(at, _)| *at == place as usize) {
                 continue;
             }
-            let fields = row.fields().filter(|field| is_wanted(self.fields.as_deref(), field));
+            let fields = row.fields().filter(|field| self.fields.wants(field.extension));
             wanted[drawn.data_set].extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
         }
         wanted
@@ -102,7 +103,7 @@ impl StepReader {
     fn read_sample(&mut self, row: &SampleRow<'_>, drawn: StepSample) -> Result<RawSample> {
         let mut fields = Vec::new();
         self.metrics.reads_shard(self.shard_starts[drawn.data_set] + row.shard);
-        for field in row.fields().filter(|field| is_wanted(self.fields.as_deref(), field)) {
+        for field in row.fields().filter(|field| self.fields.wants(field.extension)) {
             let payload = self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?;
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
@@ -142,14 +143,9 @@ impl StepReader {
         let prepared = self.preparer.as_ref().map_or(0, tensor_bytes);
         let fields = rows().flat_map(|row| row.fields());
         let decoded: u64 = fields
-            .filter(|field| is_wanted(self.fields.as_deref(), field))
+            .filter(|field| self.fields.wants(field.extension))
             .map(|field| field.shape.decoded_bytes(field.bytes))
             .sum();
         decoded.saturating_add(prepared)
     }
-}
-
-fn is_wanted(wanted: Option<&[String]>, field: &FieldRow<'_>) -> bool {
-    let last = field.extension.rsplit('.').next().unwrap_or_default();
-    wanted.is_none_or(|wanted| wanted.iter().any(|name| name == field.extension || name == last))
 }

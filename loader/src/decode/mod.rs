@@ -6,6 +6,7 @@
 //! bookkeeping of bad samples are the caller's.
 
 mod audio;
+mod crop;
 mod error;
 #[cfg(test)]
 mod fixtures;
@@ -13,6 +14,7 @@ mod image;
 mod json;
 mod limits;
 mod numpy;
+mod resize;
 mod rgb224;
 #[cfg(test)]
 mod tests;
@@ -29,6 +31,7 @@ pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
 pub use self::json::decode_json;
 pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};
 pub use self::numpy::{NpyArray, decode_npy};
+pub(crate) use self::resize::resize_crop;
 pub use self::rgb224::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
 pub use self::text::decode_text;
 

@@ -6,14 +6,17 @@
 
 use std::num::NonZeroU32;
 
-use fast_image_resize::images::{TypedImage, TypedImageRef};
-use fast_image_resize::pixels::U8x3;
-use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
+use dflop_costmodel::ImageSize;
+use fast_image_resize::Resizer;
 use image::metadata::Orientation;
 
 use super::DecodeError;
-use super::image::{RgbImage, decode_stored_into};
+use super::crop::CropBox;
+use super::image::{Reduction, RgbImage, decode_stored_into, stored_header};
 use super::limits::ImageLimits;
+use super::resize::resize_part;
+use crate::augment::{PictureAugment, PictureDraw};
+use crate::probe::ImageHeader;
 
 /// Mean of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
 pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -26,10 +29,11 @@ pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 pub struct Rgb224 {
     side: NonZeroU32,
     limits: ImageLimits,
+    is_scaled: bool,
     resizer: Resizer,
     stored: RgbImage,
-    square: Vec<U8x3>,
-    turned: Vec<U8x3>,
+    square: Vec<[u8; 3]>,
+    turned: Vec<[u8; 3]>,
     tables: Box<[[f32; 256]; 3]>,
 }
 
@@ -48,12 +52,22 @@ impl Rgb224 {
         Self {
             side,
             limits,
+            is_scaled: false,
             resizer: Resizer::new(),
             stored: RgbImage::default(),
-            square: vec![U8x3::default(); pixels],
+            square: vec![[0; 3]; pixels],
             turned: Vec::new(),
             tables: Box::new(normalisation_tables()),
         }
+    }
+
+    /// Sets whether a JPEG is decoded to a half, a quarter or an eighth of its size where what becomes the square
+    /// is still at least `side` long then. Faster, and slightly different pixels. Default: no.
+    #[cfg(feature = "turbojpeg")]
+    #[must_use]
+    pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
+        self.is_scaled = is_scaled;
+        self
     }
 
     /// Returns the number of values of one tensor: `3 * side * side`.
@@ -73,13 +87,37 @@ impl Rgb224 {
     /// # Panics
     /// If `out` does not have [`values`](Self::values) elements.
     pub fn decode_into(&mut self, bytes: &[u8], out: &mut [f32]) -> Result<bool, DecodeError> {
+        self.decode_augmented_into(bytes, None, out)
+    }
+
+    /// Decodes one picture, changed as `augment` draws for it: its random crop in place of the centre crop, then
+    /// colours, then the flip.
+    ///
+    /// # Errors
+    /// As [`decode_into`](Self::decode_into).
+    ///
+    /// # Panics
+    /// As [`decode_into`](Self::decode_into).
+    pub fn decode_augmented_into(
+        &mut self,
+        bytes: &[u8],
+        augment: Option<&PictureAugment>,
+        out: &mut [f32],
+    ) -> Result<bool, DecodeError> {
         assert_eq!(out.len(), self.values(), "the output holds one square");
-        let orientation = decode_stored_into(bytes, &self.limits, &mut self.stored)?;
-        self.resample()?;
-        let square = if orientation == Orientation::NoTransforms {
+        let header = stored_header(bytes, &self.limits)?;
+        let draw = augment.map_or_else(PictureDraw::default, |augment| augment.draw(header.shown_size()));
+        let part = self.part(&header, &draw);
+        let reduction = self.reduction(part);
+        decode_stored_into(bytes, &header, reduction, &self.limits, &mut self.stored)?;
+        self.resample(&header, part)?;
+        draw.colors.apply(&mut self.square);
+        let is_as_stored = header.orientation == Orientation::NoTransforms && !draw.is_flipped;
+        let square = if is_as_stored {
             &self.square
         } else {
-            turn_square(&self.square, self.side.get() as usize, orientation, &mut self.turned);
+            let side = self.side.get() as usize;
+            turn_square(&self.square, side, header.orientation, draw.is_flipped, &mut self.turned);
             &self.turned
         };
         for ((plane, table), channel) in out.chunks_exact_mut(square.len()).zip(self.tables.iter()).zip(0..) {
@@ -88,37 +126,32 @@ impl Rgb224 {
         Ok(self.stored.is_truncated)
     }
 
-    fn resample(&mut self) -> Result<(), DecodeError> {
-        let refusal = |error: &dyn std::fmt::Display| DecodeError::codec("picture", error.to_string());
-        let (width, height) = (self.stored.width, self.stored.height);
-        let side = self.side.get();
-        let source = TypedImageRef::<U8x3>::from_buffer(width, height, &self.stored.pixels)
-            .map_err(|error| refusal(&error))?;
-        let mut target =
-            TypedImage::from_pixels_slice(side, side, &mut self.square).map_err(|error| refusal(&error))?;
-        let [left, top, box_width, box_height] = crop_box(width, height, side);
-        let options = ResizeOptions::new()
-            .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
-            .crop(left, top, box_width, box_height);
-        self.resizer.resize_typed(&source, &mut target, &options).map_err(|error| refusal(&error))
+    /// The part of the stored picture that becomes the square.
+    fn part(&self, header: &ImageHeader, draw: &PictureDraw) -> CropBox {
+        match draw.crop {
+            Some(crop) => CropBox::from(crop).to_stored(header.stored, header.orientation),
+            None => CropBox::centre(header.stored, self.side.get()),
+        }
     }
-}
 
-/// Returns left, top, width and height of the part of the picture that becomes the square.
-///
-/// The picture would be resized to whole pixels with the shorter side at `side`, then cropped around its
-/// centre.
-fn crop_box(width: u32, height: u32, side: u32) -> [f64; 4] {
-    let scale = f64::from(side) / f64::from(width.min(height));
-    let [(left, box_width), (top, box_height)] = [width, height].map(|length| {
-        let length = f64::from(length);
-        let resized = (length * scale).round_ties_even().max(f64::from(side));
-        let margin = (resized - f64::from(side)) / 2.0;
-        let start = margin / resized * length;
-        let end = ((margin + f64::from(side)) / resized * length).min(length);
-        (start, end - start)
-    });
-    [left, top, box_width, box_height]
+    #[cfg(feature = "turbojpeg")]
+    fn reduction(&self, part: CropBox) -> Reduction {
+        let shorter = part.width.min(part.height);
+        if self.is_scaled { Reduction::leaving(shorter, self.side.get()) } else { Reduction::NONE }
+    }
+
+    #[cfg(not(feature = "turbojpeg"))]
+    fn reduction(&self, _part: CropBox) -> Reduction {
+        debug_assert!(!self.is_scaled, "only libjpeg-turbo reduces");
+        Reduction::NONE
+    }
+
+    fn resample(&mut self, header: &ImageHeader, part: CropBox) -> Result<(), DecodeError> {
+        let decoded = ImageSize { width: self.stored.width, height: self.stored.height };
+        let target = ImageSize { width: self.side.get(), height: self.side.get() };
+        let part = part.in_decoded(header.stored, decoded);
+        resize_part(&mut self.resizer, &self.stored, part, target, self.square.as_flattened_mut())
+    }
 }
 
 fn normalisation_tables() -> [[f32; 256]; 3] {
@@ -129,18 +162,25 @@ fn normalisation_tables() -> [[f32; 256]; 3] {
     })
 }
 
-fn normalise(square: &[U8x3], channel: usize, table: &[f32; 256], plane: &mut [f32]) {
+fn normalise(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut [f32]) {
     for (value, pixel) in plane.iter_mut().zip(square) {
-        *value = table[usize::from(pixel.0[channel])];
+        *value = table[usize::from(pixel[channel])];
     }
 }
 
-/// Turns a square picture of `side` x `side` pixels into `turned`.
-fn turn_square(square: &[U8x3], side: usize, orientation: Orientation, turned: &mut Vec<U8x3>) {
+/// Turns a square picture of `side` x `side` pixels into `turned`, then flips it from left to right if asked.
+fn turn_square(
+    square: &[[u8; 3]],
+    side: usize,
+    orientation: Orientation,
+    is_flipped: bool,
+    turned: &mut Vec<[u8; 3]>,
+) {
     let last = side - 1;
     turned.clear();
     for y in 0..side {
         turned.extend((0..side).map(|x| {
+            let x = if is_flipped { last - x } else { x };
             let (row, column) = match orientation {
                 Orientation::NoTransforms => (y, x),
                 Orientation::FlipHorizontal => (y, last - x),
@@ -161,6 +201,7 @@ mod tests {
     use image::ImageFormat as Encoding;
 
     use super::*;
+    use crate::augment::{Augment, SampleId};
     use crate::decode::fixtures::{encode, exif_body, gradient, with_segment};
 
     fn square_of(bytes: &[u8]) -> Vec<f32> {
@@ -198,7 +239,6 @@ mod tests {
                 assert!((plane_mean(0) - normalised(127, 0)).abs() < 0.05, "{width} x {height}");
             }
         }
-        assert_eq!(crop_box(448, 224, 224).map(|length| length as u32), [112, 0, 224, 224]);
     }
 
     #[test]
@@ -222,5 +262,58 @@ mod tests {
         kernel.decode_into(&encode(gradient(50, 40), Encoding::Png), &mut out).unwrap();
         assert_eq!(kernel.values(), 147);
         assert!(kernel.decode_into(b"not a picture at all", &mut out).is_err());
+    }
+
+    #[test]
+    fn an_augmented_square_is_the_decoded_picture_augmented() {
+        let augment =
+            Augment::builder().random_crop(0.3..=0.6, 0.75..=1.3).flip(0.5).seed(5).build().unwrap();
+        let plain = encode(gradient(300, 260), Encoding::Jpeg);
+        let mut kernel = Rgb224::with_side(NonZeroU32::new(64).unwrap(), ImageLimits::default());
+        let mut out = vec![0.0; kernel.values()];
+        for value in 1..=8 {
+            let file = with_segment(&plain, 0xE1, &exif_body(value));
+            let shown = crate::decode::decode_rgb(&file, &ImageLimits::default()).unwrap();
+            for number in 0..4 {
+                let picture = augment.picture(
+                    SampleId { shard: "s", offset: 0, key: "k" },
+                    0,
+                    &format!("{number}.jpg"),
+                );
+                kernel.decode_augmented_into(&file, Some(&picture), &mut out).unwrap();
+                let expected = picture.apply(&shown, 64, 64).unwrap().pixels;
+                for (at, pixel) in expected.chunks(3).enumerate() {
+                    for (channel, expected) in pixel.iter().enumerate() {
+                        let actual = out[channel * 64 * 64 + at];
+                        let near = (actual - normalised(*expected, channel)).abs() < 0.05;
+                        assert!(near, "orientation {value}, picture {number}, pixel {at}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[cfg(feature = "turbojpeg")]
+    #[test]
+    fn a_scaled_decode_is_near_the_full_one_whatever_the_crop() {
+        let augment = Augment::builder().random_crop(0.1..=1.0, 0.75..=1.3).build().unwrap();
+        let file = with_segment(&encode(gradient(800, 610), Encoding::Jpeg), 0xE1, &exif_body(6));
+        let side = NonZeroU32::new(96).unwrap();
+        let mut full = Rgb224::with_side(side, ImageLimits::default());
+        let mut scaled = Rgb224::with_side(side, ImageLimits::default()).scaled_decode(true);
+        let (mut expected, mut out) = (vec![0.0; full.values()], vec![0.0; full.values()]);
+        let pictures = (0..12).map(|number| {
+            augment.picture(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"))
+        });
+        for picture in std::iter::once(None).chain(pictures.map(Some)) {
+            full.decode_augmented_into(&file, picture.as_ref(), &mut expected).unwrap();
+            scaled.decode_augmented_into(&file, picture.as_ref(), &mut out).unwrap();
+            assert!(scaled.stored.width <= 800 && scaled.stored.height <= 610);
+            for (actual, expected) in out.iter().zip(&expected) {
+                assert!((actual - expected).abs() < 0.06, "{actual} for {expected}");
+            }
+        }
+        scaled.decode_into(&file, &mut out).unwrap();
+        assert_eq!((scaled.stored.width, scaled.stored.height), (200, 153));
     }
 }

@@ -140,6 +140,17 @@ fn files_below(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
+/// Real files whose names end like this; none where there are no shared media.
+#[cfg(feature = "turbojpeg")]
+pub(super) fn shared_files(ending: &str) -> impl Iterator<Item = (PathBuf, Vec<u8>)> {
+    let mut files = Vec::new();
+    if let Some(folder) = shared_media() {
+        files_below(&folder, &mut files);
+    }
+    files.retain(|path| path.extension().is_some_and(|extension| extension == ending));
+    files.into_iter().filter_map(|path| std::fs::read(&path).ok().map(|bytes| (path, bytes)))
+}
+
 #[test]
 fn real_media_agree_with_their_shapes() {
     let Some(root) = shared_media() else { return };

@@ -142,6 +142,7 @@ async fn start(
         known,
         metrics: metrics.clone(),
         field_bytes_max: settings.field_bytes_max,
+        fields: settings.read_fields(),
         is_read_through: settings.decode == Decode::Raw,
         budget: ByteBudget::new(reader_bytes, metrics.undecoded.clone()),
         requested_bytes_max: settings.buffered_bytes_max,

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use super::input::Input;
 use super::{Loader, state::Tracker};
-use crate::collate::Decode;
+use crate::augment::Augment;
+use crate::collate::{Decode, check_augment};
 use crate::error::{Error, Result, check_at_most};
-use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
+use crate::field_selection::FieldSelection;
+use crate::pool::{DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::read::FIELD_BYTES_MAX;
 use crate::shard::Shard;
 use crate::skip::{ErrorBudget, SkipLog};
@@ -21,6 +23,9 @@ const BATCH_SIZE_MAX: u64 = 1 << 20;
 pub struct LoaderBuilder {
     pub(super) shards: Vec<Shard>,
     pub(super) decode: Decode,
+    pub(super) scaled_decode: bool,
+    pub(super) augment: Option<Augment>,
+    pub(super) fields: FieldSelection,
     pub(super) batch_size: usize,
     pub(super) workers: usize,
     pub(super) epochs: u64,
@@ -38,6 +43,9 @@ impl LoaderBuilder {
         Self {
             shards,
             decode: Decode::Media,
+            scaled_decode: false,
+            augment: None,
+            fields: FieldSelection::ALL,
             batch_size: 32,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             epochs: 1,
@@ -55,6 +63,32 @@ impl LoaderBuilder {
     #[must_use]
     pub fn decode(mut self, decode: Decode) -> Self {
         self.decode = decode;
+        self
+    }
+
+    /// Sets whether [`Decode::Pixels`] may decode a JPEG to a half, a quarter or an eighth of its size where what
+    /// becomes the square is still at least as long as its side then. Faster, and slightly different pixels; needs
+    /// the feature `turbojpeg`. Default: no.
+    #[must_use]
+    pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
+        self.scaled_decode = is_scaled;
+        self
+    }
+
+    /// Changes pictures at random, the same for a sample and epoch wherever it is decoded. With [`Decode::Pixels`]
+    /// the random crop takes the place of the centre crop; with [`Decode::Media`] a picture keeps its width and
+    /// height. Default: no change.
+    #[must_use]
+    pub fn augment(mut self, augment: Augment) -> Self {
+        self.augment = Some(augment);
+        self
+    }
+
+    /// Reads these fields only; others are passed over, in streams too. Default: all, and with [`Decode::Pixels`]
+    /// the pictures.
+    #[must_use]
+    pub fn fields(mut self, fields: FieldSelection) -> Self {
+        self.fields = fields;
         self
     }
 
@@ -123,8 +157,9 @@ impl LoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, if there are fewer than ranks, or if a count is zero or absurdly
-    /// large; [`Error::State`] if a state to go on from is of another stream.
+    /// [`Error::Config`] if there is no shard, if there are fewer than ranks, if a count is zero or absurdly large, or
+    /// if pictures are to be scaled or changed that are not decoded; [`Error::State`] if a state to go on from is of
+    /// another stream.
     pub fn build(self) -> Result<Loader> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.shards.is_empty() {
@@ -146,8 +181,8 @@ impl LoaderBuilder {
         }
         self.input.check(&self.shards)?;
         self.stalls.check()?;
-        let side = if let Decode::Pixels { side } = self.decode { side } else { SIDE_WITHOUT_PIXELS };
-        let pool = DecodePool::new(self.workers, side)?;
+        check_augment(self.decode, self.augment.as_ref())?;
+        let pool = DecodePool::new(self.workers, self.kernel()?)?;
         let kernel_cpu_ns = pool.cpu_ns();
         let (known, mut skips) = (self.input.known(), SkipLog::new(self.error_budget, None));
         if let Some(state) = &self.input.restored {
@@ -162,6 +197,23 @@ impl LoaderBuilder {
             known,
             tracker,
         })
+    }
+
+    fn kernel(&self) -> Result<KernelSettings> {
+        let Decode::Pixels { side } = self.decode else {
+            if self.scaled_decode {
+                let reason = "only pictures that are decoded to pixels of one size can be scaled".into();
+                return Err(Error::Config { setting: "scaled_decode", reason });
+            }
+            return Ok(SIDE_WITHOUT_PIXELS.into());
+        };
+        KernelSettings::new(side, self.scaled_decode)
+    }
+
+    /// The fields that the shards are read for.
+    pub(super) fn read_fields(&self) -> FieldSelection {
+        let has_choice = !self.fields.is_all() || !matches!(self.decode, Decode::Pixels { .. });
+        if has_choice { self.fields.clone() } else { FieldSelection::images() }
     }
 
     /// Batches between the dispatcher and the consumer.

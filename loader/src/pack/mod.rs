@@ -20,7 +20,7 @@ mod key;
 mod lines;
 mod medium;
 mod packer;
-mod record;
+pub(crate) mod record;
 mod source;
 mod table;
 

@@ -10,7 +10,7 @@ use super::medium::split_extension;
 use crate::probe::{MediumKind, kind_of_extension};
 
 /// Columns that name media, one kind per row, first come first.
-const MEDIA_COLUMNS: [&[&str]; 3] = [
+pub(crate) const MEDIA_COLUMNS: [&[&str]; 3] = [
     &["image", "images", "image_path"],
     &["audio_filepath", "audio", "audios", "wav", "audio_path", "sound"],
     &["video", "videos", "video_path"],
@@ -115,7 +115,8 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
     }
 }
 
-fn named_path(value: &Value) -> Option<&str> {
+/// A path, or an object that holds one; `None` for anything else.
+pub(crate) fn named_path(value: &Value) -> Option<&str> {
     let path = match value {
         Value::Object(object) => ["file", "path"].iter().find_map(|column| object.get(*column)?.as_str()),
         value => value.as_str(),

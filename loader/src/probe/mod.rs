@@ -21,7 +21,7 @@ pub use self::audio::AudioFormat;
 pub use self::image::ImageFormat;
 
 pub(crate) use self::audio::{audio_format, audio_track, counted_frames, open_reader, symphonia_error};
-pub(crate) use self::image::image_header;
+pub(crate) use self::image::{ImageHeader, image_header};
 pub(crate) use self::jpeg::{JpegHeader, read_jpeg_header};
 pub(crate) use self::wav::{WavHeader, read_wav_header};
 
@@ -87,6 +87,12 @@ pub fn kind_of_extension(extension: &str) -> MediumKind {
         "npy" => MediumKind::Npy,
         _ => MediumKind::Opaque,
     }
+}
+
+/// Whether a field with this extension holds a video.
+#[must_use]
+pub fn is_video_extension(extension: &str) -> bool {
+    matches!(last_part(extension).as_str(), "mp4" | "mkv" | "webm" | "avi" | "mov")
 }
 
 /// Reads the shape of one field from `prefix`, its first bytes, without decoding it.

@@ -49,22 +49,36 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.
     pub async fn next(&mut self) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
+        self.next_if(|_| true).await
+    }
+
+    /// Like [`next`](Self::next), but passes over the payloads of entries that `is_read` refuses, without a buffer.
+    ///
+    /// # Cancel safety
+    /// As [`next`](Self::next).
+    pub async fn next_if(
+        &mut self,
+        is_read: impl Fn(&Entry) -> bool,
+    ) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
         if self.is_done {
             return Ok(None);
         }
-        let step = self.step().await;
+        let step = self.step(is_read).await;
         self.is_done = !matches!(step, Ok(Some(_)));
         step
     }
 
-    async fn step(&mut self) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
+    async fn step(
+        &mut self,
+        is_read: impl Fn(&Entry) -> bool,
+    ) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
         loop {
             let offset = self.offset;
             let at = |fault: TarFault| fault.at(offset);
             let Some(block) = self.read_block().await? else { return Ok(None) };
             match self.headers.block(offset, &block).map_err(at)? {
                 Next::Entry(entry) => {
-                    let payload = self.read_payload(&entry).await?;
+                    let payload = self.read_payload(&entry, is_read(&entry)).await?;
                     return Ok(Some((entry, payload)));
                 }
                 Next::Extension { bytes } => {
@@ -96,8 +110,8 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         Ok(Some(block))
     }
 
-    async fn read_payload(&mut self, entry: &Entry) -> Result<Option<Bytes>, StreamFault> {
-        let is_kept = entry.bytes <= self.payload_bytes_max;
+    async fn read_payload(&mut self, entry: &Entry, is_read: bool) -> Result<Option<Bytes>, StreamFault> {
+        let is_kept = is_read && entry.bytes <= self.payload_bytes_max;
         let payload = if is_kept {
             self.read_exactly(entry.header_offset, entry.bytes).await.map(Some)
         } else {

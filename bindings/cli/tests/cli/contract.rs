@@ -127,6 +127,31 @@ fn stream_reports_every_measurement() {
 }
 
 #[test]
+fn stream_reads_the_named_fields_only() {
+    let data = DataSet::new(1, 12, Stored::Plain);
+    let bytes = |fields: &[&str]| {
+        let report = object(&[&["stream", &data.pattern(), "--decode", "media", "--json"], fields].concat());
+        assert_eq!(report["samples"], 12, "{fields:?}");
+        report["bytes"].as_u64().expect("bytes")
+    };
+    let (all, text, rest) = (bytes(&[]), bytes(&["--fields", "txt"]), bytes(&["--fields", "images,audio"]));
+    assert!(text > 0 && rest > 0);
+    assert_eq!(text + rest, all);
+    assert_eq!(bytes(&["--fields", "none"]), 0);
+}
+
+#[test]
+fn stream_augments_pictures() {
+    let data = DataSet::new(1, 6, Stored::Plain);
+    let changes = ["--random-crop", "--flip", "--color-jitter", "0.4,0.4,0.4,0.1", "--seed", "3"];
+    for decode in ["rgb224", "media"] {
+        let report =
+            object(&[&["stream", &data.pattern(), "--decode", decode, "--json"], &changes[..]].concat());
+        assert_eq!((&report["samples"], &report["skipped"]), (&json!(6), &json!([])), "{decode}");
+    }
+}
+
+#[test]
 fn rgb224_reads_pictures_only_and_delivers_samples_without_one() {
     let data = DataSet::new(1, 6, Stored::Plain);
     let listed = objects(&["list", &data.pattern(), "--json"]);

@@ -26,6 +26,22 @@ fn every_command_explains_itself() {
 }
 
 #[test]
+fn changes_of_pictures_that_make_no_sense_are_misuse() {
+    let data = DataSet::new(1, 1, Stored::Plain);
+    let stream = |args: &[&str], mentioned| {
+        refuse(&[&["stream", &data.pattern()], args].concat(), 2, mentioned);
+    };
+    stream(&["--color-jitter", "1,2,3"], "four numbers");
+    stream(&["--color-jitter", "0,0,0,0.7"], "hue");
+    stream(&["--decode", "raw", "--flip"], "augment");
+    stream(&["--scaled-decode"], "scaled_decode");
+    stream(&["--fields", "jpg,"], "fields");
+    if !cfg!(feature = "turbojpeg") {
+        stream(&["--decode", "rgb224", "--scaled-decode"], "turbojpeg");
+    }
+}
+
+#[test]
 fn missing_shard_is_named() {
     for reader in READERS {
         refuse(&[reader, &["nowhere/x.tar"]].concat(), 1, "nowhere/x.tar");

@@ -11,6 +11,7 @@ use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::errors::DecodeErrors;
 
+use super::Reduction;
 use super::jpeg_source::{EndTrace, JpegSource};
 use crate::decode::limits::{ImageLimits, Strictness, check_limit};
 use crate::decode::{DecodeError, RgbImage};
@@ -20,17 +21,37 @@ const FORMAT: &str = "jpeg";
 /// Low byte of the frame marker of a progressive JPEG.
 const PROGRESSIVE: u8 = 0xC2;
 
-/// Decodes the stored picture, not turned, into `image`.
+/// Decodes the stored picture, not turned, into `image`; reduced where libjpeg-turbo decodes it.
 pub(super) fn decode_into(
     bytes: &[u8],
+    reduction: Reduction,
     limits: &ImageLimits,
     image: &mut RgbImage,
 ) -> Result<(), DecodeError> {
     let header = read_jpeg_header(bytes)?;
     let plan = ColourPlan::of(&header)?;
     check_allocation(&header, plan, limits)?;
+    #[cfg(feature = "turbojpeg")]
+    if limits.strictness == Strictness::Strict
+        && plan == ColourPlan::Decoder
+        && let Some(verdict) = super::jpeg_turbo::decode_into(bytes, &header, reduction, image)
+    {
+        return verdict;
+    }
+    #[cfg(not(feature = "turbojpeg"))]
+    debug_assert_eq!(reduction, Reduction::NONE, "only libjpeg-turbo reduces");
+    decode_in_full(bytes, &header, plan, limits, image)
+}
+
+fn decode_in_full(
+    bytes: &[u8],
+    header: &JpegHeader,
+    plan: ColourPlan,
+    limits: &ImageLimits,
+    image: &mut RgbImage,
+) -> Result<(), DecodeError> {
     let trace = EndTrace::new();
-    let bytes = plan.source_bytes(bytes, &header);
+    let bytes = plan.source_bytes(bytes, header);
     let is_strict = limits.strictness == Strictness::Strict;
     let options = DecoderOptions::new_fast()
         .set_max_width(usize::from(u16::MAX))
@@ -61,6 +82,15 @@ pub(super) fn decode_into(
             Ok(())
         }
     }
+}
+
+/// Decodes as a build without libjpeg-turbo does, to compare.
+#[cfg(all(test, feature = "turbojpeg"))]
+pub(super) fn decode_by_zune(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+    let header = read_jpeg_header(bytes)?;
+    let mut image = RgbImage::default();
+    decode_in_full(bytes, &header, ColourPlan::of(&header)?, &ImageLimits::default(), &mut image)?;
+    Ok(image)
 }
 
 /// How to get from the stored components to RGB.

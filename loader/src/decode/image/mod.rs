@@ -6,13 +6,18 @@
 
 mod jpeg;
 mod jpeg_source;
+#[cfg(feature = "turbojpeg")]
+mod jpeg_turbo;
 mod raster;
+mod reduction;
 
 use image::metadata::Orientation;
 
 use super::DecodeError;
 use super::limits::{ImageLimits, check_limit};
-use crate::probe::{ImageFormat, image_header};
+use crate::probe::{ImageFormat, ImageHeader, image_header};
+
+pub(super) use self::reduction::Reduction;
 
 /// A decoded picture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,26 +62,36 @@ pub fn decode_rgb(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, Decode
 /// # Errors
 /// As [`decode_rgb`].
 pub fn decode_rgb_into(bytes: &[u8], limits: &ImageLimits, image: &mut RgbImage) -> Result<(), DecodeError> {
-    let orientation = decode_stored_into(bytes, limits, image)?;
+    let header = stored_header(bytes, limits)?;
+    decode_stored_into(bytes, &header, Reduction::NONE, limits, image)?;
+    let orientation = header.orientation;
     if orientation != Orientation::NoTransforms {
         turn(image, orientation);
     }
     Ok(())
 }
 
-/// Decodes the picture as stored and returns how it has to be turned.
-pub(super) fn decode_stored_into(
-    bytes: &[u8],
-    limits: &ImageLimits,
-    image: &mut RgbImage,
-) -> Result<Orientation, DecodeError> {
+/// Reads the header and checks the size; the orientation is the one to apply.
+pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
     let header = image_header(bytes)?;
     check_pixels(header.format, header.stored.width, header.stored.height, limits)?;
+    let is_turned = limits.is_orientation_applied;
+    let orientation = if is_turned { header.orientation } else { Orientation::NoTransforms };
+    Ok(ImageHeader { orientation, ..header })
+}
+
+/// Decodes the picture as stored. It may come reduced, by `reduction` at most.
+pub(super) fn decode_stored_into(
+    bytes: &[u8],
+    header: &ImageHeader,
+    reduction: Reduction,
+    limits: &ImageLimits,
+    image: &mut RgbImage,
+) -> Result<(), DecodeError> {
     match header.format {
-        ImageFormat::Jpeg => jpeg::decode_into(bytes, limits, image)?,
-        format => raster::decode_into(bytes, format, limits, image)?,
+        ImageFormat::Jpeg => jpeg::decode_into(bytes, reduction, limits, image),
+        format => raster::decode_into(bytes, format, limits, image),
     }
-    Ok(if limits.is_orientation_applied { header.orientation } else { Orientation::NoTransforms })
 }
 
 fn check_pixels(

@@ -1,0 +1,88 @@
+//! Numbers drawn for one picture, each from a place of its own: switching one change on leaves the others alone.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::SampleId;
+use crate::permutation::mix64;
+
+/// What a number is drawn for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quantity {
+    Flip,
+    Brightness,
+    Contrast,
+    Saturation,
+    Hue,
+    /// Area of the crop, in an attempt.
+    Area(u64),
+    /// Width over height of the crop, in an attempt.
+    Ratio(u64),
+    Left(u64),
+    Top(u64),
+}
+
+impl Quantity {
+    fn place(self) -> u64 {
+        /// Places of one attempt, and where they begin.
+        const ATTEMPT: u64 = 4;
+        const FIRST: u64 = 16;
+        match self {
+            Self::Flip => 0,
+            Self::Brightness => 1,
+            Self::Contrast => 2,
+            Self::Saturation => 3,
+            Self::Hue => 4,
+            Self::Area(attempt) => FIRST + ATTEMPT * attempt,
+            Self::Ratio(attempt) => FIRST + ATTEMPT * attempt + 1,
+            Self::Left(attempt) => FIRST + ATTEMPT * attempt + 2,
+            Self::Top(attempt) => FIRST + ATTEMPT * attempt + 3,
+        }
+    }
+}
+
+/// The source of all numbers of one picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Draws(u64);
+
+impl Draws {
+    pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
+        let shard = sample.shard.rsplit('/').next().unwrap_or_default();
+        let names = [shard, sample.key, field];
+        let names = names.iter().fold(seed, |hash, name| xxh3_64_with_seed(name.as_bytes(), hash));
+        Self([sample.offset, epoch].iter().fold(names, |hash, &value| mix64(hash ^ mix64(value))))
+    }
+
+    fn bits(self, quantity: Quantity) -> u64 {
+        mix64(self.0 ^ mix64(quantity.place()))
+    }
+
+    /// A fraction from 0 up to but without 1.
+    pub(super) fn fraction(self, quantity: Quantity) -> f64 {
+        const STEP: f64 = 1.0 / (1u64 << 53) as f64;
+        (self.bits(quantity) >> 11) as f64 * STEP
+    }
+
+    /// A number from `low` to `high`.
+    pub(super) fn between(self, quantity: Quantity, low: f64, high: f64) -> f64 {
+        low + self.fraction(quantity) * (high - low)
+    }
+
+    /// A number from `low` to `high` whose logarithm is spread evenly.
+    ///
+    /// The interval is halved at its geometric mean once a bit: roots are rounded correctly everywhere, whereas
+    /// logarithms differ from library to library.
+    pub(super) fn log_between(self, quantity: Quantity, mut low: f64, mut high: f64) -> f64 {
+        const HALVINGS: u32 = 40;
+        let bits = self.bits(quantity);
+        for at in 0..HALVINGS {
+            let middle = (low * high).sqrt();
+            if bits >> (63 - at) & 1 == 0 { high = middle } else { low = middle }
+        }
+        (low * high).sqrt()
+    }
+
+    /// A whole number from 0 to `last`.
+    pub(super) fn whole(self, quantity: Quantity, last: u32) -> u32 {
+        ((u128::from(self.bits(quantity)) * (u128::from(last) + 1)) >> 64) as u32
+    }
+}

@@ -1,0 +1,142 @@
+//! Random changes of pictures for training, the same wherever a sample is decoded.
+//!
+//! What is drawn for a picture depends on seed, epoch, sample and the name of the picture's field, by integer
+//! hashing: not on ranks, workers, loader, order, resume or the fields that are read beside it. A sample is known by
+//! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness, contrast, saturation, hue,
+//! flip. [`crate::collate`] applies it while decoding; [`PictureAugment::apply`] works on any decoded picture.
+//!
+//! # Examples
+//! ```
+//! use dflop_loader::augment::{Augment, SampleId};
+//! use dflop_loader::decode::RgbImage;
+//!
+//! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
+//! let sample = SampleId { shard: "shards/a.tar", offset: 0, key: "kite" };
+//! let picture = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
+//! let changed = augment.picture(sample, 3, "jpg").apply(&picture, 6, 4)?;
+//! assert_eq!(changed, augment.picture(sample, 3, "jpg").apply(&picture, 6, 4)?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod builder;
+mod colors;
+mod crop;
+mod draws;
+
+use dflop_costmodel::ImageSize;
+
+pub use self::builder::{AugmentBuilder, ColorJitter};
+pub(crate) use self::colors::Colors;
+pub(crate) use self::crop::Crop;
+
+use self::builder::RandomCrop;
+use self::draws::{Draws, Quantity};
+use crate::batch::Sample;
+use crate::decode::{DecodeError, RgbImage, resize_crop};
+use crate::sample::RawSample;
+
+/// Which changes are drawn, and from which ranges.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Augment {
+    seed: u64,
+    crop: Option<RandomCrop>,
+    flip_probability: f64,
+    jitter: ColorJitter,
+}
+
+impl Augment {
+    /// Starts with no change at all.
+    #[must_use]
+    pub fn builder() -> AugmentBuilder {
+        AugmentBuilder::default()
+    }
+
+    /// Returns the changes of one picture.
+    ///
+    /// - `epoch`: that of the sample, from 0
+    /// - `field`: extension of the picture's field, which tells it from the others of its sample
+    #[must_use]
+    pub fn picture(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> PictureAugment {
+        let draws = Draws::new(self.seed, sample, epoch, field);
+        PictureAugment { augment: *self, draws }
+    }
+}
+
+/// What tells a sample from all others of a data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleId<'a> {
+    /// URL of the shard; only its base name counts.
+    pub shard: &'a str,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Key of the sample.
+    pub key: &'a str,
+}
+
+impl RawSample {
+    /// Returns what tells the sample from all others.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+}
+
+impl Sample {
+    /// Returns what tells the sample from all others.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+}
+
+/// The changes of one picture; what they are in pixels depends on its size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PictureAugment {
+    augment: Augment,
+    draws: Draws,
+}
+
+impl PictureAugment {
+    /// Draws the changes of a picture of this size, after it was turned as its EXIF orientation says.
+    pub(crate) fn draw(&self, shown: ImageSize) -> PictureDraw {
+        let Augment { crop, flip_probability, jitter, .. } = self.augment;
+        PictureDraw {
+            crop: crop.map(|crop| crop.draw(self.draws, shown)),
+            is_flipped: self.draws.fraction(Quantity::Flip) < flip_probability,
+            colors: jitter.draw(self.draws),
+        }
+    }
+
+    /// Changes a decoded picture; the result has `width` x `height` pixels.
+    ///
+    /// Without a random crop the whole picture is resized, where its size differs.
+    ///
+    /// # Errors
+    /// [`DecodeError::Codec`] if a side is zero, or if `image` has not the pixels that it says.
+    pub fn apply(&self, image: &RgbImage, width: u32, height: u32) -> Result<RgbImage, DecodeError> {
+        let shown = ImageSize { width: image.width, height: image.height };
+        let draw = self.draw(shown);
+        let crop = draw.crop.unwrap_or(Crop { left: 0, top: 0, width: shown.width, height: shown.height });
+        let mut changed = resize_crop(image, crop, ImageSize { width, height })?;
+        let (pixels, _) = changed.pixels.as_chunks_mut::<3>();
+        draw.colors.apply(pixels);
+        if draw.is_flipped {
+            pixels.chunks_exact_mut(width as usize).for_each(<[_]>::reverse);
+        }
+        Ok(changed)
+    }
+}
+
+/// The changes of one picture in pixels; by default none.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct PictureDraw {
+    /// The part that is kept; without it, what the caller keeps anyway.
+    pub(crate) crop: Option<Crop>,
+    /// Whether left and right are exchanged, last of all.
+    pub(crate) is_flipped: bool,
+    /// How colours change.
+    pub(crate) colors: Colors,
+}
+
+#[cfg(test)]
+mod tests;

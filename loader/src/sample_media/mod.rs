@@ -1,0 +1,175 @@
+//! Which pictures, clips and videos a sample has, in which order, and how they stand between its texts.
+//!
+//! Samples of one data set may differ: text only, one picture, five pictures, a clip. Nothing is guessed from the
+//! first samples; each says for itself what it has. The order is that of the sample's JSON document where it names
+//! media (`images: ["0.jpg", "1.jpg"]`, `image: "a.jpg"`, parts of messages), else that of the fields: by number
+//! where they are numbered alike (`img_2.png` before `img_10.png`), else as stored in the shard.
+//!
+//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::pack`] made a field of: then the n-th
+//! name is the n-th field. Fields that a naming document leaves out, such as masks, are left out. A name without a
+//! field is a [`MediaFault`], never a gap.
+
+mod names;
+mod parts;
+
+use serde_json::Value;
+
+pub use self::parts::{Part, Turn};
+
+use self::names::{KINDS, named_in, resolve};
+use crate::batch::{Field, Sample};
+use crate::decode::Media;
+use crate::probe::{MediumKind, is_video_extension, kind_of_extension};
+use crate::skip::Skipped;
+
+/// A sample whose document does not fit its fields.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("sample `{key}` of shard `{shard}`, offset {offset}: `{field}`: {reason}")]
+pub struct MediaFault {
+    /// URL of the shard.
+    pub shard: String,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Key of the sample.
+    pub key: String,
+    /// The field that is missing or asked for too often.
+    pub field: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl MediaFault {
+    fn new(sample: &Sample, field: &str, reason: impl Into<String>) -> Self {
+        let (shard, key) = (sample.shard.to_string(), sample.key.clone());
+        Self { shard, offset: sample.offset, key, field: field.to_owned(), reason: reason.into() }
+    }
+
+    /// Accounts for the sample.
+    #[must_use]
+    pub fn skipped(self) -> Skipped {
+        let Self { shard, offset, key, field, reason } = self;
+        Skipped { shard, offset, key: Some(key), field: Some(field), reason }
+    }
+}
+
+/// The media of a decoded sample, by kind and in order.
+///
+/// # Examples
+/// ```
+/// use dflop_loader::batch::{Field, Sample};
+/// use dflop_loader::decode::{Media, RgbImage};
+/// use dflop_loader::sample_media::{Part, SampleMedia};
+///
+/// let picture = |name: &str| Field { extension: name.into(), media: Media::Image(RgbImage::default()) };
+/// let document = serde_json::json!({"images": ["1.jpg", "0.jpg"],
+///     "conversations": [{"from": "human", "value": "<image>then <image>"}]});
+/// let fields = vec![
+///     picture("0.jpg"),
+///     picture("1.jpg"),
+///     Field { extension: "json".into(), media: Media::Json(document) },
+/// ];
+/// let sample = Sample { key: "k".into(), shard: "s.tar".into(), offset: 0, epoch: 0, bytes: 0, fields };
+/// let media = SampleMedia::of(&sample)?;
+/// assert_eq!(&*media.images[0].extension, "1.jpg");
+/// let turns = media.turns()?.unwrap();
+/// assert_eq!(turns[0].parts, [Part::Image(0), Part::Text("then "), Part::Image(1)]);
+/// # Ok::<(), dflop_loader::sample_media::MediaFault>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct SampleMedia<'a> {
+    sample: &'a Sample,
+    /// Picture fields.
+    pub images: Vec<&'a Field>,
+    /// Audio fields.
+    pub audio: Vec<&'a Field>,
+    /// Video fields.
+    pub videos: Vec<&'a Field>,
+    /// Text fields.
+    pub texts: Vec<&'a Field>,
+    /// The document that describes the sample: the first JSON field that names media or has turns, else the first.
+    pub json: Option<&'a Value>,
+}
+
+impl<'a> SampleMedia<'a> {
+    /// Orders the fields of a sample that was decoded as [`Decode::Media`](crate::collate::Decode::Media).
+    ///
+    /// # Errors
+    /// [`MediaFault`] if the document names a field that is not there.
+    pub fn of(sample: &'a Sample) -> Result<Self, MediaFault> {
+        let json = document(sample);
+        let [images, audio, videos] = KINDS.map(|kind| media_of(sample, json, kind));
+        let texts = in_order(sample, |field| kind_of_extension(&field.extension) == MediumKind::Text);
+        Ok(Self { sample, images: images?, audio: audio?, videos: videos?, texts, json })
+    }
+
+    /// The decoded pictures, in order; a field that was not decoded is left out.
+    pub fn pictures(&self) -> impl Iterator<Item = &'a crate::decode::RgbImage> {
+        self.images.iter().filter_map(|field| match &field.media {
+            Media::Image(image) => Some(image),
+            _ => None,
+        })
+    }
+}
+
+/// The kinds of media that fields are told apart by; video has a decoder of its own or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Image,
+    Audio,
+    Video,
+}
+
+impl Kind {
+    fn of_extension(extension: &str) -> Option<Self> {
+        let last = extension.rsplit('.').next().unwrap_or_default();
+        match kind_of_extension(extension) {
+            MediumKind::Image => Some(Self::Image),
+            MediumKind::Audio => Some(Self::Audio),
+            _ if last.eq_ignore_ascii_case("opus") => Some(Self::Audio),
+            _ if is_video_extension(extension) => Some(Self::Video),
+            _ => None,
+        }
+    }
+}
+
+fn document(sample: &Sample) -> Option<&Value> {
+    let documents = sample.fields.iter().filter_map(|field| match &field.media {
+        Media::Json(json) => Some(json),
+        _ => None,
+    });
+    let describes =
+        |json: &&Value| KINDS.iter().any(|&kind| named_in(json, kind).is_some()) || parts::has_parts(json);
+    documents.clone().find(describes).or_else(|| documents.clone().next())
+}
+
+fn media_of<'a>(sample: &'a Sample, json: Option<&Value>, kind: Kind) -> Result<Vec<&'a Field>, MediaFault> {
+    let stored = in_order(sample, |field| Kind::of_extension(&field.extension) == Some(kind));
+    match json.and_then(|json| named_in(json, kind)) {
+        None => Ok(stored),
+        Some(names) => resolve(&sample.key, &stored, &names)
+            .map_err(|(name, reason)| MediaFault::new(sample, name, reason)),
+    }
+}
+
+/// Fields of one kind: by number where all are numbered alike, else in shard order.
+fn in_order(sample: &Sample, is_wanted: impl Fn(&Field) -> bool) -> Vec<&Field> {
+    let mut fields: Vec<&Field> = sample.fields.iter().filter(|field| is_wanted(field)).collect();
+    let numbered: Option<Vec<_>> = fields.iter().map(|field| split_number(&field.extension)).collect();
+    let first = numbered.as_ref().and_then(|numbered| numbered.first().copied());
+    if let (Some(numbered), Some((prefix, _))) = (numbered, first)
+        && numbered.iter().all(|(other, _)| *other == prefix)
+    {
+        fields.sort_by_key(|field| split_number(&field.extension).map(|(_, number)| number));
+    }
+    fields
+}
+
+/// Splits `img_12.png` into `img_` and 12; the extension of the medium itself does not count.
+fn split_number(extension: &str) -> Option<(&str, u64)> {
+    let (stem, _) = extension.rsplit_once('.')?;
+    let prefix = stem.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    Some((prefix, stem[prefix.len()..].parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+use serde_json::json;
+
+use super::*;
+use crate::decode::RgbImage;
+
+fn sample(fields: Vec<(&str, Media)>) -> Sample {
+    let fields = fields.into_iter().map(|(name, media)| Field { extension: name.into(), media }).collect();
+    Sample { shard: "s.tar".into(), offset: 512, ..Sample::new("d/kite", fields) }
+}
+
+fn text(text: &str) -> Media {
+    Media::Text(text.to_owned())
+}
+
+fn picture() -> Media {
+    Media::Image(RgbImage::default())
+}
+
+/// Pictures of these names, and a document.
+fn pictures(names: &[&'static str], document: Value) -> Sample {
+    let pictures = names.iter().map(|name| (*name, picture()));
+    sample(pictures.chain([("json", Media::Json(document))]).collect())
+}
+
+fn image_names(sample: &Sample) -> Result<Vec<String>, MediaFault> {
+    let media = SampleMedia::of(sample)?;
+    Ok(media.images.iter().map(|field| field.extension.to_string()).collect())
+}
+
+#[test]
+fn without_names_numbers_order_fields_and_else_the_shard_does() {
+    let names = |names: &[&'static str]| image_names(&pictures(names, Value::Null)).unwrap();
+    assert_eq!(names(&["0.jpg", "10.jpg", "2.png"]), ["0.jpg", "2.png", "10.jpg"]);
+    assert_eq!(names(&["img_10.png", "img_9.png"]), ["img_9.png", "img_10.png"]);
+    assert_eq!(names(&["b2.png", "a10.png"]), ["b2.png", "a10.png"]);
+    assert_eq!(names(&["right.jpg", "left.jpg", "jpg"]), ["right.jpg", "left.jpg", "jpg"]);
+}
+
+#[test]
+fn a_document_says_which_pictures_in_which_order() {
+    let stored = ["0.jpg", "1.jpg", "mask.png"];
+    let table = [
+        (json!({"images": ["1.jpg", "0.jpg"]}), vec!["1.jpg", "0.jpg"]),
+        (json!({"image": "1.JPG"}), vec!["1.jpg"]),
+        (json!({"images": ["x/kite.1.jpg", "0.jpg", "1.jpg"]}), vec!["1.jpg", "0.jpg", "1.jpg"]),
+        (json!({"images": ["coco/000000017.jpg", "coco/b.jpg"]}), vec!["0.jpg", "1.jpg"]),
+        (json!({"image": "a red kite"}), vec!["0.jpg", "1.jpg", "mask.png"]),
+        (json!({"image": null, "images": []}), vec!["0.jpg", "1.jpg", "mask.png"]),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image", "image": "1.jpg"}]}]}),
+            vec!["1.jpg"],
+        ),
+    ];
+    for (document, expected) in table {
+        assert_eq!(image_names(&pictures(&stored, document.clone())).unwrap(), expected, "{document}");
+    }
+    assert_eq!(image_names(&pictures(&["jpg"], json!({"image": "a/b/c.jpg"}))).unwrap(), ["jpg"]);
+}
+
+#[test]
+fn a_name_without_a_field_is_a_fault_that_says_where() {
+    for document in [
+        json!({"images": ["0.jpg", "2.jpg"]}),
+        json!({"image": "7.jpg"}),
+        json!({"images": ["a.jpg", "b.jpg", "c.jpg"]}),
+        json!({"images": ["0.jpg", "notes.txt"]}),
+    ] {
+        let fault = image_names(&pictures(&["0.jpg", "1.jpg"], document.clone())).unwrap_err();
+        assert_eq!((fault.key.as_str(), fault.offset, fault.shard.as_str()), ("d/kite", 512, "s.tar"));
+        assert!(document.to_string().contains(&fault.field), "{fault}");
+        assert_eq!(fault.clone().skipped().field, Some(fault.field));
+    }
+}
+
+#[test]
+fn marks_and_parts_stand_for_media_in_order() {
+    let marked = json!({"conversations": [
+        {"from": "human", "value": "<image>\nthen <image>?"}, {"from": "gpt", "value": "a kite"}]});
+    let sample = pictures(&["0.jpg", "1.jpg"], marked);
+    let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
+    let asked = [Part::Image(0), Part::Text("\nthen "), Part::Image(1), Part::Text("?")];
+    assert_eq!((turns[0].role, &*turns[0].parts), ("human", &asked[..]));
+    assert_eq!(turns[1], Turn { role: "gpt", parts: vec![Part::Text("a kite")] });
+
+    let parts = json!({"images": ["0.jpg", "1.jpg"], "messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "1.jpg"}}, {"type": "text", "text": "or"}, {"type": "image"}]}]});
+    let sample = pictures(&["0.jpg", "1.jpg"], parts);
+    let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
+    assert_eq!(turns[0].parts, [Part::Image(1), Part::Text("or"), Part::Image(0)]);
+}
+
+#[test]
+fn more_marks_than_pictures_are_a_fault() {
+    let sample = pictures(&["jpg"], json!({"messages": [{"role": "user", "content": "<image><image>"}]}));
+    let fault = SampleMedia::of(&sample).unwrap().turns().unwrap_err();
+    assert_eq!(
+        (fault.field.as_str(), fault.reason.as_str()),
+        ("image", "asked for 2 times, but the sample has 1")
+    );
+}
+
+#[test]
+fn texts_and_pictures_interleave_by_document_or_by_number() {
+    let lists = json!({"texts": ["a", null, "b"], "images": [null, "0.jpg", null]});
+    let by_list = pictures(&["0.jpg"], lists);
+    let expected = [Part::Text("a"), Part::Image(0), Part::Text("b")];
+    assert_eq!(SampleMedia::of(&by_list).unwrap().parts().unwrap(), expected);
+    let fields =
+        vec![("0.txt", text("a")), ("1.jpg", picture()), ("10.txt", text("c")), ("2.txt", text("b"))];
+    let by_number = sample(fields);
+    let expected = [Part::Text("a"), Part::Image(0), Part::Text("b"), Part::Text("c")];
+    assert_eq!(SampleMedia::of(&by_number).unwrap().parts().unwrap(), expected);
+    let as_stored = sample(vec![("wav", Media::Audio(crate::decode::Audio::default())), ("txt", text("hi"))]);
+    assert_eq!(SampleMedia::of(&as_stored).unwrap().parts().unwrap(), [Part::Audio(0), Part::Text("hi")]);
+}
