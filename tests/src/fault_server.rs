@@ -223,9 +223,9 @@ impl Response {
         Self { status, headers: Vec::new(), body: Vec::new() }
     }
 
-    fn set(&mut self, name: &str, value: impl ToString) {
+    fn set(&mut self, name: &str, value: impl Into<String>) {
         self.headers.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
-        self.headers.push((name.to_owned(), value.to_string()));
+        self.headers.push((name.to_owned(), value.into()));
     }
 }
 
@@ -332,7 +332,7 @@ fn choose(request: &Request, shared: &Shared) -> (Duration, Option<Fault>) {
 fn refusal(status: u16, retry_after: Option<u64>) -> Response {
     let mut response = Response::status(status);
     if let Some(seconds) = retry_after {
-        response.set("Retry-After", seconds);
+        response.set("Retry-After", seconds.to_string());
     }
     response.body = b"<Error><Code>SlowDown</Code><Message>on purpose</Message></Error>".to_vec();
     response
@@ -382,7 +382,7 @@ fn of_file(request: &Request, folder: &Path, has_ranges: bool) -> Response {
         }
         response.body = body;
     } else {
-        response.set("Content-Length", length);
+        response.set("Content-Length", length.to_string());
     }
     response
 }
@@ -390,14 +390,15 @@ fn of_file(request: &Request, folder: &Path, has_ranges: bool) -> Response {
 /// Asks the server behind; a response is taken whole before it is passed on.
 async fn forward(request: &Request, upstream: SocketAddr, has_ranges: bool) -> io::Result<Response> {
     let mut stream = TcpStream::connect(upstream).await?;
-    let mut head = format!("{} {} HTTP/1.1\r\n", request.method, request.target);
+    let mut head = vec![format!("{} {} HTTP/1.1\r\n", request.method, request.target)];
     for (name, value) in &request.headers {
         let is_hop = name.eq_ignore_ascii_case("connection");
         if !is_hop && (has_ranges || !name.eq_ignore_ascii_case("range")) {
-            head += &format!("{name}: {value}\r\n");
+            head.push(format!("{name}: {value}\r\n"));
         }
     }
-    head += "Connection: close\r\n\r\n";
+    head.push("Connection: close\r\n\r\n".to_owned());
+    let head = head.concat();
     stream.write_all(&[head.as_bytes(), &request.body].concat()).await?;
     let mut stream = BufReader::new(stream);
     let (first, headers) = read_head(&mut stream).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -418,14 +419,13 @@ async fn send(
 ) -> io::Result<()> {
     let is_known = request.method == "HEAD" && header(&response.headers, "content-length").is_some();
     if !is_known {
-        response.set("Content-Length", response.body.len());
+        response.set("Content-Length", response.body.len().to_string());
     }
     response.headers.retain(|(name, _)| !name.eq_ignore_ascii_case("connection"));
-    let mut head = format!("HTTP/1.1 {} -\r\n", response.status);
-    for (name, value) in &response.headers {
-        head += &format!("{name}: {value}\r\n");
-    }
-    head += "\r\n";
+    let mut head = vec![format!("HTTP/1.1 {} -\r\n", response.status)];
+    head.extend(response.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")));
+    head.push("\r\n".to_owned());
+    let head = head.concat();
     stream.write_all(head.as_bytes()).await?;
     if request.method == "HEAD" {
         return Ok(());

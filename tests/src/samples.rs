@@ -18,7 +18,7 @@ use crate::planning::planner;
 use crate::run;
 
 /// Key, and extension, length and SHA-256 of every field.
-pub type Delivered = (String, Vec<(String, usize, String)>);
+pub type Delivered = (String, Vec<(String, usize, Vec<u8>)>);
 
 /// Everything that came, and the error that ended it, causes included.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ fn delivered(sample: Sample) -> Delivered {
     };
     let fields = sample.fields.iter().map(|field| {
         let bytes = bytes(&field.media);
-        let digest = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = Sha256::digest(&bytes).to_vec();
         (field.extension.to_string(), bytes.len(), digest)
     });
     (sample.key, fields.collect())

@@ -76,11 +76,11 @@ fn index(shards: Vec<Shard>) -> (tempfile::TempDir, Arc<Index>) {
 fn s3_behind_faults_gives_what_local_files_give() {
     let (server, _port) = proxy(faulty());
     for (stored, prefix) in [(Stored::Plain, "plain"), (Stored::Zstd, "packed")] {
-        let data = DataSet::new(6, 40, stored);
-        let stores = Stores::builder().chunk_bytes(128 << 10).build().unwrap();
+        let data = DataSet::new(3, 24, stored);
+        let stores = Stores::builder().chunk_bytes(64 << 10).build().unwrap();
         upload(&stores, data.folder(), prefix);
         let local = plain(expand_shards(&[data.pattern()]).unwrap(), 2);
-        let in_steps = balanced(&data.index(), 30);
+        let in_steps = balanced(&data.index(), 9);
         let cache = tempfile::tempdir().unwrap();
         let cached = ShardCache { folder: cache.path().to_owned(), bytes_max: 1 << 30 };
         let cached = Stores::builder().cache(cached).build().unwrap();
@@ -88,11 +88,11 @@ fn s3_behind_faults_gives_what_local_files_give() {
             assert_eq!(plain(shards(stores, prefix), 2), local);
             let (_folder, index) = index(shards(stores, prefix));
             assert_eq!(index.fingerprint(), data.index().fingerprint());
-            assert_eq!(balanced(&index, 30), in_steps);
+            assert_eq!(balanced(&index, 9), in_steps);
         }
     }
     let faults = server.counts().faults();
-    assert!(faults.values().sum::<u64>() > 30, "{faults:?}");
+    assert!(faults.values().sum::<u64>() > 3, "{faults:?}");
 }
 
 #[test]
