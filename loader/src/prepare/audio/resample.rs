@@ -7,15 +7,15 @@
 use std::borrow::Cow;
 
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
-use rubato::{Fft, FixedSync, Resampler};
+use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
 use super::SAMPLE_RATE_HZ;
 use crate::decode::{Audio, BoxError};
 
 /// Lowest and highest rate that are taken for audio.
 const RATES_HZ: std::ops::RangeInclusive<u32> = 1_000..=768_000;
-/// Frames that the resampler takes at a time, about.
-const CHUNK_FRAMES: usize = 1_024;
+/// Frames that the resampler takes at a time, at least.
+const CHUNK_FRAMES: u32 = 512;
 
 /// The first samples of a clip, as 16 kHz mono.
 ///
@@ -32,16 +32,28 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
             Cow::Owned(mono) => Cow::Owned(mono),
         });
     }
-    // The filter looks a few chunks ahead of the last sample.
+    // The filter looks a chunk ahead of the last sample.
     let needed = (samples as u64 * u64::from(clip.sample_rate_hz)).div_ceil(u64::from(SAMPLE_RATE_HZ));
-    let frames = clip.frames().min(needed as usize + 8 * CHUNK_FRAMES);
+    let frames = clip.frames().min(needed as usize + 8 * chunk_frames(clip.sample_rate_hz));
     let mono = mono(clip, frames);
     let (input, output) = (clip.sample_rate_hz as usize, SAMPLE_RATE_HZ as usize);
-    let mut resampler = Fft::<f32>::new(input, output, CHUNK_FRAMES, 1, FixedSync::Both)?;
+    let (chunk, window) = (chunk_frames(clip.sample_rate_hz), WindowFunction::BlackmanHarris2);
+    let mut resampler = Fft::<f32>::new_custom(input, output, chunk, 1, 1, window, FixedSync::Both)?;
     let resampled = resampler.process_all(&InterleavedSlice::new(&mono, 1, frames)?, frames, None)?;
     let mut resampled = resampled.take_data();
     resampled.resize(samples, 0.0);
     Ok(Cow::Owned(resampled))
+}
+
+/// Frames of a chunk: as many periods in which both rates meet as it takes, and an even number of them, since
+/// the filter then has a middle sample and its delay is a whole number.
+fn chunk_frames(rate_hz: u32) -> usize {
+    let (mut divisor, mut rest) = (rate_hz, SAMPLE_RATE_HZ);
+    while rest != 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    let period = rate_hz / divisor;
+    (period * CHUNK_FRAMES.div_ceil(period).next_multiple_of(2)) as usize
 }
 
 /// Samples of a clip at 16 kHz, rounded up.

@@ -7,7 +7,7 @@
 //! by more than twice as many pixels as the width), which rounds otherwise. Processors that work on `PyTorch`
 //! tensors ("fast") resize by other arithmetic and differ by a few steps of 1/255.
 //!
-//! One family a file; [`Resampler`] and the layouts are shared. Buffers are kept per thread.
+//! One family a file; resizing and the layout of tiles are shared. Buffers are kept per thread.
 
 mod clip;
 mod config;
