@@ -227,7 +227,7 @@ fn a_vocabulary_without_the_placeholder_is_refused_by_name() {
 
 fn render(template: &str, turns: &[(&str, &str)]) -> Result<String, String> {
     let variables = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
-    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 * 365);
+    let now = SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 365);
     let template =
         ChatTemplate::parse(template, variables, &Family::text(), now).map_err(|e| e.to_string())?;
     let message = |(role, words): &(&str, &str)| Message {

@@ -5,7 +5,7 @@
 //! in this order of precedence. Nothing is fetched.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -166,7 +166,7 @@ pub(super) fn read_text(path: &Path) -> Result<String> {
     String::from_utf8(read(path)?).map_err(not_text)
 }
 
-fn read_json(path: &PathBuf) -> Result<Option<Value>> {
+fn read_json(path: &Path) -> Result<Option<Value>> {
     if !path.is_file() {
         return Ok(None);
     }
