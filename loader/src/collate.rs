@@ -191,14 +191,14 @@ impl Collator {
     /// The changes of every field.
     fn changes(&self, raw: &RawSample) -> Vec<Option<PictureAugment>> {
         let change = |field: &RawField| {
-            let augment = self.augment.filter(|_| is_picture(&field))?;
+            let augment = self.augment.filter(|_| is_picture(field))?;
             Some(augment.picture(raw.id(), raw.epoch, &field.extension))
         };
         raw.fields.iter().map(change).collect()
     }
 
     async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
-        let pictures = samples.iter().flat_map(|raw| &raw.fields).filter(is_picture).count();
+        let pictures = samples.iter().flat_map(|raw| &raw.fields).filter(|field| is_picture(field)).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
         let (slots, free) = self.tensors.slots(pictures, row_values);
         let mut free = free.into_iter();
@@ -300,7 +300,7 @@ fn skipped(raw: &RawSample, field: Option<String>, reason: String) -> Skipped {
     Skipped { shard, offset: raw.offset, key, field, reason }
 }
 
-fn is_picture(field: &&RawField) -> bool {
+fn is_picture(field: &RawField) -> bool {
     kind_of_extension(&field.extension) == MediumKind::Image
 }
 

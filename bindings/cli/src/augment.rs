@@ -21,9 +21,6 @@ pub(crate) struct AugmentArgs {
     /// Change brightness, contrast, saturation and hue by up to this much, such as `0.4,0.4,0.4,0.1`.
     #[arg(long, value_name = "B,C,S,H", value_parser = parse_jitter)]
     color_jitter: Option<Jitter>,
-    /// What the random changes depend on, beside the sample and its epoch.
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    seed: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -41,11 +38,11 @@ fn parse_jitter(text: &str) -> Result<Jitter, String> {
 
 impl AugmentArgs {
     /// What was asked for, if anything was.
-    pub(crate) fn augment(&self) -> Result<Option<Augment>, Failure> {
+    pub(crate) fn augment(&self, seed: u64) -> Result<Option<Augment>, Failure> {
         if !self.random_crop && !self.flip && self.color_jitter.is_none() {
             return Ok(None);
         }
-        let mut builder = Augment::builder().seed(self.seed);
+        let mut builder = Augment::builder().seed(seed);
         if self.random_crop {
             builder = builder.random_crop(CROP_SCALE, CROP_RATIO);
         }

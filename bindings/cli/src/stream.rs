@@ -143,7 +143,7 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
     if let Some(fields) = &args.fields {
         builder = builder.fields(FieldSelection::new(fields)?);
     }
-    if let Some(augment) = args.augment.augment()? {
+    if let Some(augment) = args.augment.augment(args.input.seed())? {
         builder = builder.augment(augment);
     }
     if let Some(workers) = args.workers {

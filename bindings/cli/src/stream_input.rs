@@ -23,7 +23,7 @@ pub(crate) struct InputArgs {
     /// Shuffle the order of shards, anew in every epoch.
     #[arg(long)]
     shuffle_shards: bool,
-    /// Seed of both shuffles.
+    /// Seed of both shuffles and of random changes of pictures.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
     /// Read only every WORLD-th shard, from shard RANK on.
@@ -55,6 +55,11 @@ fn parse_share(text: &str) -> Result<(usize, usize), String> {
 }
 
 impl InputArgs {
+    /// The seed of everything random.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     pub(crate) fn is_resumed(&self) -> bool {
         self.resume.is_some()
     }
