@@ -82,3 +82,29 @@ fn the_number_counts_in_the_balanced_loader_too() {
     let error = items.last().unwrap().as_ref().unwrap_err().to_string();
     assert!(error.contains("3 samples are bad") && broken.iter().any(|key| error.contains(key)), "{error}");
 }
+
+/// A state saved after the error was once behind the batch that the error took the place of: going on with a larger
+/// budget lost the good samples of that batch.
+#[test]
+fn a_batch_that_ends_the_stream_is_not_lost_to_who_goes_on() {
+    let texts = MixedTexts::new(&[60], Stored::Plain);
+    let keys = |loader: &Loader| -> (Vec<String>, bool) {
+        let items: Vec<_> = run(loader.stream().collect());
+        let is_failed = items.last().is_some_and(Result::is_err);
+        let samples = items.into_iter().flatten().flat_map(|batch| batch.samples);
+        (samples.map(|sample| sample.key).collect(), is_failed)
+    };
+    let builder = Loader::builder(expand_shards(&[texts.pattern()]).unwrap()).batch_size(8);
+    let any = ErrorBudget::new(1.0).unwrap();
+    let whole = builder.clone().error_budget(any).build().unwrap();
+    let (expected, _) = keys(&whole);
+    for most in 0..whole.skipped().len() as u64 {
+        let first = builder.clone().error_budget(any.at_most(most)).build().unwrap();
+        let (mut joined, is_failed) = keys(&first);
+        assert!(is_failed, "{most} are tolerated");
+        let second = builder.clone().error_budget(any).restore(first.state().unwrap()).build().unwrap();
+        joined.extend(keys(&second).0);
+        assert_eq!(joined, expected, "{most} are tolerated");
+        assert_eq!(second.state().unwrap().skipped(), whole.skipped().len() as u64);
+    }
+}

@@ -82,7 +82,6 @@ impl Loader {
                 let next = next_batch(&mut begun, &collator, &tracker);
                 let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
                 let Some(batch) = next? else { break };
-                skips.check(false)?;
                 if !batch.samples.is_empty() {
                     let bytes = batch.samples.iter().map(|sample| sample.bytes).sum();
                     metrics.stage(Stage::Deliver).count(batch.samples.len() as u64, bytes);
@@ -151,6 +150,8 @@ async fn next_batch(
     metrics.stage(Stage::Decode).fail(bad);
     metrics.stage(Stage::Collate).depth.remove(1);
     metrics.stage(Stage::Collate).count(1, bytes);
+    // A batch that ends the stream is not delivered: a state behind it would lose its good samples.
+    skips.check(false)?;
     let mut tracker = lock(tracker);
     tracker.advance(progressed, delivered, skipped + bad);
     tracker.note_first(skips.first());
