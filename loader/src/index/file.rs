@@ -1,5 +1,6 @@
 //! Writes an index as Arrow IPC and reads it in place.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::builder::StringBuilder;
@@ -14,6 +15,7 @@ use arrow_ipc::writer::FileWriter;
 use arrow_schema::ArrowError;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
@@ -21,6 +23,8 @@ use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, 
 
 /// Key of the checksum in the footer's own metadata.
 const CHECKSUM_KEY: &str = "dflop.xxh3";
+/// Hex digits of the checksum.
+const CHECKSUM_DIGITS: usize = 16;
 /// Length of the trailer behind the footer of an Arrow file: four bytes of length, six of magic.
 const TRAILER_BYTES: usize = 10;
 
@@ -46,14 +50,43 @@ pub(super) fn encode_index(built: Vec<BuiltShard>) -> Result<Vec<u8>, ArrowError
         let columns = columns_of(shard.columns, &names)?;
         writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
     }
-    let checksum = checksum(writer.get_ref());
-    writer.write_metadata(CHECKSUM_KEY, checksum);
-    writer.into_inner()
+    writer.write_metadata(CHECKSUM_KEY, "0".repeat(CHECKSUM_DIGITS));
+    let mut file = writer.into_inner()?;
+    let digits = checksum_place(&file, &footer_of(&file)?)?;
+    let checksum = checksum(&file, &digits);
+    file[digits].copy_from_slice(checksum.as_bytes());
+    Ok(file)
 }
 
-/// XXH3 of everything in front of the footer, as hex digits.
-fn checksum(body: &[u8]) -> String {
-    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(body))
+fn damaged(what: &str) -> ArrowError {
+    ArrowError::ParseError(format!("damaged: {what}"))
+}
+
+/// The footer, before anything in it can be believed.
+fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
+    let trailer_start =
+        file.len().checked_sub(TRAILER_BYTES).ok_or_else(|| damaged("shorter than its trailer"))?;
+    let trailer = file[trailer_start..].try_into().map_err(|_| damaged("trailer"))?;
+    let footer_start = trailer_start.checked_sub(read_footer_length(trailer)?);
+    let footer_start = footer_start.ok_or_else(|| damaged("shorter than its footer"))?;
+    arrow_ipc::root_as_footer(&file[footer_start..trailer_start]).map_err(|error| damaged(&error.to_string()))
+}
+
+/// Where in the file the digits of its checksum stand.
+fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<usize>, ArrowError> {
+    let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
+    let stored = stored.and_then(|pair| pair.value()).filter(|digits| digits.len() == CHECKSUM_DIGITS);
+    let stored = stored.ok_or_else(|| damaged("no checksum"))?;
+    let start = stored.as_ptr().addr() - file.as_ptr().addr();
+    Ok(start..start + CHECKSUM_DIGITS)
+}
+
+/// XXH3 of everything but the digits of the checksum, as hex digits.
+fn checksum(file: &[u8], digits: &Range<usize>) -> String {
+    let mut digest = Xxh3::new();
+    digest.update(&file[..digits.start]);
+    digest.update(&file[digits.end..]);
+    format!("{:0CHECKSUM_DIGITS$x}", digest.digest())
 }
 
 /// The extensions of all shards in the order of their first use: one dictionary for the whole file.
@@ -108,14 +141,6 @@ fn columns_of(columns: ShardColumns, names: &Arc<StringArray>) -> Result<Vec<Arr
     ])
 }
 
-/// Where the last block ends; the end-of-stream mark and the footer follow.
-fn body_end(footer: &arrow_ipc::Footer<'_>) -> usize {
-    let blocks =
-        footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
-    let ends = blocks.map(|block| block.offset() + i64::from(block.metaDataLength()) + block.bodyLength());
-    ends.max().and_then(|end| usize::try_from(end).ok()).unwrap_or(0)
-}
-
 /// An index file, decoded in place.
 pub(super) struct DecodedIndex {
     pub(super) metadata: Metadata,
@@ -127,18 +152,9 @@ pub(super) struct DecodedIndex {
 /// # Errors
 /// What is wrong with the file, also when it is of another version.
 pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
-    let damaged = |what: &str| ArrowError::ParseError(format!("damaged: {what}"));
-    let trailer_start =
-        file.len().checked_sub(TRAILER_BYTES).ok_or_else(|| damaged("shorter than its trailer"))?;
-    let trailer = file[trailer_start..].try_into().map_err(|_| damaged("trailer"))?;
-    let footer_start = trailer_start.checked_sub(read_footer_length(trailer)?);
-    let footer_start = footer_start.ok_or_else(|| damaged("shorter than its footer"))?;
-    let footer = arrow_ipc::root_as_footer(&file[footer_start..trailer_start])
-        .map_err(|error| damaged(&error.to_string()))?;
-    let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
-    let stored = stored.and_then(|pair| pair.value()).ok_or_else(|| damaged("no checksum"))?;
-    let body_end = body_end(&footer).min(footer_start);
-    if checksum(&file[..body_end]) != stored {
+    let footer = footer_of(file)?;
+    let digits = checksum_place(file, &footer)?;
+    if checksum(file, &digits).as_bytes() != &file[digits] {
         return Err(damaged("the checksum differs"));
     }
     let schema = Arc::new(fb_to_schema(footer.schema().ok_or_else(|| damaged("no schema"))?));
@@ -173,4 +189,28 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
         return Err(damaged("sample counts differ"));
     }
     Ok(DecodedIndex { metadata, rows })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another order.
+    #[test]
+    fn no_byte_of_an_index_changes_unnoticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = crate::write::ShardWriter::builder(folder.path().join("shards")).build().unwrap();
+        for key in ["a", "b"] {
+            writer.write(key, &[("txt", b"a kite")]).unwrap();
+        }
+        let index = std::fs::read(writer.finish().unwrap().index.unwrap()).unwrap();
+        assert!(decode_index(&index.clone().into()).is_ok());
+        for at in 0..index.len() {
+            for flipped in [0x01, 0x80] {
+                let mut damaged = index.clone();
+                damaged[at] ^= flipped;
+                assert!(decode_index(&damaged.into()).is_err(), "byte {at} of {}", index.len());
+            }
+        }
+    }
 }
