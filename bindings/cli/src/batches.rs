@@ -23,7 +23,7 @@ const FIRST_IDS: usize = 16;
 
 /// Prepare samples for a model and print the tensors of every microbatch of a rank.
 ///
-/// Pictures and clips are counted by the model's token rule. The last line accounts for the samples that were left
+/// Pictures and clips become the tensors of the model's processor. The last line accounts for the samples that were left
 /// out, cut or dropped.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
