@@ -14,6 +14,7 @@ use arrow_ipc::writer::FileWriter;
 use arrow_schema::ArrowError;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
@@ -21,6 +22,8 @@ use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, 
 
 /// Key of the checksum in the footer's own metadata.
 const CHECKSUM_KEY: &str = "dflop.xxh3";
+/// Bytes of the file that one digest covers.
+const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
 /// Length of the trailer behind the footer of an Arrow file: four bytes of length, six of magic.
 const TRAILER_BYTES: usize = 10;
 
@@ -51,9 +54,28 @@ pub(super) fn encode_index(built: Vec<BuiltShard>) -> Result<Vec<u8>, ArrowError
     writer.into_inner()
 }
 
-/// XXH3 of everything in front of the footer, as hex digits.
+/// XXH3 of everything in front of the footer, as hex digits: the digest of the digests of its chunks, which are taken
+/// side by side.
 fn checksum(body: &[u8]) -> String {
-    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(body))
+    let chunks: Vec<&[u8]> = body.chunks(CHECKSUM_CHUNK_BYTES).collect();
+    let digests = in_parallel(&chunks, |chunk| xxh3_64(chunk).to_le_bytes());
+    format!("{:016x}", xxh3_64(&digests.concat()))
+}
+
+/// Does work on every item, on as many threads as there are cores; answers in the order of the items.
+fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = items.len().div_ceil(threads).max(1);
+    let (first, others) = items.split_at(share.min(items.len()));
+    std::thread::scope(|scope| {
+        let run = |share: &[T]| share.iter().map(&work).collect::<Vec<R>>();
+        let running: Vec<_> = others.chunks(share).map(|share| scope.spawn(move || run(share))).collect();
+        let mut answers = run(first);
+        for thread in running {
+            answers.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        answers
+    })
 }
 
 /// The extensions of all shards in the order of their first use: one dictionary for the whole file.
@@ -162,12 +184,13 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     for block in footer.dictionaries().iter().flatten() {
         decoder.read_dictionary(block, &block_of(block)?)?;
     }
-    let mut rows = Vec::new();
-    for block in footer.recordBatches().iter().flatten() {
+    let blocks: Vec<_> = footer.recordBatches().iter().flatten().collect();
+    let rows_of = |block: &&arrow_ipc::Block| {
         let batch = decoder.read_record_batch(block, &block_of(block)?)?;
         let batch = batch.ok_or_else(|| damaged("an empty block"))?;
-        rows.push(ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))?);
-    }
+        ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))
+    };
+    let rows = in_parallel(&blocks, rows_of).into_iter().collect::<Result<Vec<_>, _>>()?;
     let counts = metadata.shards.iter().map(|shard| shard.samples);
     if !counts.eq(rows.iter().map(|rows| rows.len() as u64)) {
         return Err(damaged("sample counts differ"));
