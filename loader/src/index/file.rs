@@ -15,7 +15,7 @@ use arrow_ipc::writer::FileWriter;
 use arrow_schema::ArrowError;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
@@ -25,6 +25,8 @@ use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, 
 const CHECKSUM_KEY: &str = "dflop.xxh3";
 /// Hex digits of the checksum.
 const CHECKSUM_DIGITS: usize = 16;
+/// Bytes of the file that one digest covers.
+const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
 /// Length of the trailer behind the footer of an Arrow file: four bytes of length, six of magic.
 const TRAILER_BYTES: usize = 10;
 
@@ -81,12 +83,29 @@ fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<u
     Ok(start..start + CHECKSUM_DIGITS)
 }
 
-/// XXH3 of everything but the digits of the checksum, as hex digits.
+/// XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of its chunks, which are
+/// taken side by side.
 fn checksum(file: &[u8], digits: &Range<usize>) -> String {
-    let mut digest = Xxh3::new();
-    digest.update(&file[..digits.start]);
-    digest.update(&file[digits.end..]);
-    format!("{:0CHECKSUM_DIGITS$x}", digest.digest())
+    let parts = [&file[..digits.start], &file[digits.end..]];
+    let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
+    let digests = in_parallel(&chunks, |chunk| xxh3_64(chunk).to_le_bytes());
+    format!("{:0CHECKSUM_DIGITS$x}", xxh3_64(&digests.concat()))
+}
+
+/// Does work on every item, on as many threads as there are cores; answers in the order of the items.
+fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = items.len().div_ceil(threads).max(1);
+    let (first, others) = items.split_at(share.min(items.len()));
+    std::thread::scope(|scope| {
+        let run = |share: &[T]| share.iter().map(&work).collect::<Vec<R>>();
+        let running: Vec<_> = others.chunks(share).map(|share| scope.spawn(move || run(share))).collect();
+        let mut answers = run(first);
+        for thread in running {
+            answers.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        answers
+    })
 }
 
 /// The extensions of all shards in the order of their first use: one dictionary for the whole file.
@@ -178,12 +197,13 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     for block in footer.dictionaries().iter().flatten() {
         decoder.read_dictionary(block, &block_of(block)?)?;
     }
-    let mut rows = Vec::new();
-    for block in footer.recordBatches().iter().flatten() {
+    let blocks: Vec<_> = footer.recordBatches().iter().flatten().collect();
+    let rows_of = |block: &&arrow_ipc::Block| {
         let batch = decoder.read_record_batch(block, &block_of(block)?)?;
         let batch = batch.ok_or_else(|| damaged("an empty block"))?;
-        rows.push(ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))?);
-    }
+        ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))
+    };
+    let rows = in_parallel(&blocks, rows_of).into_iter().collect::<Result<Vec<_>, _>>()?;
     let counts = metadata.shards.iter().map(|shard| shard.samples);
     if !counts.eq(rows.iter().map(|rows| rows.len() as u64)) {
         return Err(damaged("sample counts differ"));
