@@ -66,7 +66,8 @@ impl SourceConfig {
         if self.shards.iter().all(|shard| shard.remote().is_none()) {
             return None;
         }
-        let remote: Vec<_> = self.shards.iter().map(|shard| shard.remote().cloned()).collect();
+        let counted = |shard: &Shard| Some(shard.remote()?.clone().counted_by(self.metrics.retries()));
+        let remote: Vec<_> = self.shards.iter().map(counted).collect();
         let passes = self.passes.clone().into_shards(&self.shards);
         ShardsAhead::start(passes.filter_map(move |shard| remote[shard].clone()), self.requested_bytes_max)
     }
