@@ -120,7 +120,8 @@ fn s3_that_only_fails_is_given_up_on_with_its_answer() {
 #[test]
 #[ignore = "needs an S3 server: make test-stores"]
 fn s3_takes_written_shards_whose_index_is_that_of_a_scan() {
-    let (_server, _port) = proxy(Behaviour { faults: vec![Fault::Unavailable(None), Fault::Internal], ..faulty() });
+    let (_server, _port) =
+        proxy(Behaviour { faults: vec![Fault::Unavailable(None), Fault::Internal], ..faulty() });
     let (local, stores) = (tempfile::tempdir().unwrap(), Stores::default());
     let url = format!("s3://{BUCKET}/written");
     let write = |builder: ShardWriterBuilder, keys: std::ops::Range<usize>| {
@@ -133,7 +134,9 @@ fn s3_takes_written_shards_whose_index_is_that_of_a_scan() {
     write(ShardWriter::builder(local.path()), 0..14);
     let written = write(ShardWriter::builder(&url).stores(&stores), 0..10);
     assert_eq!(written.shards.len(), 3);
-    assert!(ShardWriter::builder(&url).stores(&stores).build().unwrap_err().to_string().contains("in the way"));
+    assert!(
+        ShardWriter::builder(&url).stores(&stores).build().unwrap_err().to_string().contains("in the way")
+    );
     // Ten samples end in a shard of two, so the local shards differ behind the eighth.
     write(ShardWriter::builder(&url).stores(&stores).append(true), 10..14);
     let expected = plain(expand_shards(&[local.path().to_str().unwrap()]).unwrap(), 1);

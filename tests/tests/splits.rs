@@ -114,7 +114,8 @@ fn splits_of_energon_are_taken_where_there_is_no_file_of_ours() {
     let expected = all.iter().enumerate().filter(|(at, _)| *at < 10 || (20..30).contains(at) && *at != 24);
     assert_eq!(take(&splits, "train"), expected.map(|(_, key)| key.clone()).collect());
     assert_eq!(take(&splits, "val"), data.keys[30..].iter().cloned().collect());
-    std::fs::write(root.path().join("s/splits.json"), r#"{"splits": {"train": {"fraction": [0, 1]}}}"#).unwrap();
+    std::fs::write(root.path().join("s/splits.json"), r#"{"splits": {"train": {"fraction": [0, 1]}}}"#)
+        .unwrap();
     assert_eq!(take(&Splits::beside(&index).unwrap(), "train"), all, "our own file comes first");
 }
 
@@ -124,7 +125,8 @@ fn splits_of_energon_that_do_not_fit_are_refused() {
         let (_root, _data, mut shards) = prepared_by_energon(yaml);
         shards.drain(..shards_left_out);
         let index = index_of(shards);
-        let split = Splits::beside(&index).and_then(|splits| Source::from(index.clone()).split(&splits, "train"));
+        let split =
+            Splits::beside(&index).and_then(|splits| Source::from(index.clone()).split(&splits, "train"));
         split.unwrap_err().to_string()
     };
     let misspelt = refused(&OF_ENERGON.replace("EXCLUDED", "nobody"), 0);
@@ -132,7 +134,10 @@ fn splits_of_energon_that_do_not_fit_are_refused() {
     let absent = refused(&OF_ENERGON.replace("EXCLUDED", "sample-00024"), 1);
     assert!(absent.contains("`s/shard-000.tar`, which the data set does not have"), "{absent}");
     let overlapping = refused(&OF_ENERGON.replace("s/shard-003.tar", "s/shard-000.tar"), 0);
-    assert!(overlapping.contains("`s/shard-000.tar`") && overlapping.contains("splits.json"), "{overlapping}");
+    assert!(
+        overlapping.contains("`s/shard-000.tar`") && overlapping.contains("splits.json"),
+        "{overlapping}"
+    );
 }
 
 #[test]

@@ -34,7 +34,8 @@ fn of(root: &Path, named: Vec<EnergonSplit>) -> Result<Splits> {
 fn checked(root: &Path, split: EnergonSplit) -> Result<Split> {
     let excluded = split.excluded_samples.iter().map(|sample| {
         let parts = sample.rsplit_once('/').map(|(shard, key)| (shard.to_owned(), key.to_owned()));
-        parts.ok_or_else(|| invalid(format!("split `{}` excludes `{sample}`, which is no sample", split.name)))
+        parts
+            .ok_or_else(|| invalid(format!("split `{}` excludes `{sample}`, which is no sample", split.name)))
     });
     Ok(Split {
         excluded: excluded.collect::<Result<_>>()?,

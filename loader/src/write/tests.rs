@@ -261,7 +261,10 @@ fn shards_on_a_store_are_those_of_a_folder_and_old_ones_are_kept() {
         assert_eq!(fs::read(local).unwrap(), object(&memory, remote));
     }
     let error = to_bucket(&stores).build().unwrap_err();
-    assert!(matches!(&error, Error::ShardExists { path } if path == "s3://bucket/run/shard-000000.tar"), "{error}");
+    assert!(
+        matches!(&error, Error::ShardExists { path } if path == "s3://bucket/run/shard-000000.tar"),
+        "{error}"
+    );
     let added = fill(to_bucket(&stores).append(true).build().unwrap(), 5..7);
     assert_eq!(added, [Path::new("s3://bucket/run/shard-000003.tar")]);
 }
