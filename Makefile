@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg bench compare demo record-model-inputs record-processors
+.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg bench bench-remote compare demo record-model-inputs record-processors
 
 check: fmt clippy docs test
 
@@ -25,18 +25,17 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
 	$(CARGO) run --quiet --locked -p dflop-loader --example model_inputs
 
-# Shards in an S3 bucket of a local server, behind a proxy that misbehaves; then the throughput at 30 ms latency, which
-# goes to benches/results/remote.json. PROFILE=--release measures what users run.
+# Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.
 STORES_VENV ?= target/stores-venv
 S3_SERVER ?= 127.0.0.1:5561
 test-stores:
 	test -x $(STORES_VENV)/bin/moto_server || (python3 -m venv $(STORES_VENV) && $(STORES_VENV)/bin/pip install --quiet 'moto[server]')
-	$(CARGO) test $(PROFILE) -p dflop-tests --locked --no-run
+	$(CARGO) test -p dflop-tests --locked --no-run
 	$(STORES_VENV)/bin/moto_server -H $(word 1,$(subst :, ,$(S3_SERVER))) -p $(word 2,$(subst :, ,$(S3_SERVER))) \
 		> target/moto.log 2>&1 & server=$$!; trap "kill $$server" EXIT; sleep 3; \
 	DFLOP_S3_SERVER=$(S3_SERVER) AWS_ENDPOINT_URL=http://127.0.0.1:5562 AWS_ALLOW_HTTP=true AWS_REGION=us-east-1 \
-	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test \
-	$(CARGO) test $(PROFILE) -p dflop-tests --locked -- --ignored --test-threads 1 s3::
+	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
+	$(CARGO) test -p dflop-tests --locked -- --ignored --test-threads 1 s3::
 
 # Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
 test-interop:
@@ -66,6 +65,11 @@ bench:
 compare:
 	$(CARGO) build --release --locked -p dflop-cli -p dflop-benches
 	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
+
+# Throughput of shards behind 30 ms against the same shards as local files; OUT=FILE keeps the JSON.
+bench-remote:
+	$(CARGO) build --release --locked -p dflop-cli -p dflop-tests --bins
+	python3 benches/remote.py --corpus $(CORPUS) $(if $(OUT),--out $(OUT))
 
 # Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
 record-model-inputs:

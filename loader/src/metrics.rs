@@ -195,7 +195,7 @@ impl Metrics {
         &self.stages[stage as usize]
     }
 
-    /// Returns the counter of reads that were tried again; whoever retries increases it.
+    /// Returns the counter of requests that were tried again; a loader's reads of remote shards increase it.
     #[must_use]
     pub fn retries(&self) -> Arc<AtomicU64> {
         self.retries.clone()
@@ -292,7 +292,7 @@ pub struct MetricsSnapshot {
     pub bottleneck: Option<Stage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
-    /// Reads that were tried again.
+    /// Requests for remote shards that this loader has tried again; indexing is not included.
     pub retries: u64,
     /// Stalls that were reported.
     pub stalls: u64,

@@ -115,7 +115,7 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
 pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], stores: &Stores) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for pattern in patterns {
-        for part in pattern.as_ref().split("::") {
+        for part in parts_of(pattern.as_ref()) {
             let part = substitute_environment(part)?;
             let mut names = Vec::new();
             expand_braces(&part, &mut names)?;
@@ -128,6 +128,30 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], stores: &Stores) -> Resul
         return Err(invalid("", "no shard is named"));
     }
     Ok(shards)
+}
+
+/// Splits a list at `::`, but not inside the brackets of an IPv6 address: `http://[::1]/a.tar`.
+fn parts_of(list: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut is_address) = (Vec::new(), 0, false);
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'[' if list[..at].ends_with("://") || is_behind_user(&list[start..at]) => is_address = true,
+            b']' => is_address = false,
+            b':' if !is_address && at >= start && list[at..].starts_with("::") => {
+                parts.push(&list[start..at]);
+                start = at + 2;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&list[start..]);
+    parts
+}
+
+/// Whether a name ends where the host of a URL begins, behind `USER:PASSWORD@`.
+fn is_behind_user(name: &str) -> bool {
+    let authority = name.split_once("://").map(|(_, authority)| authority);
+    authority.is_some_and(|authority| authority.ends_with('@') && !authority.contains('/'))
 }
 
 /// Expands the braces of a base name.
@@ -347,6 +371,22 @@ mod tests {
         assert_eq!(urls("{008..010}.tar"), ["008.tar", "009.tar", "010.tar"]);
         assert_eq!(urls("pipe:cat f-{0..1}.tar"), ["pipe:cat f-0.tar", "pipe:cat f-1.tar"]);
         assert_eq!(urls("{a,{b,c}{0..1}}.tar"), ["a.tar", "b0.tar", "b1.tar", "c0.tar", "c1.tar"]);
+    }
+
+    #[test]
+    fn lists_are_split_between_urls_and_not_inside_addresses() {
+        let lists: [(&str, &[&str]); 6] = [
+            ("http://[::1]:8/a.tar::b.tar", &["http://[::1]:8/a.tar", "b.tar"]),
+            ("b.tar::https://u:p@[fe80::2]/a.tar", &["b.tar", "https://u:p@[fe80::2]/a.tar"]),
+            ("pipe:curl http://[::1]/a.tar::b.tar", &["pipe:curl http://[::1]/a.tar", "b.tar"]),
+            ("http://h/[a::b].tar", &["http://h/[a", "b].tar"]),
+            ("[a::b]", &["[a", "b]"]),
+            ("a:::b::::", &["a", ":b", "", ""]),
+        ];
+        for (list, parts) in lists {
+            assert_eq!(parts_of(list), parts);
+        }
+        assert_eq!(urls("http://[::1]:8/{0..1}.tar").len(), 2);
     }
 
     #[test]

@@ -29,8 +29,6 @@ use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead, open, read_error
 
 /// Samples that may wait, however small they are.
 const SAMPLES_WAITING: usize = 256;
-/// Buffer between the chunks of a remote shard and its reader.
-const BODY_BUFFER_BYTES: usize = 64 << 10;
 /// Bytes that tell the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
@@ -66,7 +64,8 @@ impl SourceConfig {
         if self.shards.iter().all(|shard| shard.remote().is_none()) {
             return None;
         }
-        let remote: Vec<_> = self.shards.iter().map(|shard| shard.remote().cloned()).collect();
+        let counted = |shard: &Shard| Some(shard.remote()?.clone().counted_by(self.metrics.retries()));
+        let remote: Vec<_> = self.shards.iter().map(counted).collect();
         let passes = self.passes.clone().into_shards(&self.shards);
         ShardsAhead::start(passes.filter_map(move |shard| remote[shard].clone()), self.requested_bytes_max)
     }
@@ -218,19 +217,18 @@ impl Reader {
     }
 
     /// A body that ends too early ends the stream, behind the samples that came whole.
-    async fn read_body(&self, shard: &Shard, pass: &Pass, body: ShardBody) -> Result<Result<()>, Gone> {
+    async fn read_body(&self, shard: &Shard, pass: &Pass, mut body: ShardBody) -> Result<Result<()>, Gone> {
         let (failure, bytes) = (body.failure(), body.bytes());
-        let mut input = tokio::io::BufReader::with_capacity(BODY_BUFFER_BYTES, body);
         let reading = async {
             let mut header = Vec::with_capacity(HEADER_BYTES);
-            if let Err(source) = (&mut input).take(HEADER_BYTES as u64).read_to_end(&mut header).await {
+            if let Err(source) = (&mut body).take(HEADER_BYTES as u64).read_to_end(&mut header).await {
                 return Ok(Err(read_error(shard, source)));
             }
             let identity = ShardIdentity::of_header(bytes, &header);
             if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
                 return Ok(Err(changed));
             }
-            let whole = tokio::io::BufReader::new(std::io::Cursor::new(header).chain(input));
+            let whole = std::io::Cursor::new(header).chain(body);
             self.read_input(shard, pass, whole, None).await
         };
         let read = tokio::select! {
@@ -255,7 +253,7 @@ impl Reader {
         }
         match sniff_compression(&shard.url, &first) {
             Ok(compression) => {
-                let whole = tokio::io::BufReader::new(std::io::Cursor::new(first).chain(input));
+                let whole = std::io::Cursor::new(first).chain(input);
                 self.read_stream(shard, pass, decompress(compression, whole)).await?;
             }
             Err(unsupported) => self.skip_shard(shard, pass, unsupported.to_string()).await?,

@@ -16,17 +16,23 @@
 //! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when shards are
 //! added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in units of
 //! one billionth. A keys file has one key a line and lies beside the splits file.
+//!
+//! Where there is no `splits.json`, the `split.yaml` of a data set that Energon prepared is read: its splits are lists of
+//! shards, less those and the single samples that it excludes.
 
+mod energon;
+
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::selection::Selection;
-use crate::shard::expand_name;
+use crate::shard::{Shard, expand_name};
 use crate::skip::Skipped;
 
 /// Name of the splits file in the shards' folder.
@@ -40,6 +46,8 @@ pub struct Splits {
     /// The file they come from, for messages.
     origin: String,
     splits: BTreeMap<String, Split>,
+    /// What to do about splits that overlap.
+    overlap_hint: &'static str,
 }
 
 #[derive(Debug, Deserialize)]
@@ -60,11 +68,15 @@ struct SplitRule {
 }
 
 /// A checked split; a sample is in it if it meets every condition there is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Split {
     units: Option<Range<u64>>,
     shards: Option<BTreeSet<String>>,
+    /// Names of shards are paths below this folder; without it they are base names.
+    folder: Option<PathBuf>,
     keys: Option<BTreeSet<String>>,
+    /// Samples that are left out, by shard and key.
+    excluded: BTreeSet<(String, String)>,
     may_overlap: bool,
 }
 
@@ -86,15 +98,23 @@ impl Splits {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
     }
 
-    /// Reads `splits.json` in the folder of the first shard.
+    /// Reads `splits.json` in the folder of the first shard; where there is none, the splits of Energon in
+    /// `.nv-meta` there or up to three folders above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are in no local folder; those of [`Self::read`].
+    /// [`Error::Config`] if the shards are in no local folder; those of [`Self::read`]; [`Error::Index`] if Energon's
+    /// file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
         let folder = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let folder =
             folder.ok_or_else(|| invalid("the shards are in no local folder; name the splits file"))?;
-        Self::read(&folder.join(FILE_NAME))
+        let own = folder.join(FILE_NAME);
+        if !own.exists()
+            && let Some(splits) = energon::find(folder)?
+        {
+            return Ok(splits);
+        }
+        Self::read(&own)
     }
 
     /// Reads the text of a splits file; one that names no keys file.
@@ -117,7 +137,9 @@ impl Splits {
             let split = Split::new(rule, folder).map_err(named)?;
             Ok((name, split))
         });
-        let splits = Self { origin: origin.to_owned(), splits: checked.collect::<Result<_>>()? };
+        let overlap_hint = "say `\"may_overlap\": true` in one of them if that is meant";
+        let splits =
+            Self { origin: origin.to_owned(), splits: checked.collect::<Result<_>>()?, overlap_hint };
         splits.check_overlaps()?;
         Ok(splits)
     }
@@ -128,8 +150,7 @@ impl Splits {
                 let overlap = split.overlap(other).filter(|_| !split.may_overlap && !other.may_overlap);
                 if let Some(overlap) = overlap {
                     let both = format!("`{}`: splits `{name}` and `{other_name}`", self.origin);
-                    let hint = "say `\"may_overlap\": true` in one of them if that is meant";
-                    return Err(invalid(format!("{both} overlap: {overlap}; {hint}")));
+                    return Err(invalid(format!("{both} overlap: {overlap}; {}", self.overlap_hint)));
                 }
             }
         }
@@ -154,9 +175,12 @@ impl Splits {
         if selection.len() == 0 {
             return Err(in_split("holds no good sample".into()));
         }
-        let urls: BTreeSet<&str> = shards.iter().map(|&shard| &*index.shards()[shard].url).collect();
+        let by_url: BTreeMap<&str, &Shard> =
+            shards.iter().map(|&shard| (&*index.shards()[shard].url, &index.shards()[shard])).collect();
         let is_here = |bad: &&Skipped| {
-            urls.contains(bad.shard.as_str()) && bad.key.as_ref().is_none_or(|key| split.has_key(key))
+            by_url
+                .get(bad.shard.as_str())
+                .is_some_and(|shard| bad.key.as_ref().is_none_or(|key| split.has_sample(shard, key)))
         };
         Ok((selection, index.skipped().iter().filter(is_here).cloned().collect()))
     }
@@ -179,7 +203,22 @@ impl Split {
             names.map(|names| names.concat().into_iter().collect())
         });
         let units = fraction.map(units_of).transpose()?;
-        Ok(Self { units, shards: shards.transpose()?, keys: all_keys, may_overlap })
+        Ok(Self { units, shards: shards.transpose()?, keys: all_keys, may_overlap, ..Self::default() })
+    }
+
+    /// What the split calls a shard.
+    fn name_of<'a>(&self, shard: &'a Shard) -> Cow<'a, str> {
+        let below = |folder: &PathBuf| {
+            let path = std::path::absolute(shard.path()?).ok()?;
+            Some(path.strip_prefix(folder).ok()?.to_str()?.to_owned())
+        };
+        self.folder.as_ref().and_then(below).map_or(Cow::Borrowed(shard.base_name()), Cow::Owned)
+    }
+
+    fn has_sample(&self, shard: &Shard, key: &str) -> bool {
+        self.has_key(key)
+            && (self.excluded.is_empty()
+                || !self.excluded.contains(&(self.name_of(shard).into_owned(), key.to_owned())))
     }
 
     fn has_key(&self, key: &str) -> bool {
@@ -213,9 +252,9 @@ impl Split {
     fn shards_of(&self, index: &Index) -> Result<Vec<usize>, String> {
         let all = 0..index.shards().len();
         let Some(names) = &self.shards else { return Ok(all.collect()) };
-        let chosen: Vec<usize> =
-            all.filter(|&shard| names.contains(index.shards()[shard].base_name())).collect();
-        let found: BTreeSet<&str> = chosen.iter().map(|&shard| index.shards()[shard].base_name()).collect();
+        let name_of = |shard: usize| self.name_of(&index.shards()[shard]);
+        let chosen: Vec<usize> = all.filter(|&shard| names.contains(&*name_of(shard))).collect();
+        let found: BTreeSet<Cow<'_, str>> = chosen.iter().map(|&shard| name_of(shard)).collect();
         match names.iter().find(|name| !found.contains(name.as_str())) {
             Some(missing) => Err(format!("names shard `{missing}`, which the data set does not have")),
             None => Ok(chosen),
@@ -223,17 +262,19 @@ impl Split {
     }
 
     fn samples_of(&self, shards: &[usize], index: &Index) -> Result<Selection, String> {
-        if self.units.is_none() && self.keys.is_none() {
+        if self.units.is_none() && self.keys.is_none() && self.excluded.is_empty() {
             return Ok(Selection::ranges(shards.iter().map(|&shard| index.shard_samples(shard))));
         }
         if index.len() > u64::from(u32::MAX) {
             return Err(format!("lists samples of an index of more than {}; split it by shards", u32::MAX));
         }
-        let samples = shards.iter().flat_map(|&shard| index.shard_samples(shard));
-        let list: Vec<u32> = samples
-            .filter(|&sample| self.has_key(index.sample(sample).key()))
-            .map(|sample| sample as u32)
-            .collect();
+        let of_shard = |&number: &usize| {
+            let shard = &index.shards()[number];
+            let is_in = |&sample: &u64| self.has_sample(shard, index.sample(sample).key());
+            index.shard_samples(number).filter(is_in).map(|sample| sample as u32).collect::<Vec<_>>()
+        };
+        let list: Vec<u32> = shards.iter().flat_map(of_shard).collect();
+        self.check_excluded(shards, index)?;
         if let Some(keys) = &self.keys {
             let found: BTreeSet<&str> =
                 list.iter().map(|&sample| index.sample(sample.into()).key()).collect();
@@ -247,6 +288,26 @@ impl Split {
             }
         }
         Ok(Selection::List(list))
+    }
+
+    /// A sample that is left out in vain is misspelt, and would be trained on.
+    fn check_excluded(&self, shards: &[usize], index: &Index) -> Result<(), String> {
+        for &number in shards.iter().take_while(|_| !self.excluded.is_empty()) {
+            let shard = &index.shards()[number];
+            let name = self.name_of(shard);
+            let of_shard = self.excluded.iter().filter(|(excluding, _)| *excluding == *name);
+            let mut missing: BTreeSet<&str> = of_shard.map(|(_, key)| key.as_str()).collect();
+            if missing.is_empty() {
+                continue;
+            }
+            index.shard_samples(number).for_each(|sample| _ = missing.remove(index.sample(sample).key()));
+            let bad = index.skipped().iter().filter(|bad| *bad.shard == *shard.url);
+            bad.for_each(|bad| _ = missing.remove(bad.key.as_deref().unwrap_or_default()));
+            if let Some(key) = missing.first() {
+                return Err(format!("excludes sample `{key}` of shard `{name}`, which has no such key"));
+            }
+        }
+        Ok(())
     }
 }
 

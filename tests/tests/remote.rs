@@ -3,14 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dflop_loader::balanced::BalancedLoader;
+use dflop_loader::collate::Decode;
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::Loader;
 use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
 use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilder};
 use dflop_tests::data_set::{DataSet, Stored, store};
 use dflop_tests::fault_server::{Behaviour, Fault, FaultServer};
 use dflop_tests::media::jpeg;
+use dflop_tests::run;
 use dflop_tests::samples::{Run, balanced, plain};
 use dflop_tests::tar::TarBytes;
+use futures::TryStreamExt;
 
 const SHARDS: usize = 4;
 const STEPS: u64 = 9;
@@ -107,6 +112,30 @@ fn a_server_without_ranges_is_read_in_order() {
     behaviour.faults.push(Fault::Truncated);
     server.behave(behaviour);
     assert_eq!(plain(remote(&server, &stores), 2), expected);
+}
+
+#[test]
+fn a_loader_counts_its_own_retries() {
+    let data = DataSet::new(SHARDS, 16, Stored::Plain);
+    let server = FaultServer::of_folder(data.folder(), Behaviour::default());
+    let stores = stores().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let index = index(remote(&server, &stores), folder.path()).unwrap();
+    let undisturbed = Loader::builder(remote(&server, &stores)).decode(Decode::Raw).build().unwrap();
+    assert!(!run(undisturbed.stream().try_collect::<Vec<_>>()).unwrap().is_empty());
+    server.behave(Behaviour::faulty(30, Fault::Unavailable(None)));
+    let faults = || server.counts().faults().values().sum::<u64>();
+    let loader = Loader::builder(remote(&server, &stores)).decode(Decode::Raw).build().unwrap();
+    run(loader.stream().try_collect::<Vec<_>>()).unwrap();
+    let of_plain = faults();
+    assert!(of_plain > 0);
+    assert_eq!(loader.metrics().retries, of_plain);
+    let planner = dflop_tests::planning::planner(&index, 8, 1, 2, dflop_loader::steps::Tail::Carry);
+    let loader = BalancedLoader::builder(planner, 0).steps(STEPS).decode(Decode::Raw).build().unwrap();
+    run(loader.stream().try_collect::<Vec<_>>()).unwrap();
+    assert!(faults() > of_plain);
+    assert_eq!(loader.metrics().retries, faults() - of_plain);
+    assert_eq!(undisturbed.metrics().retries, 0, "it shares the handle, not the count");
 }
 
 #[test]

@@ -5,19 +5,15 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
-use dflop_loader::collate::Decode;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::Loader;
 use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
 use dflop_loader::store::{ShardCache, Stores};
+use dflop_loader::write::{ShardWriter, ShardWriterBuilder};
 use dflop_tests::data_set::{DataSet, Stored};
 use dflop_tests::fault_server::{Behaviour, Fault, FaultServer};
-use dflop_tests::run;
 use dflop_tests::samples::{balanced, plain};
 use dflop_tests::tar::TarBytes;
-use futures::TryStreamExt;
 
 const BUCKET: &str = "dflop-shards";
 /// One test at a time has the proxy's port.
@@ -114,71 +110,40 @@ fn s3_takes_files_of_many_parts_whole() {
 
 #[test]
 #[ignore = "needs an S3 server: make test-stores"]
-fn s3_without_credentials_says_what_to_set() {
+fn s3_that_only_fails_is_given_up_on_with_its_answer() {
     let (_server, _port) = proxy(Behaviour::faulty(100, Fault::Internal));
     let missing = expand_shards(&[format!("s3://{BUCKET}/none/")]);
     let error = std::error::Error::source(&missing.unwrap_err()).unwrap().to_string();
     assert!(error.contains("given up after"), "{error}");
 }
 
-/// Pictures of a usual size whose content does not compress away.
-fn pictures(folder: &Path) {
-    for shard in 0..8u32 {
-        let tar = (0..60u32).fold(TarBytes::new(), |tar, number| {
-            let seed = shard * 60 + number;
-            let picture = dflop_tests::media::noisy_jpeg(480 + seed * 7 % 160, 400 + seed * 13 % 160, seed);
-            tar.file(&format!("{seed:05}.jpg"), &picture)
-                .file(&format!("{seed:05}.txt"), b"a kite over the sea")
-        });
-        std::fs::write(folder.join(format!("shard-{shard:03}.tar")), tar.finish()).unwrap();
-    }
-}
-
-/// Samples a second of full decoding.
-fn rate(shards: Vec<Shard>) -> f64 {
-    let side = const { std::num::NonZeroU32::new(224).unwrap() };
-    let loader = Loader::builder(shards).decode(Decode::Pixels { side }).workers(2).build().unwrap();
-    let started = Instant::now();
-    let batches: Vec<usize> =
-        run(loader.stream().map_ok(|batch| batch.samples.len()).try_collect::<Vec<_>>()).unwrap();
-    batches.iter().sum::<usize>() as f64 / started.elapsed().as_secs_f64()
-}
-
-/// Rates of local files and of the same files elsewhere, by turns; the medians and their ratio.
-fn compared(local: &str, elsewhere: &dyn Fn() -> Vec<Shard>) -> serde_json::Value {
-    let mut rates = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        rates.0.push(rate(expand_shards(&[local]).unwrap()));
-        rates.1.push(rate(elsewhere()));
-    }
-    rates.0.sort_by(f64::total_cmp);
-    rates.1.sort_by(f64::total_cmp);
-    let (local, remote) = (rates.0[2], rates.1[2]);
-    serde_json::json!({
-        "local_samples_per_second": local, "remote_samples_per_second": remote, "ratio": remote / local,
-    })
-}
-
 #[test]
-#[ignore = "a measurement: make test-stores"]
-fn s3_at_30_ms_is_measured_against_local_files() {
-    let latency = Duration::from_millis(30);
-    let (_server, _port) = proxy(Behaviour { latency, ..Behaviour::default() });
-    let folder = tempfile::tempdir().unwrap();
-    pictures(folder.path());
-    let http = FaultServer::of_folder(folder.path(), Behaviour { latency, ..Behaviour::default() });
-    let stores = Stores::default();
-    upload(&stores, folder.path(), "pictures");
-    let local = folder.path().to_str().unwrap();
-    let over_http = compared(local, &|| expand_shards(&[http.url("shard-{000..007}.tar")]).unwrap());
-    let over_s3 = compared(local, &|| shards(&stores, "pictures"));
-    let bytes: u64 =
-        std::fs::read_dir(folder.path()).unwrap().flatten().map(|file| file.metadata().unwrap().len()).sum();
-    let report = serde_json::json!({
-        "what": "stream --decode rgb224, 2 workers, medians of 5 runs by turns, 30 ms before every response",
-        "profile": if cfg!(debug_assertions) { "dev" } else { "release" },
-        "samples": 480, "bytes": bytes, "http": over_http, "s3_moto": over_s3,
-    });
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results/remote.json");
-    std::fs::write(&path, format!("{report:#}\n")).unwrap();
+#[ignore = "needs an S3 server: make test-stores"]
+fn s3_takes_written_shards_whose_index_is_that_of_a_scan() {
+    let (_server, _port) =
+        proxy(Behaviour { faults: vec![Fault::Unavailable(None), Fault::Internal], ..faulty() });
+    let (local, stores) = (tempfile::tempdir().unwrap(), Stores::default());
+    let url = format!("s3://{BUCKET}/written");
+    let write = |builder: ShardWriterBuilder, keys: std::ops::Range<usize>| {
+        let mut writer = builder.shard_samples(4).build().unwrap();
+        for key in keys {
+            writer.write(&format!("{key:03}"), &[("txt", format!("kite {key}").as_bytes())]).unwrap();
+        }
+        writer.finish().unwrap()
+    };
+    write(ShardWriter::builder(local.path()), 0..14);
+    let written = write(ShardWriter::builder(&url).stores(&stores), 0..10);
+    assert_eq!(written.shards.len(), 3);
+    assert!(
+        ShardWriter::builder(&url).stores(&stores).build().unwrap_err().to_string().contains("in the way")
+    );
+    // Ten samples end in a shard of two, so the local shards differ behind the eighth.
+    write(ShardWriter::builder(&url).stores(&stores).append(true), 10..14);
+    let expected = plain(expand_shards(&[local.path().to_str().unwrap()]).unwrap(), 1);
+    assert_eq!(plain(shards(&stores, "written"), 1), expected);
+    let kept = Index::open_or_build(shards(&stores, "written"), &IndexOptions::default()).unwrap();
+    let (_folder, scanned) = index(shards(&stores, "written"));
+    assert_eq!(kept.fingerprint(), scanned.fingerprint());
+    let bytes = |index: &Index| std::fs::read(index.path().unwrap()).unwrap();
+    assert!(bytes(&kept) == bytes(&scanned), "the index of written shards is that of a scan");
 }

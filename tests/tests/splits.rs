@@ -73,6 +73,73 @@ fn validation_delivers_every_sample_once_over_any_number_of_ranks() {
     }
 }
 
+const OF_ENERGON: &str = "split_parts:
+  train:
+  - s/shard-{000..001}.tar
+  - s/shard-002.tar
+  val:
+  - s/shard-003.tar
+exclude:
+- s/shard-001.tar
+- s/shard-002.tar/EXCLUDED
+";
+
+/// A data set whose root, where Energon leaves its files, is above the shards.
+fn prepared_by_energon(yaml: &str) -> (tempfile::TempDir, DataSet, Vec<dflop_loader::shard::Shard>) {
+    let (root, data) = (tempfile::tempdir().unwrap(), DataSet::new(4, 10, Stored::Plain));
+    std::fs::create_dir_all(root.path().join("s")).unwrap();
+    std::fs::create_dir_all(root.path().join(".nv-meta")).unwrap();
+    for shard in 0..4 {
+        let path = data.shard(shard);
+        std::fs::copy(&path, root.path().join("s").join(path.file_name().unwrap())).unwrap();
+    }
+    std::fs::write(root.path().join(".nv-meta/split.yaml"), yaml).unwrap();
+    let folder = root.path().join("s");
+    let shards = dflop_loader::shard::expand_shards(&[folder.to_str().unwrap()]).unwrap();
+    (root, data, shards)
+}
+
+fn index_of(shards: Vec<dflop_loader::shard::Shard>) -> std::sync::Arc<dflop_loader::index::Index> {
+    let options = dflop_loader::index::IndexOptions::default();
+    std::sync::Arc::new(dflop_loader::index::Index::open_or_build(shards, &options).unwrap())
+}
+
+#[test]
+fn splits_of_energon_are_taken_where_there_is_no_file_of_ours() {
+    let (root, data, shards) = prepared_by_energon(&OF_ENERGON.replace("EXCLUDED", "sample-00024"));
+    let index = index_of(shards);
+    let splits = Splits::beside(&index).unwrap();
+    let take = |splits: &Splits, name: &str| keys(&Source::from(index.clone()).split(splits, name).unwrap());
+    let all: BTreeSet<String> = data.keys.iter().cloned().collect();
+    let expected = all.iter().enumerate().filter(|(at, _)| *at < 10 || (20..30).contains(at) && *at != 24);
+    assert_eq!(take(&splits, "train"), expected.map(|(_, key)| key.clone()).collect());
+    assert_eq!(take(&splits, "val"), data.keys[30..].iter().cloned().collect());
+    std::fs::write(root.path().join("s/splits.json"), r#"{"splits": {"train": {"fraction": [0, 1]}}}"#)
+        .unwrap();
+    assert_eq!(take(&Splits::beside(&index).unwrap(), "train"), all, "our own file comes first");
+}
+
+#[test]
+fn splits_of_energon_that_do_not_fit_are_refused() {
+    let refused = |yaml: &str, shards_left_out: usize| {
+        let (_root, _data, mut shards) = prepared_by_energon(yaml);
+        shards.drain(..shards_left_out);
+        let index = index_of(shards);
+        let split =
+            Splits::beside(&index).and_then(|splits| Source::from(index.clone()).split(&splits, "train"));
+        split.unwrap_err().to_string()
+    };
+    let misspelt = refused(&OF_ENERGON.replace("EXCLUDED", "nobody"), 0);
+    assert!(misspelt.contains("`nobody` of shard `s/shard-002.tar`"), "{misspelt}");
+    let absent = refused(&OF_ENERGON.replace("EXCLUDED", "sample-00024"), 1);
+    assert!(absent.contains("`s/shard-000.tar`, which the data set does not have"), "{absent}");
+    let overlapping = refused(&OF_ENERGON.replace("s/shard-003.tar", "s/shard-000.tar"), 0);
+    assert!(
+        overlapping.contains("`s/shard-000.tar`") && overlapping.contains("splits.json"),
+        "{overlapping}"
+    );
+}
+
 #[test]
 fn splits_that_do_not_fit_are_refused_by_name() {
     let data = DataSet::new(2, 10, Stored::Plain);

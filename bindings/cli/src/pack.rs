@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use dflop_loader::pack::{PackOptions, SkippedSource, pack};
+use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use serde::Serialize;
 
@@ -19,7 +20,7 @@ use crate::progress::Bars;
 pub(crate) struct PackArgs {
     /// Folder, or JSON, JSONL or CSV manifest.
     source: PathBuf,
-    /// Folder of the shards; must not hold shards yet.
+    /// Folder of the shards, or the URL of one, such as `s3://bucket/prefix/`; must not hold shards yet.
     out: PathBuf,
     /// Size at which the next shard begins, before compression.
     #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
@@ -57,6 +58,7 @@ pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
         is_indexed: !args.no_index,
         is_zstd: args.zstd,
         root: args.root.clone(),
+        stores: Stores::default(),
         progress: Arc::new(Bars::default()),
     };
     let packed = pack(&args.source, &args.out, &options)?;

@@ -38,7 +38,9 @@ impl StepReader {
     pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
         let data_sets = settings.planner.data_sets();
         let unpacked_bytes_max = settings.unpacked_bytes_max / data_sets.len() as u64;
-        let ranges = data_sets.iter().map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max));
+        let ranges = data_sets
+            .iter()
+            .map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max, metrics.retries()));
         let shard_starts = data_sets.iter().scan(0, |start, set| {
             let first = *start;
             *start += set.index().shards().len();

@@ -119,7 +119,7 @@ pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf>
 }
 
 /// Length and version of every shard.
-fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
+pub(super) fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
     let remote = identities(shards)?;
     let known = shards.iter().zip(remote);
     known.map(|(shard, identity)| identity.map_or_else(|| stat(shard), Ok)).collect()

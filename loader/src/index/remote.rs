@@ -7,7 +7,6 @@ use std::io;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::BufReader;
 
 use super::build::Builder;
 use crate::compression::{Compression, decompress, sniff_compression};
@@ -82,7 +81,7 @@ fn push_compressed(
 ) -> io::Result<()> {
     let body = ShardBody::of(object.clone(), identity.clone(), PACKED_BYTES_AHEAD);
     let failure = body.failure();
-    let reader = decompress(compression, BufReader::with_capacity(64 << 10, body));
+    let reader = decompress(compression, body);
     let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
     futures::executor::block_on(async {
         while let Some(item) = samples.next().await {

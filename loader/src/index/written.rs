@@ -3,18 +3,18 @@
 //! Entries go through the rules that read shards ([`Assembler`]) and through the code that measures what is read
 //! ([`Builder`]), so the file is the one that indexing the written shards would make, byte for byte.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bytes::Bytes;
 
-use super::build::{Builder, BuiltShard, build_shard, indexed, stat};
-use super::cache::store;
+use super::build::{Builder, BuiltShard, build_shard, indexed};
+use super::cache::{stats, store};
 use super::foreign::ForeignIndexes;
 use crate::compression::Compression;
 use crate::error::Result;
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::read::{Assembler, FIELD_BYTES_MAX};
-use crate::shard::{Shard, ShardSource};
+use crate::shard::Shard;
 use crate::store::Identity;
 use crate::tar::Entry;
 
@@ -37,16 +37,14 @@ impl WrittenIndex {
     ///
     /// # Errors
     /// Those of indexing a shard.
-    pub(crate) fn add_existing(&mut self, path: &Path) -> Result<()> {
-        let shard = shard_at(path);
-        let built = build_shard(&shard, &stat(&shard)?, false, ForeignIndexes::Ignore)?;
+    pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
+        let built = build_shard(&shard, &identity(&shard)?, false, ForeignIndexes::Ignore)?;
         self.finished.push((shard, built));
         Ok(())
     }
 
-    /// Starts the shard that is to be named `path`.
-    pub(crate) fn begin_shard(&mut self, path: &Path, compression: Compression) {
-        let shard = shard_at(path);
+    /// Starts a shard that is not there yet.
+    pub(crate) fn begin_shard(&mut self, shard: Shard, compression: Compression) {
         let nothing = Identity { bytes: 0, modified_ns: 0, etag: None };
         let indexed = indexed(&shard, &nothing, compression);
         let assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
@@ -69,17 +67,17 @@ impl WrittenIndex {
     pub(crate) fn end_shard(&mut self) -> Result<()> {
         let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
         assembler.finish().into_iter().for_each(|item| builder.push(item));
-        let Identity { bytes, modified_ns, .. } = stat(&shard)?;
+        let Identity { bytes, modified_ns, etag } = identity(&shard)?;
         let rows_end = builder.rows_end();
         let indexed = builder.shard_mut();
         let is_plain = indexed.compression == Compression::None;
-        (indexed.bytes, indexed.modified_ns) = (bytes, modified_ns);
+        (indexed.bytes, indexed.modified_ns, indexed.etag) = (bytes, modified_ns, etag);
         indexed.unpacked_bytes = if is_plain { bytes } else { rows_end };
         self.finished.push((shard, builder.finish()));
         Ok(())
     }
 
-    /// Writes the index of all finished shards beside them; `None` if there are none.
+    /// Writes the index of all finished shards where it is looked for; `None` if there are none.
     ///
     /// # Errors
     /// [`crate::Error::File`] if it cannot be written, [`crate::Error::Index`] if it cannot be encoded; the shards
@@ -104,7 +102,7 @@ fn has_shape(name: &str) -> bool {
     }
 }
 
-/// The shard under the name that its folder gives it.
-fn shard_at(path: &Path) -> Shard {
-    Shard { url: path.to_string_lossy().into(), source: ShardSource::File(path.to_owned()) }
+fn identity(shard: &Shard) -> Result<Identity> {
+    let mut one = stats(std::slice::from_ref(shard))?;
+    Ok(one.remove(0))
 }

@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::progress::{NoProgress, Progress};
+use crate::store::{Stores, is_remote};
 use crate::write::SHARD_BYTES;
 
 use packer::Packer;
@@ -48,6 +49,8 @@ pub struct PackOptions {
     /// Folder that the paths in a manifest start from, and that stands for a placeholder such as `{data_root}`
     /// or `$data_root` in front of them. Default: the folder of the manifest.
     pub root: Option<PathBuf>,
+    /// How the store is reached, where shards go to one. Default: the default settings.
+    pub stores: Stores,
     /// Told of every sample. Default: nobody.
     pub progress: Arc<dyn Progress>,
 }
@@ -60,6 +63,7 @@ impl Default for PackOptions {
             is_indexed: true,
             is_zstd: false,
             root: None,
+            stores: Stores::default(),
             progress: Arc::new(NoProgress),
         }
     }
@@ -68,7 +72,7 @@ impl Default for PackOptions {
 /// What [`pack`] has done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packed {
-    /// Paths of the shards, in order.
+    /// Paths of the shards, in order; the URLs of those on a store.
     pub shards: Vec<PathBuf>,
     /// Samples in all shards.
     pub samples: u64,
@@ -90,7 +94,7 @@ pub struct SkippedSource {
     pub reason: String,
 }
 
-/// Packs `source` into shards in the folder `out`, which is made where it is missing.
+/// Packs `source` into shards in the folder `out`, a path that is made where it is missing, or the URL of a store's.
 ///
 /// A folder is packed with everything below it, links followed, each folder once; the key of a sample is the
 /// path of its files without extension, where dots in the base name become `_`, and the extension is what follows
@@ -101,7 +105,7 @@ pub struct SkippedSource {
 /// # Errors
 /// [`Error::Pack`] if `source` is none of the known kinds, gives no sample at all, or has a syntax error behind
 /// which nothing can be read; [`Error::File`] if it or a shard cannot be accessed; [`Error::ShardExists`] if `out`
-/// holds shards; [`Error::Config`] if a setting makes no sense. Whole shards that were written before stay.
+/// holds shards; [`Error::Upload`] if a store refuses one; [`Error::Config`] if a setting makes no sense. Whole shards that were written before stay.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
     let kind = Source::detect(source)?;
     check_apart(source, out)?;
@@ -124,6 +128,9 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
 
 /// Shards inside the source would be packed themselves, now or by the next run.
 fn check_apart(source: &Path, out: &Path) -> Result<()> {
+    if out.to_str().is_some_and(is_remote) {
+        return Ok(());
+    }
     let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     let (Ok(source), Ok(inside)) = (resolve(source), resolve(out)) else { return Ok(()) };
     if source.is_dir() && inside.starts_with(&source) {

@@ -41,6 +41,7 @@ impl<'a> Packer<'a> {
         let compression =
             if options.is_zstd { ShardCompression::Zstd { level } } else { ShardCompression::None };
         let writer = ShardWriter::builder(out)
+            .stores(&options.stores)
             .shard_bytes(options.shard_bytes)
             .shard_samples(options.shard_samples.unwrap_or(u64::MAX))
             .index(options.is_indexed)

@@ -9,10 +9,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
 use super::cache::CacheKey;
@@ -257,21 +257,35 @@ impl ShardBody {
     }
 }
 
+/// Chunks are read where they are.
+impl AsyncBufRead for ShardBody {
+    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let body = self.get_mut();
+        while body.current.is_empty() {
+            match ready!(body.chunks.poll_next_unpin(context)) {
+                None => break,
+                Some(Ok(chunk)) => body.current = chunk,
+                Some(Err(error)) => return Poll::Ready(Err(body.fail(error))),
+            }
+        }
+        Poll::Ready(Ok(&body.current))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+        self.current.advance(bytes);
+    }
+}
+
 impl AsyncRead for ShardBody {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.current.is_empty() {
-            match ready!(self.chunks.poll_next_unpin(context)) {
-                None => return Poll::Ready(Ok(())),
-                Some(Ok(chunk)) => self.current = chunk,
-                Some(Err(error)) => return Poll::Ready(Err(self.fail(error))),
-            }
-        }
-        let length = buffer.remaining().min(self.current.len());
-        buffer.put_slice(&self.current.split_to(length));
+        let chunk = ready!(self.as_mut().poll_fill_buf(context))?;
+        let length = buffer.remaining().min(chunk.len());
+        buffer.put_slice(&chunk[..length]);
+        self.consume(length);
         Poll::Ready(Ok(()))
     }
 }

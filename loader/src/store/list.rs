@@ -1,11 +1,27 @@
-//! The shards below a folder of a bucket.
+//! The shards below a folder of a bucket, and whether one is there.
 
 use std::io::{self, ErrorKind};
 
 use super::fault::unwatched;
-use super::object::RemoteObject;
+use super::object::{RemoteObject, is_missing};
+use super::read_error;
 use super::tasks::spawn;
 use super::url::StoreKind;
+use crate::error::Result;
+use crate::shard::Shard;
+
+/// Asks whether a remote shard is there.
+///
+/// # Errors
+/// [`crate::Error::Read`] if the store does not say.
+pub(crate) fn exists(shard: &Shard) -> Result<bool> {
+    let Some(object) = shard.remote().cloned() else { return Ok(false) };
+    match spawn(async move { object.identity().await }).wait().flatten() {
+        Ok(_) => Ok(true),
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(read_error(shard, error)),
+    }
+}
 
 /// Lists the URLs of all objects directly below a folder, sorted.
 ///
@@ -59,7 +75,7 @@ mod tests {
             put.wait().unwrap().unwrap();
         }
         let stores = Stores::builder().build().unwrap();
-        stores.insert("s3://bucket", memory);
+        stores.insert("s3://bucket", &memory);
         stores
     }
 

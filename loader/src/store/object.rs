@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
@@ -49,6 +50,8 @@ pub struct RemoteObject {
     url: Arc<str>,
     parsed: RemoteUrl,
     store: Arc<dyn ObjectStore>,
+    /// Counts requests that are tried again.
+    retries: Arc<AtomicU64>,
 }
 
 impl PartialEq for RemoteObject {
@@ -71,7 +74,12 @@ pub(crate) enum Ranges {
 
 impl RemoteObject {
     pub(super) fn new(stores: Stores, url: Arc<str>, parsed: RemoteUrl, store: Arc<dyn ObjectStore>) -> Self {
-        Self { stores, url, parsed, store }
+        Self { stores, url, parsed, store, retries: Arc::default() }
+    }
+
+    /// The same object, whose retries are counted here: each loader counts its own, whatever handle it shares.
+    pub(crate) fn counted_by(self, retries: Arc<AtomicU64>) -> Self {
+        Self { retries, ..self }
     }
 
     /// Returns the stores that it is reached through.
@@ -273,6 +281,7 @@ impl RemoteObject {
         let wait = attempts.next_wait(fault).map_err(|error| {
             io::Error::new(error.kind(), format!("at offset {offset}: {}", hinted(&error, self)))
         })?;
+        self.retries.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(wait).await;
         Ok(())
     }

@@ -5,6 +5,8 @@
 //! is brought beforehand, by [`remote`](super::remote), all of it at the same time.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
@@ -22,7 +24,9 @@ const MAPPED_SHARDS_MAX: usize = 4_096;
 /// Reads ranges of the shards of an index.
 #[derive(Debug)]
 pub(crate) struct ShardRanges {
-    index: std::sync::Arc<Index>,
+    index: Arc<Index>,
+    /// Counts requests that are tried again.
+    retries: Arc<AtomicU64>,
     mapped: Recent,
     unpacked: Recent,
     /// Fields of remote shards that the next step reads, by shard, offset and length.
@@ -31,10 +35,10 @@ pub(crate) struct ShardRanges {
 
 impl ShardRanges {
     /// Keeps at most `unpacked_bytes_max` of unpacked shards, but always the last one.
-    pub(crate) fn new(index: std::sync::Arc<Index>, unpacked_bytes_max: u64) -> Self {
+    pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
         let mapped = Recent::new(MAPPED_SHARDS_MAX as u64, |_| 1);
         let unpacked = Recent::new(unpacked_bytes_max, |bytes| bytes.len() as u64);
-        Self { index, mapped, unpacked, fetched: HashMap::new() }
+        Self { index, retries, mapped, unpacked, fetched: HashMap::new() }
     }
 
     /// Whether a shard has to be fetched before it is read.
@@ -55,7 +59,7 @@ impl ShardRanges {
             let shard = &self.index.shards()[number];
             let known = self.index.indexed_shards()[number].clone();
             let whole = self.mapped.get(number).or_else(|| self.unpacked.get(number));
-            let object = shard.remote().cloned();
+            let object = shard.remote().map(|object| object.clone().counted_by(self.retries.clone()));
             async move {
                 let object = object.ok_or(Error::StageEnded { stage: "store" })?;
                 let wanted = Wanted { ranges, whole };

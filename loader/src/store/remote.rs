@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
-use tokio::io::BufReader;
 
 use super::body::ShardBody;
 use super::cache::{CacheKey, Room, blocking};
@@ -113,7 +112,7 @@ async fn download_and_unpack(
 ) -> io::Result<Bytes> {
     let body = ShardBody::of(object, identity, PACKED_BYTES_AHEAD);
     let failure = body.failure();
-    let unpacked = blocking(move || unpack(BufReader::with_capacity(64 << 10, body), &known)).await;
+    let unpacked = blocking(move || unpack(body, &known)).await;
     match failure.lock().expect("no holder panics").take() {
         Some(failure) => Err(failure),
         None => unpacked,

@@ -25,8 +25,8 @@ pub(super) struct Shared {
     pub(super) settings: StoresBuilder,
     pub(super) requests: Semaphore,
     pub(super) cache: Option<Arc<Cache>>,
-    /// One store, and so one pool of connections, for each bucket or server.
-    connected: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    /// One store, and so one pool of connections, for each bucket or server; those that retry by themselves apart.
+    connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
 }
@@ -59,24 +59,27 @@ impl Stores {
     pub(crate) fn object(&self, url: &Arc<str>) -> Result<RemoteObject> {
         let invalid = |reason| Error::ShardList { pattern: url.to_string(), reason };
         let parsed = RemoteUrl::parse(url).map_err(invalid)?;
-        let store = self.connect(&parsed).map_err(invalid)?;
+        let store = self.connect(&parsed, Retries::ByReader).map_err(invalid)?;
         Ok(RemoteObject::new(self.clone(), url.clone(), parsed, store))
     }
 
-    fn connect(&self, url: &RemoteUrl) -> Result<Arc<dyn ObjectStore>, String> {
+    pub(super) fn connect(&self, url: &RemoteUrl, retries: Retries) -> Result<Arc<dyn ObjectStore>, String> {
         let mut connected = self.shared.connected.lock().expect("no holder panics");
-        if let Some(store) = connected.get(&url.root) {
+        let key = (url.root.clone(), matches!(retries, Retries::ByStore(_)));
+        if let Some(store) = connected.get(&key) {
             return Ok(store.clone());
         }
-        let store = connect(url, self.shared.settings.request_timeout, Retries::ByReader)?;
-        connected.insert(url.root.clone(), store.clone());
+        let store = connect(url, self.shared.settings.request_timeout, retries)?;
+        connected.insert(key, store.clone());
         Ok(store)
     }
 
     /// Uses `store` for everything below `root`.
     #[cfg(test)]
-    pub(super) fn insert(&self, root: &str, store: Arc<dyn ObjectStore>) {
-        self.shared.connected.lock().unwrap().insert(root.to_owned(), store);
+    pub(crate) fn insert(&self, root: &str, store: &Arc<dyn ObjectStore>) {
+        for has_retries in [false, true] {
+            self.shared.connected.lock().unwrap().insert((root.to_owned(), has_retries), store.clone());
+        }
     }
 
     pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {

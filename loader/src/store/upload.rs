@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 
-use super::connect::{Retries, connect};
+use super::connect::Retries;
 use super::local::map_file;
 use super::object::shown;
 use super::stores::Stores;
@@ -39,9 +39,8 @@ impl Stores {
         if parsed.is_folder {
             return Err(invalid("it names a folder; name the object to write".into()));
         }
-        let settings = &self.shared.settings;
-        let store = connect(&parsed, settings.request_timeout, Retries::ByStore(settings.retry));
-        let store = store.map_err(invalid)?;
+        let retries = Retries::ByStore(self.shared.settings.retry);
+        let store = self.connect(&parsed, retries).map_err(invalid)?;
         let file =
             map_file(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
         let failed = |source| Error::Upload { url: url.to_owned(), source };

@@ -1,40 +1,127 @@
-//! Where finished shards go.
+//! Where finished shards go: a folder of this machine, or one of an object store.
 //!
-//! A shard is built in a file on a local disk and handed over whole, so that a destination never sees a part of
-//! one. The folder on the local disk is the destination that there is; one in an object store would upload the
-//! file here.
+//! A shard is built in a file on a local disk and handed over whole, so that no destination ever shows a part of one.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
 
 use crate::error::{Error, Result};
+use crate::shard::{Shard, ShardSource};
+use crate::store::{Stores, exists, is_remote, list_folder};
 
 /// Takes over finished shards.
-pub(super) trait Destination {
+#[derive(Debug)]
+pub(super) enum Destination {
+    /// A folder on the file system on which shards are built.
+    Folder(PathBuf),
+    /// A folder of an object store.
+    Store {
+        stores: Stores,
+        /// Its URL; ends with `/`.
+        url: String,
+        /// Where shards are built.
+        staging: TempDir,
+    },
+}
+
+impl Destination {
+    /// Makes the folder, where it is missing.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it cannot be made.
+    pub(super) fn open(folder: &Path, stores: &Stores) -> Result<Self> {
+        let error = |path: &Path, source| Error::File { path: path.display().to_string(), source };
+        if let Some(url) = folder.to_str().filter(|name| is_remote(name)) {
+            let staging = tempfile::Builder::new().prefix("dflop-shards-").tempdir();
+            let staging = staging.map_err(|source| error(&std::env::temp_dir(), source))?;
+            let url = format!("{}/", url.trim_end_matches('/'));
+            return Ok(Self::Store { stores: stores.clone(), url, staging });
+        }
+        fs::create_dir_all(folder).map_err(|source| error(folder, source))?;
+        Ok(Self::Folder(folder.to_owned()))
+    }
+
+    /// Returns the folder in which shards are built.
+    pub(super) fn staging(&self) -> &Path {
+        match self {
+            Self::Folder(folder) => folder,
+            Self::Store { staging, .. } => staging.path(),
+        }
+    }
+
+    /// Lists the names of all files there, or of those that hidden files are to be.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a folder, [`Error::Read`] for a store that cannot be listed.
+    pub(super) fn names(&self) -> Result<Vec<String>> {
+        match self {
+            Self::Folder(folder) => file_names(folder)
+                .map_err(|source| Error::File { path: folder.display().to_string(), source }),
+            Self::Store { stores, url, .. } => {
+                let object = stores.object(&Arc::from(url.as_str()))?;
+                let listed = list_folder(&object);
+                let urls = listed.map_err(|source| Error::Read { shard: url.clone(), source })?;
+                Ok(urls.iter().filter_map(|url| url.rsplit('/').next()).map(str::to_owned).collect())
+            }
+        }
+    }
+
+    /// Returns the shard that has, or is to have, this name.
+    ///
+    /// # Errors
+    /// [`Error::ShardList`] if the store cannot be configured.
+    pub(super) fn shard(&self, name: &str) -> Result<Shard> {
+        match self {
+            Self::Folder(folder) => {
+                let path = folder.join(name);
+                Ok(Shard { url: path.to_string_lossy().into(), source: ShardSource::File(path) })
+            }
+            Self::Store { stores, url, .. } => {
+                let url: Arc<str> = format!("{url}{name}").into();
+                Ok(Shard { source: ShardSource::Remote(stores.object(&url)?), url })
+            }
+        }
+    }
+
     /// Takes over the file `finished`, complete and on disk, under `name`; returns where it is now.
     ///
     /// # Errors
     /// [`Error::ShardExists`] if the name is taken, which is left as it is; [`Error::File`] if the file cannot be
-    /// moved.
-    fn put(&self, finished: &Path, name: &str) -> Result<PathBuf>;
+    /// moved; [`Error::Read`] or [`Error::Upload`] if the store fails for good.
+    pub(super) fn put(&self, finished: &Path, name: &str) -> Result<PathBuf> {
+        match self {
+            Self::Folder(folder) => put_in_folder(folder, finished, name),
+            Self::Store { stores, url, .. } => {
+                let shard = self.shard(name)?;
+                if exists(&shard)? {
+                    return Err(Error::ShardExists { path: shard.url.to_string() });
+                }
+                stores.put_file(&format!("{url}{name}"), finished)?;
+                // The rest of the file is in the way of nobody, and the folder goes with the writer.
+                let _ = fs::remove_file(finished);
+                Ok(PathBuf::from(&*shard.url))
+            }
+        }
+    }
 }
 
-/// A folder on the file system on which shards are built.
-#[derive(Debug)]
-pub(super) struct LocalFolder<'a>(pub(super) &'a Path);
-
-impl Destination for LocalFolder<'_> {
-    fn put(&self, finished: &Path, name: &str) -> Result<PathBuf> {
-        let shard = self.0.join(name);
-        let error = |source: io::Error| Error::File { path: shard.display().to_string(), source };
-        if shard.try_exists().map_err(error)? {
-            return Err(Error::ShardExists { path: shard.display().to_string() });
-        }
-        fs::rename(finished, &shard).map_err(error)?;
-        // The name itself reaches the disk with its folder. Not every file system can do that on demand, and
-        // without it a power cut loses the whole shard, never a part of it.
-        let _ = File::open(self.0).and_then(|folder| folder.sync_all());
-        Ok(shard)
+fn put_in_folder(folder: &Path, finished: &Path, name: &str) -> Result<PathBuf> {
+    let shard = folder.join(name);
+    let error = |source: io::Error| Error::File { path: shard.display().to_string(), source };
+    if shard.try_exists().map_err(error)? {
+        return Err(Error::ShardExists { path: shard.display().to_string() });
     }
+    fs::rename(finished, &shard).map_err(error)?;
+    // The name itself reaches the disk with its folder. Not every file system can do that on demand, and
+    // without it a power cut loses the whole shard, never a part of it.
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    Ok(shard)
+}
+
+fn file_names(folder: &Path) -> io::Result<Vec<String>> {
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }

@@ -1,21 +1,24 @@
-//! What a folder holds before a writer begins.
+//! What the destination holds before a writer begins.
 
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::destination::Destination;
 use crate::error::{Error, Result};
+use crate::shard::Shard;
 
 /// Returns the first of the files that a writer would add to, or that a killed one left.
-pub(super) fn find_shard(folder: &Path) -> io::Result<Option<PathBuf>> {
-    Ok(shard_files(folder)?.into_iter().next())
+pub(super) fn find_shard(destination: &Destination) -> Result<Option<Shard>> {
+    let names = shard_names(destination)?;
+    names.first().map(|name| destination.shard(name)).transpose()
 }
 
 /// Finished shards in a folder, and the number that follows theirs.
 #[derive(Debug, Default)]
 pub(super) struct Existing {
-    /// Paths, in order.
-    pub(super) shards: Vec<PathBuf>,
+    /// In the order of their names.
+    pub(super) shards: Vec<Shard>,
     /// First number that is free.
     pub(super) next_number: usize,
 }
@@ -25,36 +28,30 @@ impl Existing {
     ///
     /// # Errors
     /// [`Error::ShardExists`] if another writer is at work in the folder, or if a shard has a name that no writer
-    /// gives; [`Error::File`] if the folder cannot be read.
-    pub(super) fn in_folder(folder: &Path) -> Result<Self> {
-        let unusable = |source| Error::File { path: folder.display().to_string(), source };
+    /// gives; [`Error::File`] or [`Error::Read`] if the folder cannot be listed.
+    pub(super) fn at(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
-        for path in shard_files(folder).map_err(unusable)? {
-            let in_the_way = || Error::ShardExists { path: path.display().to_string() };
-            if is_partial(&path) {
-                remove_abandoned(&path).map_err(|_| in_the_way())?;
+        for name in shard_names(destination)? {
+            let shard = destination.shard(&name)?;
+            let in_the_way = || Error::ShardExists { path: shard.url.to_string() };
+            if let Some(partial) = shard.path().filter(|path| is_partial(path)) {
+                remove_abandoned(partial).map_err(|_| in_the_way())?;
                 continue;
             }
-            let number = shard_number(&path).ok_or_else(in_the_way)?;
+            let number = shard_number(Path::new(&name)).ok_or_else(in_the_way)?;
             existing.next_number = existing.next_number.max(number + 1);
-            existing.shards.push(path);
+            existing.shards.push(shard);
         }
         Ok(existing)
     }
 }
 
-/// Shards and parts of shards, in order.
-fn shard_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let name = entry?.file_name();
-        let name = name.to_string_lossy();
-        if name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar") {
-            found.push(folder.join(&*name));
-        }
-    }
-    found.sort_unstable();
-    Ok(found)
+/// Names of shards and parts of shards, in order.
+fn shard_names(destination: &Destination) -> Result<Vec<String>> {
+    let mut names = destination.names()?;
+    names.retain(|name| name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar"));
+    names.sort_unstable();
+    Ok(names)
 }
 
 fn is_partial(path: &Path) -> bool {

@@ -9,21 +9,27 @@
 //! The rows of the index are made on the way and written at the end, so that the data set opens without being read
 //! again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of one under a
 //! hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
+//!
+//! Shards go to a folder, or to one of an [object store](crate::store), such as `s3://bucket/prefix/`. Those are built
+//! in a temporary folder (`TMPDIR`), which has to have room for one, and uploaded when they are complete: an object
+//! appears whole or not at all. Whether a name is taken is asked before, not at the same time, so two writers must not
+//! share a folder of a store. The index of a store's shards goes to the user's cache directory, where it is looked for.
 
 mod check;
 mod destination;
 mod existing;
 mod shard_file;
 
-use std::fs;
 use std::path::PathBuf;
 
 use crate::compression::Compression;
 use crate::error::{Error, Result};
 use crate::index::WrittenIndex;
+use crate::store::Stores;
 use crate::tar::Entry;
 
 use check::check_sample;
+use destination::Destination;
 use existing::{Existing, find_shard};
 use shard_file::{END_BYTES, ShardFile, sample_entries, tar_bytes_of};
 
@@ -57,7 +63,7 @@ impl From<ShardCompression> for Compression {
 /// What a [`ShardWriter`] has written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WrittenShards {
-    /// Paths of the shards, in order.
+    /// Paths of the shards, in order; the URLs of those on a store.
     pub shards: Vec<PathBuf>,
     /// Samples in all shards.
     pub samples: u64,
@@ -72,6 +78,7 @@ pub struct WrittenShards {
 #[must_use]
 pub struct ShardWriterBuilder {
     folder: PathBuf,
+    stores: Stores,
     shard_bytes: u64,
     shard_samples: u64,
     compression: ShardCompression,
@@ -113,30 +120,38 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Makes the folder, where it is missing, and a writer into it.
+    /// Sets how the store is reached, where shards go to one. Default: the default settings.
+    pub fn stores(mut self, stores: &Stores) -> Self {
+        self.stores = stores.clone();
+        self
+    }
+
+    /// Makes the folder, where it is missing, and a writer into it. The folder of a store is listed, which HTTP servers
+    /// do not do.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the folder holds shards or the rest
     /// of one, or, when appending, if another writer is at work there; [`Error::File`] if the folder cannot be made
-    /// or read; when appending, [`Error::Read`] if a shard cannot be read for the index.
+    /// or read; [`Error::ShardList`] if a URL is malformed or its store cannot be configured; [`Error::Read`] if the
+    /// folder of a store cannot be listed or, when appending, a shard cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
         self.check()?;
-        let unusable = |source| Error::File { path: self.folder.display().to_string(), source };
-        fs::create_dir_all(&self.folder).map_err(unusable)?;
+        let destination = Destination::open(&self.folder, &self.stores)?;
         let mut index = self.is_indexed.then(WrittenIndex::default);
         let mut next_number = 0;
         if self.is_appended {
-            let existing = Existing::in_folder(&self.folder)?;
+            let existing = Existing::at(&destination)?;
             next_number = existing.next_number;
             if let Some(index) = &mut index {
-                existing.shards.iter().try_for_each(|path| index.add_existing(path))?;
+                existing.shards.into_iter().try_for_each(|shard| index.add_existing(shard))?;
             }
-        } else if let Some(path) = find_shard(&self.folder).map_err(unusable)? {
-            return Err(Error::ShardExists { path: path.display().to_string() });
+        } else if let Some(shard) = find_shard(&destination)? {
+            return Err(Error::ShardExists { path: shard.url.to_string() });
         }
         let (written, last_key) = (WrittenShards::default(), None);
         Ok(ShardWriter {
             settings: self,
+            destination,
             next_number,
             open: None,
             index,
@@ -169,6 +184,7 @@ impl ShardWriterBuilder {
 #[derive(Debug)]
 pub struct ShardWriter {
     settings: ShardWriterBuilder,
+    destination: Destination,
     next_number: usize,
     open: Option<OpenShard>,
     index: Option<WrittenIndex>,
@@ -184,10 +200,11 @@ struct OpenShard {
 }
 
 impl ShardWriter {
-    /// Starts the settings of a writer into `folder`.
+    /// Starts the settings of a writer into `folder`, a path or the URL of a store's.
     pub fn builder(folder: impl Into<PathBuf>) -> ShardWriterBuilder {
         ShardWriterBuilder {
             folder: folder.into(),
+            stores: Stores::default(),
             shard_bytes: SHARD_BYTES,
             shard_samples: u64::MAX,
             compression: ShardCompression::None,
@@ -203,8 +220,8 @@ impl ShardWriter {
     /// goes on. That is so for a key that is empty, is the key of the sample before, has a dot in its base name,
     /// has empty, `.` or `..` parts, or reads as metadata (`__meta__/a`); for an extension with a slash or in
     /// upper case; for two fields of one extension, and for none.
-    /// [`Error::File`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and the writer is
-    /// done for: all further calls fail.
+    /// [`Error::File`], [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and the
+    /// writer is done for: all further calls fail.
     pub fn write(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
         check_sample(key, fields, self.last_key.as_deref())?;
         self.check_whole()?;
@@ -232,7 +249,10 @@ impl ShardWriter {
         }
         let shard = match &mut self.open {
             Some(shard) => shard,
-            None => Self::open_shard(&self.settings, self.next_number, &mut self.open, &mut self.index)?,
+            None => {
+                let (number, open, index) = (self.next_number, &mut self.open, &mut self.index);
+                Self::open_shard(&self.destination, self.settings.compression, number, open, index)?
+            }
         };
         let entries = sample_entries(key, fields, shard.file.tar_bytes());
         shard.file.append(&entries, fields)?;
@@ -255,21 +275,22 @@ impl ShardWriter {
     }
 
     fn open_shard<'a>(
-        settings: &ShardWriterBuilder,
+        destination: &Destination,
+        compression: ShardCompression,
         number: usize,
         open: &'a mut Option<OpenShard>,
         index: &mut Option<WrittenIndex>,
     ) -> Result<&'a mut OpenShard> {
-        let file = ShardFile::create(&settings.folder, number, settings.compression)?;
+        let file = ShardFile::create(destination.staging(), number, compression)?;
         if let Some(index) = index {
-            index.begin_shard(&file.path(), settings.compression.into());
+            index.begin_shard(destination.shard(file.name())?, compression.into());
         }
         Ok(open.insert(OpenShard { file, samples: 0 }))
     }
 
     fn close_shard(&mut self) -> Result<()> {
         let Some(shard) = self.open.take() else { return Ok(()) };
-        self.written.shards.push(shard.file.commit()?);
+        self.written.shards.push(shard.file.commit(&self.destination)?);
         self.next_number += 1;
         self.index.as_mut().map_or(Ok(()), WrittenIndex::end_shard)
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::ShardCompression;
 use super::check::entry_name;
-use super::destination::{Destination, LocalFolder};
+use super::destination::Destination;
 use crate::error::{Error, Result};
 use crate::tar::Entry;
 
@@ -61,7 +61,7 @@ impl fmt::Debug for ShardFile {
 }
 
 impl ShardFile {
-    /// Begins the shard with this number.
+    /// Begins the shard with this number in a local folder.
     pub(super) fn create(folder: &Path, number: usize, compression: ShardCompression) -> Result<Self> {
         let (file, place) = Place::create(folder, &shard_name(number, compression))?;
         let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
@@ -73,9 +73,9 @@ impl ShardFile {
         self.tar_bytes
     }
 
-    /// Returns the path that the shard is to have.
-    pub(super) fn path(&self) -> PathBuf {
-        self.place.folder.join(&self.place.name)
+    /// Returns the name that the shard is to have.
+    pub(super) fn name(&self) -> &str {
+        &self.place.name
     }
 
     /// Appends a sample that [`super::check::check_sample`] has passed; `entries` says where its fields are to lie.
@@ -95,8 +95,8 @@ impl ShardFile {
         Ok(())
     }
 
-    /// Completes the shard, brings it to disk and gives it its name, which is returned.
-    pub(super) fn commit(self) -> Result<PathBuf> {
+    /// Completes the shard, brings it to disk and hands it over; returns where it is then.
+    pub(super) fn commit(self, destination: &Destination) -> Result<PathBuf> {
         let Self { archive, place, .. } = self;
         let finished = archive.into_inner().and_then(Sink::finish).and_then(|file| {
             file.sync_all()?;
@@ -104,7 +104,7 @@ impl ShardFile {
         });
         // Open, and so locked, until it has its name.
         let _file = finished.map_err(|source| place.error(source))?;
-        LocalFolder(&place.folder).put(&place.partial, &place.name)
+        destination.put(&place.partial, &place.name)
     }
 }
 

@@ -225,3 +225,70 @@ fn no_sample_gives_no_shard() {
     let written = ShardWriter::builder(folder.path().join("a/b")).build().unwrap().finish().unwrap();
     assert_eq!(written, super::WrittenShards::default());
 }
+
+/// A bucket in memory.
+fn bucket() -> (crate::store::Stores, Arc<dyn object_store::ObjectStore>) {
+    let memory: Arc<dyn object_store::ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+    let stores = crate::store::Stores::builder().build().unwrap();
+    stores.insert("s3://bucket", &memory);
+    (stores, memory)
+}
+
+fn to_bucket(stores: &crate::store::Stores) -> super::ShardWriterBuilder {
+    ShardWriter::builder("s3://bucket/run").stores(stores).shard_samples(2).index(false)
+}
+
+fn object(memory: &Arc<dyn object_store::ObjectStore>, url: &Path) -> Vec<u8> {
+    let path = url.to_str().unwrap().strip_prefix("s3://bucket/").unwrap();
+    let (store, path) = (memory.clone(), object_store::path::Path::from(path));
+    let get = async move { object_store::ObjectStoreExt::get(&store, &path).await.unwrap().bytes().await };
+    crate::store::spawn(get).wait().unwrap().unwrap().to_vec()
+}
+
+#[test]
+fn shards_on_a_store_are_those_of_a_folder_and_old_ones_are_kept() {
+    let (folder, (stores, memory)) = (tempfile::tempdir().unwrap(), bucket());
+    let fill = |mut writer: ShardWriter, keys: std::ops::Range<usize>| {
+        for key in keys {
+            writer.write(&format!("{key:03}"), &[("jpg", &[7; 600]), ("txt", b"a kite")]).unwrap();
+        }
+        writer.finish().unwrap().shards
+    };
+    let local = fill(ShardWriter::builder(folder.path()).shard_samples(2).build().unwrap(), 0..5);
+    let remote = fill(to_bucket(&stores).build().unwrap(), 0..5);
+    assert_eq!(remote.len(), 3);
+    for (local, remote) in local.iter().zip(&remote) {
+        assert_eq!(fs::read(local).unwrap(), object(&memory, remote));
+    }
+    let error = to_bucket(&stores).build().unwrap_err();
+    assert!(
+        matches!(&error, Error::ShardExists { path } if path == "s3://bucket/run/shard-000000.tar"),
+        "{error}"
+    );
+    let added = fill(to_bucket(&stores).append(true).build().unwrap(), 5..7);
+    assert_eq!(added, [Path::new("s3://bucket/run/shard-000003.tar")]);
+}
+
+#[test]
+fn a_name_that_was_taken_in_the_meantime_is_left_as_it_is() {
+    let (stores, memory) = bucket();
+    let (mut first, mut second) = (to_bucket(&stores).build().unwrap(), to_bucket(&stores).build().unwrap());
+    first.write("first", &[("txt", b"a")]).unwrap();
+    second.write("second", &[("txt", b"b")]).unwrap();
+    let written = first.finish().unwrap();
+    assert!(matches!(second.finish().unwrap_err(), Error::ShardExists { .. }));
+    assert_eq!(read_samples(object(&memory, &written.shards[0]))[0].key, "first");
+}
+
+#[test]
+fn the_shard_under_construction_is_no_object_and_its_folder_goes_with_the_writer() {
+    let (stores, memory) = bucket();
+    let mut writer = to_bucket(&stores).build().unwrap();
+    let staging = writer.destination.staging().to_owned();
+    writer.write("a", &[("txt", b"a")]).unwrap();
+    assert_eq!(names(&staging).len(), 1);
+    drop(writer);
+    assert!(!staging.exists());
+    let list = async move { memory.list_with_delimiter(None).await.unwrap().common_prefixes.len() };
+    assert_eq!(crate::store::spawn(list).wait().unwrap(), 0);
+}

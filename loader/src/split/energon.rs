@@ -1,0 +1,46 @@
+//! The splits of a data set that Energon prepared.
+
+use std::path::Path;
+
+use super::{Split, Splits, invalid};
+use crate::error::Result;
+use crate::index::foreign::energon::{Split as EnergonSplit, splits};
+
+/// Folders in which `.nv-meta` is looked for: that of the shards and those above.
+const FOLDERS_UP_MAX: usize = 4;
+
+/// Finds the splits of the data set that the shards in `folder` belong to; `None` if Energon left none.
+pub(super) fn find(folder: &Path) -> Result<Option<Splits>> {
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    for root in folder.ancestors().take(FOLDERS_UP_MAX) {
+        if let Some(named) = splits(root)? {
+            return of(root, named).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn of(root: &Path, named: Vec<EnergonSplit>) -> Result<Splits> {
+    let checked = named.into_iter().map(|split| Ok((split.name.clone(), checked(root, split)?)));
+    let splits = Splits {
+        origin: root.join(".nv-meta").display().to_string(),
+        splits: checked.collect::<Result<_>>()?,
+        overlap_hint: "Energon has no word for that; state them in a `splits.json` if that is meant",
+    };
+    splits.check_overlaps()?;
+    Ok(splits)
+}
+
+fn checked(root: &Path, split: EnergonSplit) -> Result<Split> {
+    let excluded = split.excluded_samples.iter().map(|sample| {
+        let parts = sample.rsplit_once('/').map(|(shard, key)| (shard.to_owned(), key.to_owned()));
+        parts
+            .ok_or_else(|| invalid(format!("split `{}` excludes `{sample}`, which is no sample", split.name)))
+    });
+    Ok(Split {
+        excluded: excluded.collect::<Result<_>>()?,
+        shards: Some(split.shards.into_iter().collect()),
+        folder: Some(root.to_owned()),
+        ..Split::default()
+    })
+}
