@@ -79,10 +79,10 @@ fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeErr
     picker.finish()
 }
 
-/// Opens the decoder of a stream; frames that turn out to be larger than the container says are refused as well.
+/// Opens the decoder of a stream; with `pixels_max` it refuses frames of twice as many, whatever the container says.
 fn decoder_of(
     stream: &ffmpeg::Stream<'_>,
-    limits: &VideoLimits,
+    pixels_max: Option<u64>,
 ) -> Result<ffmpeg::decoder::Video, DecodeError> {
     let mut context = ffmpeg::codec::Context::from_parameters(stream.parameters()).map_err(refusal)?;
     // The decode pool is parallel already.
@@ -90,7 +90,11 @@ fn decoder_of(
     let missing = || DecodeError::unsupported(FORMAT, format!("codec {:?}", context.id()));
     let codec = ffmpeg::decoder::find(context.id()).ok_or_else(missing)?;
     let mut options = Dictionary::new();
-    options.set("max_pixels", &limits.pixels_max.to_string());
+    if let Some(pixels_max) = pixels_max {
+        // FFmpeg counts the edges and paddings of its buffers as well.
+        let padded = pixels_max.saturating_mul(2).saturating_add(1 << 16);
+        options.set("max_pixels", &padded.to_string());
+    }
     // Damage is an error, not a smear over the rest of the frame.
     options.set("err_detect", "explode");
     context.decoder().open_as_with(codec, options).and_then(|opened| opened.video()).map_err(refusal)
@@ -120,13 +124,14 @@ impl Opened {
         let stream = input.streams().best(media::Type::Video).ok_or_else(missing)?;
         let quarter_turns = quarter_turns(&stream);
         let (number, time_base) = (stream.index(), stream.time_base());
-        let decoder = decoder_of(&stream, limits)?;
-        let (width, height) = (decoder.width(), decoder.height());
+        let declared = decoder_of(&stream, None)?;
+        let (width, height) = (declared.width(), declared.height());
         if width == 0 || height == 0 || width > SIDE_MAX || height > SIDE_MAX {
             return Err(DecodeError::malformed(FORMAT, 0, format!("frames of {width} x {height} pixels")));
         }
         let pixels = u64::from(width) * u64::from(height);
         check_limit(FORMAT, pixels, "pixels", "pixels_max", limits.pixels_max)?;
+        let decoder = decoder_of(&stream, Some(limits.pixels_max))?;
         Ok(Self { input, stream: number, time_base, decoder, quarter_turns, _file: file })
     }
 
