@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg bench bench-remote compare demo record-model-inputs record-processors
+.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg test-video bench bench-remote compare demo record-model-inputs record-processors
 
 check: fmt clippy docs test
 
@@ -49,6 +49,10 @@ test-interop:
 # The same codec tests through libjpeg-turbo; wants cmake and nasm.
 test-turbojpeg:
 	$(CARGO) test --locked -p dflop-loader -p dflop-tests --features dflop-loader/turbojpeg,dflop-tests/turbojpeg
+
+# Videos against the commands of FFmpeg; wants its development files, its commands and clang.
+test-video:
+	$(CARGO) test --locked -p dflop-loader --lib --features video video
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::augment::{Augment, PictureAugment};
 use crate::batch::{Batch, Field, Pixels, Sample};
-use crate::decode::{DecodeError, DecodeLimits, Media, decode};
+use crate::decode::{DecodeError, DecodeLimits, Media, VideoSampling, decode};
 use crate::error::{Error, Result};
 use crate::measure::decoded_bytes;
 use crate::metrics::Metrics;
@@ -41,6 +41,7 @@ pub(crate) struct Collator {
     skips: Arc<SkipLog>,
     preparer: Option<Arc<Preparer>>,
     augment: Option<Augment>,
+    limits: DecodeLimits,
 }
 
 /// Refuses to change pictures that stay undecoded.
@@ -100,7 +101,15 @@ struct PixelSample {
 
 impl Collator {
     pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
-        Self { decode, pool, tensors: TensorPool::default(), skips, preparer: None, augment: None }
+        Self {
+            decode,
+            pool,
+            tensors: TensorPool::default(),
+            skips,
+            preparer: None,
+            augment: None,
+            limits: DecodeLimits::default(),
+        }
     }
 
     /// Prepares every sample for a model, right behind its decoding.
@@ -123,6 +132,12 @@ impl Collator {
         Self { augment, ..self }
     }
 
+    /// Decodes these frames of videos.
+    pub(crate) fn video_sampling(mut self, sampling: Option<VideoSampling>) -> Self {
+        self.limits.video.sampling = sampling.unwrap_or_default();
+        self
+    }
+
     /// The account of what was not delivered.
     pub(crate) fn skips(&self) -> Arc<SkipLog> {
         self.skips.clone()
@@ -142,7 +157,8 @@ impl Collator {
     /// whose number is bounded instead.
     pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
         let is_decoded = self.decode == Decode::Media;
-        samples.iter().filter(|_| is_decoded).map(decoded_bytes).sum()
+        let bytes = |sample| decoded_bytes(sample, &self.limits.video.sampling);
+        samples.iter().filter(|_| is_decoded).map(bytes).sum()
     }
 
     /// Starts decoding a batch; waits only for room in the pool's queue.
@@ -171,11 +187,11 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
-            let (preparer, changes) = (self.preparer.clone(), self.changes(&raw));
+            let (preparer, changes, limits) = (self.preparer.clone(), self.changes(&raw), self.limits);
             let encoded = raw.clone();
             raw.fields.iter_mut().for_each(|field| field.payload = None);
             let work = move |_: &mut _| {
-                let decoded = decode_fields(&encoded.fields, &changes);
+                let decoded = decode_fields(&encoded.fields, &changes, &limits);
                 let done = decoded.and_then(|fields| match preparer {
                     Some(preparer) => prepare(&preparer, &encoded, fields),
                     None => Ok((fields, None)),
@@ -320,11 +336,14 @@ fn undecoded(field: &RawField) -> Field {
     Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
 }
 
-fn decode_fields(fields: &[RawField], changes: &[Option<PictureAugment>]) -> Result<Vec<Field>, FieldError> {
-    let limits = DecodeLimits::default();
+fn decode_fields(
+    fields: &[RawField],
+    changes: &[Option<PictureAugment>],
+    limits: &DecodeLimits,
+) -> Result<Vec<Field>, FieldError> {
     let decoded = fields.iter().zip(changes).map(|(field, change)| {
         let payload = field.payload.clone().unwrap_or_default();
-        let media = decode(&field.extension, payload, &limits).and_then(|media| match (media, change) {
+        let media = decode(&field.extension, payload, limits).and_then(|media| match (media, change) {
             (Media::Image(image), Some(change)) => {
                 change.apply(&image, image.width, image.height).map(Media::Image)
             }

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dflop_costmodel::{AudioLength, ImageSize, SampleShape};
+use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
-use crate::decode::{DecodeLimits, decode_json, decode_text};
+use crate::decode::{DecodeLimits, VideoSampling, decode_json, decode_text};
 use crate::probe::{MediumKind, MediumShape, kind_of_extension, probe_shape};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{Skipped, reason_of};
@@ -23,6 +23,8 @@ pub enum FieldShape {
     Image(ImageSize),
     /// A clip.
     Audio(AudioLength),
+    /// A video, after sampling and turning.
+    Video(VideoShape),
     /// A text, also inside JSON.
     Text(TextLength),
 }
@@ -35,6 +37,9 @@ impl FieldShape {
         match self {
             Self::Image(size) => 3 * u64::from(size.width) * u64::from(size.height),
             Self::Audio(length) => length.frames.saturating_mul(size_of::<f32>() as u64),
+            Self::Video(shape) => {
+                3 * u64::from(shape.frames) * u64::from(shape.width) * u64::from(shape.height)
+            }
             Self::Text(_) | Self::Opaque => stored_bytes,
         }
     }
@@ -45,6 +50,7 @@ impl FieldShape {
             Self::Opaque => {}
             Self::Image(size) => shape.images.push(size),
             Self::Audio(length) => shape.audio.push(length),
+            Self::Video(video) => shape.videos.push(video),
             Self::Text(length) => {
                 shape.text_tokens = shape.text_tokens.saturating_add(length.tokens);
                 shape.target_tokens = shape.target_tokens.saturating_add(length.target_tokens);
@@ -53,17 +59,27 @@ impl FieldShape {
     }
 }
 
-/// Estimates the bytes that a decoded sample takes in memory, from the headers of its pictures and clips.
+/// Estimates the bytes that a decoded sample takes in memory, from the headers of its media.
 ///
 /// A header that cannot be read counts as its field: the decoder will refuse it before it allocates more.
-pub(crate) fn decoded_bytes(sample: &RawSample) -> u64 {
+#[cfg_attr(not(feature = "video"), expect(unused_variables, reason = "no video is decoded"))]
+pub(crate) fn decoded_bytes(sample: &RawSample, sampling: &VideoSampling) -> u64 {
     let of_field = |field: &RawField| {
         let payload = field.payload.as_deref().unwrap_or_default();
         let shape = match kind_of_extension(&field.extension) {
             MediumKind::Image | MediumKind::Audio => probe_shape(payload, field.bytes, &field.extension).ok(),
             _ => None,
         };
-        let shape = shape.and_then(|shape| field_shape(shape).ok()).unwrap_or(FieldShape::Opaque);
+        let shape = shape.and_then(|shape| field_shape(shape).ok());
+        #[cfg(feature = "video")]
+        let shape = shape.or_else(|| {
+            let is_video = kind_of_extension(&field.extension) == MediumKind::Video;
+            is_video
+                .then(|| crate::decode::video_shape(payload, sampling).ok())
+                .flatten()
+                .map(FieldShape::Video)
+        });
+        let shape = shape.unwrap_or(FieldShape::Opaque);
         shape.decoded_bytes(field.bytes)
     };
     sample.fields.iter().map(of_field).sum()
@@ -112,10 +128,18 @@ impl RawSample {
 /// # Errors
 /// The first field whose header or text cannot be read.
 pub fn measure_sample(sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault> {
+    measure_sampled(sample, &VideoSampling::default())
+}
+
+/// Measures every field of a sample, with this many frames of a video.
+///
+/// # Errors
+/// Those of [`measure_sample`].
+pub fn measure_sampled(sample: &RawSample, sampling: &VideoSampling) -> Result<Vec<FieldShape>, FieldFault> {
     let mut measured = Vec::with_capacity(sample.fields.len());
     for field in &sample.fields {
         let payload = field.payload.clone().unwrap_or_default();
-        let shape = measure_field(&field.extension, &payload, field.bytes);
+        let shape = measure_field(&field.extension, &payload, field.bytes, sampling);
         measured.push(shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?);
     }
     let counted = measured.iter().filter_map(|(_, rank)| *rank).min();
@@ -139,10 +163,12 @@ enum TextRank {
     Json,
 }
 
+#[cfg_attr(not(feature = "video"), expect(unused_variables, reason = "no video is sampled"))]
 fn measure_field(
     extension: &str,
     payload: &Bytes,
     field_bytes: u64,
+    sampling: &VideoSampling,
 ) -> Result<(FieldShape, Option<TextRank>), String> {
     let text_bytes_max = DecodeLimits::default().text_bytes_max;
     match kind_of_extension(extension) {
@@ -156,6 +182,11 @@ fn measure_field(
             let length = measure_json(&json);
             let has_text = rank == TextRank::Conversation || length != TextLength::default();
             Ok((FieldShape::Text(length), has_text.then_some(rank)))
+        }
+        #[cfg(feature = "video")]
+        MediumKind::Video => {
+            let shape = crate::decode::video_shape(payload, sampling);
+            shape.map(|shape| (FieldShape::Video(shape), None)).map_err(|error| reason_of(&error))
         }
         MediumKind::Image | MediumKind::Audio if payload.is_empty() => Err("the field is empty".into()),
         _ => {

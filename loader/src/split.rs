@@ -45,7 +45,7 @@ const UNITS: u64 = 1_000_000_000;
 pub struct Splits {
     /// The file they come from, for messages.
     origin: String,
-    splits: BTreeMap<String, Split>,
+    by_name: BTreeMap<String, Split>,
     /// What to do about splits that overlap.
     overlap_hint: &'static str,
 }
@@ -139,14 +139,14 @@ impl Splits {
         });
         let overlap_hint = "say `\"may_overlap\": true` in one of them if that is meant";
         let splits =
-            Self { origin: origin.to_owned(), splits: checked.collect::<Result<_>>()?, overlap_hint };
+            Self { origin: origin.to_owned(), by_name: checked.collect::<Result<_>>()?, overlap_hint };
         splits.check_overlaps()?;
         Ok(splits)
     }
 
     fn check_overlaps(&self) -> Result<()> {
-        for (place, (name, split)) in self.splits.iter().enumerate() {
-            for (other_name, other) in self.splits.iter().skip(place + 1) {
+        for (place, (name, split)) in self.by_name.iter().enumerate() {
+            for (other_name, other) in self.by_name.iter().skip(place + 1) {
                 let overlap = split.overlap(other).filter(|_| !split.may_overlap && !other.may_overlap);
                 if let Some(overlap) = overlap {
                     let both = format!("`{}`: splits `{name}` and `{other_name}`", self.origin);
@@ -159,12 +159,12 @@ impl Splits {
 
     /// Returns the names of the splits, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.splits.keys().map(String::as_str)
+        self.by_name.keys().map(String::as_str)
     }
 
     /// Samples of an index that belong to a split, and what of the bad ones does.
     pub(crate) fn select(&self, name: &str, index: &Index) -> Result<(Selection, Vec<Skipped>)> {
-        let Some(split) = self.splits.get(name) else {
+        let Some(split) = self.by_name.get(name) else {
             let known: Vec<_> = self.names().collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             return Err(invalid(format!("`{}` has no split `{name}`; it has: {known}", self.origin)));
@@ -346,7 +346,7 @@ mod tests {
             let cut = f64::from(cut) / 1000.0;
             let splits = format!(r#"{{"splits":{{"a":{{"fraction":[0,{cut}]}},"b":{{"fraction":[{cut},1]}}}}}}"#);
             let splits = Splits::parse(&splits).unwrap();
-            let is_in = |name: &str| splits.splits[name].has_key(&key);
+            let is_in = |name: &str| splits.by_name[name].has_key(&key);
             prop_assert!(is_in("a") != is_in("b"));
         }
     }

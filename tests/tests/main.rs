@@ -23,5 +23,6 @@ mod stalls;
 mod state;
 mod stream;
 mod unindexed;
+mod video;
 mod webdataset_rules;
 mod writing;

@@ -7,6 +7,7 @@ use super::BalancedLoader;
 use crate::augment::Augment;
 use crate::collate::{Decode, check_augment};
 use crate::data_set::DataSet;
+use crate::decode::VideoSampling;
 use crate::error::{Error, Result, check_at_most};
 use crate::field_selection::FieldSelection;
 use crate::plan::StepPlanner;
@@ -38,6 +39,8 @@ pub struct BalancedLoaderBuilder {
     pub(super) error_budget: ErrorBudget,
     pub(super) stalls: StallSettings,
     pub(super) preparer: Option<Arc<Preparer>>,
+    /// As the indexes were made: the plan counts these frames.
+    pub(super) video_sampling: Option<VideoSampling>,
 }
 
 impl BalancedLoaderBuilder {
@@ -59,6 +62,7 @@ impl BalancedLoaderBuilder {
             error_budget: ErrorBudget::default(),
             stalls: StallSettings::default(),
             preparer: None,
+            video_sampling: None,
         }
     }
 
@@ -210,6 +214,7 @@ impl BalancedLoaderBuilder {
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.step_of(&state)?;
         }
+        self.video_sampling = common_video_sampling(self.planner.data_sets())?;
         let data_sets = self.planner.data_sets().iter();
         let bad: Vec<_> = data_sets.flat_map(DataSet::skipped).cloned().collect();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
@@ -222,4 +227,15 @@ impl BalancedLoaderBuilder {
         let (pool, skips) = (Arc::new(pool), Arc::new(skips));
         Ok(BalancedLoader { settings: self, pool, skips, next_step, prepared: Arc::default() })
     }
+}
+
+/// The sampling of videos by which all indexes were made.
+fn common_video_sampling(data_sets: &[DataSet]) -> Result<Option<VideoSampling>> {
+    let mut samplings = data_sets.iter().filter_map(|set| set.index().video_sampling());
+    let first = samplings.next();
+    if samplings.any(|other| Some(other) != first) {
+        let reason = "the indexes of the data sets were made for different frames of videos".into();
+        return Err(Error::Config { setting: "video_sampling", reason });
+    }
+    Ok(first)
 }

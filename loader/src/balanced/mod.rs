@@ -125,6 +125,7 @@ impl BalancedLoader {
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
             let collator = Collator::new(settings.decode, pool, skips.clone())
                 .augment(settings.augment)
+                .video_sampling(settings.video_sampling)
                 .preparer(settings.preparer.clone());
             let dp_size = settings.planner.dp_size();
             // One step waits decoded while the next is read; more steps only wait as plans.

@@ -1,6 +1,6 @@
 //! What the decoders may spend and what they may forgive.
 
-use super::DecodeError;
+use super::{DecodeError, VideoLimits};
 
 /// What to do with a medium that is damaged but partly readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,19 +55,26 @@ impl Default for AudioLimits {
 }
 
 /// Limits of [`decode`](super::decode), by modality.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeLimits {
     /// For pictures.
     pub image: ImageLimits,
     /// For audio.
     pub audio: AudioLimits,
+    /// For video, with the feature `video`.
+    pub video: VideoLimits,
     /// Longest text or JSON document in bytes. Default: 64 MiB.
     pub text_bytes_max: u64,
 }
 
 impl Default for DecodeLimits {
     fn default() -> Self {
-        Self { image: ImageLimits::default(), audio: AudioLimits::default(), text_bytes_max: 64 << 20 }
+        Self {
+            image: ImageLimits::default(),
+            audio: AudioLimits::default(),
+            video: VideoLimits::default(),
+            text_bytes_max: 64 << 20,
+        }
     }
 }
 

@@ -19,6 +19,7 @@ mod rgb224;
 #[cfg(test)]
 mod tests;
 mod text;
+mod video;
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -34,6 +35,9 @@ pub use self::numpy::{NpyArray, decode_npy};
 pub(crate) use self::resize::resize_crop;
 pub use self::rgb224::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
 pub use self::text::decode_text;
+#[cfg(feature = "video")]
+pub(crate) use self::video::video_shape;
+pub use self::video::{Video, VideoLimits, VideoSampling};
 
 /// The content of one field.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +46,8 @@ pub enum Media {
     Image(RgbImage),
     /// An audio clip.
     Audio(Audio),
+    /// Sampled frames of a video; only with the feature `video`.
+    Video(Video),
     /// A text.
     Text(String),
     /// A JSON document.
@@ -68,6 +74,8 @@ pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Me
     match kind_of_extension(extension) {
         MediumKind::Image => decode_rgb(&bytes, &limits.image).map(Media::Image),
         MediumKind::Audio => decode_audio(&bytes, &limits.audio).map(Media::Audio),
+        #[cfg(feature = "video")]
+        MediumKind::Video => video::decode_video(&bytes, &limits.video).map(Media::Video),
         MediumKind::Text => decode_text(&bytes, limits.text_bytes_max).map(Media::Text),
         MediumKind::Json => decode_json(&bytes, limits.text_bytes_max).map(Media::Json),
         MediumKind::Npy => decode_npy(&bytes).map(Media::Npy),

@@ -141,7 +141,7 @@ fn files_below(folder: &Path, files: &mut Vec<PathBuf>) {
 }
 
 /// Real files whose names end like this; none where there are no shared media.
-#[cfg(feature = "turbojpeg")]
+#[cfg(any(feature = "turbojpeg", feature = "video"))]
 pub(super) fn shared_files(ending: &str) -> impl Iterator<Item = (PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
     if let Some(folder) = shared_media() {

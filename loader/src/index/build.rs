@@ -11,11 +11,11 @@ use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
-use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT};
+use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use crate::compression::{Compression, decompress, sniff_compression};
-use crate::decode::{DecodeLimits, decode};
+use crate::decode::{DecodeLimits, VideoSampling, decode};
 use crate::error::{Error, Result};
-use crate::measure::{FieldFault, FieldShape, measure_sample};
+use crate::measure::{FieldFault, FieldShape, measure_sampled};
 use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 use crate::shard::Shard;
@@ -53,20 +53,17 @@ pub(super) fn build_checked(
     claims: &Claims,
     options: &IndexOptions,
 ) -> Result<BuiltShard> {
-    let mut built = build_shard(shard, identity, options.is_verified, options.foreign)?;
+    let mut built = build_shard(shard, identity, options)?;
     built.warnings.extend(differences(shard, &built, claims));
     Ok(built)
 }
 
-/// Reads a shard's headers; with `is_verified` decodes every field as well.
-pub(super) fn build_shard(
-    shard: &Shard,
-    identity: &Identity,
-    is_verified: bool,
-    foreign: ForeignIndexes,
-) -> Result<BuiltShard> {
+/// Reads a shard's headers; decodes every field as well if `options` say so.
+pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOptions) -> Result<BuiltShard> {
+    let IndexOptions { is_verified, video_sampling, foreign, .. } = *options;
     if let Some(object) = shard.remote() {
-        let mut builder = Builder::new(indexed(shard, identity, Compression::None), is_verified);
+        let indexed = indexed(shard, identity, Compression::None);
+        let mut builder = Builder::new(indexed, is_verified, video_sampling);
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
@@ -76,7 +73,7 @@ pub(super) fn build_shard(
     };
     let compression = sniff_compression(&shard.url, &archive);
     let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
-    let mut builder = Builder::new(indexed, is_verified);
+    let mut builder = Builder::new(indexed, is_verified, video_sampling);
     match compression {
         Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
         Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),
@@ -120,15 +117,18 @@ pub(super) struct Builder {
     keys_seen: std::collections::HashSet<String>,
     has_repeated_key: bool,
     is_verified: bool,
+    limits: DecodeLimits,
 }
 
 impl Builder {
-    /// Starts a shard; with `is_verified` every field is decoded.
-    pub(super) fn new(shard: IndexedShard, is_verified: bool) -> Self {
+    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling` says.
+    pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
         let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
-        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified }
+        let mut limits = DecodeLimits::default();
+        limits.video.sampling = sampling;
+        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits }
     }
 
     /// Reads an uncompressed shard: where another tool says that its headers stand, or from its beginning.
@@ -223,7 +223,7 @@ impl Builder {
     }
 
     fn check_sample(&self, sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault> {
-        let shapes = measure_sample(sample)?;
+        let shapes = measure_sampled(sample, &self.limits.video.sampling)?;
         for field in &sample.fields {
             let fault = |reason| FieldFault { field: field.extension.clone(), reason };
             if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
@@ -231,7 +231,7 @@ impl Builder {
             }
             if self.is_verified {
                 let payload = field.payload.clone().unwrap_or_default();
-                let decoded = decode(&field.extension, payload, &DecodeLimits::default());
+                let decoded = decode(&field.extension, payload, &self.limits);
                 decoded.map_err(|error| fault(reason_of(&error)))?;
             }
         }
@@ -319,6 +319,8 @@ fn encode_shape(shape: FieldShape) -> (u8, [u32; 2]) {
         FieldShape::Opaque => (OPAQUE, [0, 0]),
         FieldShape::Image(size) => (IMAGE, [size.width, size.height]),
         FieldShape::Audio(length) => (AUDIO, [length.frames as u32, length.sample_rate_hz]),
+        // Sides are below 65,536: the decoder refuses others.
+        FieldShape::Video(shape) => (VIDEO, [shape.frames, shape.width << 16 | shape.height]),
         FieldShape::Text(length) => (TEXT, [length.tokens, length.target_tokens]),
     }
 }

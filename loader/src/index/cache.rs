@@ -20,9 +20,11 @@ use super::build::{BuiltShard, build_checked, stat};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
 use super::remote::identities;
+use super::rows::ShardRows;
 use super::schema::IndexedShard;
 use super::{Index, no_samples};
 use crate::compression::Compression;
+use crate::decode::VideoSampling;
 use crate::error::{Error, Result};
 use crate::group::split_key;
 use crate::progress::{NoProgress, Progress};
@@ -48,6 +50,9 @@ pub struct IndexOptions {
     pub is_rebuilt: bool,
     /// Decodes every field, so that bad samples are known before the first epoch. Implies `is_rebuilt`.
     pub is_verified: bool,
+    /// Which frames of a video are shown, with the feature `video`; an index of videos that was made for others
+    /// is made anew.
+    pub video_sampling: VideoSampling,
     /// Shards that are read at the same time.
     pub threads: usize,
     /// What the files of other tools beside the shards are used for.
@@ -64,6 +69,7 @@ impl Default for IndexOptions {
             folder: None,
             is_rebuilt: false,
             is_verified: false,
+            video_sampling: VideoSampling::default(),
             threads,
             foreign: ForeignIndexes::default(),
             progress: Arc::new(NoProgress),
@@ -72,13 +78,16 @@ impl Default for IndexOptions {
 }
 
 pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
+    if let Some(fault) = options.video_sampling.fault() {
+        return Err(Error::Config { setting: "video_sampling", reason: fault.into() });
+    }
     let stats = stats(&shards)?;
     let name = file_name(&shards, &stats);
     let is_rebuilt = options.is_rebuilt || options.is_verified;
     let candidates = folders(&shards, options);
     if !is_rebuilt {
         for folder in &candidates {
-            if let Some(decoded) = open_fitting(&folder.join(&name), &shards, &stats) {
+            if let Some(decoded) = open_fitting(&folder.join(&name), &shards, &stats, options) {
                 return assemble(shards, decoded, Some(folder.join(&name)));
             }
         }
@@ -91,12 +100,13 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     }
     let path = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
     if let Some(path) = path.as_ref().filter(|_| !is_rebuilt)
-        && let Some(decoded) = open_fitting(path, &shards, &stats)
+        && let Some(decoded) = open_fitting(path, &shards, &stats, options)
     {
         return assemble(shards, decoded, Some(path.clone()));
     }
     let built = build_shards(&shards, &stats, options)?;
-    let encoded = encode_index(built).map_err(|error| index_error(path.as_deref(), &error))?;
+    let encoded =
+        encode_index(built, options.video_sampling).map_err(|error| index_error(path.as_deref(), &error))?;
     let Some(path) = path else { return decode_in_memory(shards, &encoded.into()) };
     write_atomically(&path, &encoded)?;
     let mapped =
@@ -113,7 +123,8 @@ pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf>
     let (folder, _lock) = lock_first_writable(&candidates, &name)
         .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
     let path = folder.join(&name);
-    let encoded = encode_index(built).map_err(|error| index_error(Some(&path), &error))?;
+    let sampling = VideoSampling::default();
+    let encoded = encode_index(built, sampling).map_err(|error| index_error(Some(&path), &error))?;
     write_atomically(&path, &encoded)?;
     Ok(path)
 }
@@ -137,6 +148,8 @@ fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
 
 fn assemble(shards: Vec<Shard>, decoded: DecodedIndex, path: Option<PathBuf>) -> Result<Index> {
     let DecodedIndex { metadata, rows } = decoded;
+    let has_videos = rows.iter().any(ShardRows::has_videos);
+    let video_sampling = metadata.video_sampling.filter(|_| has_videos);
     let mut end = 0;
     let starts = rows.iter().map(|rows| {
         end += rows.len() as u64;
@@ -159,6 +172,7 @@ fn assemble(shards: Vec<Shard>, decoded: DecodedIndex, path: Option<PathBuf>) ->
         fingerprint: metadata.fingerprint.into(),
         skipped,
         warnings: metadata.warnings,
+        video_sampling,
         path,
     })
 }
@@ -193,13 +207,19 @@ fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
 }
 
 /// Opens an index file if it is whole and its shards have not changed since.
-fn open_fitting(path: &Path, shards: &[Shard], stats: &[Identity]) -> Option<DecodedIndex> {
+fn open_fitting(
+    path: &Path,
+    shards: &[Shard],
+    stats: &[Identity],
+    options: &IndexOptions,
+) -> Option<DecodedIndex> {
     let decoded = decode_index(&map_file(path).ok()?).ok()?;
     let indexed = &decoded.metadata.shards;
     let is_same = indexed.len() == stats.len()
         && indexed.iter().zip(stats).all(|(indexed, identity)| is_version(indexed, identity));
-    let is_fitting =
-        is_same && (0..shards.len()).all(|shard| has_last_sample(&shards[shard], &decoded, shard));
+    let is_fitting = is_same
+        && has_video_shapes(&decoded, options)
+        && (0..shards.len()).all(|shard| has_last_sample(&shards[shard], &decoded, shard));
     is_fitting.then_some(decoded)
 }
 
@@ -211,6 +231,13 @@ fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
         _ => false,
     };
     is_same && indexed.bytes == found.bytes
+}
+
+/// Whether videos, if there are any, were sampled as asked for; a build without video takes what there is.
+fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
+    !cfg!(feature = "video")
+        || decoded.metadata.video_sampling == Some(options.video_sampling)
+        || !decoded.rows.iter().any(ShardRows::has_videos)
 }
 
 /// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may agree

@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, schema, shape_item};
+use crate::decode::VideoSampling;
 
 /// Key of the checksum in the footer's own metadata.
 const CHECKSUM_KEY: &str = "dflop.xxh3";
@@ -31,7 +32,10 @@ const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
 const TRAILER_BYTES: usize = 10;
 
 /// Writes the shards, in order, to bytes.
-pub(super) fn encode_index(built: Vec<BuiltShard>) -> Result<Vec<u8>, ArrowError> {
+pub(super) fn encode_index(
+    built: Vec<BuiltShard>,
+    video_sampling: VideoSampling,
+) -> Result<Vec<u8>, ArrowError> {
     let names = extension_names(&built)?;
     let metadata = Metadata {
         version: VERSION,
@@ -43,6 +47,7 @@ pub(super) fn encode_index(built: Vec<BuiltShard>) -> Result<Vec<u8>, ArrowError
             .flat_map(|(number, shard)| shard.skipped.iter().map(move |skipped| (number, skipped.clone())))
             .collect(),
         warnings: built.iter().flat_map(|shard| shard.warnings.clone()).collect(),
+        video_sampling: cfg!(feature = "video").then_some(video_sampling),
     };
     let metadata =
         serde_json::to_string(&metadata).map_err(|error| ArrowError::ExternalError(error.into()))?;

@@ -25,6 +25,7 @@ pub use rows::{FieldRow, SampleRow};
 pub use schema::IndexedShard;
 pub(crate) use written::WrittenIndex;
 
+use crate::decode::VideoSampling;
 use crate::error::{Error, Result};
 use crate::shard::Shard;
 use crate::skip::Skipped;
@@ -40,6 +41,7 @@ pub struct Index {
     fingerprint: Arc<str>,
     skipped: Vec<Skipped>,
     warnings: Vec<String>,
+    video_sampling: Option<VideoSampling>,
     path: Option<PathBuf>,
 }
 
@@ -94,6 +96,12 @@ impl Index {
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Returns which frames of videos are counted; `None` if there are none or they were not looked at.
+    #[must_use]
+    pub fn video_sampling(&self) -> Option<VideoSampling> {
+        self.video_sampling
     }
 
     /// Returns the index file; `None` if no folder could be written and it lives in memory only.

@@ -99,7 +99,7 @@ fn wanted_bytes(entry: &Entry) -> u64 {
     let is_jumped = match kind_of_extension(&extension) {
         MediumKind::Image | MediumKind::Npy => true,
         MediumKind::Opaque => !extension.ends_with("opus"),
-        MediumKind::Audio | MediumKind::Text | MediumKind::Json => false,
+        _ => false,
     };
     if is_jumped && entry.bytes > READ_WHOLE_BYTES { PREFIX_BYTES } else { entry.bytes }
 }

@@ -3,10 +3,11 @@
 use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray};
-use dflop_costmodel::{AudioLength, ImageSize, SampleShape};
+use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
-use super::schema::{AUDIO, IMAGE, TEXT, field_item};
+use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
 use crate::measure::FieldShape;
+use crate::probe::is_video_extension;
 use crate::text::TextLength;
 
 /// Bytes of a tar block, the unit of `start_blocks`.
@@ -132,12 +133,21 @@ impl<'a> SampleRow<'a> {
 }
 
 impl ShardRows {
+    /// Whether any field of the data set is called like a video.
+    pub(super) fn has_videos(&self) -> bool {
+        self.names.iter().flatten().any(is_video_extension)
+    }
+
     fn shape(&self, at: usize) -> FieldShape {
         let (first, second) = (self.shapes.value(2 * at), self.shapes.value(2 * at + 1));
         match self.media.value(at) {
             IMAGE => FieldShape::Image(ImageSize { width: first, height: second }),
             AUDIO => FieldShape::Audio(AudioLength { frames: first.into(), sample_rate_hz: second }),
             TEXT => FieldShape::Text(TextLength { tokens: first, target_tokens: second }),
+            VIDEO => {
+                let (width, height) = (second >> 16, second & 0xFFFF);
+                FieldShape::Video(VideoShape { frames: first, width, height })
+            }
             _ => FieldShape::Opaque,
         }
     }

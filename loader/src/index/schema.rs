@@ -8,8 +8,8 @@
 //! | `fields.extension` | dictionary u16 to utf8 | what follows the key's dot |
 //! | `fields.start_blocks` | u32 | start of the payload behind `offset`, in blocks of 512 bytes |
 //! | `fields.bytes` | u64 | length of the payload |
-//! | `fields.medium` | u8 | 0 opaque, 1 image, 2 audio, 3 text |
-//! | `fields.shape` | two u32 | image: width, height in pixels; audio: frames, sample rate in Hz; text: tokens, target tokens |
+//! | `fields.medium` | u8 | 0 opaque, 1 image, 2 audio, 3 text, 4 video |
+//! | `fields.shape` | two u32 | image: width, height in pixels; audio: frames, sample rate in Hz; text: tokens, target tokens; video: frames after sampling, width x 65,536 + height |
 //!
 //! A record batch is a shard. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
 
@@ -18,10 +18,11 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, Fields, Schema};
 
 use crate::compression::Compression;
+use crate::decode::VideoSampling;
 use crate::skip::Skipped;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// Metadata key of the JSON document.
 pub(super) const METADATA_KEY: &str = "dflop";
 
@@ -58,6 +59,9 @@ pub(super) struct Metadata {
     /// What is bad, with the number of its shard: the name may be another when the file is opened.
     pub(super) skipped: Vec<(usize, Skipped)>,
     pub(super) warnings: Vec<String>,
+    /// How videos were sampled; `None` if they were not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) video_sampling: Option<VideoSampling>,
 }
 
 /// Codes of `fields.medium`.
@@ -65,6 +69,7 @@ pub(super) const OPAQUE: u8 = 0;
 pub(super) const IMAGE: u8 = 1;
 pub(super) const AUDIO: u8 = 2;
 pub(super) const TEXT: u8 = 3;
+pub(super) const VIDEO: u8 = 4;
 
 pub(super) fn shape_item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::UInt32, false))

@@ -7,10 +7,12 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 
+use super::IndexOptions;
 use super::build::{Builder, BuiltShard, build_shard, indexed};
 use super::cache::{stats, store};
 use super::foreign::ForeignIndexes;
 use crate::compression::Compression;
+use crate::decode::VideoSampling;
 use crate::error::Result;
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::read::{Assembler, FIELD_BYTES_MAX};
@@ -38,7 +40,8 @@ impl WrittenIndex {
     /// # Errors
     /// Those of indexing a shard.
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
-        let built = build_shard(&shard, &identity(&shard)?, false, ForeignIndexes::Ignore)?;
+        let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
+        let built = build_shard(&shard, &identity(&shard)?, &options)?;
         self.finished.push((shard, built));
         Ok(())
     }
@@ -48,7 +51,8 @@ impl WrittenIndex {
         let nothing = Identity { bytes: 0, modified_ns: 0, etag: None };
         let indexed = indexed(&shard, &nothing, compression);
         let assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
-        self.open = Some(OpenShard { shard, assembler, builder: Builder::new(indexed, false) });
+        let builder = Builder::new(indexed, false, VideoSampling::default());
+        self.open = Some(OpenShard { shard, assembler, builder });
     }
 
     /// Takes an entry of the shard under construction; a payload that has a shape is copied.
@@ -98,7 +102,7 @@ fn has_shape(name: &str) -> bool {
     match kind_of_extension(name) {
         MediumKind::Npy => false,
         MediumKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
-        MediumKind::Image | MediumKind::Audio | MediumKind::Text | MediumKind::Json => true,
+        _ => true,
     }
 }
 

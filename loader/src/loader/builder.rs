@@ -7,6 +7,7 @@ use super::input::Input;
 use super::{Loader, state::Tracker};
 use crate::augment::Augment;
 use crate::collate::{Decode, check_augment};
+use crate::decode::VideoSampling;
 use crate::error::{Error, Result, check_at_most};
 use crate::field_selection::FieldSelection;
 use crate::pool::{DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
@@ -26,6 +27,7 @@ pub struct LoaderBuilder {
     pub(super) scaled_decode: bool,
     pub(super) augment: Option<Augment>,
     pub(super) fields: FieldSelection,
+    pub(super) video_sampling: Option<VideoSampling>,
     pub(super) batch_size: usize,
     pub(super) workers: usize,
     pub(super) epochs: u64,
@@ -46,6 +48,7 @@ impl LoaderBuilder {
             scaled_decode: false,
             augment: None,
             fields: FieldSelection::ALL,
+            video_sampling: None,
             batch_size: 32,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             epochs: 1,
@@ -81,6 +84,14 @@ impl LoaderBuilder {
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
         self.augment = Some(augment);
+        self
+    }
+
+    /// Sets which frames of a video [`Decode::Media`] delivers; needs the feature `video`. Default: two a second, 64 at
+    /// most.
+    #[must_use]
+    pub fn video_sampling(mut self, sampling: VideoSampling) -> Self {
+        self.video_sampling = Some(sampling);
         self
     }
 
@@ -182,6 +193,7 @@ impl LoaderBuilder {
         self.input.check(&self.shards)?;
         self.stalls.check()?;
         check_augment(self.decode, self.augment.as_ref())?;
+        check_video(self.video_sampling)?;
         let pool = DecodePool::new(self.workers, self.kernel()?)?;
         let kernel_cpu_ns = pool.cpu_ns();
         let (known, mut skips) = (self.input.known(), SkipLog::new(self.error_budget, None));
@@ -223,5 +235,18 @@ impl LoaderBuilder {
         let batch_bytes = row_bytes.saturating_mul(self.batch_size as u64);
         // One is filled and one is consumed beside those that wait.
         (self.decoded_bytes_max / batch_bytes.max(1)).saturating_sub(2).clamp(1, 64) as usize
+    }
+}
+
+fn check_video(sampling: Option<VideoSampling>) -> Result<()> {
+    let Some(sampling) = sampling else { return Ok(()) };
+    let reason = if cfg!(feature = "video") {
+        sampling.fault()
+    } else {
+        Some("this build has no FFmpeg; build with the feature `video`")
+    };
+    match reason {
+        Some(reason) => Err(Error::Config { setting: "video_sampling", reason: reason.into() }),
+        None => Ok(()),
     }
 }

@@ -74,7 +74,9 @@ impl Loader {
         let batches = try_stream! {
             metrics.begin_stream();
             *lock(&tracker) = Tracker::start(settings.input.restored.as_deref())?;
-            let collator = Collator::new(settings.decode, pool, skips.clone()).augment(settings.augment);
+            let collator = Collator::new(settings.decode, pool, skips.clone())
+                .augment(settings.augment)
+                .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
             let mut begun = run_ahead(begin_batches(settings, known, collator.clone()), ahead);

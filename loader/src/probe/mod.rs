@@ -53,6 +53,9 @@ pub enum MediumKind {
     Image,
     /// [`crate::decode::decode_audio`]: WAV, FLAC, MP3, Ogg Vorbis.
     Audio,
+    /// FFmpeg: MP4, MOV, Matroska, WebM, AVI.
+    #[cfg(feature = "video")]
+    Video,
     /// [`crate::decode::decode_text`]: UTF-8.
     Text,
     /// [`crate::decode::decode_json`].
@@ -82,6 +85,8 @@ pub fn kind_of_extension(extension: &str) -> MediumKind {
             MediumKind::Image
         }
         "wav" | "wave" | "flac" | "mp3" | "ogg" | "oga" => MediumKind::Audio,
+        #[cfg(feature = "video")]
+        "mp4" | "mkv" | "webm" | "avi" | "mov" => MediumKind::Video,
         "txt" | "text" | "caption" => MediumKind::Text,
         "json" => MediumKind::Json,
         "npy" => MediumKind::Npy,
@@ -116,6 +121,8 @@ pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<M
         MediumKind::Audio => audio::audio_shape(prefix, field_bytes),
         MediumKind::Opaque if last_part(extension) == "opus" => audio::audio_shape(prefix, field_bytes),
         MediumKind::Text => Ok(MediumShape::Text { bytes: field_bytes }),
+        #[cfg(feature = "video")]
+        MediumKind::Video => Ok(MediumShape::Opaque),
         MediumKind::Json | MediumKind::Npy | MediumKind::Opaque => Ok(MediumShape::Opaque),
     };
     match shape {

@@ -24,7 +24,7 @@ fn of(root: &Path, named: Vec<EnergonSplit>) -> Result<Splits> {
     let checked = named.into_iter().map(|split| Ok((split.name.clone(), checked(root, split)?)));
     let splits = Splits {
         origin: root.join(".nv-meta").display().to_string(),
-        splits: checked.collect::<Result<_>>()?,
+        by_name: checked.collect::<Result<_>>()?,
         overlap_hint: "Energon has no word for that; state them in a `splits.json` if that is meant",
     };
     splits.check_overlaps()?;

@@ -247,12 +247,11 @@ impl ShardWriter {
         if !self.has_room(tar_bytes_of(&sample_entries(key, fields, 0))) {
             self.close_shard()?;
         }
-        let shard = match &mut self.open {
-            Some(shard) => shard,
-            None => {
-                let (number, open, index) = (self.next_number, &mut self.open, &mut self.index);
-                Self::open_shard(&self.destination, self.settings.compression, number, open, index)?
-            }
+        let shard = if let Some(shard) = &mut self.open {
+            shard
+        } else {
+            let (number, open, index) = (self.next_number, &mut self.open, &mut self.index);
+            Self::open_shard(&self.destination, self.settings.compression, number, open, index)?
         };
         let entries = sample_entries(key, fields, shard.file.tar_bytes());
         shard.file.append(&entries, fields)?;

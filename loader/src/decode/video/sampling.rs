@@ -1,0 +1,145 @@
+//! Which frames of a video are shown to the model.
+
+use serde::{Deserialize, Serialize};
+
+/// Which frames of a video are shown to the model; a video with fewer frames shows all it has.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VideoSampling {
+    /// So many frames, evenly spread over the video.
+    Uniform {
+        /// Number of frames, at least 1.
+        frames: u32,
+    },
+    /// The frame that is shown at 0, `1 / per_second`, `2 / per_second` … seconds, no frame twice.
+    Fps {
+        /// Frames per second, above 0.
+        per_second: f64,
+        /// Most frames; where there are more, so many of them are taken, evenly spread.
+        frames_max: u32,
+    },
+    /// Frames that are coded without others.
+    Keyframes {
+        /// Most frames; where there are more, so many of them are taken, evenly spread.
+        frames_max: u32,
+    },
+}
+
+impl Default for VideoSampling {
+    /// Two frames a second, 64 at most.
+    fn default() -> Self {
+        Self::Fps { per_second: 2.0, frames_max: 64 }
+    }
+}
+
+/// A frame as its packet announces it.
+#[cfg(any(feature = "video", test))]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Stamp {
+    /// When it is shown, from any origin.
+    pub(super) seconds: f64,
+    pub(super) is_key: bool,
+}
+
+impl VideoSampling {
+    /// Returns the reason why the numbers make no sense, if they do not.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        match *self {
+            Self::Uniform { frames: 0 }
+            | Self::Fps { frames_max: 0, .. }
+            | Self::Keyframes { frames_max: 0 } => Some("must take at least 1 frame"),
+            Self::Fps { per_second, .. } if !(per_second > 0.0 && per_second.is_finite()) => {
+                Some("the frames per second must be above 0")
+            }
+            _ => None,
+        }
+    }
+
+    /// Chooses frames, in rising order, each at most once, at least one if there is any.
+    ///
+    /// - `stamps`: all frames, in the order in which they are shown
+    #[cfg(any(feature = "video", test))]
+    pub(super) fn choose(&self, stamps: &[Stamp]) -> Vec<usize> {
+        let all = || (0..stamps.len()).collect();
+        match *self {
+            Self::Uniform { frames } => spread(all(), frames),
+            Self::Fps { per_second, frames_max } => spread(grid(stamps, per_second), frames_max),
+            Self::Keyframes { frames_max } => {
+                let keys: Vec<usize> = (0..stamps.len()).filter(|&at| stamps[at].is_key).collect();
+                spread(if keys.is_empty() { all() } else { keys }, frames_max)
+            }
+        }
+    }
+}
+
+/// Takes the middle of each of `most` parts of a list that is longer.
+#[cfg(any(feature = "video", test))]
+fn spread(frames: Vec<usize>, most: u32) -> Vec<usize> {
+    let (length, most) = (frames.len(), most as usize);
+    if length <= most {
+        return frames;
+    }
+    (0..most).map(|part| frames[(2 * part + 1) * length / (2 * most)]).collect()
+}
+
+/// The frames that are shown at the points of a grid in time.
+#[cfg(any(feature = "video", test))]
+fn grid(stamps: &[Stamp], per_second: f64) -> Vec<usize> {
+    let Some(first) = stamps.first() else { return Vec::new() };
+    let mut chosen = vec![0];
+    for (at, stamp) in stamps.iter().enumerate().skip(1) {
+        // A point on a frame's own time belongs to it, whatever rounding did to the time.
+        let point = |stamp: &Stamp| ((stamp.seconds - first.seconds) * per_second + 1e-6).floor();
+        if point(stamp) > point(&stamps[at - 1]) {
+            // The point lies on this frame, or behind the one before.
+            let is_exact = (stamp.seconds - first.seconds) * per_second - point(stamp) < 1e-3;
+            let shown = if is_exact { at } else { at - 1 };
+            if chosen.last() != Some(&shown) {
+                chosen.push(shown);
+            }
+        }
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamps(frames: usize, per_second: f64) -> Vec<Stamp> {
+        let stamp =
+            |at: usize| Stamp { seconds: 5.0 + at as f64 / per_second, is_key: at.is_multiple_of(12) };
+        (0..frames).map(stamp).collect()
+    }
+
+    #[test]
+    fn uniform_takes_the_middles_of_even_parts() {
+        assert_eq!(VideoSampling::Uniform { frames: 4 }.choose(&stamps(100, 25.0)), [12, 37, 62, 87]);
+        assert_eq!(VideoSampling::Uniform { frames: 8 }.choose(&stamps(3, 25.0)), [0, 1, 2]);
+        assert!(VideoSampling::Uniform { frames: 8 }.choose(&[]).is_empty());
+    }
+
+    #[test]
+    fn frames_per_second_follow_a_grid_in_time() {
+        let fps = |per_second, frames_max| VideoSampling::Fps { per_second, frames_max };
+        assert_eq!(fps(2.0, 64).choose(&stamps(60, 30.0)), [0, 15, 30, 45]);
+        assert_eq!(fps(2.0, 2).choose(&stamps(60, 30.0)), [15, 45]);
+        assert_eq!(fps(30.0, 64).choose(&stamps(5, 30.0)), [0, 1, 2, 3, 4]);
+        assert_eq!(fps(60.0, 64).choose(&stamps(3, 30.0)), [0, 1, 2]);
+        // Points at 0, 0.5 and 1.0 s; frames are shown from 0, 0.4, 0.8 and 1.2 s on.
+        assert_eq!(fps(2.0, 64).choose(&stamps(4, 2.5)), [0, 1, 2]);
+    }
+
+    #[test]
+    fn keyframes_are_thinned_out_to_the_most() {
+        assert_eq!(VideoSampling::Keyframes { frames_max: 9 }.choose(&stamps(40, 25.0)), [0, 12, 24, 36]);
+        assert_eq!(VideoSampling::Keyframes { frames_max: 2 }.choose(&stamps(40, 25.0)), [12, 36]);
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_have_a_fault() {
+        assert!(VideoSampling::Uniform { frames: 0 }.fault().is_some());
+        assert!(VideoSampling::Fps { per_second: f64::NAN, frames_max: 1 }.fault().is_some());
+        assert!(VideoSampling::default().fault().is_none());
+    }
+}
