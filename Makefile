@@ -53,6 +53,7 @@ test-turbojpeg:
 # Videos against the commands of FFmpeg; wants its development files, its commands and clang.
 test-video:
 	$(CARGO) test --locked -p dflop-loader --lib --features video video
+	$(CARGO) test --locked -p dflop-tests --features video video
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check

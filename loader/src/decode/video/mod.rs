@@ -2,7 +2,8 @@
 //!
 //! A model sees some frames of a video, not all: [`VideoSampling`] says which, from time stamps alone, so the index
 //! knows their number without decoding and the decoder delivers just that many. Frames are turned as the container
-//! says, so width and height are those that are shown. Without the feature a video field stays undecoded.
+//! says, so width and height are those that are shown. Of several streams FFmpeg's choice is taken. Without the feature
+//! a video field stays undecoded.
 
 #[cfg(feature = "video")]
 mod ffmpeg;
