@@ -1,8 +1,9 @@
 //! Read-ahead: a bound in bytes, and a stage that runs before it is asked.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::{Error, Result};
@@ -85,22 +86,26 @@ impl Drop for ByteLease {
 
 /// Runs a stream in a task of its own, up to `ahead` items before they are asked for.
 ///
-/// The stream is polled from the first moment; dropping the receiver ends it at once.
-pub(crate) fn run_ahead<S>(stream: S, ahead: usize) -> mpsc::Receiver<S::Item>
-where
-    S: Stream + Send + 'static,
-    S::Item: Send,
-{
+/// The stream is polled from the first moment; dropping the receiver ends it at once. A panic in it is an error, not an
+/// end.
+pub(crate) fn run_ahead<T: Send + 'static>(
+    stream: impl Stream<Item = Result<T>> + Send + 'static,
+    ahead: usize,
+) -> mpsc::Receiver<Result<T>> {
     let (sender, receiver) = mpsc::channel(ahead.max(1));
     tokio::spawn(async move {
         let mut stream = std::pin::pin!(stream);
         loop {
             let item = tokio::select! {
-                item = stream.next() => item,
+                item = AssertUnwindSafe(stream.next()).catch_unwind() => item,
                 () = sender.closed() => return,
             };
-            let Some(item) = item else { return };
-            if sender.send(item).await.is_err() {
+            let (item, is_last) = match item {
+                Ok(Some(item)) => (item, false),
+                Ok(None) => return,
+                Err(_) => (Err(Error::StageEnded { stage: "read" }), true),
+            };
+            if sender.send(item).await.is_err() || is_last {
                 return;
             }
         }
@@ -162,11 +167,22 @@ mod tests {
     async fn a_stage_whose_receiver_is_gone_ends_while_it_waits() {
         let held = Arc::new(());
         let its = held.clone();
-        let receiver = run_ahead(futures::stream::pending::<Arc<()>>().map(move |_| its.clone()), 1);
+        let stream = futures::stream::pending::<Arc<()>>().map(move |_| Ok(its.clone()));
+        let receiver = run_ahead(stream, 1);
         tokio::task::yield_now().await;
         drop(receiver);
         while Arc::strong_count(&held) > 1 {
             tokio::task::yield_now().await;
         }
+    }
+
+    /// The task's panic once looked like the end of the data.
+    #[tokio::test]
+    async fn a_panic_is_an_error_and_not_the_end() {
+        let stream = futures::stream::iter([1, 0]).map(|divisor| Ok(10 / divisor));
+        let mut receiver = run_ahead(stream, 1);
+        assert!(matches!(receiver.recv().await, Some(Ok(10))));
+        assert!(matches!(receiver.recv().await, Some(Err(Error::StageEnded { stage: "read" }))));
+        assert!(receiver.recv().await.is_none());
     }
 }

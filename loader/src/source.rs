@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::hint::black_box;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,9 +77,12 @@ pub(crate) fn read_shards(config: SourceConfig) -> mpsc::Receiver<Result<SourceI
     let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || {
+        let to_end = sender.clone();
         let reader = Reader { config, sender, runtime, since: Cell::new(None) };
-        // An error here is that nobody listens any more.
-        let _ = reader.run();
+        // An error of `run` is that nobody listens any more; a panic must not look like the end of the shards.
+        if catch_unwind(AssertUnwindSafe(move || reader.run())).is_err() {
+            let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
+        }
     });
     receiver
 }

@@ -104,3 +104,17 @@ fn a_state_of_another_stream_is_refused() {
     value["version"] = 9.into();
     refused(builder(&texts).restore(serde_json::from_value(value).unwrap()), "version 9");
 }
+
+/// Such a number was once a panic in the reader, and the panic looked like the end of the data.
+#[test]
+fn numbers_that_nobody_saved_are_refused() {
+    let texts = MixedTexts::new(&[10], Stored::Plain);
+    let state = serde_json::to_string(&state_after(builder(&texts), 2)).unwrap();
+    for name in ["drawn", "delivered", "skipped"] {
+        let mut edited: serde_json::Value = serde_json::from_str(&state).unwrap();
+        edited[name] = u64::MAX.into();
+        let edited: StreamState = serde_json::from_value(edited).unwrap();
+        let refused = builder(&texts).restore(edited).build().unwrap_err().to_string();
+        assert!(refused.contains("it was edited"), "{refused}");
+    }
+}

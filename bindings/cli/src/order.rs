@@ -31,7 +31,7 @@ pub(crate) struct OrderArgs {
     /// First step [default: 0, or where the resumed state stands].
     #[arg(long, value_name = "T", conflicts_with = "resume")]
     from_step: Option<u64>,
-    /// Number of steps [default: to the end of the epoch, or of a run that ends].
+    /// Number of steps [default: to the end of the epoch that the first step lies in, or of a run that ends].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
     #[command(flatten)]
@@ -85,18 +85,19 @@ pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
 /// The steps to print: without `--steps` to the end of the run, or else of the epoch.
 fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure> {
     let from = args.from_step.unwrap_or(planner.first_step());
+    let overflow = || Failure::Misuse("invalid `--from-step`: step numbers overflow".into());
     let until = match (args.steps, planner.steps().len()) {
         (Some(steps), run_end) => {
-            let overflow = || Failure::Misuse("invalid `--from-step`: step numbers overflow".into());
             let until = from.checked_add(steps).ok_or_else(overflow)?;
             // A run that ends inside is printed to its end, one that ended before is refused.
             run_end.filter(|&end| from < end).map_or(until, |end| until.min(end))
         }
-        (None, Some(run_end)) => run_end,
-        (None, None) => {
+        (None, Some(run_end)) if from <= run_end => run_end,
+        (None, _) => {
             let per_epoch = planner.steps().per_epoch();
-            // A resumed run has no first step that an epoch began with.
-            if planner.first_step() == 0 { per_epoch } else { (from / per_epoch + 1) * per_epoch }
+            // A step that the run does not have, or that is too far out, says so when it is planned.
+            let next = from.checked_add(1).ok_or_else(overflow)?;
+            (from / per_epoch.max(1) + 1).saturating_mul(per_epoch).max(next)
         }
     };
     Ok(from..until.max(from))

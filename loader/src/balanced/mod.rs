@@ -8,6 +8,7 @@ mod builder;
 mod inputs;
 mod reader;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -190,7 +191,9 @@ fn plan_ahead(
     tokio::task::spawn_blocking(move || {
         let meter = metrics.stage(Stage::Plan);
         for step in steps {
-            let plan = meter.timed(|| planner.plan(step));
+            // A panic must not look like the end of the run.
+            let plan = catch_unwind(AssertUnwindSafe(|| meter.timed(|| planner.plan(step))));
+            let plan = plan.unwrap_or(Err(Error::StageEnded { stage: "plan" }));
             let (planned, is_last) = (Instant::now(), plan.is_err());
             meter.fail(is_last.into());
             meter.depth.add(1);

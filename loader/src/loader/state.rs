@@ -20,6 +20,9 @@ use crate::skip::Skipped;
 /// Payload bytes of samples that a state writes out; a shuffle buffer over streams is bounded below.
 pub const HELD_BYTES_MAX: u64 = 256 << 20;
 
+/// Largest number in a state; far from where sums overflow.
+const COUNT_MAX: u64 = 1 << 62;
+
 /// Version of the JSON form.
 const VERSION: u32 = 1;
 
@@ -126,6 +129,10 @@ impl StreamState {
                 "samples were shuffled by {:?}, not by {:?}",
                 self.shuffle, stream.shuffle
             ));
+        }
+        let counts = [self.position.epoch, self.position.items, self.drawn, self.delivered, self.skipped];
+        if counts.iter().any(|&count| count > COUNT_MAX) {
+            return refuse("its numbers are absurdly large; it was edited".into());
         }
         let places = self.order.places(self.shards);
         let held = self.buffer.iter().map(|held| held.shard).max();

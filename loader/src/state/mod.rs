@@ -223,11 +223,19 @@ impl LoaderState {
         if data_sets != run.data_sets.len() {
             return unfit(format!("it has {data_sets} data sets, and this run has {}", run.data_sets.len()));
         }
-        let is_sound = |data_set: &DataSetState| data_set.samples > 0 && data_set.offset < data_set.samples;
+        let most = POSITION_MAX / (data_sets.max(1) as u64);
+        let is_sound = |data_set: &DataSetState| {
+            (1..=most).contains(&data_set.samples) && data_set.offset < data_set.samples
+        };
         let counts = [self.step, self.first_epoch, self.origin.step, self.origin.phase];
         let is_small = counts.iter().chain(&self.origin.draws).all(|&count| count <= POSITION_MAX);
         let fits = self.mixture.fits(data_sets) && self.origin.draws.len() == data_sets;
-        if self.global_batch == 0 || !is_small || !fits || !self.data_sets.iter().all(is_sound) {
+        // No data set was drawn from before the first epoch.
+        let is_behind = self.data_sets.iter().zip(&self.origin.draws).all(|(data_set, &draws)| {
+            self.first_epoch.checked_mul(data_set.samples).is_some_and(|start| draws >= start)
+        });
+        if self.global_batch == 0 || !is_small || !fits || !is_behind || !self.data_sets.iter().all(is_sound)
+        {
             return unfit("its numbers do not fit each other; it was edited");
         }
         Ok(())

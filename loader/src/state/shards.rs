@@ -8,8 +8,8 @@ use crate::index::Index;
 
 /// Hex digits of a digest.
 const DIGITS: usize = 16;
-/// Most shards of a folded run; a guard against edited files.
-const RUN_MAX: u64 = 10_000_000;
+/// Most digits of a number in a name that is folded.
+const NUMBER_DIGITS_MAX: usize = 18;
 
 /// Names and digests of shards, in order. A thousand shards that are numbered take 16 kB.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ enum Names {
 }
 
 impl Names {
-    /// A name taken apart at its last number, of at most 18 digits.
+    /// A name taken apart at its last number, of at most [`NUMBER_DIGITS_MAX`] digits.
     fn of(name: &str) -> Self {
         let one = || Self::One(name.to_owned());
         let Some(end) = name.rfind(|c: char| c.is_ascii_digit()).map(|at| at + 1) else { return one() };
@@ -37,7 +37,7 @@ impl Names {
         let start = start.map_or(0, |at| at + name[at..].chars().next().map_or(1, char::len_utf8));
         let number = &name[start..end];
         match number.parse() {
-            Ok(from) if number.len() <= 18 => {
+            Ok(from) if number.len() <= NUMBER_DIGITS_MAX => {
                 let (before, after) = (name[..start].to_owned(), name[end..].to_owned());
                 Self::Counted { before, from, count: 1, digits: number.len(), after }
             }
@@ -60,8 +60,16 @@ impl Names {
                 let name = |at: u64| {
                     format!("{before}{:0digits$}{after}", from.saturating_add(at), digits = *digits)
                 };
-                names.extend((0..(*count).min(RUN_MAX)).map(name));
+                names.extend((0..*count).map(name));
             }
+        }
+    }
+
+    /// How many names these are; `None` if no name has so many digits.
+    fn count(&self) -> Option<u64> {
+        match self {
+            Self::One(_) => Some(1),
+            Self::Counted { count, digits, .. } => (*digits <= NUMBER_DIGITS_MAX).then_some(*count),
         }
     }
 }
@@ -84,12 +92,13 @@ impl ShardList {
 
     /// Names with their digests; `None` if somebody edited them out of step.
     fn pairs(&self) -> Option<Vec<(String, &str)>> {
-        let mut names = Vec::new();
-        self.names.iter().for_each(|run| run.expand(&mut names));
         let is_hex = self.digests.bytes().all(|digit| digit.is_ascii_hexdigit());
-        if !is_hex || self.digests.len() != names.len() * DIGITS {
+        let counted = self.names.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count()?))?;
+        if !is_hex || counted.checked_mul(DIGITS as u64) != Some(self.digests.len() as u64) {
             return None;
         }
+        let mut names = Vec::new();
+        self.names.iter().for_each(|run| run.expand(&mut names));
         let digest = |at: usize| &self.digests[at * DIGITS..(at + 1) * DIGITS];
         Some(names.into_iter().enumerate().map(|(at, name)| (name, digest(at))).collect())
     }
@@ -187,6 +196,20 @@ mod tests {
             let expanded: Vec<String> = list.pairs().unwrap().into_iter().map(|(name, _)| name).collect();
             prop_assert_eq!(expanded, names);
         }
+    }
+
+    /// Such a count once expanded to names until memory was full, and such a width was a panic.
+    #[test]
+    fn numbers_that_nobody_saved_are_damage() {
+        let sound = r#"{"names":[{"before":"s-","from":0,"count":2,"digits":3,"after":".tar"}],
+            "digests":"00000000000000010000000000000002"}"#;
+        let pairs =
+            |text: &str| serde_json::from_str::<ShardList>(text).unwrap().pairs().map(|pairs| pairs.len());
+        assert_eq!(pairs(sound), Some(2));
+        for edited in [r#""count":18446744073709551615"#, r#""count":1099511627776"#, r#""count":1"#] {
+            assert_eq!(pairs(&sound.replace(r#""count":2"#, edited)), None, "{edited}");
+        }
+        assert_eq!(pairs(&sound.replace(r#""digits":3"#, r#""digits":65536"#)), None);
     }
 
     #[test]

@@ -54,6 +54,16 @@ fn later_start_gives_the_tail_of_the_full_run() {
     }
 }
 
+/// A first step behind the first epoch once printed nothing, and was no failure.
+#[test]
+fn a_later_first_step_is_printed_to_the_end_of_its_epoch() {
+    let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);
+    let size = ["--global-batch", "4", "--dp-size", "2"];
+    let full = order(&data.pattern(), &[&size[..], &["--steps", "14"]].concat());
+    let later = order(&data.pattern(), &[&size[..], &["--from-step", "9"]].concat());
+    assert_eq!(later.lines().collect::<Vec<_>>(), full.lines().skip(9).collect::<Vec<_>>());
+}
+
 #[test]
 fn tails_differ_in_the_last_batch_only() {
     let data = DataSet::new(2, SAMPLES / 2, Stored::Plain);

@@ -86,6 +86,7 @@ fn a_mixture_file_says_what_flags_do_and_more() {
     let simulate = ["simulate", "--mix", text(&file), "--global-batch", "6", "--dp-size", "2", "--json"];
     assert_eq!(object(&simulate)["steps"], 3);
     refuse(&["--mix", text(&file), "--from-step", "5", "--steps", "1"], 2, "the run has 5 steps");
+    refuse(&["--mix", text(&file), "--from-step", "6"], 2, "the run has 5 steps");
     refuse(&["--mix", "shards"], 1, "shards");
     refuse(&["--mix", "a=b", "--mix", "c=d"], 2, "WEIGHT=DATASET");
     refuse(&["--mix", text(&file), data[1].pattern().as_str()], 2, "cannot be used with");
