@@ -21,7 +21,7 @@ use crate::compression::Compression;
 use crate::skip::Skipped;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Metadata key of the JSON document.
 pub(super) const METADATA_KEY: &str = "dflop";
 
