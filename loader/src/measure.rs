@@ -12,7 +12,7 @@ use crate::decode::{DecodeLimits, VideoSampling, decode_json, decode_text};
 use crate::probe::{MediumKind, MediumShape, kind_of_extension, probe_shape};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{Skipped, reason_of};
-use crate::text::{TextLength, has_turns, measure_json, measure_text};
+use crate::text::{TextLength, has_content, measure_json, measure_text};
 
 /// The shape of a field's medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,8 @@ impl RawSample {
 
 /// Measures every field of a sample, in order.
 ///
-/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation; without one all text fields;
+/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation, or content that JSON lists in
+/// order with its media; without one all text fields;
 /// without those the first JSON field with a question and its answer, or a caption.
 ///
 /// # Errors
@@ -178,7 +179,7 @@ fn measure_field(
         }
         MediumKind::Json => {
             let json = decode_json(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
-            let rank = if has_turns(&json) { TextRank::Conversation } else { TextRank::Json };
+            let rank = if has_content(&json) { TextRank::Conversation } else { TextRank::Json };
             let length = measure_json(&json);
             let has_text = rank == TextRank::Conversation || length != TextLength::default();
             Ok((FieldShape::Text(length), has_text.then_some(rank)))
@@ -234,6 +235,8 @@ mod tests {
         let caption = r#"{"caption": "a red kite"}"#;
         assert_eq!(tokens(&[("txt", "one"), ("json", turns), ("b.json", caption)]), [0, 2, 0]);
         assert_eq!(tokens(&[("json", caption), ("txt", "one"), ("b.txt", "two")]), [0, 1, 1]);
+        let parts = r#"{"content": [{"type": "image"}, "a kite"]}"#;
+        assert_eq!(tokens(&[("txt", "one"), ("json", parts)]), [0, 2]);
         assert_eq!(tokens(&[("a.json", "{}"), ("b.json", caption), ("c.json", caption)]), [0, 3, 0]);
     }
 }

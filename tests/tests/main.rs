@@ -9,6 +9,8 @@ mod fields;
 mod foreign;
 mod hostile_tar;
 mod malformed;
+mod media_inputs;
+mod media_truth;
 mod metrics;
 mod mix;
 mod model_inputs;

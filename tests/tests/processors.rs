@@ -9,17 +9,17 @@ use dflop_tests::recorded::{chirp, mix, picture, recorded, silence, tones};
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+pub(crate) fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).expect("recorded numbers")
 }
 
 /// All bits of all values, weighted by their places.
-fn checksum(values: &[f32]) -> String {
+pub(crate) fn checksum(values: &[f32]) -> String {
     let weigh = |(index, value): (u64, &f32)| u64::from(value.to_bits()).wrapping_mul(2 * index + 1);
     format!("{:016x}", (0..).zip(values).map(weigh).fold(0, u64::wrapping_add))
 }
 
-fn samples(values: &[f32], count: usize) -> Vec<f32> {
+pub(crate) fn samples(values: &[f32], count: usize) -> Vec<f32> {
     (0..count as u32).map(|sample| values[mix(sample) as usize % values.len()]).collect()
 }
 

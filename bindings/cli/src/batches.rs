@@ -23,8 +23,8 @@ const FIRST_IDS: usize = 16;
 
 /// Prepare samples for a model and print the tensors of every microbatch of a rank.
 ///
-/// Pictures and clips become the tensors of the model's processor. The last line accounts for the samples that were left
-/// out, cut or dropped.
+/// Pictures and clips become the tensors of the model's processor. The last line accounts for the samples that were
+/// left out, cut or dropped.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
     #[command(flatten)]
@@ -57,6 +57,9 @@ pub(crate) struct BatchesArgs {
     /// Question that captions answer [default: captions are learned without a chat template].
     #[arg(long, value_name = "TEXT")]
     question: Option<String>,
+    /// Count the tokens of pictures and clips by the model's token rule, and make no tensors of them.
+    #[arg(long)]
+    counted_media: bool,
     /// Print one JSON object a line.
     #[arg(long)]
     json: bool,
@@ -158,6 +161,9 @@ impl BatchesArgs {
             .tokenizer(Tokenizer::open(&self.tokenizer)?)
             .layout(layout)
             .long_sample(long_sample);
+        if self.counted_media {
+            builder = builder.counted_media();
+        }
         if let Some(file) = &self.chat_template {
             let source = std::fs::read_to_string(file);
             builder = builder.chat_template(source.map_err(|error| Failure::from(error).in_file(file))?);

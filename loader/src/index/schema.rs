@@ -22,7 +22,7 @@ use crate::decode::VideoSampling;
 use crate::skip::Skipped;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// Metadata key of the JSON document.
 pub(super) const METADATA_KEY: &str = "dflop";
 

@@ -1,18 +1,14 @@
 //! Fields of a sample to turns.
 //!
-//! The rules are those by which [`crate::measure`] estimated the sample's tokens: a JSON conversation counts first, then
-//! text fields, then a question and its answer, then a caption. Only words that it counted are prepared.
-
-use serde_json::Value;
+//! The rules are those of [`crate::sample_media`], by which [`crate::measure`] estimated the sample's tokens: a JSON
+//! conversation counts first, then text fields, then a question and its answer, then a caption. Only words that it
+//! counted are prepared.
 
 use super::chat_template::{Message, MessagePart};
 use super::error::PrepareError;
-use super::sample_media::SampleMedia;
-use crate::batch::Sample;
-use crate::decode::Media;
-use crate::text::{
-    ASSISTANT_ROLES, CAPTIONS, MediumSlot, PAIRS, Piece, has_turns, split_placeholders, turns,
-};
+use crate::batch::{Field, Sample};
+use crate::sample_media::{Part, SampleMedia, Turn};
+use crate::text::{ASSISTANT_ROLES, MediumSlot, turns};
 
 /// What a sample says, with the places of its media.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,51 +30,86 @@ pub struct SampleConversation {
     pub clips: Vec<usize>,
 }
 
-/// Turns, or text, and what the JSON says about its media.
-struct Said<'a> {
-    conversation: Conversation,
-    field: Option<&'a str>,
-    json: Option<&'a Value>,
-    /// Names that content parts give to their media; `None` for a placeholder without a name.
-    names: [Vec<Option<String>>; 2],
-}
-
 /// Reads what a sample says.
 ///
-/// The n-th placeholder takes the n-th medium of its kind, in the order that `images` or `audios` in the JSON or the
-/// content parts themselves name them, else in shard order. Media without any placeholder go in front of the first
-/// turn of the user. Media of a kind that `takes` says the model does not take are left out.
+/// Media and their placeholders meet as [`crate::sample_media`] says. In a conversation, media without any placeholder
+/// go in front of the first turn of the user. Media of a kind that `takes` says the model does not take are left out,
+/// and so are videos.
 ///
 /// # Errors
-/// [`PrepareError::Conversation`] if turns cannot be read, [`PrepareError::Placeholders`] if placeholders and media
-/// do not match.
+/// [`PrepareError::Conversation`] if turns cannot be read, or placeholders and media do not match.
 pub fn read_conversation(
     sample: &Sample,
     takes: impl Fn(MediumSlot) -> bool,
 ) -> Result<SampleConversation, PrepareError> {
-    let mut said = said(sample)?;
-    let mut places = [Vec::new(), Vec::new()];
-    for slot in [MediumSlot::Audio, MediumSlot::Image] {
-        let media = if takes(slot) { SampleMedia::of(sample, slot) } else { SampleMedia::none(slot) };
-        let names = &said.names[index(slot)];
-        if names.is_empty() && !media.is_empty() {
-            put_in_front(&mut said.conversation, slot, media.len());
+    let media = SampleMedia::of_kinds(sample, |slot| slot != MediumSlot::Video && takes(slot))?;
+    let mut shown = Shown { media: &media, images: Vec::new(), clips: Vec::new() };
+    let mut conversation = match media.turns()? {
+        Some(turns) => Conversation::Turns(messages(turns, &mut shown)?),
+        None => Conversation::Plain(join_texts(shown.parts(media.parts()?))),
+    };
+    if let Conversation::Turns(messages) = &mut conversation {
+        for slot in [MediumSlot::Audio, MediumSlot::Image] {
+            shown.put_in_front(messages, slot);
         }
-        places[index(slot)] = media.in_order(names, said.json).map_err(|error| error.in_field(said.field))?;
     }
-    let [images, clips] = places;
-    let conversation = said.conversation;
+    let (images, clips) = (places(sample, &shown.images), places(sample, &shown.clips));
     if images.is_empty() && clips.is_empty() && is_empty(&conversation) {
         return Err(PrepareError::conversation(None, "the sample has neither text nor media for this model"));
     }
     Ok(SampleConversation { conversation, images, clips })
 }
 
-const fn index(slot: MediumSlot) -> usize {
-    match slot {
-        MediumSlot::Image => 0,
-        MediumSlot::Audio => 1,
+/// The media that have a place, in the order of their placeholders.
+struct Shown<'m, 'a> {
+    media: &'m SampleMedia<'a>,
+    images: Vec<&'a Field>,
+    clips: Vec<&'a Field>,
+}
+
+impl Shown<'_, '_> {
+    fn parts(&mut self, parts: Vec<Part<'_>>) -> Vec<MessagePart> {
+        let part = |part| match part {
+            Part::Text(text) => Some(MessagePart::Text(text.to_owned())),
+            Part::Image(at) => {
+                self.images.push(self.media.images[at]);
+                Some(MessagePart::Image)
+            }
+            Part::Audio(at) => {
+                self.clips.push(self.media.audio[at]);
+                Some(MessagePart::Audio)
+            }
+            // There is none: no video is taken, so that its placeholder is a fault.
+            Part::Video(_) => None,
+        };
+        parts.into_iter().filter_map(part).collect()
     }
+
+    /// Media without a placeholder go before the words of the first user turn.
+    fn put_in_front(&mut self, messages: &mut Vec<Message>, slot: MediumSlot) {
+        let (shown, part) = match slot {
+            MediumSlot::Image => (&mut self.images, MessagePart::Image),
+            MediumSlot::Audio => (&mut self.clips, MessagePart::Audio),
+            MediumSlot::Video => return,
+        };
+        let media = self.media.of_slot(slot);
+        if !shown.is_empty() || media.is_empty() || messages.is_empty() {
+            return;
+        }
+        shown.extend(media);
+        let at = messages.iter().position(|message| message.role == "user").unwrap_or_else(|| {
+            let at = messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
+            messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
+            at
+        });
+        messages[at].content.splice(0..0, std::iter::repeat_n(part, media.len()));
+    }
+}
+
+/// Places in the sample's fields.
+fn places(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
+    let place = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));
+    fields.iter().filter_map(place).collect()
 }
 
 fn is_empty(conversation: &Conversation) -> bool {
@@ -88,153 +119,47 @@ fn is_empty(conversation: &Conversation) -> bool {
     }
 }
 
-/// Media go before the words of the first user turn, or of the text.
-fn put_in_front(conversation: &mut Conversation, slot: MediumSlot, media: usize) {
-    let part = match slot {
-        MediumSlot::Image => MessagePart::Image,
-        MediumSlot::Audio => MessagePart::Audio,
-    };
-    let parts = match conversation {
-        Conversation::Plain(parts) => parts,
-        Conversation::Turns(messages) => {
-            let at = messages.iter().position(|message| message.role == "user").unwrap_or_else(|| {
-                let at =
-                    messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
-                messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
-                at
-            });
-            &mut messages[at].content
-        }
-    };
-    parts.splice(0..0, std::iter::repeat_n(part, media));
-}
-
-fn said(sample: &Sample) -> Result<Said<'_>, PrepareError> {
-    let jsons = || {
-        sample.fields.iter().filter_map(|field| match &field.media {
-            Media::Json(json) => Some((&*field.extension, json)),
-            _ => None,
-        })
-    };
-    let mut conversations = jsons().filter(|(_, json)| has_turns(json));
-    if let Some((field, json)) = conversations.next() {
-        if let Some((other, _)) = conversations.next() {
-            return Err(PrepareError::conversation(
-                Some(other),
-                format!("`{field}` holds a conversation already"),
-            ));
-        }
-        return said_in_turns(field, json);
-    }
-    let mut said = Said {
-        conversation: Conversation::Plain(Vec::new()),
-        field: None,
-        json: None,
-        names: [const { Vec::new() }; 2],
-    };
-    let mut texts = sample.fields.iter().filter_map(|field| match &field.media {
-        Media::Text(text) => Some((&*field.extension, text.as_str())),
-        _ => None,
-    });
-    if let Some((field, first)) = texts.next() {
-        let text = texts.fold(first.to_owned(), |text, (_, more)| text + "\n" + more);
-        let parts = parts_of_text(&text, &mut said.names);
-        (said.field, said.conversation) = (Some(field), Conversation::Plain(parts));
-        said.json = jsons().next().map(|(_, json)| json);
-        return Ok(said);
-    }
-    for (field, json) in jsons() {
-        if let Some(conversation) = without_turns(json, &mut said.names) {
-            (said.field, said.json, said.conversation) = (Some(field), Some(json), conversation);
-            return Ok(said);
+/// Texts that stand side by side were fields or entries of their own: a line break parts them.
+fn join_texts(parts: Vec<MessagePart>) -> Vec<MessagePart> {
+    let mut joined: Vec<MessagePart> = Vec::with_capacity(parts.len());
+    for part in parts {
+        match (joined.last_mut(), part) {
+            (Some(MessagePart::Text(before)), MessagePart::Text(text)) => {
+                before.push('\n');
+                before.push_str(&text);
+            }
+            (_, part) => joined.push(part),
         }
     }
-    said.json = jsons().next().map(|(_, json)| json);
-    Ok(said)
+    joined
 }
 
-/// A question and its answer, or a caption.
-fn without_turns(json: &Value, names: &mut [Vec<Option<String>>; 2]) -> Option<Conversation> {
-    for pair in PAIRS {
-        let [Some(asked), Some(answered)] = pair.map(|key| json.get(key)?.as_str()) else { continue };
-        let mut turn =
-            |role: &str, text| Message { role: role.to_owned(), content: parts_of_text(text, names) };
-        return Some(Conversation::Turns(vec![turn("user", asked), turn("assistant", answered)]));
+fn messages(spoken: Vec<Turn<'_>>, shown: &mut Shown<'_, '_>) -> Result<Vec<Message>, PrepareError> {
+    let written = shown.media.json.and_then(turns);
+    let field = written.map(|_| shown.media.json_name());
+    if spoken.is_empty() {
+        return Err(PrepareError::conversation(field, "the conversation has no turns"));
     }
-    let caption = CAPTIONS.iter().find_map(|key| json.get(key)?.as_str())?;
-    Some(Conversation::Plain(parts_of_text(caption, names)))
+    let mut messages = Vec::with_capacity(spoken.len());
+    for (number, turn) in spoken.into_iter().enumerate() {
+        let in_turn = |reason| PrepareError::conversation(field, format!("turn {number}: {reason}"));
+        let calls = written.and_then(|turns| turns.get(number)?.get("tool_calls"));
+        if calls.is_some_and(|calls| !calls.is_null()) {
+            return Err(in_turn("tool calls cannot be prepared"));
+        }
+        if turn.role.is_empty() {
+            return Err(in_turn("it has no role"));
+        }
+        messages.push(Message { role: role(turn.role), content: shown.parts(turn.parts) });
+    }
+    Ok(messages)
 }
 
-fn said_in_turns<'a>(field: &'a str, json: &'a Value) -> Result<Said<'a>, PrepareError> {
-    let mut names = [const { Vec::new() }; 2];
-    let mut messages = Vec::new();
-    for (number, turn) in turns(json).into_iter().flatten().enumerate() {
-        let message = message(turn, &mut names);
-        let in_turn = |reason| PrepareError::conversation(Some(field), format!("turn {number}: {reason}"));
-        messages.push(message.map_err(in_turn)?);
-    }
-    if messages.is_empty() {
-        return Err(PrepareError::conversation(Some(field), "the conversation has no turns"));
-    }
-    Ok(Said { conversation: Conversation::Turns(messages), field: Some(field), json: Some(json), names })
-}
-
-fn message(turn: &Value, names: &mut [Vec<Option<String>>; 2]) -> Result<Message, String> {
-    let role = ["from", "role"].iter().find_map(|key| turn.get(key)?.as_str()).ok_or("it has no role")?;
-    let role = role.to_ascii_lowercase();
-    let role = match role.as_str() {
+/// Who speaks, as chat templates call them.
+fn role(name: &str) -> String {
+    match name.to_ascii_lowercase().as_str() {
         "human" => "user".to_owned(),
         name if ASSISTANT_ROLES.contains(&name) => "assistant".to_owned(),
-        _ => role,
-    };
-    if turn.get("tool_calls").is_some_and(|calls| !calls.is_null()) {
-        return Err("tool calls cannot be prepared".to_owned());
+        name => name.to_owned(),
     }
-    let content = match ["value", "content"].iter().find_map(|key| turn.get(key)) {
-        Some(Value::String(text)) => parts_of_text(text, names),
-        Some(Value::Array(parts)) => {
-            parts.iter().map(|part| content_part(part, names)).collect::<Result<_, _>>()?
-        }
-        _ => return Err("its content is neither a string nor a list of parts".to_owned()),
-    };
-    Ok(Message { role, content })
-}
-
-fn parts_of_text(text: &str, names: &mut [Vec<Option<String>>; 2]) -> Vec<MessagePart> {
-    let part = |piece| match piece {
-        Piece::Text(words) => MessagePart::Text(words.to_owned()),
-        Piece::Slot(slot) => {
-            names[index(slot)].push(None);
-            part_of(slot)
-        }
-    };
-    split_placeholders(text).into_iter().map(part).collect()
-}
-
-const fn part_of(slot: MediumSlot) -> MessagePart {
-    match slot {
-        MediumSlot::Image => MessagePart::Image,
-        MediumSlot::Audio => MessagePart::Audio,
-    }
-}
-
-/// A part of a content list; the text of a part is taken as it stands, without placeholders.
-fn content_part(part: &Value, names: &mut [Vec<Option<String>>; 2]) -> Result<MessagePart, String> {
-    if let Value::String(text) = part {
-        return Ok(MessagePart::Text(text.clone()));
-    }
-    let kind = part.get("type").and_then(Value::as_str);
-    let (slot, keys) = match kind {
-        Some("text") => {
-            let text = part.get("text").and_then(Value::as_str).ok_or("a text part has no `text`")?;
-            return Ok(MessagePart::Text(text.to_owned()));
-        }
-        Some("image" | "image_url") => (MediumSlot::Image, ["image", "path", "url"]),
-        Some("audio" | "audio_url") => (MediumSlot::Audio, ["audio", "path", "url"]),
-        Some(other) => return Err(format!("content part of type `{other}` cannot be prepared")),
-        None => return Err("a content part has no type".to_owned()),
-    };
-    let name = keys.iter().find_map(|key| part.get(key)?.as_str()).map(str::to_owned);
-    names[index(slot)].push(name);
-    Ok(part_of(slot))
 }

@@ -1,6 +1,7 @@
 //! Why a sample cannot be prepared.
 
 use crate::decode::BoxError;
+use crate::sample_media::MediaFault;
 use crate::text::MediumSlot;
 
 /// Why a sample cannot be turned into what a model takes; the sample is skipped and accounted for.
@@ -8,12 +9,9 @@ use crate::text::MediumSlot;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum PrepareError {
-    /// The turns cannot be read.
+    /// The turns cannot be read, or placeholders and media do not match.
     #[error("{reason}")]
     Conversation { field: Option<String>, reason: String },
-    /// Placeholders and media do not match.
-    #[error("{placeholders} {} placeholders for {media} {}", name(*slot), plural(*slot))]
-    Placeholders { field: Option<String>, slot: MediumSlot, placeholders: usize, media: usize },
     /// The chat template refuses the turns.
     #[error("the chat template refuses the sample: {reason}")]
     ChatTemplate { reason: String },
@@ -21,7 +19,7 @@ pub enum PrepareError {
     #[error("the tokenizer refuses the text: {reason}")]
     Tokenizer { reason: String },
     /// The ids have more or fewer places for media than there are media.
-    #[error("{found} times `{token}` in the text for {media} {}", plural(*slot))]
+    #[error("{found} times `{token}` in the text for {media} {}", slot.plural())]
     MediaTokens { token: String, slot: MediumSlot, found: usize, media: usize },
     /// The processor of pictures or clips refuses one.
     #[error("could not make model inputs of it")]
@@ -36,7 +34,7 @@ impl PrepareError {
     #[must_use]
     pub fn field(&self) -> Option<&str> {
         match self {
-            Self::Conversation { field, .. } | Self::Placeholders { field, .. } => field.as_deref(),
+            Self::Conversation { field, .. } => field.as_deref(),
             Self::Medium { field, .. } => Some(field),
             _ => None,
         }
@@ -51,26 +49,13 @@ impl PrepareError {
     pub(super) fn conversation(field: Option<&str>, reason: impl Into<String>) -> Self {
         Self::Conversation { field: field.map(str::to_owned), reason: reason.into() }
     }
+}
 
-    /// Names the field, where the error does not name one yet.
-    pub(super) fn in_field(mut self, name: Option<&str>) -> Self {
-        if let Self::Conversation { field, .. } | Self::Placeholders { field, .. } = &mut self {
-            *field = field.take().or_else(|| name.map(str::to_owned));
+impl From<MediaFault> for PrepareError {
+    fn from(fault: MediaFault) -> Self {
+        Self::Conversation {
+            field: Some(fault.field).filter(|field| !field.is_empty()),
+            reason: fault.reason,
         }
-        self
-    }
-}
-
-const fn name(slot: MediumSlot) -> &'static str {
-    match slot {
-        MediumSlot::Image => "image",
-        MediumSlot::Audio => "audio",
-    }
-}
-
-const fn plural(slot: MediumSlot) -> &'static str {
-    match slot {
-        MediumSlot::Image => "pictures",
-        MediumSlot::Audio => "clips",
     }
 }

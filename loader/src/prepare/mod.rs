@@ -26,7 +26,6 @@ pub mod media;
 mod pack;
 mod pixels;
 mod positions;
-mod sample_media;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -155,6 +154,7 @@ impl Preparer {
         let takes = |slot| match slot {
             MediumSlot::Image => self.images.is_some(),
             MediumSlot::Audio => self.audio.is_some(),
+            MediumSlot::Video => false,
         };
         let said = read_conversation(sample, takes)?;
         let (marked, has_special) = self.write(said.conversation)?;
@@ -162,6 +162,7 @@ impl Preparer {
         let tokens_of = |slot| match slot {
             MediumSlot::Image => images.iter().map(|picture| picture.tokens).collect(),
             MediumSlot::Audio => clips.iter().map(|clip| clip.tokens).collect(),
+            MediumSlot::Video => Vec::new(),
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;

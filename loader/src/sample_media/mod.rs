@@ -7,8 +7,11 @@
 //!
 //! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::pack`] made a field of: then the n-th
 //! name is the n-th field. Fields that a naming document leaves out, such as masks, are left out. A name without a
-//! field is a [`MediaFault`], never a gap.
+//! field is a [`MediaFault`], never a gap, and so are more or fewer placeholders of a kind than media.
+//!
+//! The same rules say what [`crate::measure`] counts at indexing and what [`crate::prepare`] turns into tensors.
 
+mod content;
 mod names;
 mod parts;
 
@@ -16,11 +19,12 @@ use serde_json::Value;
 
 pub use self::parts::{Part, Turn};
 
-use self::names::{KINDS, named_in, resolve};
+use self::names::{named_in, resolve};
 use crate::batch::{Field, Sample};
 use crate::decode::Media;
 use crate::probe::{MediumKind, is_video_extension, kind_of_extension};
 use crate::skip::Skipped;
+use crate::text::{MediumSlot, has_content};
 
 /// A sample whose document does not fit its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,8 +90,11 @@ pub struct SampleMedia<'a> {
     pub videos: Vec<&'a Field>,
     /// Text fields.
     pub texts: Vec<&'a Field>,
-    /// The document that describes the sample: the first JSON field that names media or has turns, else the first.
+    /// The document that describes the sample: the first JSON field that has turns or content in order, else the first
+    /// that names media, else the first.
     pub json: Option<&'a Value>,
+    /// Extension of the document's field.
+    json_name: &'a str,
 }
 
 impl<'a> SampleMedia<'a> {
@@ -96,10 +103,35 @@ impl<'a> SampleMedia<'a> {
     /// # Errors
     /// [`MediaFault`] if the document names a field that is not there.
     pub fn of(sample: &'a Sample) -> Result<Self, MediaFault> {
-        let json = document(sample);
-        let [images, audio, videos] = KINDS.map(|kind| media_of(sample, json, kind));
-        let texts = in_order(sample, |field| kind_of_extension(&field.extension) == MediumKind::Text);
-        Ok(Self { sample, images: images?, audio: audio?, videos: videos?, texts, json })
+        Self::of_kinds(sample, |_| true)
+    }
+
+    /// Orders the fields of a sample for a model that takes some kinds of media; it has none of the others.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn of_kinds(sample: &'a Sample, takes: impl Fn(MediumSlot) -> bool) -> Result<Self, MediaFault> {
+        let (json_name, json) = document(sample).map_or(("", None), |(name, json)| (name, Some(json)));
+        let of_kind = |slot| if takes(slot) { media_of(sample, json, slot) } else { Ok(Vec::new()) };
+        let [images, audio, videos] = MediumSlot::ALL.map(of_kind);
+        let texts = in_order(sample, is_text);
+        Ok(Self { sample, images: images?, audio: audio?, videos: videos?, texts, json, json_name })
+    }
+
+    /// The media of a kind, in order.
+    #[must_use]
+    pub fn of_slot(&self, slot: MediumSlot) -> &[&'a Field] {
+        match slot {
+            MediumSlot::Image => &self.images,
+            MediumSlot::Audio => &self.audio,
+            MediumSlot::Video => &self.videos,
+        }
+    }
+
+    /// Extension of the field of [`json`](Self::json); empty if there is none.
+    #[must_use]
+    pub fn json_name(&self) -> &'a str {
+        self.json_name
     }
 
     /// The decoded pictures, in order; a field that was not decoded is left out.
@@ -111,40 +143,44 @@ impl<'a> SampleMedia<'a> {
     }
 }
 
-/// The kinds of media that fields are told apart by; video has a decoder of its own or none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Image,
-    Audio,
-    Video,
-}
-
-impl Kind {
-    fn of_extension(extension: &str) -> Option<Self> {
-        let last = extension.rsplit('.').next().unwrap_or_default();
-        match kind_of_extension(extension) {
-            MediumKind::Image => Some(Self::Image),
-            MediumKind::Audio => Some(Self::Audio),
-            _ if last.eq_ignore_ascii_case("opus") => Some(Self::Audio),
-            _ if is_video_extension(extension) => Some(Self::Video),
-            _ => None,
-        }
+/// The kind of a medium's field; video has a decoder of its own or none.
+fn slot_of_extension(extension: &str) -> Option<MediumSlot> {
+    let last = extension.rsplit('.').next().unwrap_or_default();
+    match kind_of_extension(extension) {
+        MediumKind::Image => Some(MediumSlot::Image),
+        MediumKind::Audio => Some(MediumSlot::Audio),
+        _ if last.eq_ignore_ascii_case("opus") => Some(MediumSlot::Audio),
+        _ if is_video_extension(extension) => Some(MediumSlot::Video),
+        _ => None,
     }
 }
 
-fn document(sample: &Sample) -> Option<&Value> {
-    let documents = sample.fields.iter().filter_map(|field| match &field.media {
-        Media::Json(json) => Some(json),
-        _ => None,
-    });
-    let describes =
-        |json: &&Value| KINDS.iter().any(|&kind| named_in(json, kind).is_some()) || parts::has_parts(json);
-    documents.clone().find(describes).or_else(|| documents.clone().next())
+fn is_text(field: &Field) -> bool {
+    kind_of_extension(&field.extension) == MediumKind::Text
 }
 
-fn media_of<'a>(sample: &'a Sample, json: Option<&Value>, kind: Kind) -> Result<Vec<&'a Field>, MediaFault> {
-    let stored = in_order(sample, |field| Kind::of_extension(&field.extension) == Some(kind));
-    match json.and_then(|json| named_in(json, kind)) {
+/// The JSON fields of a sample, by extension.
+fn documents(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> + Clone {
+    sample.fields.iter().filter_map(|field| match &field.media {
+        Media::Json(json) => Some((&*field.extension, json)),
+        _ => None,
+    })
+}
+
+fn document(sample: &Sample) -> Option<(&str, &Value)> {
+    let mut documents = documents(sample);
+    let names_media = |json: &Value| MediumSlot::ALL.iter().any(|&slot| named_in(json, slot).is_some());
+    let content = documents.clone().find(|(_, json)| has_content(json));
+    content.or_else(|| documents.clone().find(|(_, json)| names_media(json))).or_else(|| documents.next())
+}
+
+fn media_of<'a>(
+    sample: &'a Sample,
+    json: Option<&Value>,
+    slot: MediumSlot,
+) -> Result<Vec<&'a Field>, MediaFault> {
+    let stored = in_order(sample, |field| slot_of_extension(&field.extension) == Some(slot));
+    match json.and_then(|json| named_in(json, slot)) {
         None => Ok(stored),
         Some(names) => resolve(&sample.key, &stored, &names)
             .map_err(|(name, reason)| MediaFault::new(sample, name, reason)),
@@ -154,19 +190,26 @@ fn media_of<'a>(sample: &'a Sample, json: Option<&Value>, kind: Kind) -> Result<
 /// Fields of one kind: by number where all are numbered alike, else in shard order.
 fn in_order(sample: &Sample, is_wanted: impl Fn(&Field) -> bool) -> Vec<&Field> {
     let mut fields: Vec<&Field> = sample.fields.iter().filter(|field| is_wanted(field)).collect();
-    let numbered: Option<Vec<_>> = fields.iter().map(|field| split_number(&field.extension)).collect();
-    let first = numbered.as_ref().and_then(|numbered| numbered.first().copied());
-    if let (Some(numbered), Some((prefix, _))) = (numbered, first)
-        && numbered.iter().all(|(other, _)| *other == prefix)
-    {
+    if are_numbered(&fields) {
         fields.sort_by_key(|field| split_number(&field.extension).map(|(_, number)| number));
     }
     fields
 }
 
-/// Splits `img_12.png` into `img_` and 12; the extension of the medium itself does not count.
+/// Whether all fields are numbered alike.
+fn are_numbered(fields: &[&Field]) -> bool {
+    let mut prefixes = fields.iter().map(|field| split_number(&field.extension).map(|(prefix, _)| prefix));
+    let first = prefixes.next().flatten();
+    first.is_some() && prefixes.all(|prefix| prefix == first)
+}
+
+/// Splits `img_12.png` into `img_` and 12, and `12.left.png` into an empty prefix and 12; the extension of the medium
+/// itself does not count.
 fn split_number(extension: &str) -> Option<(&str, u64)> {
     let (stem, _) = extension.rsplit_once('.')?;
+    if let Some(number) = stem.split('.').next().and_then(|first| first.parse().ok()) {
+        return Some(("", number));
+    }
     let prefix = stem.trim_end_matches(|letter: char| letter.is_ascii_digit());
     Some((prefix, stem[prefix.len()..].parse().ok()?))
 }

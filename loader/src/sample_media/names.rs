@@ -2,12 +2,10 @@
 
 use serde_json::Value;
 
-use super::{Kind, parts};
+use super::{content, slot_of_extension};
 use crate::batch::Field;
 use crate::pack::record::{MEDIA_COLUMNS, named_path};
-
-/// The kinds in the order of [`MEDIA_COLUMNS`].
-pub(super) const KINDS: [Kind; 3] = [Kind::Image, Kind::Audio, Kind::Video];
+use crate::text::MediumSlot;
 
 /// Digits of a field's number; longer ones are names of files, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;
@@ -15,21 +13,22 @@ const NUMBER_DIGITS_MAX: usize = 4;
 /// The media of one kind that a document names, in its order: in a column, else in the parts of its messages.
 ///
 /// A column that holds no name of this kind, such as a caption under `image`, names nothing.
-pub(super) fn named_in(json: &Value, kind: Kind) -> Option<Vec<&str>> {
-    let columns = MEDIA_COLUMNS[KINDS.iter().position(|&known| known == kind)?];
-    columns.iter().find_map(|column| names_of(json.get(*column)?, kind)).or_else(|| {
-        let names: Option<Vec<&str>> = parts::media_parts(json, kind).collect();
+pub(super) fn named_in(json: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
+    // The order of the columns is that of `MediumSlot::ALL`.
+    let columns = MEDIA_COLUMNS[slot as usize];
+    columns.iter().find_map(|column| names_of(json.get(*column)?, slot)).or_else(|| {
+        let names: Option<Vec<&str>> = content::media_parts(json, slot).collect();
         names.filter(|names| !names.is_empty())
     })
 }
 
 /// A name, or a list of names; gaps of a list that interleaves pictures with texts are left out.
-fn names_of(value: &Value, kind: Kind) -> Option<Vec<&str>> {
+fn names_of(value: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = match value {
         Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
         value => named_path(value).map(|name| vec![name]),
     };
-    names.filter(|names| names.iter().any(|name| Kind::of_extension(name) == Some(kind)))
+    names.filter(|names| names.iter().any(|name| slot_of_extension(name) == Some(slot)))
 }
 
 /// The field of each name; fails with the first name that has none, and why.
@@ -73,14 +72,18 @@ fn is_numbered(name: &str) -> bool {
         && !extension.contains(['.', '/'])
 }
 
-/// Files by path: the packer calls the n-th `N.EXTENSION`, or `EXTENSION` where there is one.
+/// Files by path: the packer calls the n-th `N.EXTENSION`, or `EXTENSION` where there is one. Fields that are called
+/// otherwise, or were stored in another format, are the n-th if there are as many.
 fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Field>, (&'n str, String)> {
     let last_part = |name: &str| name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     let field = |(number, &name): (usize, &&'n str)| {
         let extension = last_part(name);
         let expected = if names.len() > 1 { format!("{number}.{extension}") } else { extension };
         let found = fields.iter().find(|field| *field.extension == *expected);
-        found.copied().ok_or_else(|| (name, format!("the sample has neither this field nor `{expected}`")))
+        let counts = format!("{} names for {} fields", names.len(), fields.len());
+        let reason = || format!("the sample has neither this field nor `{expected}`, and {counts}");
+        found.copied().ok_or_else(|| (name, reason()))
     };
-    names.iter().enumerate().map(field).collect()
+    let packed: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
+    if packed.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { packed }
 }

@@ -1,12 +1,11 @@
 //! Content in order: texts, and between them the numbers of pictures, clips and videos.
 
-use serde_json::Value;
-
-use super::names::{KINDS, field_named};
-use super::{Kind, MediaFault, SampleMedia, in_order};
+use super::content::{self, Content, Spoken};
+use super::names::field_named;
+use super::{MediaFault, SampleMedia, are_numbered, documents, in_order, is_text, slot_of_extension};
 use crate::batch::Field;
 use crate::decode::Media;
-use crate::probe::{MediumKind, kind_of_extension};
+use crate::text::{self, MediumSlot};
 
 /// A piece of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,229 +29,187 @@ pub struct Turn<'a> {
     pub parts: Vec<Part<'a>>,
 }
 
-/// Names of turns, of who speaks, and of what is said.
-const TURNS: [&str; 2] = ["conversations", "messages"];
-const ROLES: [&str; 2] = ["from", "role"];
-const CONTENTS: [&str; 2] = ["value", "content"];
-/// Marks in texts that stand for the next medium.
-const MARKS: [(&str, Kind); 3] =
-    [("<image>", Kind::Image), ("<audio>", Kind::Audio), ("<video>", Kind::Video)];
-
 impl<'a> SampleMedia<'a> {
-    /// Returns the turns of the document, `None` if it has none.
+    /// Returns the turns of the sample, `None` if it is no conversation.
     ///
-    /// Content is a string, in which `<image>`, `<audio>` and `<video>` stand for the next medium, or a list of parts:
-    /// `{"type": "text", "text": …}`, `{"type": "image"}` for the next picture, `{"type": "image", "image": "0.jpg"}`
-    /// or `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a named one, and so for audio and video.
+    /// Turns are those of the document; without them and without text fields, a question and its answer in the first
+    /// JSON field that has words. Content is a string, in which `<image>`, `<audio>` and `<video>` stand for the next
+    /// medium and own one line break on either side, or a list of parts: `{"type": "text", "text": …}`,
+    /// `{"type": "image"}` for the next picture that no part names, `{"type": "image", "image": "0.jpg"}` or
+    /// `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a named one, and so for audio and video. Media of a
+    /// kind that no placeholder stands for are not among the parts.
     ///
     /// # Errors
-    /// [`MediaFault`] if more media are asked for than there are, or one that is not there.
+    /// [`MediaFault`] if placeholders of a kind are more or fewer than its media, if a name has no field, if content
+    /// cannot be read, or if a second document has turns.
     pub fn turns(&self) -> Result<Option<Vec<Turn<'a>>>, MediaFault> {
-        let Some(turns) = self.json.and_then(turns) else { return Ok(None) };
-        let mut walk = Walk::new(self);
-        let turn = |turn: &'a Value| {
-            let role = ROLES.iter().find_map(|name| turn.get(name)?.as_str()).unwrap_or_default();
-            let content = CONTENTS.iter().find_map(|name| turn.get(name));
-            Ok(Turn { role, parts: walk.content(content.unwrap_or(&Value::Null))? })
+        self.check_one_document()?;
+        let (field, spoken) = match (self.json.and_then(text::turns), self.words()) {
+            (Some(turns), _) => {
+                (self.json_name, content::turns(turns).map_err(|reason| self.fault(self.json_name, reason))?)
+            }
+            (None, Some((field, Words::Pair(spoken)))) => (field, spoken),
+            (None, _) => return Ok(None),
         };
-        turns.iter().map(turn).collect::<Result<_, _>>().map(Some)
+        let (roles, contents): (Vec<_>, Vec<_>) =
+            spoken.into_iter().map(|Spoken { role, content }| (role, content)).unzip();
+        let parts = self.placed(field, &contents)?;
+        Ok(Some(roles.into_iter().zip(parts).map(|(role, parts)| Turn { role, parts }).collect()))
     }
 
     /// Returns the content of a sample that is no conversation, in order.
     ///
     /// That of the document if it has a list of parts under `content`, or lists `texts` and `images` of one length
-    /// that fill each other's gaps; else the text fields and media fields, by number where all are numbered alike
-    /// (`0.txt 1.jpg 2.txt`), else as stored in the shard.
+    /// that fill each other's gaps; else the text fields and media fields by number, where all are numbered alike
+    /// (`0.txt 1.jpg 2.txt`); else the text fields, or a caption in a JSON field, behind the media of all kinds that
+    /// have no placeholder in them.
     ///
     /// # Errors
     /// As [`turns`](Self::turns).
     pub fn parts(&self) -> Result<Vec<Part<'a>>, MediaFault> {
-        let mut walk = Walk::new(self);
-        if let Some(content @ Value::Array(_)) = self.json.and_then(|json| json.get("content")) {
-            return walk.content(content);
+        self.check_one_document()?;
+        let in_document = |reason| self.fault(self.json_name, reason);
+        if let Some(value) = self.json.and_then(text::content) {
+            let content = content::of_value(value).map_err(in_document)?;
+            return self.placed_alone(self.json_name, content);
         }
-        if let Some((texts, images)) = self.json.and_then(interleaved) {
-            return walk.interleaved(texts, images);
+        if let Some((texts, images)) = self.json.and_then(text::interleaved) {
+            let content = content::interleaved(texts, images).map_err(in_document)?;
+            return self.placed_alone(self.json_name, content);
         }
-        let is_content = |field: &Field| self.number(field).is_some() || is_text(field);
-        let fields = in_order(self.sample, is_content).into_iter();
-        Ok(fields.filter_map(|field| self.number(field).or_else(|| text_of(field))).collect())
-    }
-
-    fn of_kind(&self, kind: Kind) -> &[&'a Field] {
-        match kind {
-            Kind::Image => &self.images,
-            Kind::Audio => &self.audio,
-            Kind::Video => &self.videos,
+        let fields = in_order(self.sample, |field| is_text(field) || self.has(field));
+        if are_numbered(&fields) && !self.texts.is_empty() {
+            return self.placed_alone(
+                &fields[0].extension,
+                fields.iter().flat_map(|field| of_field(field)).collect(),
+            );
         }
-    }
-
-    /// The number of a medium's field.
-    fn number(&self, field: &Field) -> Option<Part<'a>> {
-        let kind = Kind::of_extension(&field.extension)?;
-        let at = self.of_kind(kind).iter().position(|known| known.extension == field.extension)?;
-        Some(part(kind, at))
-    }
-}
-
-/// Hands out media in order while content is walked.
-struct Walk<'m, 'a> {
-    media: &'m SampleMedia<'a>,
-    given: [usize; KINDS.len()],
-}
-
-impl<'m, 'a> Walk<'m, 'a> {
-    fn new(media: &'m SampleMedia<'a>) -> Self {
-        Self { media, given: [0; KINDS.len()] }
-    }
-
-    fn content(&mut self, content: &'a Value) -> Result<Vec<Part<'a>>, MediaFault> {
-        let mut parts = Vec::new();
-        match content {
-            Value::String(text) => self.text(text, &mut parts)?,
-            Value::Array(values) => {
-                for value in values {
-                    self.part(value, &mut parts)?;
-                }
+        let (field, words) = match (self.texts.first(), self.words()) {
+            (Some(first), _) => {
+                (&*first.extension, self.texts.iter().flat_map(|text| of_field(text)).collect())
             }
-            _ => {}
-        }
-        Ok(parts)
+            (None, Some((field, Words::Caption(words)))) => (field, words),
+            (None, _) => ("", Vec::new()),
+        };
+        let in_front = |&slot: &MediumSlot| {
+            !words.iter().any(|part| matches!(part, Content::Medium(of, _) if *of == slot))
+        };
+        let slots = MediumSlot::ALL.into_iter().filter(in_front);
+        let media =
+            slots.flat_map(|slot| self.of_slot(slot).iter().map(move |_| Content::Medium(slot, None)));
+        let content = media.chain(words.iter().copied()).collect();
+        self.placed_alone(field, content)
     }
 
-    fn interleaved(&mut self, texts: &'a [Value], images: &'a [Value]) -> Result<Vec<Part<'a>>, MediaFault> {
-        let mut parts = Vec::new();
-        for (text, image) in texts.iter().zip(images) {
-            match text.as_str() {
-                Some(text) => push_text(text, &mut parts),
-                None if image.is_null() => {}
-                None => parts.push(self.next(Kind::Image)?),
+    /// The words of the first JSON field that has any, in a sample without text fields.
+    fn words(&self) -> Option<(&'a str, Words<'a>)> {
+        if !self.texts.is_empty() {
+            return None;
+        }
+        documents(self.sample).find_map(|(name, json)| {
+            let words = content::pair(json).map(Words::Pair);
+            words.or_else(|| content::caption(json).map(Words::Caption)).map(|words| (name, words))
+        })
+    }
+
+    fn check_one_document(&self) -> Result<(), MediaFault> {
+        let mut contents = documents(self.sample).filter(|(_, json)| text::has_content(json));
+        match (contents.next(), contents.next()) {
+            (Some((first, _)), Some((second, _))) => {
+                Err(self.fault(second, format!("`{first}` holds a conversation already")))
             }
+            _ => Ok(()),
         }
-        Ok(parts)
     }
 
-    fn part(&mut self, value: &'a Value, parts: &mut Vec<Part<'a>>) -> Result<(), MediaFault> {
-        if let Some(text) = value.as_str().or_else(|| value.get("text")?.as_str()) {
-            push_text(text, parts);
-        } else if let Some((kind, name)) = medium_of_part(value) {
-            parts.push(match name {
-                Some(name) => self.named(kind, name)?,
-                None => self.next(kind)?,
+    /// Whether the field is one of the sample's media.
+    fn has(&self, field: &Field) -> bool {
+        let slot = slot_of_extension(&field.extension);
+        slot.is_some_and(|slot| self.of_slot(slot).iter().any(|known| known.extension == field.extension))
+    }
+
+    fn fault(&self, field: &str, reason: impl Into<String>) -> MediaFault {
+        MediaFault::new(self.sample, field, reason)
+    }
+
+    fn placed_alone(&self, field: &str, content: Vec<Content<'a>>) -> Result<Vec<Part<'a>>, MediaFault> {
+        Ok(self.placed(field, &[content])?.concat())
+    }
+
+    /// Gives every placeholder its medium.
+    ///
+    /// - `field`: where the content is from
+    fn placed(&self, field: &str, contents: &[Vec<Content<'a>>]) -> Result<Vec<Vec<Part<'a>>>, MediaFault> {
+        let orders = MediumSlot::ALL.map(|slot| {
+            let placeholders = contents.iter().flatten().filter_map(|part| match part {
+                Content::Medium(of, name) if *of == slot => Some(*name),
+                _ => None,
             });
+            self.order(field, slot, &placeholders.collect::<Vec<_>>())
+        });
+        let [images, audio, videos] = orders;
+        let mut orders = [images?.into_iter(), audio?.into_iter(), videos?.into_iter()];
+        let mut part = |part: &Content<'a>| match part {
+            Content::Text(text) => Some(Part::Text(text)),
+            Content::Medium(slot, _) => orders[*slot as usize].next().map(|at| Part::medium(*slot, at)),
+        };
+        Ok(contents.iter().map(|content| content.iter().filter_map(&mut part).collect()).collect())
+    }
+
+    /// The number of the medium of each placeholder: the one that it names, else the next that none names.
+    fn order(
+        &self,
+        field: &str,
+        slot: MediumSlot,
+        placeholders: &[Option<&str>],
+    ) -> Result<Vec<usize>, MediaFault> {
+        let media = self.of_slot(slot);
+        let number = |name: &str| {
+            let named = field_named(&self.sample.key, media, name)?;
+            media.iter().position(|known| known.extension == named.extension)
+        };
+        let named: Vec<Option<usize>> = placeholders.iter().map(|name| name.and_then(number)).collect();
+        // Paths none of which is a field are those that the media were packed from.
+        let mut wrong =
+            placeholders.iter().zip(&named).filter(|(_, at)| at.is_none()).filter_map(|(name, _)| *name);
+        if let Some(name) = wrong.next().filter(|_| named.iter().any(Option::is_some)) {
+            return Err(self.fault(name, "the sample has no such field"));
         }
-        Ok(())
-    }
-
-    /// Cuts a text at its marks.
-    fn text(&mut self, text: &'a str, parts: &mut Vec<Part<'a>>) -> Result<(), MediaFault> {
-        let mut rest = text;
-        while let Some((at, mark, kind)) = next_mark(rest) {
-            push_text(&rest[..at], parts);
-            parts.push(self.next(kind)?);
-            rest = &rest[at + mark.len()..];
+        let is_named =
+            |field: &Field| named.iter().flatten().any(|&at| media[at].extension == field.extension);
+        let free: Vec<usize> = (0..media.len()).filter(|&at| !is_named(media[at])).collect();
+        let unnamed = named.iter().filter(|at| at.is_none()).count();
+        if !placeholders.is_empty() && unnamed != free.len() {
+            let (placeholders, media) = (placeholders.len(), media.len());
+            let (name, plural) = (slot.name(), slot.plural());
+            return Err(self.fault(field, format!("{placeholders} {name} placeholders for {media} {plural}")));
         }
-        push_text(rest, parts);
-        Ok(())
+        let mut free = free.into_iter();
+        Ok(named.into_iter().filter_map(|at| at.or_else(|| free.next())).collect())
     }
+}
 
-    fn next(&mut self, kind: Kind) -> Result<Part<'a>, MediaFault> {
-        let given = &mut self.given[kind as usize];
-        let there = self.media.of_kind(kind).len();
-        if *given == there {
-            let reason = format!("asked for {} times, but the sample has {there}", there + 1);
-            return Err(MediaFault::new(self.media.sample, kind.name(), reason));
-        }
-        *given += 1;
-        Ok(part(kind, *given - 1))
-    }
-
-    /// A named medium; a path that is no field is the next one, as the packer numbers them.
-    fn named(&mut self, kind: Kind, name: &str) -> Result<Part<'a>, MediaFault> {
-        let media = self.media.of_kind(kind);
-        let found = field_named(&self.media.sample.key, media, name);
-        let at = found.and_then(|field| media.iter().position(|known| known.extension == field.extension));
-        match at {
-            Some(at) => Ok(part(kind, at)),
-            None => self.next(kind).map_err(|fault| MediaFault { field: name.to_owned(), ..fault }),
+impl Part<'_> {
+    const fn medium(slot: MediumSlot, at: usize) -> Self {
+        match slot {
+            MediumSlot::Image => Self::Image(at),
+            MediumSlot::Audio => Self::Audio(at),
+            MediumSlot::Video => Self::Video(at),
         }
     }
 }
 
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Image => "image",
-            Self::Audio => "audio",
-            Self::Video => "video",
-        }
-    }
+/// Words of a JSON field without turns.
+enum Words<'a> {
+    Pair(Vec<Spoken<'a>>),
+    Caption(Vec<Content<'a>>),
 }
 
-/// The names of all media parts of one kind in a document; `None` for a part that has no name.
-pub(super) fn media_parts(json: &Value, kind: Kind) -> impl Iterator<Item = Option<&str>> {
-    let contents = turns(json).into_iter().flatten().filter_map(|turn| turn.get("content"));
-    let parts = contents.chain(json.get("content")).filter_map(Value::as_array).flatten();
-    parts.filter_map(medium_of_part).filter(move |(of, _)| *of == kind).map(|(_, name)| name)
-}
-
-/// Whether a document has content of its own.
-pub(super) fn has_parts(json: &Value) -> bool {
-    turns(json).is_some() || json.get("content").is_some_and(Value::is_array) || interleaved(json).is_some()
-}
-
-fn turns(json: &Value) -> Option<&Vec<Value>> {
-    TURNS.iter().find_map(|name| json.get(name)?.as_array())
-}
-
-/// Texts and pictures in lists of one length, each with gaps where the other has something.
-fn interleaved(json: &Value) -> Option<(&[Value], &[Value])> {
-    let [texts, images] = ["texts", "images"].map(|name| json.get(name).and_then(Value::as_array));
-    let (texts, images) = (texts?, images?);
-    let is_filled = texts.len() == images.len()
-        && texts.iter().zip(images).all(|(text, image)| text.is_null() != image.is_null());
-    is_filled.then_some((texts, images))
-}
-
-/// Kind and name of a part that stands for a medium.
-fn medium_of_part(part: &Value) -> Option<(Kind, Option<&str>)> {
-    let stated = part.get("type")?.as_str()?;
-    let plain = stated.trim_start_matches("input_").trim_end_matches("_url");
-    let kind = KINDS.into_iter().find(|kind| kind.name() == plain)?;
-    let value = [stated, plain, "path", "url"].iter().find_map(|name| part.get(name));
-    Some((kind, value.and_then(|value| url_of(value).unwrap_or(value).as_str())))
-}
-
-fn url_of(object: &Value) -> Option<&Value> {
-    ["url", "path", "file"].iter().find_map(|name| object.get(name))
-}
-
-fn next_mark(text: &str) -> Option<(usize, &'static str, Kind)> {
-    let found = MARKS.iter().filter_map(|&(mark, kind)| Some((text.find(mark)?, mark, kind)));
-    found.min_by_key(|(at, ..)| *at)
-}
-
-fn push_text<'a>(text: &'a str, parts: &mut Vec<Part<'a>>) {
-    if !text.is_empty() {
-        parts.push(Part::Text(text));
-    }
-}
-
-fn part<'a>(kind: Kind, at: usize) -> Part<'a> {
-    match kind {
-        Kind::Image => Part::Image(at),
-        Kind::Audio => Part::Audio(at),
-        Kind::Video => Part::Video(at),
-    }
-}
-
-fn is_text(field: &Field) -> bool {
-    kind_of_extension(&field.extension) == MediumKind::Text
-}
-
-fn text_of(field: &Field) -> Option<Part<'_>> {
-    match &field.media {
-        Media::Text(text) if !text.is_empty() => Some(Part::Text(text)),
-        _ => None,
+/// A text cut at its placeholders, or one medium.
+fn of_field(field: &Field) -> Vec<Content<'_>> {
+    match (&field.media, slot_of_extension(&field.extension)) {
+        (Media::Text(text), _) => content::of_text(text),
+        (_, Some(slot)) => vec![Content::Medium(slot, Some(&field.extension))],
+        _ => Vec::new(),
     }
 }

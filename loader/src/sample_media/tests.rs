@@ -32,6 +32,7 @@ fn without_names_numbers_order_fields_and_else_the_shard_does() {
     let names = |names: &[&'static str]| image_names(&pictures(names, Value::Null)).unwrap();
     assert_eq!(names(&["0.jpg", "10.jpg", "2.png"]), ["0.jpg", "2.png", "10.jpg"]);
     assert_eq!(names(&["img_10.png", "img_9.png"]), ["img_9.png", "img_10.png"]);
+    assert_eq!(names(&["10.left.png", "9.left.png"]), ["9.left.png", "10.left.png"]);
     assert_eq!(names(&["b2.png", "a10.png"]), ["b2.png", "a10.png"]);
     assert_eq!(names(&["right.jpg", "left.jpg", "jpg"]), ["right.jpg", "left.jpg", "jpg"]);
 }
@@ -44,6 +45,7 @@ fn a_document_says_which_pictures_in_which_order() {
         (json!({"image": "1.JPG"}), vec!["1.jpg"]),
         (json!({"images": ["x/kite.1.jpg", "0.jpg", "1.jpg"]}), vec!["1.jpg", "0.jpg", "1.jpg"]),
         (json!({"images": ["coco/000000017.jpg", "coco/b.jpg"]}), vec!["0.jpg", "1.jpg"]),
+        (json!({"images": ["coco/a.tif", "coco/b.jpg", "coco/c.bmp"]}), vec!["0.jpg", "1.jpg", "mask.png"]),
         (json!({"image": "a red kite"}), vec!["0.jpg", "1.jpg", "mask.png"]),
         (json!({"image": null, "images": []}), vec!["0.jpg", "1.jpg", "mask.png"]),
         (
@@ -78,7 +80,7 @@ fn marks_and_parts_stand_for_media_in_order() {
         {"from": "human", "value": "<image>\nthen <image>?"}, {"from": "gpt", "value": "a kite"}]});
     let sample = pictures(&["0.jpg", "1.jpg"], marked);
     let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
-    let asked = [Part::Image(0), Part::Text("\nthen "), Part::Image(1), Part::Text("?")];
+    let asked = [Part::Image(0), Part::Text("then "), Part::Image(1), Part::Text("?")];
     assert_eq!((turns[0].role, &*turns[0].parts), ("human", &asked[..]));
     assert_eq!(turns[1], Turn { role: "gpt", parts: vec![Part::Text("a kite")] });
 
@@ -90,13 +92,89 @@ fn marks_and_parts_stand_for_media_in_order() {
 }
 
 #[test]
-fn more_marks_than_pictures_are_a_fault() {
-    let sample = pictures(&["jpg"], json!({"messages": [{"role": "user", "content": "<image><image>"}]}));
-    let fault = SampleMedia::of(&sample).unwrap().turns().unwrap_err();
+fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
+    for (names, said, reason) in [
+        (&["jpg"][..], "<image><image>", "2 image placeholders for 1 pictures"),
+        (&["0.jpg", "1.jpg", "2.jpg"], "<image> <image>", "2 image placeholders for 3 pictures"),
+        (&["jpg"], "<image><audio>", "1 audio placeholders for 0 clips"),
+        (&["jpg"], "<video>", "1 video placeholders for 0 videos"),
+    ] {
+        let sample = pictures(names, json!({"messages": [{"role": "user", "content": said}]}));
+        let fault = SampleMedia::of(&sample).unwrap().turns().unwrap_err();
+        assert_eq!((fault.field.as_str(), fault.reason.as_str()), ("json", reason));
+    }
+}
+
+/// The pictures of the parts of one turn.
+fn shown(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
+    let sample = pictures(names, json!({"messages": [{"role": "user", "content": parts}]}));
+    let media = SampleMedia::of(&sample).map_err(|fault| fault.reason)?;
+    let turns = media.turns().map_err(|fault| format!("{}: {}", fault.field, fault.reason))?.unwrap();
+    let name = |part: &Part<'_>| match part {
+        Part::Image(at) => Some(media.images[*at].extension.to_string()),
+        _ => None,
+    };
+    Ok(turns[0].parts.iter().filter_map(name).collect())
+}
+
+#[test]
+fn parts_without_a_name_take_what_no_part_names() {
+    let stored = ["0.jpg", "1.jpg", "2.jpg"];
+    let named = |name: &str| json!({"type": "image", "image": name});
+    let next = json!({"type": "image"});
+    let found = |parts: Value| shown(&stored, &parts);
+    let names = |names: [&str; 3]| Ok(names.map(str::to_owned).to_vec());
+    assert_eq!(found(json!([named("0.jpg"), next, next])), names(["0.jpg", "1.jpg", "2.jpg"]));
+    assert_eq!(found(json!([next, named("kite.0.jpg"), next])), names(["1.jpg", "0.jpg", "2.jpg"]));
+    assert_eq!(
+        found(json!([named("1.jpg"), named("0.jpg"), named("1.jpg")])),
+        names(["1.jpg", "0.jpg", "1.jpg"])
+    );
+    assert_eq!(found(json!([named("a/x.jpg"), named("a/y.jpg"), named("a/z.jpg")])), names(stored));
+    assert_eq!(found(json!([named("0.jpg"), next])), Err("json: 2 image placeholders for 3 pictures".into()));
+    assert_eq!(
+        found(json!([named("0.jpg"), named("x.jpg"), next])),
+        Err("x.jpg: the sample has no such field".into())
+    );
+    assert_eq!(
+        found(json!([{"type": "tool_use"}])),
+        Err("json: turn 0: content part of type `tool_use` is unknown".into())
+    );
+}
+
+#[test]
+fn a_second_conversation_is_a_fault_and_a_describing_list_is_none() {
+    let turns = || Media::Json(json!({"messages": [{"role": "user", "content": "<image>"}]}));
+    let twice = sample(vec![("a.json", turns()), ("b.json", turns()), ("jpg", picture())]);
+    let fault = SampleMedia::of(&twice).unwrap().turns().unwrap_err();
     assert_eq!(
         (fault.field.as_str(), fault.reason.as_str()),
-        ("image", "asked for 2 times, but the sample has 1")
+        ("b.json", "`a.json` holds a conversation already")
     );
+    let listed = Media::Json(json!({"images": ["jpg"]}));
+    let beside = sample(vec![("a.json", listed), ("b.json", turns()), ("jpg", picture())]);
+    assert_eq!(SampleMedia::of(&beside).unwrap().json_name(), "b.json");
+}
+
+#[test]
+fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
+    let asked = pictures(&["jpg"], json!({"question": "<image>\nwhat?", "answer": "a kite"}));
+    let turns = SampleMedia::of(&asked).unwrap().turns().unwrap().unwrap();
+    assert_eq!((turns[0].role, &*turns[0].parts), ("user", &[Part::Image(0), Part::Text("what?")][..]));
+    assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[Part::Text("a kite")][..]));
+    let caption = sample(vec![("json", Media::Json(json!({"caption": "a kite"}))), ("jpg", picture())]);
+    let media = SampleMedia::of(&caption).unwrap();
+    assert_eq!(media.turns().unwrap(), None);
+    assert_eq!(media.parts().unwrap(), [Part::Image(0), Part::Text("a kite")]);
+    let behind = sample(vec![
+        ("txt", text("hi <audio>")),
+        ("wav", Media::Audio(crate::decode::Audio::default())),
+        ("jpg", picture()),
+    ]);
+    let expected = [Part::Image(0), Part::Text("hi "), Part::Audio(0)];
+    assert_eq!(SampleMedia::of(&behind).unwrap().parts().unwrap(), expected);
+    let deaf = SampleMedia::of_kinds(&behind, |slot| slot == MediumSlot::Image).unwrap();
+    assert_eq!(deaf.parts().unwrap_err().reason, "1 audio placeholders for 0 clips");
 }
 
 #[test]

@@ -17,7 +17,8 @@ pub(crate) const CAPTIONS: [&str; 2] = ["caption", "text"];
 ///
 /// A list of turns under `conversations` (`from`, `value`) or `messages` (`role`, `content`) counts in full,
 /// and its assistant turns are the target. So do the pairs `instruction` and `output`, `question` and `answer`,
-/// whose second half is the target. Without those, a string under `caption` or `text` counts, all of it target.
+/// whose second half is the target. Without those, the texts of a list of parts under `content`, or of `texts` beside
+/// `images`, count, else a string under `caption` or `text`, all of it target.
 /// Any other JSON is metadata and has no length.
 #[must_use]
 pub fn measure_json(json: &Value) -> TextLength {
@@ -26,6 +27,11 @@ pub fn measure_json(json: &Value) -> TextLength {
             tokens: sum.tokens.saturating_add(turn.tokens),
             target_tokens: sum.target_tokens.saturating_add(turn.target_tokens),
         });
+    }
+    if let Some(tokens) =
+        content(json).map(content_tokens).or_else(|| interleaved(json).map(interleaved_tokens))
+    {
+        return TextLength { tokens, target_tokens: tokens };
     }
     if let Some(length) = PAIRS.iter().find_map(|pair| measure_pair(json, *pair)) {
         return length;
@@ -38,6 +44,31 @@ pub fn measure_json(json: &Value) -> TextLength {
 #[must_use]
 pub fn has_turns(json: &Value) -> bool {
     turns(json).is_some()
+}
+
+/// Whether the JSON says by itself what the sample says, media included: turns, or content without turns.
+pub(crate) fn has_content(json: &Value) -> bool {
+    turns(json).is_some() || content(json).is_some() || interleaved(json).is_some()
+}
+
+/// Content without turns: a list of texts and parts.
+pub(crate) fn content(json: &Value) -> Option<&Value> {
+    let is_part = |value: &Value| value.is_string() || value.get("type").is_some_and(Value::is_string);
+    let content = json.get("content")?;
+    content.as_array().filter(|parts| !parts.is_empty() && parts.iter().all(is_part)).map(|_| content)
+}
+
+/// Texts and pictures in lists of one length, each with gaps where the other has something.
+pub(crate) fn interleaved(json: &Value) -> Option<(&[Value], &[Value])> {
+    let [texts, images] = ["texts", "images"].map(|name| json.get(name).and_then(Value::as_array));
+    let (texts, images) = (texts?, images?);
+    let is_filled = texts.len() == images.len()
+        && texts.iter().zip(images).all(|(text, image)| text.is_null() != image.is_null());
+    is_filled.then_some((texts, images))
+}
+
+fn interleaved_tokens((texts, _): (&[Value], &[Value])) -> u32 {
+    texts.iter().filter_map(Value::as_str).map(estimate_tokens).fold(0, u32::saturating_add)
 }
 
 /// Both halves must be there: a lone `question` may be a file name or an id.
@@ -66,7 +97,7 @@ fn content_tokens(content: &Value) -> u32 {
     match content {
         Value::String(text) => measure_text(text).tokens,
         Value::Array(parts) => {
-            let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
+            let texts = parts.iter().filter_map(|part| part.as_str().or_else(|| part.get("text")?.as_str()));
             texts.fold(0, |sum, text| sum.saturating_add(estimate_tokens(text)))
         }
         _ => 0,
@@ -87,6 +118,15 @@ mod tests {
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it"}]},
             {"role": "assistant", "content": "a kite"}]});
         assert_eq!(measure_json(&chat), TextLength { tokens: 5, target_tokens: 2 });
+    }
+
+    #[test]
+    fn content_without_turns_is_all_target() {
+        let parts = json!({"content": ["a red kite", {"type": "image"}, {"type": "text", "text": "what"}]});
+        assert_eq!(measure_json(&parts), TextLength { tokens: 4, target_tokens: 4 });
+        let lists = json!({"texts": ["a red kite", null, "what"], "images": [null, "0.jpg", null]});
+        assert_eq!(measure_json(&lists), TextLength { tokens: 4, target_tokens: 4 });
+        assert_eq!(measure_json(&json!({"content": [1, 2], "texts": ["a"]})), TextLength::default());
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod conversation;
 mod estimate;
 mod placeholder;
 
-pub(crate) use conversation::{ASSISTANT_ROLES, CAPTIONS, PAIRS, turns};
+pub(crate) use conversation::{ASSISTANT_ROLES, CAPTIONS, PAIRS, content, has_content, interleaved, turns};
 pub use conversation::{has_turns, measure_json};
 pub use estimate::estimate_tokens;
 pub use placeholder::{MediumSlot, Piece, split_placeholders};

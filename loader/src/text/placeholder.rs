@@ -1,8 +1,8 @@
 //! Placeholders that data sets write into a text where a medium belongs.
 
 /// Placeholders and the kind of medium that each stands for.
-const PLACEHOLDERS: [(&str, MediumSlot); 2] =
-    [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio)];
+const PLACEHOLDERS: [(&str, MediumSlot); 3] =
+    [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio), ("<video>", MediumSlot::Video)];
 
 /// The kind of medium that a placeholder stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -11,6 +11,33 @@ pub enum MediumSlot {
     Image,
     /// A clip.
     Audio,
+    /// A video.
+    Video,
+}
+
+impl MediumSlot {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
+
+    /// Returns the kind as data sets and chat templates call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Audio => "audio",
+            Self::Video => "video",
+        }
+    }
+
+    /// Returns what several of the kind are called in messages.
+    #[must_use]
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Image => "pictures",
+            Self::Audio => "clips",
+            Self::Video => "videos",
+        }
+    }
 }
 
 /// A piece of a text with placeholders.
@@ -22,7 +49,7 @@ pub enum Piece<'a> {
     Slot(MediumSlot),
 }
 
-/// Splits a text at `<image>` and `<audio>`, as LLaVA writes them.
+/// Splits a text at `<image>`, `<audio>` and `<video>`, as LLaVA writes them.
 ///
 /// One line break on either side of a placeholder belongs to it: the chat template sets media apart in its own way.
 ///
@@ -61,17 +88,18 @@ fn next_placeholder(text: &str) -> Option<(usize, &'static str, MediumSlot)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use MediumSlot::{Audio, Image};
+    use MediumSlot::{Audio, Image, Video};
 
     #[test]
     fn a_line_break_on_either_side_belongs_to_the_placeholder() {
-        let table: [(&str, &[Piece<'_>]); 6] = [
+        let table: [(&str, &[Piece<'_>]); 7] = [
             ("", &[]),
             ("plain", &[Piece::Text("plain")]),
             ("<image>\nwhat", &[Piece::Slot(Image), Piece::Text("what")]),
             ("what\n<image>", &[Piece::Text("what"), Piece::Slot(Image)]),
             ("<image>\n<image>\n\nx", &[Piece::Slot(Image), Piece::Slot(Image), Piece::Text("\nx")]),
             ("a <audio> b", &[Piece::Text("a "), Piece::Slot(Audio), Piece::Text(" b")]),
+            ("<video>\na", &[Piece::Slot(Video), Piece::Text("a")]),
         ];
         for (text, pieces) in table {
             assert_eq!(split_placeholders(text), pieces, "{text:?}");

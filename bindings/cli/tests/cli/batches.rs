@@ -42,6 +42,38 @@ fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
 }
 
 #[test]
+fn tensors_of_media_are_printed_unless_they_are_only_counted() {
+    let data = DataSet::new(1, 6, Stored::Plain);
+    let (pattern, tokenizer) = (data.pattern(), tokenizer());
+    let lines = |extra: &[&str]| {
+        let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
+        let inputs = ["--tokenizer", &tokenizer, "--json", "--values"];
+        objects(&[&plan[..], &inputs, extra].concat())
+    };
+    let (made, counted) = (lines(&[]), lines(&["--counted-media"]));
+    assert_eq!(made.len(), counted.len());
+    let tensor = |line: &serde_json::Value, name: &str| {
+        line["tensors"].as_array().into_iter().flatten().find(|tensor| tensor["name"] == name).cloned()
+    };
+    let mut patches = 0;
+    for (made, counted) in made.iter().zip(&counted) {
+        assert_eq!(tensor(made, "input_ids"), tensor(counted, "input_ids"));
+        assert_eq!(tensor(counted, "pixel_values"), None);
+        let Some(grids) = tensor(made, "image_grid_thw") else { continue };
+        assert_eq!(tensor(counted, "image_grid_thw"), Some(grids.clone()));
+        let grids: Vec<u64> = serde_json::from_value(grids["values"].clone()).expect("grids");
+        let rows: u64 = grids.chunks(3).map(|grid| grid.iter().product::<u64>()).sum();
+        let pixels = tensor(made, "pixel_values").expect("pixels");
+        assert_eq!(
+            (&pixels["dtype"], &pixels["shape"]),
+            (&"float32".into(), &serde_json::json!([rows, 1176]))
+        );
+        patches += rows;
+    }
+    assert!(patches > 0);
+}
+
+#[test]
 fn a_tokenizer_that_does_not_fit_is_misuse() {
     let data = DataSet::new(1, 4, Stored::Plain);
     let pattern = data.pattern();
