@@ -72,7 +72,7 @@ impl MediaFault {
 ///     picture("1.jpg"),
 ///     Field { extension: "json".into(), media: Media::Json(document) },
 /// ];
-/// let sample = Sample { key: "k".into(), shard: "s.tar".into(), offset: 0, epoch: 0, bytes: 0, fields };
+/// let sample = Sample::new("k", fields);
 /// let media = SampleMedia::of(&sample)?;
 /// assert_eq!(&*media.images[0].extension, "1.jpg");
 /// let turns = media.turns()?.unwrap();
