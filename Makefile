@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg test-video bench bench-remote compare demo record-model-inputs record-processors
+.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-processors
 
 check: fmt clippy docs test
 
@@ -46,6 +46,14 @@ test-interop:
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
 
+# Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.
+MODELS_VENV ?= target/models-venv
+test-models:
+	test -x $(MODELS_VENV)/bin/python || python3 -m venv $(MODELS_VENV)
+	$(MODELS_VENV)/bin/pip install --quiet --requirement tests/python/model_requirements.txt
+	$(CARGO) build --release --locked -p dflop-cli
+	$(MODELS_VENV)/bin/python tests/python/model_runs.py
+
 # The same codec tests through libjpeg-turbo; wants cmake and nasm.
 test-turbojpeg:
 	$(CARGO) test --locked -p dflop-loader -p dflop-tests --features dflop-loader/turbojpeg,dflop-tests/turbojpeg
@@ -75,6 +83,14 @@ compare:
 bench-remote:
 	$(CARGO) build --release --locked -p dflop-cli -p dflop-tests --bins
 	python3 benches/remote.py --corpus $(CORPUS) $(if $(OUT),--out $(OUT))
+
+# The same through an S3 server that `make test-stores` has installed.
+bench-s3:
+	$(CARGO) build --release --locked -p dflop-cli -p dflop-tests --bins
+	$(STORES_VENV)/bin/moto_server -H $(word 1,$(subst :, ,$(S3_SERVER))) -p $(word 2,$(subst :, ,$(S3_SERVER))) \
+		> target/moto.log 2>&1 & server=$$!; trap "kill $$server" EXIT; sleep 3; \
+	XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
+	python3 benches/remote.py --s3 $(S3_SERVER) --corpus $(CORPUS) $(if $(OUT),--out $(OUT))
 
 # Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
 record-model-inputs:

@@ -3,7 +3,9 @@
 
 The server is a process of its own on the same machine; its CPU time is reported, and what it takes of the cores is part
 of the ratio. Runs take turns and are long enough that their start does not count: each takes at least --seconds.
-Both rates are of whole processes; `steady` leaves out the time until the first batch.
+Both rates are of whole processes; `steady` leaves out the time until the first batch. With `--s3 HOST:PORT` the shards
+are put into a bucket of an S3 server that takes unsigned requests, such as moto, and the server that waits stands in
+front of it; what the S3 server itself takes of the cores is part of the ratio as well.
 """
 
 import argparse
@@ -13,6 +15,9 @@ import pathlib
 import resource
 import statistics
 import subprocess
+import urllib.request
+
+BUCKET = "dflop-bench"
 
 
 def server_cpu_seconds(pid):
@@ -20,16 +25,27 @@ def server_cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def stream(binary, shards, epochs, workers):
+def put_shards(server, folder):
+    """Puts the shards of a folder into the bucket."""
+    for name, body in [("", b""), *((path.name, path.read_bytes()) for path in sorted(folder.glob("*.tar")))]:
+        request = urllib.request.Request(f"http://{server}/{BUCKET}/{name}", data=body, method="PUT")
+        urllib.request.urlopen(request).close()
+
+
+def stream(binary, shards, epochs, workers, endpoint=None):
+    environment = dict(os.environ)
+    if endpoint:
+        environment |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+                        "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
     command = [binary, "stream", shards, "--decode", "rgb224", "--workers", str(workers), "--epochs", str(epochs)]
-    out = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE).stdout
+    out = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE, env=environment).stdout
     report = json.loads(out)
     steady_seconds = report["seconds"] - report["first_batch_seconds"]
     return {
         "samples_per_second": report["samples"] / report["seconds"],
         "steady_samples_per_second": report["samples"] / steady_seconds,
         "first_batch_seconds": report["first_batch_seconds"],
-        "cpu_ms_per_sample": 1e3 * (report["cpu_seconds"] + report["kernel_cpu_seconds"]) / report["samples"],
+        "cpu_ms_per_sample": 1e3 * report["cpu_seconds"] / report["samples"],
         "seconds": report["seconds"],
         "samples": report["samples"],
     }
@@ -41,18 +57,21 @@ def median(runs, key):
 
 def measured(arguments, folder, latency_ms, epochs):
     server = subprocess.Popen(
-        [f"{arguments.bin}/fault_server", folder, str(latency_ms)],
+        [f"{arguments.bin}/fault_server", arguments.s3 or folder, str(latency_ms)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
     url = server.stdout.readline().strip()
     names = ",".join(sorted(path.name for path in pathlib.Path(folder).glob("*.tar")))
     elsewhere = f"{url}{{{names}}}" if "," in names else f"{url}{names}"
+    endpoint = None
+    if arguments.s3:
+        elsewhere, endpoint = f"s3://{BUCKET}/", url.rstrip("/")
     local, remote = [], []
     try:
         for _ in range(arguments.runs):
             local.append(stream(f"{arguments.bin}/dflop", folder, epochs, arguments.workers))
             before = server_cpu_seconds(server.pid)
-            remote.append(stream(f"{arguments.bin}/dflop", elsewhere, epochs, arguments.workers))
+            remote.append(stream(f"{arguments.bin}/dflop", elsewhere, epochs, arguments.workers, endpoint))
             spent = server_cpu_seconds(server.pid) - before
             remote[-1]["server_cpu_ms_per_sample"] = 1e3 * spent / remote[-1]["samples"]
     finally:
@@ -77,6 +96,7 @@ def measured(arguments, folder, latency_ms, epochs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", required=True, help="folder of plain .tar shards")
+    parser.add_argument("--s3", metavar="HOST:PORT", help="S3 server that the shards are put into")
     parser.add_argument("--bin", default="target/release", help="folder of `dflop` and `fault_server`")
     parser.add_argument("--latency-ms", type=int, nargs="+", default=[0, 30])
     parser.add_argument("--seconds", type=float, default=20.0, help="shortest run")
@@ -84,9 +104,12 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", help="file for the JSON; standard output without")
     arguments = parser.parse_args()
+    if arguments.s3:
+        put_shards(arguments.s3, pathlib.Path(arguments.corpus))
     once = stream(f"{arguments.bin}/dflop", arguments.corpus, 1, arguments.workers)
     epochs = max(1, round(1.1 * arguments.seconds / once["seconds"] + 0.5))
     report = {
+        "s3": bool(arguments.s3),
         "what": f"dflop stream --decode rgb224 --workers {arguments.workers} --epochs {epochs}, medians of "
                 f"{arguments.runs} runs by turns; the server is another process of the same machine",
         "cores": len(os.sched_getaffinity(0)),

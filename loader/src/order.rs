@@ -9,6 +9,7 @@
 //! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -42,6 +43,18 @@ pub enum Shuffle {
     },
     /// In the order of the index.
     None,
+}
+
+impl fmt::Display for Shuffle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Global => formatter.write_str("of the whole epoch"),
+            Self::Blocks { block_samples, open_blocks } => {
+                write!(formatter, "of blocks of {block_samples} samples, {open_blocks} open at once")
+            }
+            Self::None => formatter.write_str("of nothing"),
+        }
+    }
 }
 
 impl Shuffle {

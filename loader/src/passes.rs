@@ -5,6 +5,7 @@
 //! read. [`crate::source`] does the passes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,6 +26,16 @@ pub(crate) struct ShardOrder {
     pub(crate) rank: usize,
     /// Ranks that share the shards.
     pub(crate) world: usize,
+}
+
+impl fmt::Display for ShardOrder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seed {
+            Some(seed) => write!(formatter, "shuffled by seed {seed}")?,
+            None => formatter.write_str("in the order of the list")?,
+        }
+        write!(formatter, " to rank {} of {}", self.rank, self.world)
+    }
 }
 
 impl Default for ShardOrder {

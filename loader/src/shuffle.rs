@@ -5,6 +5,8 @@
 //! do not mix, and each is a permutation of what was read in it. [`crate::loader`] owns the buffer and writes
 //! its contents into its state.
 
+use std::fmt;
+
 use crate::error::{Error, Result, check_at_most};
 use crate::permutation::mix64;
 
@@ -23,6 +25,16 @@ pub struct ShuffleBuffer {
     pub samples_initial: usize,
     /// Seed of the draws.
     pub seed: u64,
+}
+
+impl fmt::Display for ShuffleBuffer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { samples_max, bytes_max, samples_initial, seed } = self;
+        write!(
+            formatter,
+            "a buffer of {samples_max} samples and {bytes_max} bytes that begins with {samples_initial}, seed {seed}"
+        )
+    }
 }
 
 impl ShuffleBuffer {

@@ -26,6 +26,18 @@ pub enum Tail {
     Short,
 }
 
+impl Tail {
+    /// Returns the name: `carry`, `drop` or `short`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Carry => "carry",
+            Self::Drop => "drop",
+            Self::Short => "short",
+        }
+    }
+}
+
 /// A sample of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSample {

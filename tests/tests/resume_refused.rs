@@ -118,3 +118,18 @@ fn numbers_that_nobody_saved_are_refused() {
         assert!(refused.contains("it was edited"), "{refused}");
     }
 }
+
+#[test]
+fn a_state_whose_numbers_were_changed_to_likely_ones_is_refused() {
+    let texts = MixedTexts::new(&[10, 10], Stored::Plain);
+    let state = serde_json::to_string(&state_after(builder(&texts), 2)).unwrap();
+    let whole: StreamState = serde_json::from_str(&state).unwrap();
+    assert!(builder(&texts).restore(whole).build().is_ok());
+    for (name, value) in [("items", 1), ("place", 1), ("epoch", 1)] {
+        let mut edited: serde_json::Value = serde_json::from_str(&state).unwrap();
+        edited["position"][name] = value.into();
+        let edited: StreamState = serde_json::from_value(edited).unwrap();
+        let refused = builder(&texts).restore(edited).build().unwrap_err().to_string();
+        assert!(refused.contains("its check does not fit it"), "{name}: {refused}");
+    }
+}

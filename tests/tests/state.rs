@@ -122,8 +122,8 @@ fn other_settings_and_edited_states_are_refused() {
     let message =
         |builder: StepPlannerBuilder| builder.restore(state.clone()).build().unwrap_err().to_string();
     assert!(message(settings().seed(8)).contains("seed 7, and this run has 8"));
-    assert!(message(settings().shuffle(Shuffle::None)).contains("shuffle Global"));
-    assert!(message(settings().tail(Tail::Drop)).contains("tail Carry"));
+    assert!(message(settings().shuffle(Shuffle::None)).contains("a shuffle of the whole epoch"));
+    assert!(message(settings().tail(Tail::Drop)).contains("tail `carry`"));
     // Another first epoch was once taken for more epochs to go, and so many samples overflowed a sum.
     for (saved, edited) in [
         ("\"offset\":7", "\"offset\":8"),

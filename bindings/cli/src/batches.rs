@@ -14,6 +14,7 @@ use dflop_loader::skip::Skipped;
 use futures::StreamExt;
 use serde::Serialize;
 
+use crate::batch_files;
 use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, runtime, write_json};
 use crate::planner::{PlanArgs, ResumeArgs};
@@ -60,6 +61,9 @@ pub(crate) struct BatchesArgs {
     /// Count the tokens of pictures and clips by the model's token rule, and make no tensors of them.
     #[arg(long)]
     counted_media: bool,
+    /// Write the tensors of every microbatch to this folder too, as `step-TTTTTTTT-MMM.safetensors`.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     /// Print one JSON object a line.
     #[arg(long)]
     json: bool,
@@ -129,11 +133,17 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
         .steps(args.steps)
         .preparer(Arc::new(preparer))
         .build()?;
+    if let Some(folder) = &args.out {
+        std::fs::create_dir_all(folder).map_err(|error| Failure::from(error).in_file(folder))?;
+    }
     runtime()?.block_on(async {
         let mut steps = loader.stream();
         while let Some(step) = steps.next().await {
             let step = step?;
             for (number, microbatch) in step.microbatches.iter().enumerate() {
+                if let Some(folder) = &args.out {
+                    batch_files::write(folder, step.step, number, microbatch)?;
+                }
                 let line = line(step.step, number, microbatch, args.values);
                 if args.json { write_json(out, &line)? } else { print(out, &line)? }
             }

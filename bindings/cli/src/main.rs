@@ -5,6 +5,7 @@
 
 mod augment;
 mod balance;
+mod batch_files;
 mod batches;
 mod data_set;
 mod demo;

@@ -72,16 +72,19 @@ pub(crate) struct PlanArgs {
 /// How the samples of an epoch are shuffled.
 #[derive(Debug, Args)]
 pub(crate) struct ShuffleArgs {
-    /// How the samples of an epoch are shuffled.
-    #[arg(long, value_enum, default_value_t = ShuffleArg::Global)]
-    shuffle: ShuffleArg,
-    /// Most samples of a run that `--shuffle blocks` keeps together; a run never crosses a shard.
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    block_samples: u64,
-    /// Runs that `--shuffle blocks` shuffles with each other, so about the shards that are open.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    open_blocks: u64,
+    /// How the samples of an epoch are shuffled [default: global, or blocks where their sizes are given].
+    #[arg(long, value_enum)]
+    shuffle: Option<ShuffleArg>,
+    /// Most samples of a run that `--shuffle blocks` keeps together; a run never crosses a shard [default: 1024].
+    #[arg(long, value_name = "N", conflicts_with = "validation")]
+    block_samples: Option<u64>,
+    /// Runs that `--shuffle blocks` shuffles with each other, so about the shards that are open [default: 64].
+    #[arg(long, value_name = "N", conflicts_with = "validation")]
+    open_blocks: Option<u64>,
 }
+
+const BLOCK_SAMPLES: u64 = 1024;
+const OPEN_BLOCKS: u64 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ShuffleArg {
@@ -95,14 +98,27 @@ enum ShuffleArg {
 
 impl PlanArgs {
     /// The shuffle that is asked for.
-    pub(crate) fn shuffle(&self) -> Shuffle {
+    ///
+    /// # Errors
+    /// Sizes of blocks where another shuffle is asked for.
+    pub(crate) fn shuffle(&self) -> Result<Shuffle, Failure> {
         let ShuffleArgs { shuffle, block_samples, open_blocks } = self.shuffle;
-        match shuffle {
+        let has_sizes = block_samples.is_some() || open_blocks.is_some();
+        let blocks = Shuffle::Blocks {
+            block_samples: block_samples.unwrap_or(BLOCK_SAMPLES),
+            open_blocks: open_blocks.unwrap_or(OPEN_BLOCKS),
+        };
+        Ok(match shuffle {
             _ if self.validation => Shuffle::None,
-            ShuffleArg::Global => Shuffle::Global,
-            ShuffleArg::Blocks => Shuffle::Blocks { block_samples, open_blocks },
-            ShuffleArg::None => Shuffle::None,
-        }
+            Some(ShuffleArg::Blocks) => blocks,
+            None if has_sizes => blocks,
+            Some(_) if has_sizes => {
+                let reason = "`--block-samples` and `--open-blocks` need `--shuffle blocks`";
+                return Err(Failure::Misuse(reason.into()));
+            }
+            Some(ShuffleArg::Global) | None => Shuffle::Global,
+            Some(ShuffleArg::None) => Shuffle::None,
+        })
     }
 }
 
@@ -189,7 +205,7 @@ impl PlanArgs {
             .seed(self.seed)
             .first_epoch(epoch)
             .tail(tail)
-            .shuffle(self.shuffle());
+            .shuffle(self.shuffle()?);
         if self.validation {
             builder = builder.validation();
         }

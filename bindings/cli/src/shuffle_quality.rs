@@ -24,8 +24,8 @@ pub(crate) fn print_shuffle_quality(
     is_json: bool,
     out: &mut Output,
 ) -> Result<(), Failure> {
-    let quality =
-        |data_set| ShuffleQuality::of(data_set, plan.shuffle(), plan.seed, epoch, plan.global_batch);
+    let shuffle = plan.shuffle()?;
+    let quality = |data_set| ShuffleQuality::of(data_set, shuffle, plan.seed, epoch, plan.global_batch);
     let data_sets: Vec<ShuffleQuality> = planner.data_sets().iter().map(quality).collect::<Result<_, _>>()?;
     if is_json {
         return write_json(out, &QualityReport { epoch, data_sets });

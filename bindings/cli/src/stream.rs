@@ -94,6 +94,7 @@ enum DecodeArg {
 #[derive(Debug, Default, Serialize)]
 struct StreamReport {
     samples: u64,
+    fields: u64,
     bytes: u64,
     pictures: u64,
     seconds: f64,
@@ -118,6 +119,10 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     saved?;
     if report.samples == 0 && !args.input.is_resumed() {
         return Err(no_samples(&report.skipped));
+    }
+    if let Some(fields) = args.fields.as_ref().filter(|_| report.samples > 0 && report.fields == 0) {
+        let fields = fields.join(",");
+        return Err(Failure::Failed(format!("none of {} samples has a field `{fields}`", report.samples)));
     }
     report.metrics = args.metrics.then(|| loader.metrics());
     if args.json { write_json(out, &report) } else { print(out, &report) }
@@ -165,6 +170,7 @@ async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Fa
         report.first_batch_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
         report.samples += batch.samples.len() as u64;
         report.bytes += batch.samples.iter().map(|sample| sample.bytes).sum::<u64>();
+        report.fields += batch.samples.iter().map(|sample| sample.fields.len() as u64).sum::<u64>();
         report.pictures += batch.pixels.map_or(0, |pixels| pixels.tensor.rows() as u64);
         bar.set_position(report.samples);
     }

@@ -98,17 +98,21 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
             (folder.display().to_string(), std::io::Error::new(source.kind(), source.to_string()));
         return Err(Error::File { path, source });
     }
-    let path = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
-    if let Some(path) = path.as_ref().filter(|_| !is_rebuilt)
+    let first = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
+    if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
         && let Some(decoded) = open_fitting(path, &shards, &stats, options)
     {
         return assemble(shards, decoded, Some(path.clone()));
     }
     let built = build_shards(&shards, &stats, options)?;
     let encoded =
-        encode_index(built, options.video_sampling).map_err(|error| index_error(path.as_deref(), &error))?;
-    let Some(path) = path else { return decode_in_memory(shards, &encoded.into()) };
-    write_atomically(&path, &encoded)?;
+        encode_index(built, options.video_sampling).map_err(|error| index_error(first.as_deref(), &error))?;
+    let written = write_to_first(&candidates, &name, &encoded);
+    let path = match (written, &options.folder) {
+        (Ok(path), _) => path,
+        (Err(error), Some(_)) => return Err(error),
+        (Err(_), None) => return decode_in_memory(shards, &encoded.into()),
+    };
     let mapped =
         map_file(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
     let decoded = decode_index(&mapped).map_err(|error| index_error(Some(&path), &error))?;
@@ -122,11 +126,10 @@ pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf>
     let candidates = folders(shards, &IndexOptions::default());
     let (folder, _lock) = lock_first_writable(&candidates, &name)
         .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
-    let path = folder.join(&name);
     let sampling = VideoSampling::default();
-    let encoded = encode_index(built, sampling).map_err(|error| index_error(Some(&path), &error))?;
-    write_atomically(&path, &encoded)?;
-    Ok(path)
+    let encoded =
+        encode_index(built, sampling).map_err(|error| index_error(Some(&folder.join(&name)), &error))?;
+    write_to_first(&candidates, &name, &encoded)
 }
 
 /// Length and version of every shard.
@@ -297,10 +300,25 @@ fn remove_leftovers(folder: &Path, name: &str) {
     }
 }
 
+/// Writes the index to the first folder that takes it: a full disk holds no one up who has another.
+fn write_to_first(folders: &[PathBuf], name: &str, encoded: &[u8]) -> Result<PathBuf> {
+    let mut refused = None;
+    for folder in folders {
+        let path = folder.join(name);
+        match write_atomically(&path, encoded) {
+            Ok(()) => return Ok(path),
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the index");
+    Err(refused.unwrap_or(Error::File { path: name.to_owned(), source }))
+}
+
 fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let error = |source| Error::File { path: path.display().to_string(), source };
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let write = || {
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
         let mut file = File::create(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;

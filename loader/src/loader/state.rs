@@ -24,7 +24,7 @@ pub const HELD_BYTES_MAX: u64 = 256 << 20;
 const COUNT_MAX: u64 = 1 << 62;
 
 /// Version of the JSON form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Where a stream stands, as JSON by `serde`.
 ///
@@ -39,6 +39,8 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamState {
     version: u32,
+    /// Digest of all that follows, so that a state that was edited or damaged is refused.
+    check: String,
     /// Number of shards in the list, and a digest of their base names.
     shards: usize,
     names: String,
@@ -79,6 +81,13 @@ impl StreamState {
     /// The first sample that was skipped.
     pub(super) fn first_skipped(&self) -> Option<&Skipped> {
         self.first_skipped.as_ref()
+    }
+
+    /// Digest of everything but the digest.
+    fn digest(&self) -> String {
+        let unchecked = Self { check: String::new(), ..self.clone() };
+        let document = serde_json::to_vec(&unchecked).expect("numbers and text can be written");
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&document))
     }
 
     pub(super) fn position(&self) -> Position {
@@ -122,13 +131,12 @@ impl StreamState {
             return refuse("the shards have other names, or another order".into());
         }
         if self.order != stream.order {
-            return refuse(format!("shards were dealt by {:?}, not by {:?}", self.order, stream.order));
+            return refuse(format!("shards were dealt {}, and now {}", self.order, stream.order));
         }
         if self.shuffle != stream.shuffle {
-            return refuse(format!(
-                "samples were shuffled by {:?}, not by {:?}",
-                self.shuffle, stream.shuffle
-            ));
+            let shown = |buffer: Option<ShuffleBuffer>| buffer.map_or("nothing".into(), |b| b.to_string());
+            let (saved, asked) = (shown(self.shuffle), shown(stream.shuffle));
+            return refuse(format!("samples were shuffled by {saved}, and now by {asked}"));
         }
         let counts = [self.position.epoch, self.position.items, self.drawn, self.delivered, self.skipped];
         if counts.iter().any(|&count| count > COUNT_MAX) {
@@ -138,6 +146,9 @@ impl StreamState {
         let held = self.buffer.iter().map(|held| held.shard).max();
         if self.position.place >= places || held.is_some_and(|shard| shard >= self.shards) {
             return refuse("it points behind the last shard".into());
+        }
+        if self.check != self.digest() {
+            return refuse("its check does not fit it; it was edited or damaged".into());
         }
         Ok(())
     }
@@ -243,8 +254,9 @@ impl Tracker {
         let current = stream.order.shard_at(shards, self.position.epoch, self.position.place);
         let needed = self.held.iter().map(|held| held.shard).chain([current]);
         let opened = needed.filter_map(|shard| Some((shard, known.get(shard)?))).collect();
-        Ok(StreamState {
+        let state = StreamState {
             version: VERSION,
+            check: String::new(),
             shards,
             names: names_digest(stream.shards),
             order: stream.order,
@@ -256,7 +268,8 @@ impl Tracker {
             delivered: self.delivered,
             skipped: self.skipped,
             first_skipped: self.first_skipped.clone(),
-        })
+        };
+        Ok(StreamState { check: state.digest(), ..state })
     }
 }
 

@@ -209,10 +209,11 @@ impl LoaderState {
             return unfit(format!("it has seed {}, and this run has {}", self.seed, run.seed));
         }
         if self.shuffle != run.shuffle {
-            return unfit(format!("it has shuffle {:?}, and this run has {:?}", self.shuffle, run.shuffle));
+            return unfit(format!("it has a shuffle {}, and this run has one {}", self.shuffle, run.shuffle));
         }
         if self.tail != run.tail {
-            return unfit(format!("it has tail {:?}, and this run has {:?}", self.tail, run.tail));
+            let (saved, asked) = (self.tail.name(), run.tail.name());
+            return unfit(format!("it has tail `{saved}`, and this run has `{asked}`"));
         }
         if self.global_batch != run.global_batch && self.tail != Tail::Carry {
             let batches = format!("{}, and this run has {}", self.global_batch, run.global_batch);

@@ -2,8 +2,11 @@
 
 use std::sync::Mutex;
 use std::time::Duration;
+#[cfg(feature = "remote")]
+use std::time::SystemTime;
 
 /// Longest wait that a server may ask for.
+#[cfg(feature = "remote")]
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(2);
 
 /// Notes of the last request that carried this.
@@ -23,14 +26,14 @@ pub(super) struct Notes {
     pub(super) is_range_ignored: bool,
 }
 
-#[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "without HTTP nothing is observed"))]
+#[cfg(feature = "remote")]
 impl Observed {
     pub(super) fn sent(&self) {
         self.update(|notes| notes.is_sent = true);
     }
 
     pub(super) fn answered(&self, status: u16, retry_after: Option<&str>) {
-        let wait = retry_after.and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);
+        let wait = retry_after.and_then(|value| wait_asked_for(value, SystemTime::now()));
         self.update(|notes| {
             notes.status = Some(status);
             notes.retry_after = wait.map(|wait| wait.min(RETRY_AFTER_MAX));
@@ -49,5 +52,32 @@ impl Observed {
 impl Observed {
     pub(super) fn notes(&self) -> Notes {
         *self.0.lock().expect("no holder panics")
+    }
+}
+
+/// Reads `Retry-After`: a number of seconds, or the date of the next attempt (RFC 9110, section 10.2.3).
+#[cfg(feature = "remote")]
+fn wait_asked_for(value: &str, now: SystemTime) -> Option<Duration> {
+    if let Ok(seconds) = value.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(value.trim()).ok()?;
+    // A date that has passed asks for no wait.
+    Some(date.duration_since(now).unwrap_or(Duration::ZERO))
+}
+
+#[cfg(all(test, feature = "remote"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
+        let wait = |value: &str| wait_asked_for(value, now).map(|wait| wait.as_secs());
+        assert_eq!(wait(" 120 "), Some(120));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:50:07 GMT"), Some(30));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0));
+        assert_eq!(wait("soon"), None);
+        assert_eq!(wait("-3"), None);
     }
 }

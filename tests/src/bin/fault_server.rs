@@ -1,5 +1,5 @@
-//! Serves a folder over HTTP, late but without faults, until its standard input ends: a server whose CPU time is not
-//! that of the process it is measured with. Prints its address.
+//! Serves a folder over HTTP, or stands in front of another server, late but without faults, until its standard input
+//! ends: a server whose CPU time is not that of the process it is measured with. Prints its address.
 #![expect(clippy::print_stdout, reason = "the address is what the caller waits for")]
 
 use std::io::Read;
@@ -14,7 +14,10 @@ fn main() -> ExitCode {
     let [folder, latency_ms] = arguments.as_slice() else { return usage() };
     let Ok(latency_ms) = latency_ms.parse() else { return usage() };
     let behaviour = Behaviour { latency: Duration::from_millis(latency_ms), ..Behaviour::default() };
-    let server = FaultServer::of_folder(Path::new(folder), behaviour);
+    let server = match folder.parse() {
+        Ok(upstream) => FaultServer::in_front_of(upstream, behaviour, 0),
+        Err(_) => FaultServer::of_folder(Path::new(folder), behaviour),
+    };
     println!("{}", server.url(""));
     // Whatever ends the input ends the server.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -23,6 +26,6 @@ fn main() -> ExitCode {
 
 #[expect(clippy::print_stderr, reason = "a program says on stderr why it failed")]
 fn usage() -> ExitCode {
-    eprintln!("usage: fault_server FOLDER LATENCY_MS");
+    eprintln!("usage: fault_server FOLDER|HOST:PORT LATENCY_MS");
     ExitCode::from(2)
 }

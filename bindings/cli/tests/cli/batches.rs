@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use dflop_tests::data_set::{DataSet, Stored};
+use safetensors::SafeTensors;
 
-use crate::command::{dflop, objects};
+use crate::command::{dflop, objects, text};
 
 fn tokenizer() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/model_inputs/chatml");
@@ -81,4 +82,38 @@ fn a_tokenizer_that_does_not_fit_is_misuse() {
     let run = dflop(&["batches", &pattern, "--global-batch", "4", "--dp-size", "1", "--tokenizer", &llama]);
     assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
     assert!(run.stderr.contains("the vocabulary has no `<image>`"), "{}", run.stderr);
+}
+
+#[test]
+fn tensors_are_written_as_safetensors() {
+    let data = DataSet::new(1, 6, Stored::Plain);
+    let (pattern, tokenizer) = (data.pattern(), tokenizer());
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().join("batches");
+    let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
+    let inputs =
+        ["--microbatches", "2", "--tokenizer", &tokenizer, "--json", "--values", "--out", text(&out)];
+    let lines = objects(&[&plan[..], &inputs].concat());
+    let names = |folder: &Path| std::fs::read_dir(folder).expect("the folder is there").count();
+    assert_eq!((lines.len(), names(&out)), (3, 2));
+    for (number, line) in lines[..2].iter().enumerate() {
+        let file = out.join(format!("step-00000000-{number:03}.safetensors"));
+        let bytes = std::fs::read(file).expect("the file is there");
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).expect("a header");
+        let metadata = metadata.metadata().as_ref().expect("metadata");
+        assert_eq!(metadata["sample_keys"], line["keys"].to_string());
+        assert_eq!(metadata["cu_seqlens"], line["cu_seqlens"].to_string());
+        let tensors = SafeTensors::deserialize(&bytes).expect("tensors");
+        assert_eq!(tensors.len(), line["tensors"].as_array().map_or(0, Vec::len));
+        for tensor in line["tensors"].as_array().into_iter().flatten() {
+            let written = tensors.tensor(tensor["name"].as_str().expect("a name")).expect("it is there");
+            assert_eq!(serde_json::json!(written.shape()), tensor["shape"]);
+            let (values, _) = written.data().as_chunks::<8>();
+            let values: Vec<i64> = values.iter().map(|value| i64::from_le_bytes(*value)).collect();
+            match tensor["dtype"].as_str() {
+                Some("int64") => assert_eq!(serde_json::json!(values), tensor["values"]),
+                _ => assert_eq!(written.data().len(), 4 * written.shape().iter().product::<usize>()),
+            }
+        }
+    }
 }

@@ -137,7 +137,9 @@ fn stream_reads_the_named_fields_only() {
     let (all, text, rest) = (bytes(&[]), bytes(&["--fields", "txt"]), bytes(&["--fields", "images,audio"]));
     assert!(text > 0 && rest > 0);
     assert_eq!(text + rest, all);
-    assert_eq!(bytes(&["--fields", "none"]), 0);
+    let none = dflop(&["stream", &data.pattern(), "--fields", "none,other"]);
+    assert_eq!(none.status, Some(1));
+    assert!(none.stderr.contains("none of 12 samples has a field `none,other`"), "{}", none.stderr);
 }
 
 #[test]

@@ -143,3 +143,29 @@ fn processes_that_index_at_once_agree() {
     let files = names(&data.folder().join(".dflop"));
     assert!(files.iter().all(|name| !name.contains("tmp")), "{files:?}");
 }
+
+#[test]
+fn a_disk_that_is_full_keeps_no_one_from_the_data() {
+    let data = DataSet::new(2, 4, Stored::Plain);
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    // No file may grow: writing fails in every folder, as it does on full disks.
+    let limited = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
+    let pattern = data.pattern();
+    let run = |more: &[&str]| {
+        let arguments = [&["index", &pattern, "--json"], more].concat();
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", limited, env!("CARGO_BIN_EXE_dflop")]).args(arguments);
+        let output = shell.env("XDG_CACHE_HOME", cache.path()).stdin(Stdio::null()).output();
+        let output = output.expect("bash starts");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (status, stdout, stderr) = run(&[]);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""));
+    let report: serde_json::Value = serde_json::from_str(&stdout).expect("a report");
+    assert!(report["path"].is_null() && report["samples"] == 8, "{report}");
+    let folder = data.folder().join(".dflop");
+    assert!(names(&folder).iter().all(|name| !name.ends_with(".arrow") && !name.ends_with(".tmp")));
+    let (status, _, stderr) = run(&["--out", text(&data.folder().join("named"))]);
+    assert!(status == Some(1) && stderr.contains("named"), "a folder that was asked for: {stderr}");
+}

@@ -125,4 +125,5 @@ fn shuffle_quality_tells_shuffles_apart() {
     let blocks = quality(&["--shuffle", "blocks", "--block-samples", "10", "--open-blocks", "2"]);
     assert!(number(&blocks, "batch_shards") <= 4.0, "{blocks}");
     refuse(&[&pattern, "--shuffle", "blocks", "--block-samples", "0"], 2, "at least 1");
+    refuse(&[&pattern, "--shuffle", "none", "--open-blocks", "4"], 2, "need `--shuffle blocks`");
 }
