@@ -145,9 +145,9 @@ fn splits_that_do_not_fit_are_refused_by_name() {
     let data = DataSet::new(2, 10, Stored::Plain);
     let message =
         |splits: &Splits, name: &str| Source::from(data.index()).split(splits, name).unwrap_err().to_string();
-    let unknown = message(&with_splits(&data), "trian");
+    let unknown = message(&with_splits(&data), "tarin");
     assert!(
-        unknown.contains("no split `trian`") && unknown.contains("gold, held_out, listed, second, train"),
+        unknown.contains("no split `tarin`") && unknown.contains("gold, held_out, listed, second, train"),
         "{unknown}"
     );
     let splits = r#"{"splits": {
