@@ -1,4 +1,4 @@
-//! A folder: files that share their path without extension make a sample.
+//! A folder: files that share their path without extension make a sample, `kite.0.jpg` and `kite.1.jpg` with `kite.txt`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirEntry};
@@ -9,11 +9,15 @@ use super::medium::split_extension;
 use super::packer::{Packer, SourceFile};
 use crate::error::Result;
 
+/// Longest number of a medium in a sample.
+const PLACE_DIGITS_MAX: usize = 3;
+
 /// Packs the files below `root`, ordered by path.
 ///
 /// The paths of all files are held in memory, the bytes of one sample at a time.
 pub(super) fn pack_folder(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
-    let listing = Listing::read(root);
+    let mut listing = Listing::read(root);
+    listing.join_numbered();
     for (path, reason) in listing.skipped {
         packer.skip(path.display().to_string(), reason);
     }
@@ -82,9 +86,37 @@ impl Listing {
         }
     }
 
+    /// Gives `kite.0.jpg` to the sample `kite` as its field `0.jpg`, where files tell that there is such a sample.
+    ///
+    /// A number alone may be part of a name: `photo.2024.jpg` stays a sample of its own without a `photo.txt`.
+    fn join_numbered(&mut self) {
+        let mut numbered: Vec<(String, String)> = self
+            .groups
+            .keys()
+            .filter_map(|name| Some((name, name.rsplit_once('.')?)))
+            .filter(|(_, (of, number))| is_place(number) && self.groups.contains_key(*of))
+            .map(|(name, (of, _))| (name.clone(), of.to_owned()))
+            .collect();
+        numbered.sort_by_key(|(name, of)| (of.clone(), name[of.len() + 1..].parse::<u32>().ok()));
+        for (name, of) in numbered {
+            let number = name[of.len() + 1..].to_owned();
+            let files = self.groups.remove(&name).unwrap_or_default();
+            let renamed = files.into_iter().map(|file| SourceFile {
+                extension: format!("{number}.{}", file.extension),
+                path: file.path,
+            });
+            self.groups.entry(of).or_default().extend(renamed);
+        }
+    }
+
     fn skip(&mut self, path: PathBuf, reason: &str) {
         self.skipped.push((path, reason.to_owned()));
     }
+}
+
+/// Whether a part of a name can say which of a few media it is.
+fn is_place(number: &str) -> bool {
+    (1..=PLACE_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Extensions that differ in case only are one; a file whose extension is taken goes to a sample of its own.

@@ -94,6 +94,30 @@ fn names_that_fall_together_are_all_packed() {
 }
 
 #[test]
+fn numbered_media_belong_to_the_sample_that_has_other_files() {
+    let place = Place::new(&[
+        ("kite.json", "J"),
+        ("kite.10.jpg", "10"),
+        ("kite.2.jpg", "2"),
+        ("kite.2.wav", "W"),
+        ("photo.2024.jpg", "P"),
+        ("photo.7.jpg", "7"),
+        ("old.2024.jpg", "O"),
+        ("old.txt", "T"),
+    ]);
+    let (samples, skipped) = place.packed("");
+    let expected = [
+        "kite[json=J 2.jpg=2 2.wav=W 10.jpg=10]",
+        "old[txt=T]",
+        "old_2024[jpg=O]",
+        "photo_2024[jpg=P]",
+        "photo_7[jpg=7]",
+    ];
+    assert_eq!(samples, expected);
+    assert!(skipped.is_empty(), "{skipped:?}");
+}
+
+#[test]
 fn links_are_followed_but_not_in_circles() {
     use std::os::unix::fs::symlink;
     let place = Place::new(&[("a/1.txt", "1")]);
