@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg test-video bench bench-remote compare demo record-model-inputs record-processors
+.PHONY: check check-all fmt clippy docs test test-interop test-stores test-turbojpeg test-video bench bench-remote compare demo record-model-inputs record-processors record-videos
 
 check: fmt clippy docs test
 
@@ -54,6 +54,7 @@ test-turbojpeg:
 test-video:
 	$(CARGO) test --locked -p dflop-loader --lib --features video video
 	$(CARGO) test --locked -p dflop-tests --features video video
+	$(CARGO) test --locked -p dflop-cli --features video video
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check
@@ -79,6 +80,10 @@ bench-remote:
 # Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
 record-model-inputs:
 	$(PYTHON) tests/record/model_inputs.py
+
+# The same of videos; PYTHON has transformers 4.57.1, torch, torchvision and a Pillow before 12.2.
+record-videos:
+	$(PYTHON) tests/record/videos.py
 
 demo:
 	$(CARGO) run --release --locked -- demo
