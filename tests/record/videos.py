@@ -3,8 +3,8 @@
     python3 tests/record/videos.py      # needs transformers==4.57.1, torch, torchvision, jinja2 and pillow<12.2
 
 writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, whose tokenizer it takes. Frames are
-`picture(width, height, seed + frame)` of `processors.py`; a video says of how many frames and at which rate they are a
-part, because the processors tell the time of a frame by that. Of pixels, which the video processors make with torch and
+`picture(width, height, seed + frame)` of `processors.py`, `fps` of them a second, which is how long a layer of frames
+lasts to Qwen2.5-VL. Of pixels, which the video processors make with torch and
 not with Pillow, `samples` are some, spread over the whole. All media of a case stand in its first turn.
 """
 
@@ -31,7 +31,6 @@ from transformers import (
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
 )
-from transformers.video_utils import VideoMetadata
 
 SAMPLES = 64
 PUBLISHED = dict(TEMPLATES)
@@ -52,8 +51,8 @@ SAID = [
     (llava("Before <video> and after <video>", ANSWER), ["Before ", "V", " and after ", "V"], [ANSWER]),
     (llava(QUESTION, ANSWER), ["V", QUESTION], [ANSWER]),
 ]
-# Frames, width, height; of how many frames of the whole video, at which rate.
-VIDEOS = [(4, 320, 240, 60, 30.0), (5, 64, 48, 20, 8.0), (1, 96, 64, 1, 25.0), (12, 160, 120, 360, 24.0), (2, 48, 80, 7, 29.97)]
+# Frames, width, height, frames a second.
+VIDEOS = [(4, 320, 240, 2.0), (5, 64, 48, 1.0), (1, 96, 64, 24.0), (12, 160, 120, 0.8), (2, 48, 80, 29.97)]
 IMAGES = [(96, 64), (300, 200)]
 
 
@@ -106,14 +105,6 @@ def frames_of(video):
     return np.stack([picture(video["width"], video["height"], video["seed"] + at) for at in range(video["frames"])])
 
 
-def metadata_of(video):
-    taken = [at * video["whole_frames"] // video["frames"] for at in range(video["frames"])]
-    return VideoMetadata(
-        total_num_frames=video["whole_frames"], fps=video["whole_fps"], frames_indices=taken,
-        width=video["width"], height=video["height"], duration=video["whole_frames"] / video["whole_fps"],
-    )
-
-
 def labels_of(name, processor, case, ids, said):
     """What is learned stands behind all media, where expanding them changes nothing."""
     TEMPLATES[name] = template(name)
@@ -158,10 +149,8 @@ def record(name, processor, number, field, first, rest):
         else:
             # Videos of one batch have as many frames as each other where they become one tensor of frames.
             place = number if name.startswith("llava") else next_video
-            frames, width, height, whole, fps = VIDEOS[place % len(VIDEOS)]
-            case["videos"].append(
-                {"frames": frames, "width": width, "height": height, "seed": seed, "whole_frames": whole, "whole_fps": fps}
-            )
+            frames, width, height, fps = VIDEOS[place % len(VIDEOS)]
+            case["videos"].append({"frames": frames, "width": width, "height": height, "seed": seed, "fps": fps})
             next_video += 1
         seed += 20
     said = messages(first, rest)
@@ -169,20 +158,19 @@ def record(name, processor, number, field, first, rest):
     media = {"videos": [torch.from_numpy(frames_of(video)).permute(0, 3, 1, 2) for video in case["videos"]]}
     if case["images"]:
         media["images"] = [[picture(image["width"], image["height"], image["seed"]) for image in case["images"]]]
-    known = [metadata_of(video) for video in case["videos"]]
-    out = processor(text=[text], **media, video_metadata=known, do_sample_frames=False, return_tensors="pt")
+    if name == "qwen2.5-vl-7b":
+        media["fps"] = [video["fps"] for video in case["videos"]]
+    out = processor(text=[text], **media, do_sample_frames=False, return_tensors="pt")
     ids = out["input_ids"][0].tolist()
     case["input_ids"] = runs(ids)
     case["labels"] = runs(labels_of(name, processor, case, ids, said))
-    for video, known in zip(case["videos"], known):
-        video["sampled_fps"] = known.sampled_fps
     for key in ["image_grid_thw", "video_grid_thw", "second_per_grid_ts"]:
         if key in out:
             case[key] = torch.as_tensor(out[key]).tolist()
     if name.startswith("qwen"):
         axes = positions_of(name, processor, out)
         case["position_sums"] = [[sum(axis), max(axis), axis[-1]] for axis in axes]
-        if len(ids) < 120:
+        if len(ids) < 320:
             case["positions"] = axes
     key = "pixel_values" if name.startswith("internvl") else "pixel_values_videos"
     case[key] = sampled(out[key].numpy())

@@ -102,9 +102,11 @@ fn decoded_videos_have_as_many_tokens_as_their_index_plans() {
     let path = folder.path().join("v.tar");
     std::fs::write(&path, tar).unwrap();
     let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
-    for sampling in
-        [VideoSampling::default(), VideoSampling::Uniform { frames: 5 }, VideoSampling::Keyframes { frames_max: 2 }]
-    {
+    for sampling in [
+        VideoSampling::default(),
+        VideoSampling::Uniform { frames: 5 },
+        VideoSampling::Keyframes { frames_max: 2 },
+    ] {
         let index = index(path.to_str().unwrap(), sampling);
         for family in ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b"] {
             let preparer = Preparer::builder(&ModelSpec::preset(family).unwrap());

@@ -98,7 +98,7 @@ fn recorded_sample(case: &Value) -> Vec<Field> {
     for (at, of) in case["videos"].as_array().unwrap().iter().enumerate() {
         let [frames, width, height, seed] =
             ["frames", "width", "height", "seed"].map(|name| number(of, name));
-        let made = video(frames, width, height, seed, of["sampled_fps"].as_f64().unwrap());
+        let made = video(frames, width, height, seed, of["fps"].as_f64().unwrap());
         fields.push(field(&format!("{at}.mp4"), Media::Video(made)));
     }
     fields
@@ -160,8 +160,7 @@ fn ids_labels_grids_times_and_positions_are_those_of_the_processors() {
 fn a_video_has_as_many_tokens_as_were_planned() {
     for family in SEEING {
         let preparer = preparer(family);
-        let costs =
-            CostModel::new(ModelSpec::preset(family).unwrap(), DeviceRate::preset("cpu").unwrap());
+        let costs = CostModel::new(ModelSpec::preset(family).unwrap(), DeviceRate::preset("cpu").unwrap());
         for (frames, width, height) in [(1, 60, 40), (2, 40, 60), (5, 64, 64), (12, 200, 120), (35, 30, 30)] {
             let shape = VideoShape { frames, width, height };
             let planned = SampleShape { videos: vec![shape; 2], ..SampleShape::default() };
@@ -169,7 +168,8 @@ fn a_video_has_as_many_tokens_as_were_planned() {
             let media = || Media::Video(video(frames, width, height, 1, 2.0));
             let sample = prepare(&preparer, vec![field("0.mp4", media()), field("1.mp4", media())]).unwrap();
             let taken = if family == "internvl3-8b" { frames.min(32) } else { 0 };
-            let labels: Vec<String> = (1..=taken).map(|frame| format!("Frame{frame}: <IMG_CONTEXT>")).collect();
+            let labels: Vec<String> =
+                (1..=taken).map(|frame| format!("Frame{frame}: <IMG_CONTEXT>")).collect();
             let labels = preparer.tokenizer().encode(&labels.join("\n"), false).unwrap().ids.len();
             let known = 2 * label_tokens(u64::from(taken)) as usize;
             let written = 2 * (labels - taken as usize);
@@ -292,8 +292,11 @@ fn frames_and_pictures_of_one_sample_keep_the_order_of_the_text() {
         frames_per_second: 1.0,
         pixels: vec![0; 2 * 192],
     };
-    let fields =
-        vec![asked("<video>\nthen <image>"), field("png", Media::Image(red)), field("mp4", Media::Video(black))];
+    let fields = vec![
+        asked("<video>\nthen <image>"),
+        field("png", Media::Image(red)),
+        field("mp4", Media::Video(black)),
+    ];
     let prepared = prepare(&preparer, fields).unwrap();
     let said = preparer.decode(&prepared.input_ids).unwrap();
     let tile = format!("<img>{}</img>", "<IMG_CONTEXT>".repeat(256));
@@ -308,8 +311,10 @@ fn frames_and_pictures_of_one_sample_keep_the_order_of_the_text() {
 fn a_caption_is_learned_behind_its_video() {
     for family in SEEING {
         let preparer = preparer(family);
-        let fields =
-            vec![field("mp4", Media::Video(video(2, 56, 56, 0, 1.0))), field("txt", Media::Text("a kite".into()))];
+        let fields = vec![
+            field("mp4", Media::Video(video(2, 56, 56, 0, 1.0))),
+            field("txt", Media::Text("a kite".into())),
+        ];
         let prepared = prepare(&preparer, fields).unwrap();
         let learned: Vec<u32> = prepared.labels.iter().filter(|&&id| id >= 0).map(|&id| id as u32).collect();
         assert_eq!(preparer.decode(&learned).unwrap(), "a kite<|im_end|>", "{family}");
@@ -332,7 +337,8 @@ fn videos_that_cannot_be_taken_are_refused_with_their_field() {
         let reason = refusal(&preparer, vec![asked("<video><video>"), made()]);
         assert_eq!(reason, "2 video placeholders for 1 videos");
     }
-    let deaf = prepare(&preparer("qwen2-audio-7b"), vec![asked("what?"), field("mp4", Media::Opaque("".into()))]);
+    let deaf =
+        prepare(&preparer("qwen2-audio-7b"), vec![asked("what?"), field("mp4", Media::Opaque("".into()))]);
     assert!(deaf.is_ok(), "a model that cannot see leaves videos out");
 }
 

@@ -289,7 +289,8 @@ impl Preparer {
                 && !self.expander.knows(MediumSlot::Video)
             {
                 let token = placeholder.token;
-                let reason = format!("the vocabulary has no `{token}`, which stands for videos of this model");
+                let reason =
+                    format!("the vocabulary has no `{token}`, which stands for videos of this model");
                 return Err(refused(reason.into()));
             }
             let Media::Video(video) = &field.media else {
@@ -307,7 +308,8 @@ impl Preparer {
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
     ) -> Result<(Vec<PixelValues>, Vec<u32>, Vec<VideoValues>), PrepareError> {
-        if let (Some(VideoText::Frames { word }), Some(picture)) = (self.family.video(), self.family.image()) {
+        if let (Some(VideoText::Frames { word }), Some(picture)) = (self.family.video(), self.family.image())
+        {
             let shown = write_frames(marked, [picture.token, word], images, videos)?;
             return Ok((shown.media, shown.tokens, Vec::new()));
         }

@@ -64,7 +64,11 @@ impl VideoTensors for CountedVideos {
             }
         };
         pixels.tokens = u32::try_from(tokens)?;
-        Ok(VideoValues { pixels, frames, seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer) })
+        Ok(VideoValues {
+            pixels,
+            frames,
+            seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+        })
     }
 
     fn tensor_bytes(&self, _: VideoShape) -> u64 {
@@ -79,7 +83,11 @@ impl VideoTensors for ImageProcessor {
         let (frames, frames_per_layer) =
             rule.map_or((shape.frames, 1), |rule| frames_of_rule(&rule, shape.frames));
         let pixels = self.sampled_video(video)?;
-        Ok(VideoValues { pixels, frames, seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer) })
+        Ok(VideoValues {
+            pixels,
+            frames,
+            seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+        })
     }
 
     fn tensor_bytes(&self, shape: VideoShape) -> u64 {
@@ -173,7 +181,11 @@ mod tests {
                 let made = VideoTensors::video(&processor, &video).unwrap();
                 let counted = CountedVideos(rule).video(&video).unwrap();
                 let bytes = 4 * made.pixels.values.len() as u64;
-                assert_eq!(processor.tensor_bytes(shape).max(bytes), processor.tensor_bytes(shape), "{model}");
+                assert_eq!(
+                    processor.tensor_bytes(shape).max(bytes),
+                    processor.tensor_bytes(shape),
+                    "{model}"
+                );
                 assert_eq!(made.pixels.shape.iter().product::<usize>(), made.pixels.values.len());
                 let PixelValues { grid_thw, tokens, .. } = made.pixels;
                 assert_eq!(counted.pixels, PixelValues { grid_thw, tokens, ..PixelValues::default() });

@@ -6,8 +6,8 @@
 
 /// Boxes of MP4 and MOV files that hold others or frames; what follows an unknown one is not looked at.
 const BOXES: [&[u8; 4]; 13] = [
-    b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"mfra", b"sidx", b"styp", b"uuid", b"meta",
-    b"udta",
+    b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"mfra", b"sidx", b"styp", b"uuid",
+    b"meta", b"udta",
 ];
 const EBML_HEADER: u32 = 0x1A45_DFA3;
 const SEGMENT: u32 = 0x1853_8067;
@@ -24,7 +24,7 @@ pub(super) fn is_cut(file: &[u8]) -> bool {
 
 /// Where the first box ends that ends behind the file; else the last one that is known.
 fn box_end(file: &[u8]) -> Option<u64> {
-    let mut at = 0;
+    let mut at = 0_usize;
     let mut known = None;
     while let Some(header) = file.get(at..at.checked_add(8)?) {
         if !BOXES.iter().any(|kind| kind[..] == header[4..]) {
@@ -78,7 +78,8 @@ fn vint(bytes: &[u8]) -> Option<(u64, usize)> {
 /// Where the last of the RIFF chunks ends; `None` if one does not say.
 fn riff_end(file: &[u8]) -> Option<u64> {
     let mut end = 0_u64;
-    while let Some(header) = file.get(end as usize..end as usize + 8).filter(|header| &header[..4] == b"RIFF") {
+    while let Some(header) = file.get(end as usize..end as usize + 8).filter(|header| &header[..4] == b"RIFF")
+    {
         let bytes = u32::from_le_bytes(header[4..].try_into().ok()?);
         if bytes == 0 || bytes == u32::MAX {
             return None;

@@ -59,7 +59,11 @@ impl LlavaOneVision {
     }
 
     /// `[1, 3, side, side]`: the picture padded to a square with the mean colour.
-    pub(super) fn one_of_several(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn one_of_several(
+        &self,
+        image: Picture<'_>,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
         let tokens = self.rule.several_images(&[image.size()])?.tokens;
         let side = usize::from(self.rule.tile_pixels);
         let tables = self.normalisation.tables();

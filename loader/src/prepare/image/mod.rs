@@ -25,8 +25,8 @@ mod tiles;
 use std::borrow::Borrow;
 use std::cell::RefCell;
 
-use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::ModelSpec;
+use dflop_costmodel::tokens::VisionRule;
 use serde_json::Value;
 
 pub use self::clip::Square;
@@ -34,8 +34,8 @@ pub use self::filter::Filter;
 pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::normalise::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation};
-pub use self::qwen_vl::QwenVl;
 use self::picture::Picture;
+pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use crate::decode::{RgbImage, Video};
 use crate::error::{Error, Result};
@@ -111,7 +111,10 @@ impl ImageProcessor {
     /// [`Error::Medium`] if the model refuses a picture.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         RESAMPLER.with_borrow_mut(|resampler| {
-            images.iter().map(|image| self.image(Picture::from(image.borrow()), images.len(), resampler)).collect()
+            images
+                .iter()
+                .map(|image| self.image(Picture::from(image.borrow()), images.len(), resampler))
+                .collect()
         })
     }
 

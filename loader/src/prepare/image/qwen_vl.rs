@@ -152,7 +152,8 @@ mod tests {
         let image = counting();
         let mut dark = image.clone();
         dark.pixels.fill(0);
-        let video = SMALL.video(&[&image, &dark, &image].map(Picture::from), &mut Resampler::default()).unwrap();
+        let video =
+            SMALL.video(&[&image, &dark, &image].map(Picture::from), &mut Resampler::default()).unwrap();
         assert_eq!((video.grid_thw, video.tokens), (Some([2, 2, 4]), 4));
         assert_eq!(video.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(video.values[192..200], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
