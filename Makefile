@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-processors
+.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-processors record-videos
 
 check: fmt clippy docs test
 
@@ -62,6 +62,7 @@ test-turbojpeg:
 test-video:
 	$(CARGO) test --locked -p dflop-loader --lib --features video video
 	$(CARGO) test --locked -p dflop-tests --features video video
+	$(CARGO) test --locked -p dflop-cli --features video video
 
 # cargo install cargo-deny cargo-hack cargo-machete typos-cli
 check-all: check
@@ -95,6 +96,10 @@ bench-s3:
 # Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
 record-model-inputs:
 	$(PYTHON) tests/record/model_inputs.py
+
+# The same of videos; PYTHON has transformers 4.57.1, torch, torchvision and a Pillow before 12.2.
+record-videos:
+	$(PYTHON) tests/record/videos.py
 
 demo:
 	$(CARGO) run --release --locked -- demo

@@ -362,7 +362,7 @@ fn decode_fields(
     decoded.collect()
 }
 
-/// Prepares a decoded sample; its pictures and clips are in the tensors then, and no longer among its fields.
+/// Prepares a decoded sample; its pictures, clips and videos are in the tensors then, and no longer among its fields.
 fn prepare(preparer: &Preparer, raw: &RawSample, fields: Vec<Field>) -> Result<Decoded, FieldError> {
     let sample = delivered(raw.clone(), raw.bytes(), fields);
     let refusal = |error: PrepareError| FieldError {
@@ -372,7 +372,7 @@ fn prepare(preparer: &Preparer, raw: &RawSample, fields: Vec<Field>) -> Result<D
     };
     let prepared = preparer.prepare(&sample).map_err(refusal)?;
     let mut fields = sample.fields;
-    fields.retain(|field| !matches!(field.media, Media::Image(_) | Media::Audio(_)));
+    fields.retain(|field| !matches!(field.media, Media::Image(_) | Media::Audio(_) | Media::Video(_)));
     Ok((fields, Some(prepared)))
 }
 

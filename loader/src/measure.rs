@@ -70,7 +70,7 @@ pub(crate) fn decoded_bytes(sample: &RawSample, sampling: &VideoSampling) -> u64
             MediumKind::Image | MediumKind::Audio => probe_shape(payload, field.bytes, &field.extension).ok(),
             _ => None,
         };
-        let shape = shape.and_then(|shape| field_shape(shape).ok());
+        let shape = shape.map(field_shape);
         #[cfg(feature = "video")]
         let shape = shape.or_else(|| {
             let is_video = kind_of_extension(&field.extension) == MediumKind::Video;
@@ -192,19 +192,16 @@ fn measure_field(
         MediumKind::Image | MediumKind::Audio if payload.is_empty() => Err("the field is empty".into()),
         _ => {
             let shape = probe_shape(payload, field_bytes, extension);
-            Ok((field_shape(shape.map_err(|error| reason_of(&error))?)?, None))
+            Ok((field_shape(shape.map_err(|error| reason_of(&error))?), None))
         }
     }
 }
 
-fn field_shape(shape: MediumShape) -> Result<FieldShape, String> {
+fn field_shape(shape: MediumShape) -> FieldShape {
     match shape {
-        MediumShape::Image(size) => Ok(FieldShape::Image(size)),
-        MediumShape::Audio { length, .. } if u32::try_from(length.frames).is_err() => {
-            Err(format!("{} audio frames, over {}", length.frames, u32::MAX))
-        }
-        MediumShape::Audio { length, .. } => Ok(FieldShape::Audio(length)),
-        MediumShape::Text { .. } | MediumShape::Opaque => Ok(FieldShape::Opaque),
+        MediumShape::Image(size) => FieldShape::Image(size),
+        MediumShape::Audio { length, .. } => FieldShape::Audio(length),
+        MediumShape::Text { .. } | MediumShape::Opaque => FieldShape::Opaque,
     }
 }
 

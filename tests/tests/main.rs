@@ -26,5 +26,6 @@ mod state;
 mod stream;
 mod unindexed;
 mod video;
+mod video_inputs;
 mod webdataset_rules;
 mod writing;

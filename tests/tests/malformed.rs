@@ -168,3 +168,26 @@ fn the_malformed_files_beside_the_checkout_break_nothing() {
     assert_eq!(delivered.union(&skipped).cloned().collect::<BTreeSet<_>>(), names);
     assert!(delivered.is_disjoint(&skipped) && skipped.len() > 20, "{}", skipped.len());
 }
+
+/// A header may announce more than the index can hold: 36 bits of frames in FLAC.
+#[test]
+fn a_clip_too_long_for_the_index_is_bad_and_not_cut_to_another_length() {
+    let flac = |frames: u64| {
+        // Blocks of 4,096 frames, 48 kHz, 1 channel, 16 bits.
+        let format = 48_000_u64 << 44 | 15 << 36 | frames;
+        let sizes = [0x10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0];
+        [b"fLaC", &[0x80, 0, 0, 34][..], &sizes, &format.to_be_bytes(), &[0; 16]].concat()
+    };
+    let tar = TarBytes::new().file("long.flac", &flac((1 << 36) - 1));
+    let tar = tar.file("more.flac", &flac(1 << 32)).file("most.flac", &flac((1 << 32) - 1)).finish();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flac.tar");
+    std::fs::write(&path, tar).unwrap();
+    let shards = expand_shards(&[path.to_str().unwrap()]).unwrap();
+    let index = Index::open_or_build(shards, &IndexOptions::default()).unwrap();
+    let skipped: Vec<_> = index.skipped().iter().map(|bad| (bad.key.clone(), bad.reason.clone())).collect();
+    let reason =
+        |key: &str, frames: u64| (Some(key.to_owned()), format!("{frames} audio frames, over 4294967295"));
+    assert_eq!(skipped, [reason("long", (1 << 36) - 1), reason("more", 1 << 32)]);
+    assert_eq!((index.len(), index.sample(0).key()), (1, "most"));
+}

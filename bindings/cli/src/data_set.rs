@@ -12,6 +12,7 @@ use dflop_loader::store::{ShardCache, Stores};
 
 use crate::output::Failure;
 use crate::progress::Bars;
+use crate::video::VideoArgs;
 
 /// A data set.
 #[derive(Debug, Args)]
@@ -68,6 +69,8 @@ pub(crate) struct IndexPlaceArgs {
     splits: Option<PathBuf>,
     #[command(flatten)]
     stores: StoreArgs,
+    #[command(flatten)]
+    video: VideoArgs,
 }
 
 impl IndexPlaceArgs {
@@ -79,19 +82,24 @@ impl IndexPlaceArgs {
     /// Opens the index of some shards, making it on first use, and takes the split.
     pub(crate) fn open<S: AsRef<str>>(&self, shards: &[S], stores: &Stores) -> Result<DataSet, Failure> {
         let shards = expand_shards_in(shards, stores)?;
-        open_data_set(shards, self.index.clone(), self.split.as_deref(), self.splits.as_deref())
+        let options = IndexOptions { folder: self.index.clone(), ..self.index_options()? };
+        open_data_set(shards, &options, self.split.as_deref(), self.splits.as_deref())
+    }
+
+    /// How an index is made that is not in its folder yet.
+    pub(crate) fn index_options(&self) -> Result<IndexOptions, Failure> {
+        Ok(IndexOptions { video_sampling: self.video.of_index()?, ..index_options() })
     }
 }
 
 /// Opens the index of some shards and takes a split.
 pub(crate) fn open_data_set(
     shards: Vec<Shard>,
-    index: Option<PathBuf>,
+    options: &IndexOptions,
     split: Option<&str>,
     splits: Option<&Path>,
 ) -> Result<DataSet, Failure> {
-    let options = IndexOptions { folder: index, ..index_options() };
-    let index = Arc::new(Index::open_or_build(shards, &options)?);
+    let index = Arc::new(Index::open_or_build(shards, options)?);
     let Some(split) = split else { return Ok(index.into()) };
     let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
     Ok(DataSet::from(index).split(&splits, split)?)

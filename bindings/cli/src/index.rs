@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
+use dflop_loader::decode::VideoSampling;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::skip::Skipped;
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 use crate::data_set::{DataSetArgs, index_options};
 use crate::output::{Failure, Output, shown_bytes, write_json};
+use crate::video::VideoArgs;
 
 /// Write the index: where each sample lies and what shape it has, from headers.
 ///
@@ -31,6 +33,8 @@ pub(crate) struct IndexArgs {
     /// What files of other tools beside the shards are used for.
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     foreign: Foreign,
+    #[command(flatten)]
+    video: VideoArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -68,6 +72,9 @@ struct IndexReport<'a> {
     path: Option<String>,
     skipped: &'a [Skipped],
     warnings: &'a [String],
+    /// Which frames of videos the index counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    video_sampling: Option<VideoSampling>,
 }
 
 pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
@@ -77,6 +84,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
         foreign: args.foreign.into(),
+        video_sampling: args.video.of_index()?,
         ..index_options()
     };
     let index = Index::open_or_build(args.data_set.shards()?, &options)?;
@@ -89,6 +97,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         path: index.path().map(|path| path.display().to_string()),
         skipped: index.skipped(),
         warnings: index.warnings(),
+        video_sampling: index.video_sampling(),
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
@@ -100,6 +109,9 @@ fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), 
     match &report.path {
         Some(path) => writeln!(out, "index       {path}")?,
         None => writeln!(out, "index       not kept: no folder could be written; name one with --out")?,
+    }
+    if let Some(sampling) = report.video_sampling {
+        writeln!(out, "videos      {sampling}")?;
     }
     for warning in report.warnings {
         writeln!(out, "warning: {warning}")?;

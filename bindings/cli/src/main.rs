@@ -25,6 +25,7 @@ mod stats;
 mod stream;
 mod stream_input;
 mod stream_metrics;
+mod video;
 
 use std::io::Write;
 use std::process::ExitCode;

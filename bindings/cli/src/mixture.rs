@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_loader::data_set::DataSet;
+use dflop_loader::index::IndexOptions;
 use dflop_loader::mix::{Mixture, Stop};
 use dflop_loader::shard::expand_shards_in;
 use dflop_loader::store::Stores;
@@ -31,7 +32,9 @@ impl MixtureArgs {
         let stores = self.place.stores()?;
         match &self.mix[..] {
             [] => Ok(self.place.open(&self.shards, &stores)?.into()),
-            [file] if weighted(file).is_none() => read_mixture(Path::new(file), &stores),
+            [file] if weighted(file).is_none() => {
+                read_mixture(Path::new(file), &stores, &self.place.index_options()?)
+            }
             list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
                 let (weight, data_set) = weighted(entry).ok_or_else(|| misuse(entry))?;
                 Ok(mixture.data_set(self.place.open(&[data_set], &stores)?, weight))
@@ -86,7 +89,7 @@ fn one() -> f64 {
     1.0
 }
 
-fn read_mixture(path: &Path, stores: &Stores) -> Result<Mixture, Failure> {
+fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<Mixture, Failure> {
     let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
     let file: MixtureFile = serde_json::from_str(&read?)
         .map_err(|error| Failure::Misuse(format!("`{}` is no mixture: {error}", path.display())))?;
@@ -94,7 +97,7 @@ fn read_mixture(path: &Path, stores: &Stores) -> Result<Mixture, Failure> {
     let mut mixture = Mixture::new().stop(file.stop);
     for entry in file.data_sets {
         let weight = entry.weight;
-        mixture = mixture.data_set(entry.open(folder, stores)?, weight);
+        mixture = mixture.data_set(entry.open(folder, stores, options)?, weight);
     }
     for WeightsFrom { step, weights } in file.weights_from {
         mixture = mixture.weights_from(step, &weights);
@@ -106,13 +109,13 @@ fn read_mixture(path: &Path, stores: &Stores) -> Result<Mixture, Failure> {
 }
 
 impl MixtureEntry {
-    fn open(self, folder: &Path, stores: &Stores) -> Result<DataSet, Failure> {
+    fn open(self, folder: &Path, stores: &Stores, options: &IndexOptions) -> Result<DataSet, Failure> {
         let beside = |path: &PathBuf| folder.join(path);
         let shards: Vec<String> = self.shards.iter().map(|pattern| pattern_beside(folder, pattern)).collect();
         let splits = self.splits.as_ref().map(beside);
-        let index = self.index.as_ref().map(beside);
+        let options = IndexOptions { folder: self.index.as_ref().map(beside), ..options.clone() };
         let shards = expand_shards_in(&shards, stores)?;
-        let data_set = open_data_set(shards, index, self.split.as_deref(), splits.as_deref())?;
+        let data_set = open_data_set(shards, &options, self.split.as_deref(), splits.as_deref())?;
         Ok(match self.repeat {
             Some(epochs) => data_set.repeat(epochs),
             None => data_set,

@@ -22,6 +22,7 @@ use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::bar;
 use crate::stream_input::InputArgs;
 use crate::stream_metrics::{PrintStalls, print_metrics};
+use crate::video::VideoArgs;
 
 /// How long the reader has to end once nobody listens.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
@@ -44,6 +45,8 @@ pub(crate) struct StreamArgs {
     scaled_decode: bool,
     #[command(flatten)]
     augment: AugmentArgs,
+    #[command(flatten)]
+    video: VideoArgs,
     /// Samples in a batch.
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: usize,
@@ -150,6 +153,9 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
     }
     if let Some(augment) = args.augment.augment(args.input.seed())? {
         builder = builder.augment(augment);
+    }
+    if let Some(sampling) = args.video.sampling()? {
+        builder = builder.video_sampling(sampling);
     }
     if let Some(workers) = args.workers {
         builder = builder.workers(workers);

@@ -3,7 +3,8 @@
 //! A picture is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the
 //! larger grid wins if the picture has more than half of the grid's pixels. Two tiles or more are joined by
 //! a *thumbnail*, a tile that shows the whole picture. Pixel shuffle merges 2 x 2 encoder tokens into one
-//! LLM token, and two marker tokens enclose each picture.
+//! LLM token, and two marker tokens enclose each picture. A video is a line of text for each frame, `Frame1: ` and a
+//! picture of one tile.
 
 use serde::{Deserialize, Serialize};
 
@@ -66,11 +67,12 @@ impl DynamicTiles {
         Ok(self.tiles(grid_tiles + thumbnails, 1))
     }
 
-    /// Returns the work of a video: one tile a frame whatever its size, each between markers.
+    /// Returns the work of a video: one tile a frame whatever its size, each between markers and behind its label.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         let frames = u64::from(video.frames.min(self.frames_max));
-        self.tiles(frames, frames)
+        let work = self.tiles(frames, frames);
+        EncoderWork { tokens: work.tokens.saturating_add(label_tokens(frames)), ..work }
     }
 
     /// Returns the columns and rows of tiles that a picture is stretched onto, the thumbnail not counted.
@@ -114,6 +116,18 @@ impl DynamicTiles {
             is_filled: 2 * pixels > tile * tile * u128::from(tiles),
         }
     }
+}
+
+/// Text tokens of the lines `Frame1: `, `Frame2: `… of so many frames and of the breaks between them, as the tokenizer of
+/// Qwen2 counts them: a word, each digit, a colon, a blank; a break.
+///
+/// # Source
+/// `InternVLProcessor` of Hugging Face transformers 4.57.1.
+#[must_use]
+pub fn label_tokens(frames: u64) -> u64 {
+    let powers = std::iter::successors(Some(1_u64), |power| power.checked_mul(10));
+    let digits: u64 = powers.take_while(|&power| power <= frames).map(|power| frames - power + 1).sum();
+    (3 * frames + digits + frames).saturating_sub(1)
 }
 
 impl Candidate {
@@ -193,7 +207,14 @@ mod tests {
     fn video_takes_a_tile_a_frame() {
         for (frames, tiles) in [(0, 0), (1, 1), (8, 8), (972, 32)] {
             let work = RULE.video(VideoShape { frames, width: 1920, height: 1080 });
-            assert_eq!((work.items, work.tokens), (tiles, 258 * tiles));
+            assert_eq!((work.items, work.tokens), (tiles, 258 * tiles + label_tokens(tiles)));
+        }
+    }
+
+    #[test]
+    fn labels_count_their_digits_and_breaks() {
+        for (frames, tokens) in [(0, 0), (1, 4), (2, 9), (9, 44), (10, 50), (100, 100 * 3 + 192 + 99)] {
+            assert_eq!(label_tokens(frames), tokens, "{frames}");
         }
     }
 

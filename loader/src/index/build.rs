@@ -222,9 +222,10 @@ impl Builder {
         }
     }
 
-    fn check_sample(&self, sample: &RawSample) -> Result<Vec<FieldShape>, FieldFault> {
+    fn check_sample(&self, sample: &RawSample) -> Result<Vec<EncodedShape>, FieldFault> {
         let shapes = measure_sampled(sample, &self.limits.video.sampling)?;
-        for field in &sample.fields {
+        let mut encoded = Vec::with_capacity(shapes.len());
+        for (field, shape) in sample.fields.iter().zip(shapes) {
             let fault = |reason| FieldFault { field: field.extension.clone(), reason };
             if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
                 return Err(fault("lies more than 2 TiB behind its sample's first header".into()));
@@ -234,8 +235,9 @@ impl Builder {
                 let decoded = decode(&field.extension, payload, &self.limits);
                 decoded.map_err(|error| fault(reason_of(&error)))?;
             }
+            encoded.push(encode_shape(shape).map_err(fault)?);
         }
-        Ok(shapes)
+        Ok(encoded)
     }
 
     pub(super) fn skip_shard(&mut self, shard: &Shard, reason: String) {
@@ -243,7 +245,7 @@ impl Builder {
         self.built.skipped.push(Skipped { shard, offset: 0, key: None, field: None, reason });
     }
 
-    fn push_sample(&mut self, sample: &RawSample, shapes: &[FieldShape]) {
+    fn push_sample(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
         let repeated = !self.keys_seen.insert(sample.key.clone());
         if repeated && !std::mem::replace(&mut self.has_repeated_key, true) {
             let warning = format!("key `{}` repeats in shard `{}`", sample.key, sample.shard);
@@ -284,15 +286,14 @@ fn hash_sample(hasher: &mut Sha256, sample: &RawSample) {
 }
 
 impl ShardColumns {
-    fn push(&mut self, sample: &RawSample, shapes: &[FieldShape]) {
+    fn push(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
         self.keys.push(sample.key.clone());
         self.offsets.push(sample.offset);
-        for (field, shape) in sample.fields.iter().zip(shapes) {
+        for (field, &(medium, shape)) in sample.fields.iter().zip(shapes) {
             let extension = self.extension(&field.extension);
             self.extensions.push(extension);
             self.start_blocks.push(((field.offset - sample.offset) / BLOCK_BYTES) as u32);
             self.bytes.push(field.bytes);
-            let (medium, shape) = encode_shape(*shape);
             self.media.push(medium);
             self.shapes.extend(shape);
         }
@@ -314,13 +315,45 @@ impl ShardColumns {
     }
 }
 
-fn encode_shape(shape: FieldShape) -> (u8, [u32; 2]) {
-    match shape {
+/// The medium of a field and its shape, as in [`super::schema`].
+type EncodedShape = (u8, [u32; 2]);
+
+/// # Errors
+/// Which number the columns cannot hold.
+fn encode_shape(shape: FieldShape) -> Result<EncodedShape, String> {
+    Ok(match shape {
         FieldShape::Opaque => (OPAQUE, [0, 0]),
         FieldShape::Image(size) => (IMAGE, [size.width, size.height]),
-        FieldShape::Audio(length) => (AUDIO, [length.frames as u32, length.sample_rate_hz]),
-        // Sides are below 65,536: the decoder refuses others.
-        FieldShape::Video(shape) => (VIDEO, [shape.frames, shape.width << 16 | shape.height]),
+        FieldShape::Audio(length) => {
+            let frames = u32::try_from(length.frames);
+            let frames = frames.map_err(|_| format!("{} audio frames, over {}", length.frames, u32::MAX))?;
+            (AUDIO, [frames, length.sample_rate_hz])
+        }
+        FieldShape::Video(shape) => {
+            let sides = [shape.width, shape.height].map(u16::try_from);
+            let [Ok(width), Ok(height)] = sides else {
+                let most = u16::MAX;
+                return Err(format!("a video of {} x {} pixels, over {most}", shape.width, shape.height));
+            };
+            (VIDEO, [shape.frames, u32::from(width) << 16 | u32::from(height)])
+        }
         FieldShape::Text(length) => (TEXT, [length.tokens, length.target_tokens]),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use dflop_costmodel::{AudioLength, VideoShape};
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_its_column_is_a_fault_and_never_cut() {
+        let audio = |frames| encode_shape(FieldShape::Audio(AudioLength { frames, sample_rate_hz: 48_000 }));
+        assert_eq!(audio(u64::from(u32::MAX)), Ok((AUDIO, [u32::MAX, 48_000])));
+        assert_eq!(audio(1 << 32), Err("4294967296 audio frames, over 4294967295".to_owned()));
+        let video = |width, height| encode_shape(FieldShape::Video(VideoShape { frames: 9, width, height }));
+        assert_eq!(video(65_535, 2), Ok((VIDEO, [9, 65_535 << 16 | 2])));
+        assert_eq!(video(2, 65_536), Err("a video of 2 x 65536 pixels, over 65535".to_owned()));
     }
 }

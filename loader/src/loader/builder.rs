@@ -190,7 +190,7 @@ impl LoaderBuilder {
         if self.samples_max == Some(0) {
             return zero("samples_max");
         }
-        self.input.check(&self.shards)?;
+        self.input.check(&self.kind())?;
         self.stalls.check()?;
         check_augment(self.decode, self.augment.as_ref())?;
         check_video(self.video_sampling)?;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::LoaderBuilder;
 use super::state::{StreamKind, StreamState};
+use crate::collate::Decode;
 use crate::error::Result;
 use crate::passes::{KnownShards, Passes, ShardOrder};
-use crate::shard::Shard;
 use crate::shuffle::ShuffleBuffer;
 use crate::watchdog::StallListener;
 
@@ -30,17 +30,13 @@ pub(super) struct Input {
 }
 
 impl Input {
-    pub(super) fn kind<'a>(&self, shards: &'a [Shard]) -> StreamKind<'a> {
-        StreamKind { shards, order: self.order, shuffle: self.shuffle }
-    }
-
-    pub(super) fn check(&self, shards: &[Shard]) -> Result<()> {
-        self.order.check(shards.len())?;
+    pub(super) fn check(&self, kind: &StreamKind<'_>) -> Result<()> {
+        self.order.check(kind.shards.len())?;
         if let Some(buffer) = &self.shuffle {
             buffer.check()?;
         }
         match &self.restored {
-            Some(state) => state.check(&self.kind(shards)),
+            Some(state) => state.check(kind),
             None => Ok(()),
         }
     }
@@ -58,6 +54,17 @@ impl Input {
 }
 
 impl LoaderBuilder {
+    /// What another loader must have in common with this one to go on from its state.
+    pub(super) fn kind(&self) -> StreamKind<'_> {
+        let has_videos = cfg!(feature = "video") && self.decode == Decode::Media;
+        StreamKind {
+            shards: &self.shards,
+            order: self.input.order,
+            shuffle: self.input.shuffle,
+            video_sampling: has_videos.then(|| self.video_sampling.unwrap_or_default()),
+        }
+    }
+
     /// Shuffles samples in a bounded buffer, which drains at the end of every epoch. Default: not at all.
     #[must_use]
     pub fn shuffle(mut self, buffer: ShuffleBuffer) -> Self {
@@ -85,8 +92,8 @@ impl LoaderBuilder {
     }
 
     /// Goes on where another loader was when it gave this state: the batches that follow are those that the other
-    /// would have delivered, epochs counted from its first. Shards, rank, shuffle buffer and shard shuffle must
-    /// be the same; [`Self::samples_max`] counts from here. Default: from the first sample.
+    /// would have delivered, epochs counted from its first. Shards, rank, shuffle buffer, shard shuffle and frames of
+    /// videos must be the same; [`Self::samples_max`] counts from here. Default: from the first sample.
     #[must_use]
     pub fn restore(mut self, state: StreamState) -> Self {
         self.input.restored = Some(Arc::new(state));

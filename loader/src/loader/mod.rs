@@ -106,8 +106,7 @@ impl Loader {
     /// [`Error::State`](crate::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over pipes or
     /// standard input.
     pub fn state(&self) -> Result<StreamState> {
-        let kind = self.settings.input.kind(&self.settings.shards);
-        lock(&self.tracker).state(&kind, &self.known)
+        lock(&self.tracker).state(&self.settings.kind(), &self.known)
     }
 
     /// Returns what every stage did so far, over all streams of this loader.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::held::{Held, HeldState};
+use crate::decode::VideoSampling;
 use crate::error::{Error, Result};
 use crate::passes::{KnownShards, Passes, Position, ShardIdentity, ShardOrder};
 use crate::shard::Shard;
@@ -28,9 +29,9 @@ const VERSION: u32 = 2;
 
 /// Where a stream stands, as JSON by `serde`.
 ///
-/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer and
-/// shard shuffle; directories, workers, decoding and batch size may change. A shard that the state needs and that
-/// has another length or another first header is refused when the stream gets to it.
+/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer, shard shuffle
+/// and, where videos are decoded, frames of videos; directories, workers, decoding and batch size may change. A shard
+/// that the state needs and that has another length or another first header is refused when the stream gets to it.
 ///
 /// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer has
 /// samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input before is read
@@ -46,6 +47,9 @@ pub struct StreamState {
     names: String,
     order: ShardOrder,
     shuffle: Option<ShuffleBuffer>,
+    /// Which frames of videos were delivered; none where videos were not decoded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    video_sampling: Option<VideoSampling>,
     /// Everything before was consumed.
     position: Position,
     /// Samples that left the shuffle buffer in this epoch.
@@ -138,6 +142,11 @@ impl StreamState {
             let (saved, asked) = (shown(self.shuffle), shown(stream.shuffle));
             return refuse(format!("samples were shuffled by {saved}, and now by {asked}"));
         }
+        if let (Some(before), Some(now)) = (self.video_sampling, stream.video_sampling)
+            && before != now
+        {
+            return refuse(format!("videos were sampled as {before}, and are now as {now}"));
+        }
         let counts = [self.position.epoch, self.position.items, self.drawn, self.delivered, self.skipped];
         if counts.iter().any(|&count| count > COUNT_MAX) {
             return refuse("its numbers are absurdly large; it was edited".into());
@@ -160,6 +169,8 @@ pub(super) struct StreamKind<'a> {
     pub(super) shards: &'a [Shard],
     pub(super) order: ShardOrder,
     pub(super) shuffle: Option<ShuffleBuffer>,
+    /// `None` where videos are not decoded.
+    pub(super) video_sampling: Option<VideoSampling>,
 }
 
 /// Directories may change, names may not.
@@ -261,6 +272,7 @@ impl Tracker {
             names: names_digest(stream.shards),
             order: stream.order,
             shuffle: stream.shuffle,
+            video_sampling: stream.video_sampling,
             position: self.position,
             drawn: self.drawn,
             buffer: self.held.iter().map(Held::write).collect(),
@@ -289,7 +301,8 @@ mod tests {
     #[test]
     fn a_state_writes_out_so_many_bytes_and_no_more() {
         let shards = expand_shards(&["-"]).unwrap();
-        let kind = StreamKind { shards: &shards, order: ShardOrder::default(), shuffle: None };
+        let order = ShardOrder::default();
+        let kind = StreamKind { shards: &shards, order, shuffle: None, video_sampling: None };
         for (bytes, is_written) in [(HELD_BYTES_MAX, true), (HELD_BYTES_MAX + 1, false)] {
             let mut tracker = Tracker::default();
             let changes = vec![Change::Push(held(bytes))];

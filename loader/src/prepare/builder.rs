@@ -10,7 +10,10 @@ use super::chat_template::ChatTemplate;
 use super::expand::Expander;
 use super::family::Family;
 use super::labels::Labeller;
-use super::media::{AudioProcessor, AudioTensors, CountedAudio, CountedImages, ImageProcessor, ImageTensors};
+use super::media::{
+    AudioProcessor, AudioTensors, CountedAudio, CountedImages, CountedVideos, ImageProcessor, ImageTensors,
+    VideoTensors,
+};
 use super::pack::{Layout, Packer};
 use super::tokenizer::Tokenizer;
 use super::{LongSample, PlainText, Preparer};
@@ -30,6 +33,7 @@ pub struct PreparerBuilder {
     chat_template: Option<String>,
     images: Option<Arc<dyn ImageTensors>>,
     audio: Option<Arc<dyn AudioTensors>>,
+    videos: Option<Arc<dyn VideoTensors>>,
     plain_text: PlainText,
     layout: Layout,
     tokens_max: Option<u64>,
@@ -48,6 +52,7 @@ impl PreparerBuilder {
             chat_template: None,
             images: images.map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
             audio: audio.map(|processor| -> Arc<dyn AudioTensors> { Arc::new(processor) }),
+            videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
             plain_text: PlainText::default(),
             layout: Layout::Packed,
             tokens_max: None,
@@ -86,12 +91,20 @@ impl PreparerBuilder {
         self
     }
 
+    /// Sets what makes tensors of videos. Default: [`ImageProcessor::for_model`], whatever makes those of pictures.
+    #[must_use]
+    pub fn video_processor(mut self, processor: Arc<dyn VideoTensors>) -> Self {
+        self.videos = Some(processor);
+        self
+    }
+
     /// Counts the tokens of media by the model's token rules and makes no tensors of them: ids, grids and labels for a
     /// stage that holds the language model alone.
     #[must_use]
     pub fn counted_media(mut self) -> Self {
         self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
         self.audio = self.audio.map(|_| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio) });
+        self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
         self
     }
 
@@ -148,6 +161,9 @@ impl PreparerBuilder {
         if self.audio.is_some() && self.family.audio().is_none() {
             return invalid("audio_processor", "the model takes no audio");
         }
+        if self.videos.is_some() && self.family.video().is_none() {
+            return invalid("video_processor", "the model takes no videos");
+        }
         if self.tokens_max == Some(0) {
             return invalid("tokens_max", "must be at least 1");
         }
@@ -178,6 +194,7 @@ impl PreparerBuilder {
             family: self.family,
             images: self.images,
             audio: self.audio,
+            videos: self.videos,
             plain_text: self.plain_text,
             packer,
             tokens_max: self.tokens_max,

@@ -13,7 +13,7 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::family::{Family, Placeholder};
+use super::family::{Family, Placeholder, VideoText};
 use crate::error::{Error, Result};
 
 /// Name of the one template of an environment.
@@ -40,6 +40,8 @@ pub enum MessagePart {
     Image,
     /// The place of a clip.
     Audio,
+    /// The place of a video.
+    Video,
 }
 
 /// A parsed chat template.
@@ -102,6 +104,8 @@ impl ChatTemplate {
         {
             context.insert(name, text.map_or_else(String::new, Placeholder::in_text).into());
         }
+        let video = self.family.video().map(VideoText::in_text);
+        context.insert("video_placeholder", video.unwrap_or_default().into());
         context.insert("messages", Value::from(messages));
         context.insert("add_generation_prompt", has_generation_prompt.into());
         self.environment.get_template(NAME)?.render(Value::from(context))
@@ -140,6 +144,7 @@ fn part_value(part: &MessagePart) -> Value {
         MessagePart::Text(_) => "text",
         MessagePart::Image => "image",
         MessagePart::Audio => "audio",
+        MessagePart::Video => "video",
     };
     let mut value = BTreeMap::from([("type", Value::from(kind))]);
     if let MessagePart::Text(text) = part {

@@ -28,13 +28,14 @@ pub struct SampleConversation {
     pub images: Vec<usize>,
     /// Places in the sample's fields of the clips.
     pub clips: Vec<usize>,
+    /// Places in the sample's fields of the videos.
+    pub videos: Vec<usize>,
 }
 
 /// Reads what a sample says.
 ///
 /// Media and their placeholders meet as [`crate::sample_media`] says. In a conversation, media without any placeholder
-/// go in front of the first turn of the user. Media of a kind that `takes` says the model does not take are left out,
-/// and so are videos.
+/// go in front of the first turn of the user. Media of a kind that `takes` says the model does not take are left out.
 ///
 /// # Errors
 /// [`PrepareError::Conversation`] if turns cannot be read, or placeholders and media do not match.
@@ -42,22 +43,24 @@ pub fn read_conversation(
     sample: &Sample,
     takes: impl Fn(MediumSlot) -> bool,
 ) -> Result<SampleConversation, PrepareError> {
-    let media = SampleMedia::of_kinds(sample, |slot| slot != MediumSlot::Video && takes(slot))?;
-    let mut shown = Shown { media: &media, images: Vec::new(), clips: Vec::new() };
+    let media = SampleMedia::of_kinds(sample, takes)?;
+    let mut shown = Shown { media: &media, images: Vec::new(), clips: Vec::new(), videos: Vec::new() };
     let mut conversation = match media.turns()? {
         Some(turns) => Conversation::Turns(messages(turns, &mut shown)?),
         None => Conversation::Plain(join_texts(shown.parts(media.parts()?))),
     };
     if let Conversation::Turns(messages) = &mut conversation {
-        for slot in [MediumSlot::Audio, MediumSlot::Image] {
+        for slot in [MediumSlot::Video, MediumSlot::Audio, MediumSlot::Image] {
             shown.put_in_front(messages, slot);
         }
     }
-    let (images, clips) = (places(sample, &shown.images), places(sample, &shown.clips));
-    if images.is_empty() && clips.is_empty() && is_empty(&conversation) {
+    let [images, clips, videos] =
+        [&shown.images, &shown.clips, &shown.videos].map(|fields| places(sample, fields));
+    let has_media = [&images, &clips, &videos].iter().any(|places| !places.is_empty());
+    if !has_media && is_empty(&conversation) {
         return Err(PrepareError::conversation(None, "the sample has neither text nor media for this model"));
     }
-    Ok(SampleConversation { conversation, images, clips })
+    Ok(SampleConversation { conversation, images, clips, videos })
 }
 
 /// The media that have a place, in the order of their placeholders.
@@ -65,24 +68,27 @@ struct Shown<'m, 'a> {
     media: &'m SampleMedia<'a>,
     images: Vec<&'a Field>,
     clips: Vec<&'a Field>,
+    videos: Vec<&'a Field>,
 }
 
 impl Shown<'_, '_> {
     fn parts(&mut self, parts: Vec<Part<'_>>) -> Vec<MessagePart> {
         let part = |part| match part {
-            Part::Text(text) => Some(MessagePart::Text(text.to_owned())),
+            Part::Text(text) => MessagePart::Text(text.to_owned()),
             Part::Image(at) => {
                 self.images.push(self.media.images[at]);
-                Some(MessagePart::Image)
+                MessagePart::Image
             }
             Part::Audio(at) => {
                 self.clips.push(self.media.audio[at]);
-                Some(MessagePart::Audio)
+                MessagePart::Audio
             }
-            // There is none: no video is taken, so that its placeholder is a fault.
-            Part::Video(_) => None,
+            Part::Video(at) => {
+                self.videos.push(self.media.videos[at]);
+                MessagePart::Video
+            }
         };
-        parts.into_iter().filter_map(part).collect()
+        parts.into_iter().map(part).collect()
     }
 
     /// Media without a placeholder go before the words of the first user turn.
@@ -90,7 +96,7 @@ impl Shown<'_, '_> {
         let (shown, part) = match slot {
             MediumSlot::Image => (&mut self.images, MessagePart::Image),
             MediumSlot::Audio => (&mut self.clips, MessagePart::Audio),
-            MediumSlot::Video => return,
+            MediumSlot::Video => (&mut self.videos, MessagePart::Video),
         };
         let media = self.media.of_slot(slot);
         if !shown.is_empty() || media.is_empty() || messages.is_empty() {

@@ -1,7 +1,7 @@
 //! Placeholders of media to as many tokens as their encoders give.
 
 use super::error::PrepareError;
-use super::family::{Family, Placeholder};
+use super::family::{Family, Placeholder, VideoText};
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::text::MediumSlot;
@@ -9,7 +9,7 @@ use crate::text::MediumSlot;
 /// The tokens of one medium in the ids of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaRun {
-    /// Picture or clip.
+    /// Picture, clip or video.
     pub slot: MediumSlot,
     /// Place of the first copy of the placeholder.
     pub start: usize,
@@ -53,7 +53,7 @@ pub(super) struct Expander {
 }
 
 impl Expander {
-    /// Looks the placeholders up.
+    /// Looks the placeholders up. A vocabulary without that of videos is one of a model that takes pictures alone.
     ///
     /// # Errors
     /// [`Error::Config`] naming the token that the vocabulary lacks.
@@ -65,7 +65,17 @@ impl Expander {
                 slots.push(SlotIds::new(slot, placeholder, tokenizer)?);
             }
         }
+        if let Some(VideoText::Whole(placeholder)) = family.video()
+            && tokenizer.id(placeholder.token).is_some()
+        {
+            slots.push(SlotIds::new(MediumSlot::Video, placeholder, tokenizer)?);
+        }
         Ok(Self { slots })
+    }
+
+    /// Whether the vocabulary has a placeholder for a kind of medium.
+    pub(super) fn knows(&self, slot: MediumSlot) -> bool {
+        self.slots.iter().any(|known| known.slot == slot)
     }
 
     /// Puts media into ids: the n-th placeholder of a kind becomes as many copies as the n-th medium has tokens.

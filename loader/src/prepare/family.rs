@@ -42,6 +42,12 @@ const QWEN_IMAGE: Placeholder = Placeholder {
     markers: Some(["<|vision_start|>", "<|vision_end|>"]),
     has_markers_in_text: true,
 };
+/// Videos of LLaVA-OneVision.
+const LLAVA_VIDEO: Placeholder = Placeholder { token: "<video>", markers: None, has_markers_in_text: false };
+/// Videos of Qwen2-VL and Qwen2.5-VL.
+const QWEN_VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..QWEN_IMAGE };
+/// Positions of a second of video in the released checkpoints of Qwen2.5-VL.
+const QWEN_TOKENS_PER_SECOND: u32 = 2;
 /// Clips of Qwen2-Audio.
 const QWEN_AUDIO: Placeholder = Placeholder {
     token: "<|AUDIO|>",
@@ -61,13 +67,41 @@ pub enum PixelLayout {
     Patches {
         /// Patches along a side of what becomes one token.
         merge: u32,
+        /// Positions of a second of video, with `second_per_grid_ts` beside the grids: Qwen2.5-VL. `None` where layers
+        /// of frames are counted: Qwen2-VL.
+        tokens_per_second: Option<u32>,
     },
+}
+
+/// How a video stands in the text. Its pixels are in tensors of their own, `pixel_values_videos`, or among those of
+/// pictures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VideoText {
+    /// As one medium with a placeholder of its own.
+    Whole(Placeholder),
+    /// As a line for each frame, `Frame1: ` and the placeholder of a picture, in place of one word: InternVL.
+    Frames {
+        /// What the chat template writes for the whole video.
+        word: &'static str,
+    },
+}
+
+impl VideoText {
+    /// How a chat template writes the video.
+    #[must_use]
+    pub fn in_text(&self) -> String {
+        match self {
+            Self::Whole(placeholder) => placeholder.in_text(),
+            Self::Frames { word } => (*word).to_owned(),
+        }
+    }
 }
 
 /// What preparing needs to know of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
     image: Option<(Placeholder, PixelLayout)>,
+    video: Option<VideoText>,
     audio: Option<Placeholder>,
 }
 
@@ -79,22 +113,36 @@ impl Family {
             VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
             VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
             VisionRule::Native(rule) => {
-                (QWEN_IMAGE, PixelLayout::Patches { merge: u32::from(rule.merge.get()) })
+                // Times of frames came with windows of attention, in Qwen2.5-VL.
+                let tokens_per_second = rule.window_patches.map(|_| QWEN_TOKENS_PER_SECOND);
+                let merge = u32::from(rule.merge.get());
+                (QWEN_IMAGE, PixelLayout::Patches { merge, tokens_per_second })
             }
         });
-        Self { image, audio: model.audio.map(|_| QWEN_AUDIO) }
+        let video = model.vision.map(|vision| match vision.rule {
+            VisionRule::AnyRes(_) => VideoText::Whole(LLAVA_VIDEO),
+            VisionRule::DynamicTiles(_) => VideoText::Frames { word: "<video>" },
+            VisionRule::Native(_) => VideoText::Whole(QWEN_VIDEO),
+        });
+        Self { image, video, audio: model.audio.map(|_| QWEN_AUDIO) }
     }
 
     /// A model of text alone.
     #[must_use]
     pub const fn text() -> Self {
-        Self { image: None, audio: None }
+        Self { image: None, video: None, audio: None }
     }
 
     /// How pictures are written; `None` for a model that cannot see.
     #[must_use]
     pub fn image(&self) -> Option<&Placeholder> {
         self.image.as_ref().map(|(placeholder, _)| placeholder)
+    }
+
+    /// How videos are written; `None` for a model that cannot see.
+    #[must_use]
+    pub fn video(&self) -> Option<&VideoText> {
+        self.video.as_ref()
     }
 
     /// How clips are written; `None` for a model that cannot hear.
@@ -141,6 +189,7 @@ impl Family {
             MessagePart::Text(text) => text.clone(),
             MessagePart::Image => placeholder(self.image()),
             MessagePart::Audio => placeholder(self.audio()),
+            MessagePart::Video => self.video().map(|of| of.in_text() + separator).unwrap_or_default(),
         };
         parts.iter().map(part).collect()
     }

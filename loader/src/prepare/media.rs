@@ -1,8 +1,9 @@
-//! What processors of pictures and clips give: the one place where they meet the text.
+//! What processors of pictures, clips and videos give: the one place where they meet the text.
 //!
 //! A processor turns decoded media into the tensors of its family and says how many LLM tokens each becomes:
-//! [`ImageProcessor`] and [`AudioProcessor`]. [`CountedImages`] and [`CountedAudio`] only count, by the token rules that
-//! planning uses: a pipeline stage that holds the language model needs ids, grids and labels, but no pixels.
+//! [`ImageProcessor`], for videos too, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
+//! [`CountedVideos`] only count, by the token rules that planning uses: a pipeline stage that holds the language model
+//! needs ids, grids and labels, but no pixels.
 
 use std::fmt::Debug;
 
@@ -13,6 +14,7 @@ use dflop_costmodel::{AudioLength, ImageSize};
 use super::audio::WINDOW_FRAMES;
 pub use super::audio::{AudioFeatures, AudioProcessor};
 pub use super::image::{ImageProcessor, PixelValues};
+pub use super::video::{CountedVideos, VideoTensors, VideoValues};
 use crate::decode::{Audio, BoxError, RgbImage};
 
 /// Makes tensors of pictures.
@@ -130,7 +132,7 @@ impl ImageTensors for ImageProcessor {
 }
 
 /// Bytes of a square of f32 pixels in three colours.
-fn square_bytes(side: u16) -> u64 {
+pub(super) fn square_bytes(side: u16) -> u64 {
     3 * u64::from(side).pow(2) * size_of::<f32>() as u64
 }
 

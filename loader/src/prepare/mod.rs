@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! fields ─conversation─▶ turns ─chat_template, labels─▶ text, learned parts ─tokenizer─▶ ids
-//! pictures, clips ─media─▶ tensors and token counts ──────────────────────expand─▶ ids with media ─length─▶ sample
+//! pictures, clips, videos ─media─▶ tensors and token counts ──────────────expand─▶ ids with media ─length─▶ sample
 //! samples ─pack─▶ tensors of a microbatch
 //! ```
 //!
@@ -19,6 +19,7 @@ mod conversation;
 mod error;
 mod expand;
 mod family;
+mod frames;
 pub mod image;
 mod labels;
 mod length;
@@ -30,6 +31,7 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod video;
 
 use std::sync::Arc;
 
@@ -42,10 +44,10 @@ pub use chat_template::{ChatTemplate, Message, MessagePart};
 pub use conversation::{Conversation, SampleConversation, read_conversation};
 pub use error::PrepareError;
 pub use expand::MediaRun;
-pub use family::{Family, PixelLayout, Placeholder};
+pub use family::{Family, PixelLayout, Placeholder, VideoText};
 pub use labels::IGNORED;
 pub use length::LongSample;
-pub use media::{AudioFeatures, AudioTensors, ImageTensors, PixelValues};
+pub use media::{AudioFeatures, AudioTensors, ImageTensors, PixelValues, VideoTensors, VideoValues};
 pub use pack::{Layout, ModelInputs, PaddingSide};
 pub use tensors::{NamedTensor, TensorValues};
 pub use tokenizer::{Encoded, Tokenizer};
@@ -54,8 +56,16 @@ use crate::batch::Sample;
 use crate::decode::Media;
 use crate::text::MediumSlot;
 use expand::{Expanded, Expander};
+use frames::write_frames;
 use labels::{Labeller, Marked, target_tokens};
 use pack::Packer;
+
+/// Why a video that was not decoded is refused.
+const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
+    "the video is not decoded"
+} else {
+    "the video is not decoded: this build has no FFmpeg; build with the feature `video`"
+};
 
 /// What is done with text that is no conversation, such as a caption.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,10 +90,13 @@ pub struct PreparedSample {
     pub labels: Vec<i32>,
     /// Where media stand, in the order of the ids.
     pub runs: Vec<MediaRun>,
-    /// The pictures, in the order of their placeholders.
+    /// The pictures, in the order of their placeholders; where frames are pictures ([`VideoText::Frames`]) each video
+    /// is one of them.
     pub images: Vec<PixelValues>,
     /// The clips, in the order of their placeholders.
     pub clips: Vec<AudioFeatures>,
+    /// The videos, in the order of their placeholders.
+    pub videos: Vec<VideoValues>,
     /// Tokens that were cut from the text to fit the limit.
     pub cut_tokens: usize,
 }
@@ -111,6 +124,7 @@ pub struct Preparer {
     expander: Expander,
     images: Option<Arc<dyn ImageTensors>>,
     audio: Option<Arc<dyn AudioTensors>>,
+    videos: Option<Arc<dyn VideoTensors>>,
     plain_text: PlainText,
     packer: Packer,
     tokens_max: Option<u64>,
@@ -154,15 +168,17 @@ impl Preparer {
         let takes = |slot| match slot {
             MediumSlot::Image => self.images.is_some(),
             MediumSlot::Audio => self.audio.is_some(),
-            MediumSlot::Video => false,
+            MediumSlot::Video => self.videos.is_some(),
         };
         let said = read_conversation(sample, takes)?;
-        let (marked, has_special) = self.write(said.conversation)?;
+        let (mut marked, has_special) = self.write(said.conversation)?;
         let (images, clips) = (self.images(sample, &said.images)?, self.clips(sample, &said.clips)?);
+        let videos = self.videos(sample, &said.videos)?;
+        let (images, image_tokens, videos) = self.with_frames(&mut marked, images, videos)?;
         let tokens_of = |slot| match slot {
-            MediumSlot::Image => images.iter().map(|picture| picture.tokens).collect(),
+            MediumSlot::Image => image_tokens.clone(),
             MediumSlot::Audio => clips.iter().map(|clip| clip.tokens).collect(),
-            MediumSlot::Video => Vec::new(),
+            MediumSlot::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
@@ -174,7 +190,7 @@ impl Preparer {
         };
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
-        Ok(PreparedSample { input_ids, labels, runs, images, clips, cut_tokens })
+        Ok(PreparedSample { input_ids, labels, runs, images, clips, videos, cut_tokens })
     }
 
     /// Returns about how many bytes the tensors of a sample's media take.
@@ -184,7 +200,10 @@ impl Preparer {
         let clips = self.audio.as_ref().map_or(0, |audio| {
             shape.audio.iter().map(|&length| audio.tensor_bytes(length)).fold(0, u64::saturating_add)
         });
-        images.saturating_add(clips)
+        let videos = self.videos.as_ref().map_or(0, |videos| {
+            shape.videos.iter().map(|&video| videos.tensor_bytes(video)).fold(0, u64::saturating_add)
+        });
+        images.saturating_add(clips).saturating_add(videos)
     }
 
     /// Makes the tensors of a microbatch, samples in their order; `None` for no samples.
@@ -258,6 +277,44 @@ impl Preparer {
             clips.push(processor.clip(clip).map_err(refused)?);
         }
         Ok(clips)
+    }
+
+    fn videos(&self, sample: &Sample, places: &[usize]) -> Result<Vec<VideoValues>, PrepareError> {
+        let Some(processor) = &self.videos else { return Ok(Vec::new()) };
+        let mut videos = Vec::with_capacity(places.len());
+        for &place in places {
+            let field = &sample.fields[place];
+            let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
+            if let Some(VideoText::Whole(placeholder)) = self.family.video()
+                && !self.expander.knows(MediumSlot::Video)
+            {
+                let token = placeholder.token;
+                let reason =
+                    format!("the vocabulary has no `{token}`, which stands for videos of this model");
+                return Err(refused(reason.into()));
+            }
+            let Media::Video(video) = &field.media else {
+                return Err(refused(UNDECODED_VIDEO.into()));
+            };
+            videos.push(processor.video(video).map_err(refused)?);
+        }
+        Ok(videos)
+    }
+
+    /// Pictures, the tokens of each place of a picture, and videos; where frames are pictures, in the order of the text.
+    fn with_frames(
+        &self,
+        marked: &mut Marked,
+        images: Vec<PixelValues>,
+        videos: Vec<VideoValues>,
+    ) -> Result<(Vec<PixelValues>, Vec<u32>, Vec<VideoValues>), PrepareError> {
+        if let (Some(VideoText::Frames { word }), Some(picture)) = (self.family.video(), self.family.image())
+        {
+            let shown = write_frames(marked, [picture.token, word], images, videos)?;
+            return Ok((shown.media, shown.tokens, Vec::new()));
+        }
+        let tokens = images.iter().map(|picture| picture.tokens).collect();
+        Ok((images, tokens, videos))
     }
 }
 

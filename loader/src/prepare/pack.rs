@@ -7,7 +7,7 @@
 use super::PreparedSample;
 use super::family::PixelLayout;
 use super::labels::IGNORED;
-use super::pixels::{feature_tensors, pixel_tensors};
+use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
 use super::tensors::NamedTensor;
 use crate::text::MediumSlot;
@@ -70,9 +70,10 @@ impl Packer {
     /// Packs samples in their order; `None` for no samples.
     ///
     /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native resolution
-    ///   `[4, 1, tokens]`, which are the positions in the text and those in frame, row and column;
+    ///   `[4, 1, tokens]`, which are the positions in the text and those in layer, row and column;
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; positions are the model's to count;
-    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for pictures;
+    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for pictures and 2
+    ///   for videos;
     /// - media as `super::pixels` says.
     pub(super) fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         let lengths: Vec<usize> = samples.iter().map(PreparedSample::tokens).collect();
@@ -89,7 +90,10 @@ impl Packer {
         let clips = samples.iter().flat_map(|sample| &sample.clips);
         tensors.extend(feature_tensors(&clips.collect::<Vec<_>>()));
         if let Some(layout) = self.pixel_layout {
-            tensors.extend(pixel_tensors(layout, samples.into_iter().map(|sample| sample.images).collect()));
+            let (images, videos): (Vec<_>, Vec<_>) =
+                samples.into_iter().map(|sample| (sample.images, sample.videos)).unzip();
+            tensors.extend(pixel_tensors(layout, images));
+            tensors.extend(video_tensors(layout, videos.into_iter().flatten().collect()));
         }
         let tokens = lengths.iter().map(|&length| length as u64).sum();
         Some(ModelInputs { tensors, cu_seqlens, max_seqlen: max_seqlen as u32, tokens, target_tokens })
@@ -102,9 +106,10 @@ impl Packer {
         };
         let mut tensors = vec![row("input_ids", input_ids), row("labels", labels)];
         let counted = lengths.iter().flat_map(|&length| 0..length as i64);
-        if let Some(PixelLayout::Patches { merge }) = self.pixel_layout {
+        if let Some(PixelLayout::Patches { merge, tokens_per_second }) = self.pixel_layout {
             let mut positions: Vec<i64> = counted.collect();
-            let of_samples: Vec<_> = samples.iter().map(|sample| grid_positions(sample, merge)).collect();
+            let of_samples: Vec<_> =
+                samples.iter().map(|sample| grid_positions(sample, merge, tokens_per_second)).collect();
             for axis in 0..3 {
                 positions.extend(of_samples.iter().flat_map(|positions| &positions[axis]));
             }
@@ -149,11 +154,16 @@ fn labels(sample: &PreparedSample) -> Vec<i64> {
     sample.labels.iter().map(|&label| i64::from(label)).collect()
 }
 
-/// 1 for tokens of pictures, 0 for all others.
+/// 1 for tokens of pictures, 2 for those of videos, 0 for all others.
 fn token_types(sample: &PreparedSample) -> Vec<i64> {
     let mut types = vec![0; sample.tokens()];
-    for run in sample.runs.iter().filter(|run| run.slot == MediumSlot::Image) {
-        types[run.start..run.start + run.tokens].fill(1);
+    for run in &sample.runs {
+        let kind = match run.slot {
+            MediumSlot::Image => 1,
+            MediumSlot::Video => 2,
+            MediumSlot::Audio => continue,
+        };
+        types[run.start..run.start + run.tokens].fill(kind);
     }
     types
 }

@@ -1,7 +1,7 @@
 //! Pixels and mel values of a microbatch, laid out as their family takes them.
 
 use super::family::PixelLayout;
-use super::media::{AudioFeatures, PixelValues};
+use super::media::{AudioFeatures, PixelValues, VideoValues};
 use super::tensors::{NamedTensor, TensorValues};
 
 /// The tensors of all pictures, by sample; none where there is no picture, and no `pixel_values` where pictures
@@ -36,26 +36,65 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
     }
     if pictures.iter().all(|picture| !picture.values.is_empty()) {
         tensors.push(match layout {
-            PixelLayout::PaddedTiles => padded(pictures),
-            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined(pictures),
+            PixelLayout::PaddedTiles => padded("pixel_values", pictures),
+            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined("pixel_values", pictures),
+        });
+    }
+    tensors
+}
+
+/// The tensors of all videos that stand as one medium; none where there is no video, and no `pixel_values_videos` where
+/// videos were only counted.
+///
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values_videos [videos, most frames, 3, side, side]`, filled up with zeros, and
+///   `num_video_frames [videos]` where they differ, which the processor of the family refuses
+/// - [`PixelLayout::Patches`]: `pixel_values_videos [patches, values]`, `video_grid_thw [videos, 3]`, and for Qwen2.5-VL
+///   `second_per_grid_ts [videos]`
+pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Vec<NamedTensor> {
+    let Some(first) = videos.first() else { return Vec::new() };
+    let mut tensors = Vec::new();
+    match layout {
+        PixelLayout::PaddedTiles if videos.iter().any(|video| video.frames != first.frames) => {
+            let frames = videos.iter().map(|video| i64::from(video.frames)).collect();
+            tensors.push(NamedTensor::ints("num_video_frames", vec![videos.len()], frames));
+        }
+        PixelLayout::Patches { tokens_per_second, .. } => {
+            let grids: Option<Vec<_>> = videos.iter().map(|video| video.pixels.grid_thw).collect();
+            tensors.extend(grids.map(|grids| {
+                let grids = grids.into_iter().flatten().map(i64::from).collect();
+                NamedTensor::ints("video_grid_thw", vec![videos.len(), 3], grids)
+            }));
+            if tokens_per_second.is_some() {
+                let seconds = videos.iter().map(|video| video.seconds_per_grid).collect();
+                let (name, shape) = ("second_per_grid_ts", vec![videos.len()]);
+                tensors.push(NamedTensor::new(name, shape, TensorValues::F32(seconds)));
+            }
+        }
+        PixelLayout::PaddedTiles | PixelLayout::Tiles => {}
+    }
+    if videos.iter().all(|video| !video.pixels.values.is_empty()) {
+        let pixels = videos.into_iter().map(|video| video.pixels).collect();
+        tensors.push(match layout {
+            PixelLayout::PaddedTiles => padded("pixel_values_videos", pixels),
+            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined("pixel_values_videos", pixels),
         });
     }
     tensors
 }
 
 /// Pictures one behind the other along their first axis.
-fn joined(pictures: Vec<PixelValues>) -> NamedTensor {
+fn joined(name: &'static str, pictures: Vec<PixelValues>) -> NamedTensor {
     let mut shape = pictures[0].shape.clone();
     shape[0] = pictures.iter().map(|picture| picture.shape[0]).sum();
     let mut pictures = pictures.into_iter().map(|picture| picture.values);
     let mut values = pictures.next().unwrap_or_default();
     values.reserve_exact(shape.iter().product::<usize>().saturating_sub(values.len()));
     pictures.for_each(|picture| values.extend(picture));
-    NamedTensor::new("pixel_values", shape, TensorValues::F32(values))
+    NamedTensor::new(name, shape, TensorValues::F32(values))
 }
 
-/// A row for each picture, filled up with tiles of zeros.
-fn padded(pictures: Vec<PixelValues>) -> NamedTensor {
+/// A row for each picture or video, filled up with tiles of zeros.
+fn padded(name: &'static str, pictures: Vec<PixelValues>) -> NamedTensor {
     let tiles = pictures.iter().map(|picture| picture.shape[0]).max().unwrap_or(0);
     let tile_values: usize = pictures[0].shape[1..].iter().product();
     let mut shape = vec![pictures.len(), tiles];
@@ -65,7 +104,7 @@ fn padded(pictures: Vec<PixelValues>) -> NamedTensor {
         values.extend(picture.values);
         values.resize((row + 1) * tiles * tile_values, 0.0);
     }
-    NamedTensor::new("pixel_values", shape, TensorValues::F32(values))
+    NamedTensor::new(name, shape, TensorValues::F32(values))
 }
 
 /// `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]`, the windows of all clips one

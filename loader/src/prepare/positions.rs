@@ -1,39 +1,64 @@
 //! Positions of tokens for rotary embeddings.
 //!
-//! Text counts up; models of native resolution give the tokens of a picture a row and a column, and go on after the
-//! longer side.
+//! Text counts up; models of native resolution give the tokens of a picture or a video a layer, a row and a column, and
+//! go on after the largest of them. Layers of a video are counted, or stand as far apart as they last: Qwen2.5-VL.
 //!
 //! # Source
-//! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1.
+//! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et al.,
+//! "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2. `get_rope_index` of transformers 4.57.1 takes
+//! the whole seconds that a layer lasts, as is done here: layers of less than a second share their positions in time.
 
 use super::PreparedSample;
+use super::video::VideoValues;
 use crate::text::MediumSlot;
 
-/// Frame, row and column of every token of a sample.
+/// Seconds of a layer above which positions no longer grow: far from where sums overflow.
+const SECONDS_MAX: i64 = 1 << 24;
+
+/// Layer, row and column of every token of a sample.
 ///
-/// `merge` is how many patches along a side become one token. A picture without a grid counts as text.
-pub(super) fn grid_positions(sample: &PreparedSample, merge: u32) -> [Vec<i64>; 3] {
+/// `merge` is how many patches along a side become one token. A medium without a grid counts as text.
+pub(super) fn grid_positions(
+    sample: &PreparedSample,
+    merge: u32,
+    tokens_per_second: Option<u32>,
+) -> [Vec<i64>; 3] {
     let mut positions = [const { Vec::new() }; 3];
     let (mut at, mut next) = (0, 0i64);
-    let pictures = sample.runs.iter().filter(|run| run.slot == MediumSlot::Image);
-    for (run, picture) in pictures.zip(&sample.images) {
-        let Some([frames, rows, columns]) = picture.grid_thw else { continue };
+    let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
+    for run in &sample.runs {
+        let (grid, layer_step) = match run.slot {
+            MediumSlot::Image => (images.next().and_then(|picture| picture.grid_thw), 1),
+            MediumSlot::Video => {
+                let video = videos.next();
+                (video.and_then(|video| video.pixels.grid_thw), layer_step(video, tokens_per_second))
+            }
+            MediumSlot::Audio => continue,
+        };
+        let Some([layers, rows, columns]) = grid else { continue };
         count_up(&mut positions, run.start - at, &mut next);
         let (rows, columns) = (i64::from(rows / merge), i64::from(columns / merge));
-        for frame in 0..i64::from(frames) {
+        for layer in 0..i64::from(layers) {
             for row in 0..rows {
                 for column in 0..columns {
-                    for (axis, step) in positions.iter_mut().zip([frame, row, column]) {
+                    for (axis, step) in positions.iter_mut().zip([layer * layer_step, row, column]) {
                         axis.push(next + step);
                     }
                 }
             }
         }
-        next += rows.max(columns);
+        let last_layer = (i64::from(layers) - 1).max(0) * layer_step;
+        next += (last_layer + 1).max(rows).max(columns);
         at = run.start + run.tokens;
     }
     count_up(&mut positions, sample.input_ids.len() - at, &mut next);
     positions
+}
+
+/// How far the layers of a video stand apart.
+fn layer_step(video: Option<&VideoValues>, tokens_per_second: Option<u32>) -> i64 {
+    let (Some(video), Some(tokens_per_second)) = (video, tokens_per_second) else { return 1 };
+    (video.seconds_per_grid as i64).clamp(0, SECONDS_MAX) * i64::from(tokens_per_second)
 }
 
 fn count_up(positions: &mut [Vec<i64>; 3], tokens: usize, next: &mut i64) {

@@ -7,7 +7,10 @@
 //! A data set that changed since is refused, and the shard named, unless the caller accepts it: then that data set
 //! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
 //! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
+//! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
+//! run goes on exactly where it was.
 
+mod sampling;
 mod shards;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +21,7 @@ use crate::mix::{MixRules, Origin, POSITION_MAX};
 use crate::order::Shuffle;
 use crate::pace::{Pace, PaceInput};
 use crate::steps::Tail;
+use sampling::SavedSampling;
 use shards::ShardList;
 
 /// Changes with every change of the meaning of a state.
@@ -86,6 +90,9 @@ struct DataSetState {
     /// Epoch and offset of the next draw.
     epoch: u64,
     offset: u64,
+    /// Which frames of videos were counted; none if there are no videos or they were not looked at.
+    #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
+    video_sampling: SavedSampling,
     shards: ShardList,
 }
 
@@ -181,6 +188,11 @@ impl LoaderState {
             if let (Some(change), false) = (&change, accepts_changed_data) {
                 let reason = format!("data set {number}, {}, has changed: {change}", data_set.shown());
                 return unfit(format!("{reason}; accept changed data to go on with its next epoch"));
+            }
+            let sampling = saved.video_sampling.change(&SavedSampling::of(data_set.index()));
+            if let (Some(change), false) = (sampling, accepts_changed_data) {
+                let reason = format!("the videos of data set {number}, {}, {change}", data_set.shown());
+                return unfit(format!("{reason}; sample them as before, or accept changed data"));
             }
             changed.push(change.is_some());
         }
@@ -281,6 +293,7 @@ impl DataSetState {
             samples: data_set.len(),
             epoch: draws / data_set.len(),
             offset: draws % data_set.len(),
+            video_sampling: SavedSampling::of(data_set.index()),
             shards: ShardList::new(data_set.index()),
         }
     }

@@ -12,3 +12,4 @@ mod real_input;
 mod remote;
 mod resume;
 mod runs;
+mod video;

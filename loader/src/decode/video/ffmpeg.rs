@@ -19,6 +19,7 @@ use ffmpeg::media;
 use ffmpeg::{Dictionary, Packet, Rational};
 use ffmpeg_next as ffmpeg;
 
+use super::container::is_cut;
 use super::sampling::Stamp;
 use super::{Video, VideoLimits, VideoSampling};
 use crate::decode::DecodeError;
@@ -50,7 +51,13 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, Decode
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
+/// A file that was cut is refused, as a picture is: what is left of it is another video.
+fn check_whole(bytes: &[u8]) -> Result<(), DecodeError> {
+    if is_cut(bytes) { Err(DecodeError::truncated(FORMAT, bytes.len())) } else { Ok(()) }
+}
+
 fn shape_of(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, DecodeError> {
+    check_whole(bytes)?;
     let mut opened = Opened::new(bytes, &VideoLimits::default())?;
     let stamps = opened.stamps()?;
     let frames = sampling.choose(&stamps).len() as u32;
@@ -59,6 +66,7 @@ fn shape_of(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, Decode
 }
 
 fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeError> {
+    check_whole(bytes)?;
     let stamps = Opened::new(bytes, limits)?.stamps()?;
     let mut opened = Opened::new(bytes, limits)?;
     let chosen = limits.sampling.choose(&stamps);
@@ -72,6 +80,7 @@ fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeErr
         width,
         height,
         times_seconds: wanted.iter().map(|seconds| seconds - origin).collect(),
+        frames_per_second: limits.sampling.rate(&stamps, chosen.len(), opened.rate),
         pixels: Vec::with_capacity(decoded as usize),
     };
     let mut picker = Picker { wanted, video, candidate: None };
@@ -105,6 +114,8 @@ struct Opened {
     input: Input,
     stream: usize,
     time_base: Rational,
+    /// Frames per second as the container says; 0 if it does not.
+    rate: f64,
     decoder: ffmpeg::decoder::Video,
     quarter_turns: u8,
     /// Keeps the file in memory until FFmpeg has closed it.
@@ -124,6 +135,7 @@ impl Opened {
         let stream = input.streams().best(media::Type::Video).ok_or_else(missing)?;
         let quarter_turns = quarter_turns(&stream);
         let (number, time_base) = (stream.index(), stream.time_base());
+        let rate = frames_per_second(stream.avg_frame_rate());
         let declared = decoder_of(&stream, None)?;
         let (width, height) = (declared.width(), declared.height());
         if width == 0 || height == 0 || width > SIDE_MAX || height > SIDE_MAX {
@@ -132,7 +144,7 @@ impl Opened {
         let pixels = u64::from(width) * u64::from(height);
         check_limit(FORMAT, pixels, "pixels", "pixels_max", limits.pixels_max)?;
         let decoder = decoder_of(&stream, Some(limits.pixels_max))?;
-        Ok(Self { input, stream: number, time_base, decoder, quarter_turns, _file: file })
+        Ok(Self { input, stream: number, time_base, rate, decoder, quarter_turns, _file: file })
     }
 
     fn shown_size(&self) -> (u32, u32) {
@@ -145,6 +157,9 @@ impl Opened {
         loop {
             let mut packet = Packet::empty();
             match packet.read(&mut self.input) {
+                Ok(()) if packet.stream() == self.stream && packet.is_corrupt() => {
+                    return Err(DecodeError::codec(FORMAT, "a frame is damaged or cut"));
+                }
                 Ok(()) if packet.stream() == self.stream => return Ok(Some(packet)),
                 Ok(()) => {}
                 Err(ffmpeg::Error::Eof) => return Ok(None),
@@ -319,6 +334,10 @@ impl Converter {
         rows.for_each(|row| video.pixels.extend_from_slice(&row[..row_bytes]));
         Ok(())
     }
+}
+
+fn frames_per_second(rate: Rational) -> f64 {
+    if rate.numerator() > 0 && rate.denominator() > 0 { f64::from(rate) } else { 0.0 }
 }
 
 /// Clockwise quarter turns from the stored to the shown frame, by the container's display matrix.

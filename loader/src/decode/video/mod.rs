@@ -5,6 +5,8 @@
 //! says, so width and height are those that are shown. Of several streams FFmpeg's choice is taken. Without the feature
 //! a video field stays undecoded.
 
+#[cfg(any(feature = "video", test))]
+mod container;
 #[cfg(feature = "video")]
 mod ffmpeg;
 mod sampling;
@@ -22,6 +24,9 @@ pub struct Video {
     pub height: u32,
     /// When each frame is shown, in seconds since the first frame of the whole video; never falls.
     pub times_seconds: Vec<f64>,
+    /// How many of these frames stand for a second: the rate that was asked for, or their share of the video's; 0 if
+    /// nothing says.
+    pub frames_per_second: f64,
     /// `[frames, height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
 }

@@ -1,5 +1,7 @@
 //! Which frames of a video are shown to the model.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Which frames of a video are shown to the model; a video with fewer frames shows all it has.
@@ -32,6 +34,18 @@ impl Default for VideoSampling {
     }
 }
 
+impl fmt::Display for VideoSampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform { frames } => write!(f, "{frames} frames evenly spread"),
+            Self::Fps { per_second, frames_max } => {
+                write!(f, "{per_second} frames a second, {frames_max} at most")
+            }
+            Self::Keyframes { frames_max } => write!(f, "key frames, {frames_max} at most"),
+        }
+    }
+}
+
 /// A frame as its packet announces it.
 #[cfg(any(feature = "video", test))]
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +69,23 @@ impl VideoSampling {
         }
     }
 
+    /// How many of the chosen frames stand for a second: what was asked for where that is a rate and was kept to, else
+    /// the chosen share of the rate of the video; 0 if nothing says.
+    ///
+    /// - `stamps`: all frames, in the order in which they are shown; `chosen` of them were taken
+    /// - `video_rate`: frames per second as the container says, 0 if it does not
+    #[cfg(any(feature = "video", test))]
+    pub(super) fn rate(&self, stamps: &[Stamp], chosen: usize, video_rate: f64) -> f64 {
+        if let Self::Fps { per_second, .. } = *self
+            && chosen < stamps.len()
+            && grid(stamps, per_second).len() == chosen
+        {
+            return per_second;
+        }
+        let video_rate = if video_rate > 0.0 { video_rate } else { mean_rate(stamps) };
+        chosen as f64 / stamps.len().max(1) as f64 * video_rate
+    }
+
     /// Chooses frames, in rising order, each at most once, at least one if there is any.
     ///
     /// - `stamps`: all frames, in the order in which they are shown
@@ -70,6 +101,14 @@ impl VideoSampling {
             }
         }
     }
+}
+
+/// Frames per second by the times of the first and the last; 0 if they are the same.
+#[cfg(any(feature = "video", test))]
+fn mean_rate(stamps: &[Stamp]) -> f64 {
+    let (Some(first), Some(last)) = (stamps.first(), stamps.last()) else { return 0.0 };
+    let seconds = last.seconds - first.seconds;
+    if seconds > 0.0 { (stamps.len() - 1) as f64 / seconds } else { 0.0 }
 }
 
 /// Takes the middle of each of `most` parts of a list that is longer.
@@ -134,6 +173,29 @@ mod tests {
     fn keyframes_are_thinned_out_to_the_most() {
         assert_eq!(VideoSampling::Keyframes { frames_max: 9 }.choose(&stamps(40, 25.0)), [0, 12, 24, 36]);
         assert_eq!(VideoSampling::Keyframes { frames_max: 2 }.choose(&stamps(40, 25.0)), [12, 36]);
+    }
+
+    #[test]
+    fn the_rate_is_what_was_asked_for_or_the_share_that_was_taken() {
+        let rate = |sampling: VideoSampling, frames, per_second, video_rate| {
+            let stamps = stamps(frames, per_second);
+            sampling.rate(&stamps, sampling.choose(&stamps).len(), video_rate)
+        };
+        let fps = |per_second, frames_max| VideoSampling::Fps { per_second, frames_max };
+        // 100 frames of 30 a second show 7 points of a grid of 2 a second: still 2 a second.
+        assert_eq!(rate(fps(2.0, 64), 100, 30.0, 30.0), 2.0);
+        assert_eq!(rate(fps(2.0, 5), 100, 30.0, 30.0), 1.5);
+        assert_eq!(rate(fps(60.0, 64), 30, 30.0, 30.0), 30.0);
+        assert_eq!(rate(VideoSampling::Uniform { frames: 8 }, 40, 10.0, 10.0), 2.0);
+        assert_eq!(rate(VideoSampling::Uniform { frames: 8 }, 40, 8.0, 0.0), 1.6);
+        assert_eq!(rate(VideoSampling::Uniform { frames: 8 }, 1, 8.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn it_says_what_it_takes() {
+        assert_eq!(VideoSampling::default().to_string(), "2 frames a second, 64 at most");
+        assert_eq!(VideoSampling::Uniform { frames: 8 }.to_string(), "8 frames evenly spread");
+        assert_eq!(VideoSampling::Keyframes { frames_max: 9 }.to_string(), "key frames, 9 at most");
     }
 
     #[test]

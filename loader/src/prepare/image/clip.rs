@@ -2,10 +2,10 @@
 
 use super::filter::Filter;
 use super::normalise::Normalisation;
+use super::picture::Picture;
 use super::resample::{Resampler, Resize};
 use super::squares::squares;
-use super::{PixelValues, positions, size_of};
-use crate::decode::RgbImage;
+use super::{PixelValues, positions};
 
 /// Settings of a processor that makes one square of a picture.
 ///
@@ -44,7 +44,7 @@ impl Square {
     };
 
     /// `[frames, 3, side, side]`; a picture is one frame.
-    pub(super) fn frames(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn frames(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
         let values = squares(frames, side, &self.normalisation, resampler, |frame| self.resize(frame));
         PixelValues {
@@ -56,12 +56,12 @@ impl Square {
         }
     }
 
-    fn resize(&self, image: &RgbImage) -> Resize {
+    fn resize(&self, image: Picture<'_>) -> Resize {
         let side = usize::from(self.side);
         let Some(shortest) = self.shortest_side else {
             return Resize::to(self.filter, side, side);
         };
-        let size = size_of(image);
+        let size = image.size();
         let shorter = u64::from(size.width.min(size.height));
         let resized = [size.width, size.height]
             .map(|length| (u64::from(length) * u64::from(shortest) / shorter) as usize);

@@ -5,11 +5,11 @@ use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
 
 use super::filter::Filter;
 use super::normalise::Normalisation;
+use super::picture::Picture;
 use super::resample::{Canvas, Resampler, Resize};
 use super::squares::squares;
 use super::tiles::{Place, Tiles};
-use super::{PixelValues, frames_taken, positions, size_of};
-use crate::decode::RgbImage;
+use super::{PixelValues, frames_taken, positions};
 
 /// Settings of the processor.
 ///
@@ -29,8 +29,8 @@ pub struct InternVl {
 
 impl InternVl {
     /// `[tiles, 3, side, side]`: the grid's tiles row by row, and the thumbnail if they are more than one.
-    pub(super) fn image(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
-        let size = size_of(image);
+    pub(super) fn image(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+        let size = image.size();
         let [columns, rows] = self.rule.grid(size)?.map(|length| length as usize);
         let tiles = self.rule.image(size)?.items as usize;
         let side = usize::from(self.rule.tile_pixels);
@@ -51,10 +51,10 @@ impl InternVl {
     }
 
     /// `[frames, 3, side, side]`: every frame stretched onto a tile.
-    pub(super) fn video(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn video(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: &RgbImage| Resize::to(self.filter, side, side);
+        let resize = |_: Picture<'_>| Resize::to(self.filter, side, side);
         let values = squares(&taken, side, &self.normalisation, resampler, resize);
         self.pixel_values(values, taken.len())
     }

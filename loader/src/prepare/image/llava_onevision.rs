@@ -5,11 +5,11 @@ use dflop_costmodel::{ImageSize, Result, VideoShape};
 
 use super::filter::Filter;
 use super::normalise::Normalisation;
+use super::picture::Picture;
 use super::resample::{Canvas, Resampler, Resize};
 use super::squares::squares;
 use super::tiles::{Place, Tiles};
-use super::{PixelValues, frames_taken, positions, size_of};
-use crate::decode::RgbImage;
+use super::{PixelValues, frames_taken, positions};
 
 /// Settings of the processor.
 ///
@@ -28,8 +28,8 @@ pub struct LlavaOneVision {
 impl LlavaOneVision {
     /// `[1 + tiles, 3, side, side]`: the whole picture stretched onto the base tile, then the grid's tiles
     /// row by row, with the picture in the middle and black around it.
-    pub(super) fn lone_image(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
-        let size = size_of(image);
+    pub(super) fn lone_image(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+        let size = image.size();
         let grid = self.rule.grid(size)?;
         let tokens = self.rule.image(size)?.tokens;
         let side = usize::from(self.rule.tile_pixels);
@@ -59,8 +59,12 @@ impl LlavaOneVision {
     }
 
     /// `[1, 3, side, side]`: the picture padded to a square with the mean colour.
-    pub(super) fn one_of_several(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
-        let tokens = self.rule.several_images(&[size_of(image)])?.tokens;
+    pub(super) fn one_of_several(
+        &self,
+        image: Picture<'_>,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
+        let tokens = self.rule.several_images(&[image.size()])?.tokens;
         let side = usize::from(self.rule.tile_pixels);
         let tables = self.normalisation.tables();
         let mut target = Tiles::new(1, side, &tables);
@@ -72,10 +76,10 @@ impl LlavaOneVision {
     }
 
     /// `[frames, 3, side, side]`: every frame stretched onto a tile.
-    pub(super) fn video(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn video(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: &RgbImage| Resize::to(self.filter, side, side);
+        let resize = |_: Picture<'_>| Resize::to(self.filter, side, side);
         let values = squares(&taken, side, &self.normalisation, resampler, resize);
         let shape = VideoShape { frames: taken.len() as u32, width: 0, height: 0 };
         self.pixel_values(values, taken.len(), None, self.rule.video(shape).tokens)
@@ -85,7 +89,7 @@ impl LlavaOneVision {
         &self,
         values: Vec<f32>,
         tiles: usize,
-        image: Option<&RgbImage>,
+        image: Option<Picture<'_>>,
         tokens: u64,
     ) -> PixelValues {
         let side = usize::from(self.rule.tile_pixels);

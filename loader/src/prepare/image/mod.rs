@@ -16,6 +16,7 @@ mod filter;
 mod intern_vl;
 mod llava_onevision;
 mod normalise;
+mod picture;
 mod qwen_vl;
 mod resample;
 mod squares;
@@ -24,8 +25,8 @@ mod tiles;
 use std::borrow::Borrow;
 use std::cell::RefCell;
 
+use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
-use dflop_costmodel::{ImageSize, ModelSpec};
 use serde_json::Value;
 
 pub use self::clip::Square;
@@ -33,9 +34,10 @@ pub use self::filter::Filter;
 pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::normalise::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation};
+use self::picture::Picture;
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
-use crate::decode::RgbImage;
+use crate::decode::{RgbImage, Video};
 use crate::error::{Error, Result};
 
 /// One picture, or all tiles or patches of it, or a video, ready for the vision tower.
@@ -109,7 +111,10 @@ impl ImageProcessor {
     /// [`Error::Medium`] if the model refuses a picture.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         RESAMPLER.with_borrow_mut(|resampler| {
-            images.iter().map(|image| self.image(image.borrow(), images.len(), resampler)).collect()
+            images
+                .iter()
+                .map(|image| self.image(Picture::from(image.borrow()), images.len(), resampler))
+                .collect()
         })
     }
 
@@ -119,21 +124,37 @@ impl ImageProcessor {
     /// # Errors
     /// [`Error::Medium`] if the model refuses the frames or there are none.
     pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
-        let frames: Vec<&RgbImage> = frames.iter().map(Borrow::borrow).collect();
+        self.frames(&frames.iter().map(|frame| Picture::from(frame.borrow())).collect::<Vec<_>>())
+    }
+
+    /// Prepares a decoded video, without a copy of its frames.
+    ///
+    /// # Errors
+    /// As [`Self::video`].
+    pub fn sampled_video(&self, video: &Video) -> Result<PixelValues> {
+        let frames = Picture::frames_of(video);
+        if frames.len() != video.frames() {
+            let reason = format!("{} times for {} frames of pixels", video.frames(), frames.len());
+            return Err(Error::Medium { medium: "video", source: reason.into() });
+        }
+        self.frames(&frames)
+    }
+
+    fn frames(&self, frames: &[Picture<'_>]) -> Result<PixelValues> {
         if frames.is_empty() {
             return Err(Error::Medium { medium: "video", source: "it has no frames".into() });
         }
-        frames.iter().try_for_each(|frame| check_pixels(frame))?;
+        frames.iter().try_for_each(|&frame| check_pixels(frame))?;
         let taken = RESAMPLER.with_borrow_mut(|resampler| match self {
-            Self::LlavaOneVision(family) => Ok(family.video(&frames, resampler)),
-            Self::InternVl(family) => Ok(family.video(&frames, resampler)),
-            Self::QwenVl(family) => family.video(&frames, resampler),
-            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(&frames, resampler)),
+            Self::LlavaOneVision(family) => Ok(family.video(frames, resampler)),
+            Self::InternVl(family) => Ok(family.video(frames, resampler)),
+            Self::QwenVl(family) => family.video(frames, resampler),
+            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(frames, resampler)),
         });
         taken.map_err(|refusal| Error::Medium { medium: "video", source: refusal.into() })
     }
 
-    fn image(&self, image: &RgbImage, images: usize, resampler: &mut Resampler) -> Result<PixelValues> {
+    fn image(&self, image: Picture<'_>, images: usize, resampler: &mut Resampler) -> Result<PixelValues> {
         check_pixels(image)?;
         let taken = match self {
             Self::LlavaOneVision(family) if images == 1 => family.lone_image(image, resampler),
@@ -146,11 +167,7 @@ impl ImageProcessor {
     }
 }
 
-const fn size_of(image: &RgbImage) -> ImageSize {
-    ImageSize { width: image.width, height: image.height }
-}
-
-fn check_pixels(image: &RgbImage) -> Result<()> {
+fn check_pixels(image: Picture<'_>) -> Result<()> {
     let bytes = 3 * image.width as usize * image.height as usize;
     if bytes == 0 || image.pixels.len() != bytes {
         let reason = format!(
@@ -165,7 +182,7 @@ fn check_pixels(image: &RgbImage) -> Result<()> {
 }
 
 /// At most `frames_max` of the frames, evenly spaced from the first to the last.
-fn frames_taken<'a>(frames: &[&'a RgbImage], frames_max: u32) -> Vec<&'a RgbImage> {
+fn frames_taken<'a>(frames: &[Picture<'a>], frames_max: u32) -> Vec<Picture<'a>> {
     let most = (frames_max as usize).max(1);
     if frames.len() <= most {
         return frames.to_vec();

@@ -5,9 +5,9 @@ use dflop_costmodel::tokens::native::NativeResolution;
 
 use super::filter::Filter;
 use super::normalise::{Normalisation, Tables};
+use super::picture::Picture;
 use super::resample::{Canvas, Resampler, Resize};
-use super::{PixelValues, frames_taken, positions, size_of};
-use crate::decode::RgbImage;
+use super::{PixelValues, frames_taken, positions};
 
 /// Settings of the processor.
 ///
@@ -26,19 +26,19 @@ pub struct QwenVl {
 
 impl QwenVl {
     /// `[patches, 3 * frames_per_patch * patch²]`: the picture is repeated for every frame of a patch.
-    pub(super) fn image(&self, image: &RgbImage, resampler: &mut Resampler) -> Result<PixelValues> {
-        let size = self.rule.resized_image(size_of(image))?;
+    pub(super) fn image(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+        let size = self.rule.resized_image(image.size())?;
         Ok(self.layers(&[image], size, resampler))
     }
 
     /// As for a picture; frames are taken in groups, the last one repeated, and resized as the first one.
-    pub(super) fn video(&self, frames: &[&RgbImage], resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn video(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
         let taken = frames_taken(frames, self.rule.frames_max);
-        let size = self.rule.resized_frame(size_of(taken[0]))?;
+        let size = self.rule.resized_frame(taken[0].size())?;
         Ok(self.layers(&taken, size, resampler))
     }
 
-    fn layers(&self, frames: &[&RgbImage], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
+    fn layers(&self, frames: &[Picture<'_>], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
         let [width, height] = size.map(|length| length as usize);
         let layout = Layout {
             patch: usize::from(self.rule.patch_pixels.get()),
@@ -54,7 +54,7 @@ impl QwenVl {
             for (frame, image) in group.iter().enumerate() {
                 // The last one stands for those that are missing.
                 let end = if frame + 1 == group.len() { layout.frames } else { frame + 1 };
-                resampler.resize(&Canvas::of(image), &Resize::to(self.filter, width, height), |y, row| {
+                resampler.resize(&Canvas::of(*image), &Resize::to(self.filter, width, height), |y, row| {
                     layout.write_row(layer, frame..end, y, row, &tables);
                 });
             }
@@ -115,6 +115,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::RgbImage;
     use std::num::NonZeroU16;
 
     const SMALL: QwenVl = QwenVl {
@@ -137,7 +138,7 @@ mod tests {
 
     #[test]
     fn patches_stand_in_the_order_of_their_merging() {
-        let taken = SMALL.image(&counting(), &mut Resampler::default()).unwrap();
+        let taken = SMALL.image(Picture::from(&counting()), &mut Resampler::default()).unwrap();
         assert_eq!((taken.shape, taken.grid_thw, taken.tokens), (vec![8, 24], Some([1, 2, 4]), 2));
         // Upper left, right of it, below it, diagonal; then the next block.
         let corners: Vec<f32> = taken.values.chunks(24).map(|patch| patch[0]).collect();
@@ -151,7 +152,8 @@ mod tests {
         let image = counting();
         let mut dark = image.clone();
         dark.pixels.fill(0);
-        let video = SMALL.video(&[&image, &dark, &image], &mut Resampler::default()).unwrap();
+        let video =
+            SMALL.video(&[&image, &dark, &image].map(Picture::from), &mut Resampler::default()).unwrap();
         assert_eq!((video.grid_thw, video.tokens), (Some([2, 2, 4]), 4));
         assert_eq!(video.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(video.values[192..200], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
 use super::filter::{Axis, Filter, Length};
-use crate::decode::RgbImage;
+use super::picture::Picture;
 
 /// A picture, perhaps in the middle of a larger, plain one.
 #[derive(Clone, Copy, Debug)]
@@ -20,16 +20,16 @@ pub(super) struct Canvas<'a> {
 
 impl<'a> Canvas<'a> {
     /// The picture itself.
-    pub(super) fn of(image: &'a RgbImage) -> Self {
+    pub(super) fn of(image: Picture<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
             Length { whole: stored, before: 0, stored }
         });
-        Self { pixels: &image.pixels, columns, rows, background: [0; 3] }
+        Self { pixels: image.pixels, columns, rows, background: [0; 3] }
     }
 
     /// The picture in the middle of the square that it fits into.
-    pub(super) fn padded_to_square(image: &'a RgbImage, background: [u8; 3]) -> Self {
+    pub(super) fn padded_to_square(image: Picture<'a>, background: [u8; 3]) -> Self {
         let mut canvas = Self { background, ..Self::of(image) };
         let side = canvas.columns.stored.max(canvas.rows.stored);
         for length in [&mut canvas.columns, &mut canvas.rows] {
