@@ -24,6 +24,7 @@ mod splits;
 mod stalls;
 mod state;
 mod stream;
+mod token_counts;
 mod unindexed;
 mod video;
 mod video_inputs;

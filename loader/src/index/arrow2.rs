@@ -14,7 +14,7 @@ use ::arrow2::ffi::{ArrowArray, ArrowSchema, import_array_from_c, import_field_f
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, to_ffi};
 use arrow_array::{Array as _, RecordBatch};
 
-use super::schema::schema;
+use super::schema::{counter_digests, schema};
 use crate::error::{Error, Result};
 
 // Both are the structures that the C data interface defines, field by field, in the C representation.
@@ -31,7 +31,8 @@ const _: () = assert!(align_of::<FFI_ArrowSchema>() == align_of::<ArrowSchema>()
 /// [`Error::Index`] if the columns are not those of an index, or if arrow2 refuses them.
 pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)> {
     let refused = |reason: String| Error::Index { path: "record batch".to_owned(), reason };
-    if batch.schema().fields() != schema(String::new()).fields() {
+    let found = batch.schema();
+    if found.fields() != schema(String::new(), counter_digests(&found)).fields() {
         return Err(refused("its columns are not those of an index".to_owned()));
     }
     let columns = arrow_array::StructArray::from(batch.clone());

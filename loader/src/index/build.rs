@@ -11,6 +11,7 @@ use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
+use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::decode::{DecodeLimits, VideoSampling, decode};
@@ -21,6 +22,7 @@ use crate::sample::RawSample;
 use crate::shard::Shard;
 use crate::skip::{Skipped, reason_of};
 use crate::store::{Identity, Opened, open, read_error};
+use crate::text::TextLength;
 
 /// The columns of one shard, extensions still numbered by this shard's own list.
 #[derive(Debug, Default)]
@@ -34,6 +36,8 @@ pub(super) struct ShardColumns {
     pub(super) bytes: Vec<u64>,
     pub(super) media: Vec<u8>,
     pub(super) shapes: Vec<u32>,
+    /// By each counter.
+    pub(super) text_counts: Vec<CountedTexts>,
 }
 
 /// Everything learned from one shard.
@@ -63,7 +67,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     let IndexOptions { is_verified, video_sampling, foreign, .. } = *options;
     if let Some(object) = shard.remote() {
         let indexed = indexed(shard, identity, Compression::None);
-        let mut builder = Builder::new(indexed, is_verified, video_sampling);
+        let mut builder = Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
@@ -73,7 +77,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     };
     let compression = sniff_compression(&shard.url, &archive);
     let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
-    let mut builder = Builder::new(indexed, is_verified, video_sampling);
+    let mut builder = Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
     match compression {
         Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
         Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),
@@ -118,6 +122,7 @@ pub(super) struct Builder {
     has_repeated_key: bool,
     is_verified: bool,
     limits: DecodeLimits,
+    counter: Option<ShardCounter>,
 }
 
 impl Builder {
@@ -128,7 +133,13 @@ impl Builder {
         let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
         let mut limits = DecodeLimits::default();
         limits.video.sampling = sampling;
-        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits }
+        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None }
+    }
+
+    /// Counts texts as well.
+    pub(super) fn counting(mut self, counter: Option<&Arc<dyn TextCounter>>) -> Self {
+        self.counter = counter.cloned().map(ShardCounter::new);
+        self
     }
 
     /// Reads an uncompressed shard: where another tool says that its headers stand, or from its beginning.
@@ -254,6 +265,9 @@ impl Builder {
                 .push(format!("{warning}; its entries are not consecutive, or it is there twice"));
         }
         hash_sample(&mut self.hasher, sample);
+        if let Some(counter) = &mut self.counter {
+            counter.push(sample, estimated(shapes));
+        }
         self.built.columns.push(sample, shapes);
         self.built.shard.samples += 1;
         self.built.shard.payload_bytes += sample.bytes();
@@ -261,6 +275,11 @@ impl Builder {
 
     /// Ends the shard.
     pub(super) fn finish(mut self) -> BuiltShard {
+        if let Some(counter) = self.counter.take() {
+            let (counted, warning) = counter.finish(&self.built.shard.name);
+            self.built.columns.text_counts.push(counted);
+            self.built.warnings.extend(warning);
+        }
         let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
         self.built.shard.digest =
             nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));
@@ -269,6 +288,15 @@ impl Builder {
         self.built.digest = self.hasher.finalize().into();
         self.built
     }
+}
+
+/// The text of a sample as the shapes of its fields estimate it.
+fn estimated(shapes: &[(u8, [u32; 2])]) -> TextLength {
+    let texts = shapes.iter().filter(|(medium, _)| *medium == TEXT);
+    texts.fold(TextLength::default(), |sum, (_, [tokens, target_tokens])| TextLength {
+        tokens: sum.tokens.saturating_add(*tokens),
+        target_tokens: sum.target_tokens.saturating_add(*target_tokens),
+    })
 }
 
 fn hash_sample(hasher: &mut Sha256, sample: &RawSample) {

@@ -22,6 +22,7 @@ use super::foreign::{Claims, ForeignIndexes, claims};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
+use super::text_counts::{TextCounts, carry_over};
 use super::{Index, no_samples};
 use crate::compression::Compression;
 use crate::decode::VideoSampling;
@@ -53,6 +54,8 @@ pub struct IndexOptions {
     /// Which frames of a video are shown, with the feature `video`; an index of videos that was made for others
     /// is made anew.
     pub video_sampling: VideoSampling,
+    /// Whose token counts of texts the index answers with.
+    pub text_counts: TextCounts,
     /// Shards that are read at the same time.
     pub threads: usize,
     /// What the files of other tools beside the shards are used for.
@@ -70,6 +73,7 @@ impl Default for IndexOptions {
             is_rebuilt: false,
             is_verified: false,
             video_sampling: VideoSampling::default(),
+            text_counts: TextCounts::default(),
             threads,
             foreign: ForeignIndexes::default(),
             progress: Arc::new(NoProgress),
@@ -87,8 +91,10 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     let candidates = folders(&shards, options);
     if !is_rebuilt {
         for folder in &candidates {
-            if let Some(decoded) = open_fitting(&folder.join(&name), &shards, &stats, options) {
-                return assemble(shards, decoded, Some(folder.join(&name)));
+            if let Some(decoded) = open_fitting(&folder.join(&name), &shards, &stats, options)
+                && has_counts(&decoded, options)
+            {
+                return assemble(shards, decoded, Some(folder.join(&name)), options);
             }
         }
     }
@@ -101,22 +107,27 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     let first = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
     if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
         && let Some(decoded) = open_fitting(path, &shards, &stats, options)
+        && has_counts(&decoded, options)
     {
-        return assemble(shards, decoded, Some(path.clone()));
+        return assemble(shards, decoded, Some(path.clone()), options);
     }
-    let built = build_shards(&shards, &stats, options)?;
+    let mut built = build_shards(&shards, &stats, options)?;
+    let before = |folder: &PathBuf| open_fitting(&folder.join(&name), &shards, &stats, options);
+    if let Some(before) = candidates.iter().find_map(before) {
+        carry_over(&before, &mut built);
+    }
     let encoded =
         encode_index(built, options.video_sampling).map_err(|error| index_error(first.as_deref(), &error))?;
     let written = write_to_first(&candidates, &name, &encoded);
     let path = match (written, &options.folder) {
         (Ok(path), _) => path,
         (Err(error), Some(_)) => return Err(error),
-        (Err(_), None) => return decode_in_memory(shards, &encoded.into()),
+        (Err(_), None) => return decode_in_memory(shards, &encoded.into(), options),
     };
     let mapped =
         map_file(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
     let decoded = decode_index(&mapped).map_err(|error| index_error(Some(&path), &error))?;
-    assemble(shards, decoded, Some(path))
+    assemble(shards, decoded, Some(path), options)
 }
 
 /// Writes the index of shards whose rows are known, where [`open_or_build`] looks for it.
@@ -139,9 +150,9 @@ pub(super) fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
     known.map(|(shard, identity)| identity.map_or_else(|| stat(shard), Ok)).collect()
 }
 
-fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes) -> Result<Index> {
+fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes, options: &IndexOptions) -> Result<Index> {
     let decoded = decode_index(encoded).map_err(|error| index_error(None, &error))?;
-    assemble(shards, decoded, None)
+    assemble(shards, decoded, None, options)
 }
 
 fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
@@ -149,8 +160,16 @@ fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
     Error::Index { path, reason: error.to_string() }
 }
 
-fn assemble(shards: Vec<Shard>, decoded: DecodedIndex, path: Option<PathBuf>) -> Result<Index> {
-    let DecodedIndex { metadata, rows } = decoded;
+fn assemble(
+    shards: Vec<Shard>,
+    decoded: DecodedIndex,
+    path: Option<PathBuf>,
+    options: &IndexOptions,
+) -> Result<Index> {
+    let DecodedIndex { metadata, mut rows } = decoded;
+    let wanted = options.text_counts.wanted();
+    let text_counts = wanted.filter(|digest| rows.iter().all(|rows| rows.has_counts(digest)));
+    rows.iter_mut().for_each(|rows| rows.select_counts(text_counts.as_deref()));
     let has_videos = rows.iter().any(ShardRows::has_videos);
     let video_sampling = metadata.video_sampling.filter(|_| has_videos);
     let mut end = 0;
@@ -176,6 +195,7 @@ fn assemble(shards: Vec<Shard>, decoded: DecodedIndex, path: Option<PathBuf>) ->
         skipped,
         warnings: metadata.warnings,
         video_sampling,
+        text_counts,
         path,
     })
 }
@@ -234,6 +254,14 @@ fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
         _ => false,
     };
     is_same && indexed.bytes == found.bytes
+}
+
+/// Whether texts were counted as asked for.
+fn has_counts(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
+    options.text_counts.required().is_none_or(|counter| {
+        let digest = counter.digest();
+        decoded.rows.iter().all(|rows| rows.has_counts(&digest))
+    })
 }
 
 /// Whether videos, if there are any, were sampled as asked for; a build without video takes what there is.

@@ -51,10 +51,11 @@ pub(super) fn encode_index(
     };
     let metadata =
         serde_json::to_string(&metadata).map_err(|error| ArrowError::ExternalError(error.into()))?;
-    let schema = Arc::new(schema(metadata));
+    let counters: Vec<String> = counters(&built).map(str::to_owned).collect();
+    let schema = Arc::new(schema(metadata, counters.iter().map(String::as_str)));
     let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
     for shard in built {
-        let columns = columns_of(shard.columns, &names)?;
+        let columns = columns_of(shard.columns, &names, &counters)?;
         writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
     }
     writer.write_metadata(CHECKSUM_KEY, "0".repeat(CHECKSUM_DIGITS));
@@ -141,7 +142,21 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     format!("{:x}", Bytes::copy_from_slice(bytes))
 }
 
-fn columns_of(columns: ShardColumns, names: &Arc<StringArray>) -> Result<Vec<ArrayRef>, ArrowError> {
+/// Digests of the counters that counted all shards.
+fn counters(built: &[BuiltShard]) -> impl Iterator<Item = &str> {
+    let has = |shard: &BuiltShard, digest: &str| {
+        shard.columns.text_counts.iter().any(|counted| counted.digest == digest)
+    };
+    let first = built.iter().take(1).flat_map(|shard| &shard.columns.text_counts);
+    let digests = first.map(|counted| counted.digest.as_str());
+    digests.filter(move |digest| built.iter().all(|shard| has(shard, digest)))
+}
+
+fn columns_of(
+    mut columns: ShardColumns,
+    names: &Arc<StringArray>,
+    counters: &[String],
+) -> Result<Vec<ArrayRef>, ArrowError> {
     let global = |local: &Arc<str>| names.iter().position(|name| name == Some(local)).unwrap_or(0) as u16;
     let map: Vec<u16> = columns.extension_names.iter().map(global).collect();
     let extensions = columns.extensions.iter().map(|&local| map[usize::from(local)]);
@@ -158,11 +173,23 @@ fn columns_of(columns: ShardColumns, names: &Arc<StringArray>) -> Result<Vec<Arr
     let ends = OffsetBuffer::new(columns.field_ends.into());
     let mut keys = StringBuilder::new();
     columns.keys.iter().for_each(|key| keys.append_value(key));
-    Ok(vec![
+    let counted = counters.iter().filter_map(|digest| {
+        let found = columns.text_counts.iter_mut().find(|counted| counted.digest == *digest)?;
+        Some(std::mem::take(&mut found.lengths))
+    });
+    let counted: Vec<ArrayRef> = counted
+        .map(|lengths| {
+            let lengths = Arc::new(PrimitiveArray::from(lengths));
+            Ok(Arc::new(FixedSizeListArray::try_new(shape_item(), 2, lengths, None)?) as ArrayRef)
+        })
+        .collect::<Result<_, ArrowError>>()?;
+    let mut arrays: Vec<ArrayRef> = vec![
         Arc::new(keys.finish()),
         Arc::new(PrimitiveArray::from(columns.offsets)),
         Arc::new(ListArray::try_new(field_item(), ends, Arc::new(fields), None)?),
-    ])
+    ];
+    arrays.extend(counted);
+    Ok(arrays)
 }
 
 /// An index file, decoded in place.

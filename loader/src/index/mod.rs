@@ -13,6 +13,7 @@ pub mod foreign;
 mod remote;
 mod rows;
 mod schema;
+mod text_counts;
 mod written;
 
 use std::ops::Range;
@@ -23,6 +24,7 @@ pub use arrow_array::RecordBatch;
 pub use cache::IndexOptions;
 pub use rows::{FieldRow, SampleRow};
 pub use schema::IndexedShard;
+pub use text_counts::{TextCounter, TextCounts};
 pub(crate) use written::WrittenIndex;
 
 use crate::decode::VideoSampling;
@@ -42,6 +44,7 @@ pub struct Index {
     skipped: Vec<Skipped>,
     warnings: Vec<String>,
     video_sampling: Option<VideoSampling>,
+    text_counts: Option<String>,
     path: Option<PathBuf>,
 }
 
@@ -96,6 +99,12 @@ impl Index {
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Returns the digest of the counter whose token counts of texts are answered with; `None` for estimates.
+    #[must_use]
+    pub fn text_counts(&self) -> Option<&str> {
+        self.text_counts.as_deref()
     }
 
     /// Returns which frames of videos are counted; `None` if there are none or they were not looked at.

@@ -6,6 +6,7 @@ use arrow_array::{Array, DictionaryArray, ListArray, PrimitiveArray, RecordBatch
 use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
 use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
+use super::text_counts;
 use crate::measure::FieldShape;
 use crate::probe::is_video_extension;
 use crate::text::TextLength;
@@ -26,6 +27,10 @@ pub(super) struct ShardRows {
     bytes: PrimitiveArray<UInt64Type>,
     media: PrimitiveArray<UInt8Type>,
     shapes: PrimitiveArray<UInt32Type>,
+    /// Counted texts by the digest of the counter.
+    text_counts: Vec<(String, PrimitiveArray<UInt32Type>)>,
+    /// Those that are answered with.
+    selected_counts: Option<PrimitiveArray<UInt32Type>>,
 }
 
 impl ShardRows {
@@ -52,8 +57,25 @@ impl ShardRows {
                 .as_primitive_opt()?
                 .clone(),
             lists,
+            text_counts: text_counts::columns_of(batch)?,
+            selected_counts: None,
             batch: batch.clone(),
         })
+    }
+
+    /// Counted texts by the digest of the counter.
+    pub(super) fn text_counts(&self) -> &[(String, PrimitiveArray<UInt32Type>)] {
+        &self.text_counts
+    }
+
+    pub(super) fn has_counts(&self, digest: &str) -> bool {
+        self.text_counts.iter().any(|(known, _)| known == digest)
+    }
+
+    /// Answers with the counts of this counter from here on, or with estimates.
+    pub(super) fn select_counts(&mut self, digest: Option<&str>) {
+        let found = self.text_counts.iter().find(|(known, _)| Some(known.as_str()) == digest);
+        self.selected_counts = found.map(|(_, lengths)| lengths.clone());
     }
 
     /// The columns as they are in the file.
@@ -123,11 +145,15 @@ impl<'a> SampleRow<'a> {
         self.fields().map(|field| field.bytes).sum()
     }
 
-    /// Writes what the cost model needs into `shape`, whose buffers are reused.
+    /// Writes what the cost model needs into `shape`, whose buffers are reused; texts by [`super::TextCounts`].
     pub fn read_shape(&self, shape: &mut SampleShape) {
         shape.clear();
         for field in self.fields() {
             field.shape.add_to(shape);
+        }
+        if let Some(counts) = &self.rows.selected_counts {
+            shape.text_tokens = counts.value(2 * self.row);
+            shape.target_tokens = counts.value(2 * self.row + 1);
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | `fields.bytes` | u64 | length of the payload |
 //! | `fields.medium` | u8 | 0 opaque, 1 image, 2 audio, 3 text, 4 video |
 //! | `fields.shape` | two u32 | image: width, height in pixels; audio: frames, sample rate in Hz; text: tokens, target tokens; video: frames after sampling, width x 65,536 + height |
+//! | `text_tokens:DIGEST` | two u32 | tokens beside those of media, target tokens, by the counter of this digest; any number of such columns |
 //!
 //! A record batch is a shard. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
 
@@ -23,6 +24,8 @@ use crate::skip::Skipped;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
 pub(super) const VERSION: u32 = 5;
+/// What the names of counted columns begin with; the digest of the counter follows.
+pub(super) const TEXT_TOKENS_PREFIX: &str = "text_tokens:";
 /// Metadata key of the JSON document.
 pub(super) const METADATA_KEY: &str = "dflop";
 
@@ -82,7 +85,7 @@ pub(super) fn field_columns() -> Fields {
         Field::new("start_blocks", DataType::UInt32, false),
         Field::new("bytes", DataType::UInt64, false),
         Field::new("medium", DataType::UInt8, false),
-        Field::new("shape", DataType::FixedSizeList(shape_item(), 2), false),
+        Field::new("shape", pair(), false),
     ])
 }
 
@@ -90,11 +93,24 @@ pub(super) fn field_item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Struct(field_columns()), false))
 }
 
-pub(super) fn schema(metadata: String) -> Schema {
-    let columns = vec![
+/// The type of a column of two numbers a row.
+fn pair() -> DataType {
+    DataType::FixedSizeList(shape_item(), 2)
+}
+
+/// Digests of the counted columns of a schema.
+pub(super) fn counter_digests(schema: &Schema) -> impl Iterator<Item = &str> {
+    schema.fields().iter().filter_map(|field| field.name().strip_prefix(TEXT_TOKENS_PREFIX))
+}
+
+/// The schema with one counted column for each digest.
+pub(super) fn schema<'a>(metadata: String, counters: impl IntoIterator<Item = &'a str>) -> Schema {
+    let mut columns = vec![
         Field::new("key", DataType::Utf8, false),
         Field::new("offset", DataType::UInt64, false),
         Field::new("fields", DataType::List(field_item()), false),
     ];
+    let counted = |digest| Field::new(format!("{TEXT_TOKENS_PREFIX}{digest}"), pair(), false);
+    columns.extend(counters.into_iter().map(counted));
     Schema::new(columns).with_metadata([(METADATA_KEY.to_owned(), metadata)].into())
 }

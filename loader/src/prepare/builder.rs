@@ -7,6 +7,7 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::chat_template::ChatTemplate;
+use super::count::MarkerTokens;
 use super::expand::Expander;
 use super::family::Family;
 use super::labels::Labeller;
@@ -29,6 +30,7 @@ const CHATML_TOKEN: &str = "<|im_start|>";
 pub struct PreparerBuilder {
     family: Family,
     rule: Option<VisionRule>,
+    markers: MarkerTokens,
     tokenizer: Option<Tokenizer>,
     chat_template: Option<String>,
     images: Option<Arc<dyn ImageTensors>>,
@@ -47,6 +49,7 @@ impl PreparerBuilder {
         let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
         Self {
             rule: model.vision.map(|vision| vision.rule),
+            markers: model.vision.map(|vision| MarkerTokens::of_vision(&vision.rule)).unwrap_or_default(),
             family,
             tokenizer: None,
             chat_template: None,
@@ -182,6 +185,7 @@ impl PreparerBuilder {
         let now = self.now.unwrap_or_else(SystemTime::now);
         let variables = tokenizer.special_tokens().clone();
         let template = ChatTemplate::parse(source, variables, &self.family, now)?;
+        let chat_template = source.into();
         let packer = Packer {
             layout: self.layout,
             pixel_layout: self.family.pixel_layout(),
@@ -199,6 +203,8 @@ impl PreparerBuilder {
             packer,
             tokens_max: self.tokens_max,
             long_sample: self.long_sample,
+            markers: self.markers,
+            chat_template,
         })
     }
 }

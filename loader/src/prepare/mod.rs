@@ -16,6 +16,7 @@ pub mod audio;
 mod builder;
 mod chat_template;
 mod conversation;
+mod count;
 mod error;
 mod expand;
 mod family;
@@ -42,6 +43,7 @@ pub use account::{PrepareReport, Truncated};
 pub use builder::PreparerBuilder;
 pub use chat_template::{ChatTemplate, Message, MessagePart};
 pub use conversation::{Conversation, SampleConversation, read_conversation};
+pub use count::{PreparedTexts, TokenizedTexts};
 pub use error::PrepareError;
 pub use expand::MediaRun;
 pub use family::{Family, PixelLayout, Placeholder, VideoText};
@@ -55,6 +57,7 @@ pub use tokenizer::{Encoded, Tokenizer};
 use crate::batch::Sample;
 use crate::decode::Media;
 use crate::text::MediumSlot;
+use count::MarkerTokens;
 use expand::{Expanded, Expander};
 use frames::write_frames;
 use labels::{Labeller, Marked, target_tokens};
@@ -129,6 +132,9 @@ pub struct Preparer {
     packer: Packer,
     tokens_max: Option<u64>,
     long_sample: LongSample,
+    markers: MarkerTokens,
+    /// Source of the chat template.
+    chat_template: Arc<str>,
 }
 
 impl Preparer {
@@ -165,12 +171,7 @@ impl Preparer {
     /// Why the model cannot take it; the sample is at fault, except where [`PrepareError::is_dropped`] says that a
     /// setting is.
     pub fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
-        let takes = |slot| match slot {
-            MediumSlot::Image => self.images.is_some(),
-            MediumSlot::Audio => self.audio.is_some(),
-            MediumSlot::Video => self.videos.is_some(),
-        };
-        let said = read_conversation(sample, takes)?;
+        let said = read_conversation(sample, |slot| self.takes(slot))?;
         let (mut marked, has_special) = self.write(said.conversation)?;
         let (images, clips) = (self.images(sample, &said.images)?, self.clips(sample, &said.clips)?);
         let videos = self.videos(sample, &said.videos)?;
@@ -191,6 +192,15 @@ impl Preparer {
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
         Ok(PreparedSample { input_ids, labels, runs, images, clips, videos, cut_tokens })
+    }
+
+    /// Whether the model takes media of a kind.
+    fn takes(&self, slot: MediumSlot) -> bool {
+        match slot {
+            MediumSlot::Image => self.images.is_some(),
+            MediumSlot::Audio => self.audio.is_some(),
+            MediumSlot::Video => self.videos.is_some(),
+        }
     }
 
     /// Returns about how many bytes the tensors of a sample's media take.

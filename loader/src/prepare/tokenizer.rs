@@ -118,6 +118,12 @@ impl Tokenizer {
         tokens
     }
 
+    /// The whole tokenizer as JSON, to tell it from others.
+    pub(super) fn serialized(&self) -> String {
+        // What cannot be written cannot have been read either.
+        self.inner.to_string(false).unwrap_or_default()
+    }
+
     /// Turns a text into ids; `has_special` adds what the tokenizer puts around every text, such as a beginning
     /// token.
     ///

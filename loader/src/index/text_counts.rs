@@ -1,0 +1,168 @@
+//! Token counts of texts by a model's own tokenizer, beside the estimates.
+//!
+//! Each counter has a column of its own in the index, named after its digest; an index can hold several. A column is
+//! made when the index is first opened with its counter, which reads the texts of all shards once more.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::UInt32Type;
+use arrow_array::{PrimitiveArray, RecordBatch};
+
+use super::build::{BuiltShard, ShardColumns};
+use super::file::DecodedIndex;
+use super::rows::ShardRows;
+use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
+use crate::batch::{Field, Sample};
+use crate::decode::{BoxError, DecodeLimits, Media, decode_json, decode_text};
+use crate::probe::{MediumKind, kind_of_extension};
+use crate::sample::{RawField, RawSample};
+use crate::text::TextLength;
+
+/// Counts the tokens of a sample's texts.
+pub trait TextCounter: Debug + Send + Sync {
+    /// Returns 16 hex digits that are equal only for counters that count alike.
+    fn digest(&self) -> String;
+
+    /// Returns the tokens of a sample beside those of its media, and how many of them are learned.
+    ///
+    /// - `sample`: its texts and JSON documents; all other fields are undecoded and empty
+    ///
+    /// # Errors
+    /// Why it cannot be counted; the index then keeps the estimate.
+    fn count(&self, sample: &Sample) -> Result<TextLength, BoxError>;
+}
+
+/// Whose token counts an index answers with.
+#[derive(Debug, Clone, Default)]
+pub enum TextCounts {
+    /// Estimates from the text alone.
+    #[default]
+    Estimated,
+    /// Those of a counter; its column is made if it is missing.
+    Of(Arc<dyn TextCounter>),
+    /// Those of a counter if the index has its column, else estimates.
+    IfPresent(Arc<dyn TextCounter>),
+}
+
+impl TextCounts {
+    /// The counter whose column must be there.
+    pub(super) fn required(&self) -> Option<&Arc<dyn TextCounter>> {
+        match self {
+            Self::Of(counter) => Some(counter),
+            Self::Estimated | Self::IfPresent(_) => None,
+        }
+    }
+
+    /// The digest of the counter whose column is read.
+    pub(super) fn wanted(&self) -> Option<String> {
+        match self {
+            Self::Estimated => None,
+            Self::Of(counter) | Self::IfPresent(counter) => Some(counter.digest()),
+        }
+    }
+}
+
+/// One column: two numbers a sample, tokens and those that are learned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CountedTexts {
+    pub(super) digest: String,
+    pub(super) lengths: Vec<u32>,
+}
+
+/// Counts the samples of one shard as they come.
+#[derive(Debug)]
+pub(super) struct ShardCounter {
+    counter: Arc<dyn TextCounter>,
+    counted: CountedTexts,
+    /// Samples that could not be counted, and what the first said.
+    refused: Option<(u64, String)>,
+    limits: DecodeLimits,
+}
+
+impl ShardCounter {
+    pub(super) fn new(counter: Arc<dyn TextCounter>) -> Self {
+        let counted = CountedTexts { digest: counter.digest(), lengths: Vec::new() };
+        Self { counter, counted, refused: None, limits: DecodeLimits::default() }
+    }
+
+    /// Counts a sample; what cannot be counted keeps its estimate.
+    pub(super) fn push(&mut self, sample: &RawSample, estimate: TextLength) {
+        let length = match self.counter.count(&texts_of(sample, &self.limits)) {
+            Ok(length) => length,
+            Err(error) => {
+                let key = &sample.key;
+                let first = || (0, format!("`{key}`, {error}"));
+                self.refused.get_or_insert_with(first).0 += 1;
+                estimate
+            }
+        };
+        self.counted.lengths.extend([length.tokens, length.target_tokens.min(length.tokens)]);
+    }
+
+    /// Returns the column, and a warning if samples keep their estimates.
+    pub(super) fn finish(self, shard: &str) -> (CountedTexts, Option<String>) {
+        let warning = self.refused.map(|(samples, first)| {
+            format!(
+                "tokens of {samples} samples of shard `{shard}` are estimates, they could not be counted; first {first}"
+            )
+        });
+        (self.counted, warning)
+    }
+}
+
+/// The sample with its texts and documents; other fields are there by name alone.
+fn texts_of(sample: &RawSample, limits: &DecodeLimits) -> Sample {
+    let field = |field: &RawField| {
+        let payload = field.payload.as_deref().unwrap_or_default();
+        let media = match kind_of_extension(&field.extension) {
+            MediumKind::Text => decode_text(payload, limits.text_bytes_max).ok().map(Media::Text),
+            MediumKind::Json => decode_json(payload, limits.text_bytes_max).ok().map(Media::Json),
+            _ => None,
+        };
+        let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
+        Field { extension: field.extension.clone(), media }
+    };
+    let mut texts = Sample::new(sample.key.clone(), sample.fields.iter().map(field).collect());
+    texts.shard = sample.shard.clone();
+    texts.offset = sample.offset;
+    texts
+}
+
+/// Reads the columns of a record batch.
+pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveArray<UInt32Type>)>> {
+    let schema = batch.schema();
+    counter_digests(&schema)
+        .map(|digest| {
+            let column = batch.column_by_name(&format!("{TEXT_TOKENS_PREFIX}{digest}"))?;
+            let lengths = column.as_fixed_size_list_opt()?.values();
+            Some((digest.to_owned(), lengths.as_primitive_opt()?.clone()))
+        })
+        .collect()
+}
+
+/// Takes the columns of other counters over from an index of the same samples.
+pub(super) fn carry_over(before: &DecodedIndex, built: &mut [BuiltShard]) {
+    let is_same = before.metadata.shards.len() == built.len()
+        && before.metadata.shards.iter().zip(&*built).all(|(before, built)| {
+            (before.digest, before.samples) == (built.shard.digest, built.shard.samples)
+        });
+    if !is_same {
+        return;
+    }
+    for (rows, built) in before.rows.iter().zip(built) {
+        built.columns.take_over(rows);
+    }
+}
+
+impl ShardColumns {
+    fn take_over(&mut self, rows: &ShardRows) {
+        for (digest, lengths) in rows.text_counts() {
+            if self.text_counts.iter().all(|known| known.digest != *digest) {
+                let lengths = lengths.values().to_vec();
+                self.text_counts.push(CountedTexts { digest: digest.clone(), lengths });
+            }
+        }
+    }
+}

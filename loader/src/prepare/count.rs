@@ -1,0 +1,157 @@
+//! How many tokens the texts of a sample are, exactly, so that what is planned is what is delivered.
+//!
+//! The index keeps these counts beside its estimates: see [`crate::index::TextCounts`].
+
+use dflop_costmodel::tokens::VisionRule;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::conversation::{Conversation, read_conversation};
+use super::image::PixelValues;
+use super::labels::target_tokens;
+use super::video::VideoValues;
+use super::{IGNORED, MessagePart, PrepareError, Preparer, Tokenizer, labels};
+use crate::batch::Sample;
+use crate::decode::BoxError;
+use crate::index::TextCounter;
+use crate::text::{ASSISTANT_ROLES, MediumSlot, TextLength};
+
+/// Counts what a [`Preparer`] writes beside the media: words, chat template and special tokens.
+///
+/// The cost model counts markers around media with their media; they are left out here, so that both together are
+/// the length of the prepared sample.
+#[derive(Debug, Clone)]
+pub struct PreparedTexts {
+    preparer: Preparer,
+    markers: MarkerTokens,
+    digest: String,
+}
+
+/// Marker tokens around one medium, as the token rules of the model count them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct MarkerTokens {
+    pub(super) image: u8,
+    pub(super) audio: u8,
+    pub(super) video: u8,
+}
+
+impl MarkerTokens {
+    /// Those of a vision rule.
+    pub(super) fn of_vision(rule: &VisionRule) -> Self {
+        match rule {
+            VisionRule::AnyRes(_) => Self::default(),
+            // The frames of a video are written out as text, which the rule counts.
+            VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
+            VisionRule::Native(rule) => {
+                Self { image: rule.marker_tokens, video: rule.marker_tokens, ..Self::default() }
+            }
+        }
+    }
+}
+
+impl Preparer {
+    /// Returns the counter of the texts that this preparer writes.
+    #[must_use]
+    pub fn text_counter(&self) -> PreparedTexts {
+        let mut digest = Xxh3::new();
+        digest.update(self.tokenizer.serialized().as_bytes());
+        let rest = (&self.family, &self.chat_template, &self.plain_text, self.markers);
+        digest.update(format!("{rest:?}").as_bytes());
+        PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
+    }
+
+    /// Tokens of a sample whose media become none.
+    fn text_length(&self, sample: &Sample, markers: MarkerTokens) -> Result<TextLength, PrepareError> {
+        let said = read_conversation(sample, |slot| self.takes(slot))?;
+        let media = [said.images.len(), said.clips.len(), said.videos.len()];
+        let (mut marked, has_special) = self.write(said.conversation)?;
+        let images = vec![PixelValues::default(); media[0]];
+        let videos = vec![VideoValues::default(); media[2]];
+        self.with_frames(&mut marked, images, videos)?;
+        let no_tokens = |slot| match slot {
+            MediumSlot::Image => vec![0; media[0]],
+            MediumSlot::Audio => vec![0; media[1]],
+            MediumSlot::Video => vec![0; media[2]],
+        };
+        let refused = |reason| PrepareError::Tokenizer { reason };
+        let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
+        let is_target = target_tokens(&encoded, &marked.targets);
+        let expanded = self.expander.expand(&encoded.ids, &is_target, no_tokens)?;
+        let of_markers = [markers.image, markers.audio, markers.video].into_iter().zip(media);
+        let marker_tokens: usize = of_markers.map(|(tokens, media)| usize::from(tokens) * media).sum();
+        let learned = labels(&expanded).iter().filter(|&&label| label != IGNORED).count();
+        let tokens = expanded.ids.len().saturating_sub(marker_tokens);
+        Ok(TextLength { tokens: to_u32(tokens), target_tokens: to_u32(learned) })
+    }
+}
+
+impl TextCounter for PreparedTexts {
+    fn digest(&self) -> String {
+        self.digest.clone()
+    }
+
+    fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {
+        Ok(self.preparer.text_length(sample, self.markers)?)
+    }
+}
+
+/// Counts texts by a tokenizer alone: no chat template, no special tokens.
+#[derive(Debug, Clone)]
+pub struct TokenizedTexts {
+    tokenizer: Tokenizer,
+    digest: String,
+}
+
+impl Tokenizer {
+    /// Returns the counter of the bare texts.
+    #[must_use]
+    pub fn text_counter(&self) -> TokenizedTexts {
+        let mut digest = Xxh3::new();
+        digest.update(self.serialized().as_bytes());
+        TokenizedTexts { tokenizer: self.clone(), digest: hex(&digest) }
+    }
+}
+
+impl TokenizedTexts {
+    fn length(&self, parts: &[MessagePart]) -> Result<usize, BoxError> {
+        let mut tokens = 0;
+        for part in parts {
+            if let MessagePart::Text(text) = part {
+                tokens += self.tokenizer.encode(text, false)?.ids.len();
+            }
+        }
+        Ok(tokens)
+    }
+}
+
+impl TextCounter for TokenizedTexts {
+    fn digest(&self) -> String {
+        self.digest.clone()
+    }
+
+    fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {
+        let (mut tokens, mut learned) = (0, 0);
+        match read_conversation(sample, |_| true)?.conversation {
+            Conversation::Plain(parts) => {
+                tokens = self.length(&parts)?;
+                learned = tokens;
+            }
+            Conversation::Turns(turns) => {
+                for turn in turns {
+                    let of_turn = self.length(&turn.content)?;
+                    tokens += of_turn;
+                    let is_learned = ASSISTANT_ROLES.contains(&turn.role.as_str());
+                    learned += if is_learned { of_turn } else { 0 };
+                }
+            }
+        }
+        Ok(TextLength { tokens: to_u32(tokens), target_tokens: to_u32(learned) })
+    }
+}
+
+fn hex(digest: &Xxh3) -> String {
+    format!("{:016x}", digest.digest())
+}
+
+fn to_u32(tokens: usize) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
+}
