@@ -13,7 +13,7 @@ import json
 import numpy as np
 import torch
 import transformers
-from model_inputs import ANSWER, GOLDEN, PreTrainedTokenizerFast, QUESTION, TEMPLATES, char_labels, llava, runs
+from model_inputs import ANSWER, GOLDEN, QUESTION, TEMPLATES, char_labels, llava, runs
 from processors import mix, picture
 from transformers import (
     GotOcr2ImageProcessor,
@@ -25,6 +25,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLModel,
     Qwen2_5_VLProcessor,
+    Qwen2TokenizerFast,
     Qwen2VLConfig,
     Qwen2VLImageProcessor,
     Qwen2VLModel,
@@ -59,7 +60,7 @@ IMAGES = [(96, 64), (300, 200)]
 def tokenizer(**extra):
     config = json.loads((GOLDEN / "chatml" / "tokenizer_config.json").read_text())
     file = str(GOLDEN / "chatml" / "tokenizer.json")
-    return PreTrainedTokenizerFast(tokenizer_file=file, padding_side="right", extra_special_tokens=extra, **config)
+    return Qwen2TokenizerFast(tokenizer_file=file, padding_side="right", extra_special_tokens=extra, **config)
 
 
 def processors():
@@ -147,8 +148,8 @@ def record(name, processor, number, field, first, rest):
             case["images"].append({"width": width, "height": height, "seed": seed})
             next_image += 1
         else:
-            # Videos of one batch have as many frames as each other where they become one tensor of frames.
-            place = number if name.startswith("llava") else next_video
+            # Only Qwen takes videos of several lengths at once.
+            place = next_video if name.startswith("qwen") else number
             frames, width, height, fps = VIDEOS[place % len(VIDEOS)]
             case["videos"].append({"frames": frames, "width": width, "height": height, "seed": seed, "fps": fps})
             next_video += 1

@@ -194,7 +194,7 @@ fn tensors_of_videos_hold_every_video_of_a_microbatch() {
         match family {
             "internvl3-8b" => {
                 assert_eq!(shape("pixel_values"), [9, 3, 448, 448]);
-                assert_eq!(shape("pixel_values_videos"), []);
+                assert!(inputs.tensor("pixel_values_videos").is_none());
             }
             "llava-ov-qwen2.5-7b" => {
                 assert_eq!(shape("pixel_values_videos"), [3, 4, 3, 384, 384]);

@@ -85,7 +85,7 @@ pub enum PlainText {
 }
 
 /// A sample as a model takes it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PreparedSample {
     /// Ids of the whole sample, media in place.
     pub input_ids: Vec<u32>,

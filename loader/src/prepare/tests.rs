@@ -289,15 +289,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
         tokens: run as u32,
     };
     let runs = vec![MediaRun { slot: MediumSlot::Image, start: tokens, tokens: run, has_markers: false }];
-    PreparedSample {
-        input_ids,
-        labels,
-        runs,
-        images: vec![picture],
-        clips: Vec::new(),
-        videos: Vec::new(),
-        cut_tokens: 0,
-    }
+    PreparedSample { input_ids, labels, runs, images: vec![picture], ..PreparedSample::default() }
 }
 
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {

@@ -202,14 +202,17 @@ mod tests {
     fn a_layer_lasts_as_long_as_its_frames() {
         let spec = ModelSpec::preset("qwen2.5-vl-7b").unwrap();
         let counted = CountedVideos(spec.vision.unwrap().rule);
-        let lasts = |video: &Video| counted.video(video).unwrap().seconds_per_grid;
-        let mut four = video(4, 28, 28);
-        assert_eq!(lasts(&four), 0.5);
-        four.frames_per_second = 2.0;
-        assert_eq!(lasts(&four), 1.0);
-        assert_eq!(lasts(&video(1, 28, 28)), 2.0 / 24.0);
-        // Of 1,536 frames 768 are taken: half as many a second.
-        assert_eq!(lasts(&Video { frames_per_second: 2.0, ..video(1_536, 1, 1) }), 2.0);
+        let at_two = |video| Video { frames_per_second: 2.0, ..video };
+        for (video, seconds) in [
+            (video(4, 28, 28), 0.5),
+            (at_two(video(4, 28, 28)), 1.0),
+            (video(1, 28, 28), 2.0 / 24.0),
+            // Of 1,536 frames 768 are taken: half as many a second.
+            (at_two(video(1_536, 1, 1)), 2.0),
+        ] {
+            let found = counted.video(&video).unwrap().seconds_per_grid;
+            assert!((found - seconds).abs() < 1e-7, "{found} {seconds}");
+        }
     }
 
     #[test]

@@ -177,18 +177,22 @@ mod tests {
 
     #[test]
     fn the_rate_is_what_was_asked_for_or_the_share_that_was_taken() {
-        let rate = |sampling: VideoSampling, frames, per_second, video_rate| {
-            let stamps = stamps(frames, per_second);
-            sampling.rate(&stamps, sampling.choose(&stamps).len(), video_rate)
-        };
         let fps = |per_second, frames_max| VideoSampling::Fps { per_second, frames_max };
-        // 100 frames of 30 a second show 7 points of a grid of 2 a second: still 2 a second.
-        assert_eq!(rate(fps(2.0, 64), 100, 30.0, 30.0), 2.0);
-        assert_eq!(rate(fps(2.0, 5), 100, 30.0, 30.0), 1.5);
-        assert_eq!(rate(fps(60.0, 64), 30, 30.0, 30.0), 30.0);
-        assert_eq!(rate(VideoSampling::Uniform { frames: 8 }, 40, 10.0, 10.0), 2.0);
-        assert_eq!(rate(VideoSampling::Uniform { frames: 8 }, 40, 8.0, 0.0), 1.6);
-        assert_eq!(rate(VideoSampling::Uniform { frames: 8 }, 1, 8.0, 0.0), 0.0);
+        let eight = VideoSampling::Uniform { frames: 8 };
+        // Frames of the video, their rate, the rate that the container says, and the rate of those that are chosen.
+        for (sampling, frames, per_second, video_rate, expected) in [
+            // 100 frames of 30 a second show 7 points of a grid of 2 a second: still 2 a second.
+            (fps(2.0, 64), 100, 30.0, 30.0, 2.0),
+            (fps(2.0, 5), 100, 30.0, 30.0, 1.5),
+            (fps(60.0, 64), 30, 30.0, 30.0, 30.0),
+            (eight, 40, 10.0, 10.0, 2.0),
+            (eight, 40, 8.0, 0.0, 1.6),
+            (eight, 1, 8.0, 0.0, 0.0),
+        ] {
+            let stamps = stamps(frames, per_second);
+            let rate = sampling.rate(&stamps, sampling.choose(&stamps).len(), video_rate);
+            assert!((rate - expected).abs() < 1e-9, "{sampling} of {frames}: {rate}");
+        }
     }
 
     #[test]
