@@ -59,27 +59,36 @@ impl Preparer {
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
     }
 
-    /// Tokens of a sample whose media become none.
+    /// Tokens of a sample without its media, each of which becomes one token that is not counted.
+    ///
+    /// The frames of a video that are written out are left out with their labels, which the cost model counts.
     fn text_length(&self, sample: &Sample, markers: MarkerTokens) -> Result<TextLength, PrepareError> {
         let said = read_conversation(sample, |slot| self.takes(slot))?;
         let media = [said.images.len(), said.clips.len(), said.videos.len()];
         let (mut marked, has_special) = self.write(said.conversation)?;
         let images = vec![PixelValues::default(); media[0]];
         let videos = vec![VideoValues::default(); media[2]];
-        self.with_frames(&mut marked, images, videos)?;
-        let no_tokens = |slot| match slot {
-            MediumSlot::Image => vec![0; media[0]],
-            MediumSlot::Audio => vec![0; media[1]],
-            MediumSlot::Video => vec![0; media[2]],
+        let (images, _, videos) = self.with_frames(&mut marked, images, videos)?;
+        // A family that writes frames out has no videos left, and one empty picture for each.
+        let [media_images, media_videos] = [images.len() - (media[2] - videos.len()), videos.len()];
+        let has_frames = media_videos < media[2];
+        let counts = [media_images, media[1], media_videos];
+        let one_token = |slot| match slot {
+            MediumSlot::Image => vec![1; counts[0]],
+            MediumSlot::Audio => vec![1; counts[1]],
+            MediumSlot::Video => vec![1; counts[2]],
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
         let is_target = target_tokens(&encoded, &marked.targets);
-        let expanded = self.expander.expand(&encoded.ids, &is_target, no_tokens)?;
+        let expanded = self.expander.expand(&encoded.ids, &is_target, one_token)?;
         let of_markers = [markers.image, markers.audio, markers.video].into_iter().zip(media);
         let marker_tokens: usize = of_markers.map(|(tokens, media)| usize::from(tokens) * media).sum();
         let learned = labels(&expanded).iter().filter(|&&label| label != IGNORED).count();
-        let tokens = expanded.ids.len().saturating_sub(marker_tokens);
+        // Frames in front of a caption make its first token a learned one.
+        let learned = learned + usize::from(has_frames && expanded.is_target.first() == Some(&true));
+        let media_tokens: usize = counts.iter().sum();
+        let tokens = expanded.ids.len().saturating_sub(media_tokens + marker_tokens);
         Ok(TextLength { tokens: to_u32(tokens), target_tokens: to_u32(learned) })
     }
 }
