@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use dflop_costmodel::ModelSpec;
 use dflop_loader::balanced::{BalancedLoader, Microbatch};
+use dflop_loader::index::TextCounts;
 use dflop_loader::prepare::{
-    Layout, LongSample, ModelInputs, NamedTensor, PaddingSide, PlainText, PrepareReport, Preparer,
-    TensorValues, Tokenizer,
+    Layout, LongSample, ModelInputs, NamedTensor, PaddingSide, PrepareReport, Preparer, TensorValues,
 };
 use dflop_loader::skip::Skipped;
 use futures::StreamExt;
@@ -18,6 +17,7 @@ use crate::batch_files;
 use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, runtime, write_json};
 use crate::planner::{PlanArgs, ResumeArgs};
+use crate::text_counts::TemplateArgs;
 
 /// Ids that a line shows.
 const FIRST_IDS: usize = 16;
@@ -35,9 +35,8 @@ pub(crate) struct BatchesArgs {
     /// The model's tokenizer: `tokenizer.json`, or the folder that holds it.
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
-    /// Chat template in Jinja [default: beside the tokenizer, else the published one of the model's family].
-    #[arg(long, value_name = "FILE")]
-    chat_template: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// Data-parallel rank whose microbatches are printed.
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: usize,
@@ -55,9 +54,6 @@ pub(crate) struct BatchesArgs {
     /// What is done with a sample of more tokens than `--tokens-max`.
     #[arg(long, value_enum, default_value_t = LongArg::Error)]
     long_sample: LongArg,
-    /// Question that captions answer [default: captions are learned without a chat template].
-    #[arg(long, value_name = "TEXT")]
-    question: Option<String>,
     /// Count the tokens of pictures and clips by the model's token rule, and make no tensors of them.
     #[arg(long)]
     counted_media: bool,
@@ -126,7 +122,8 @@ struct LastLine {
 
 pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
     let preparer = args.preparer()?;
-    let planner = args.plan.planner(args.data.open()?, 0, &args.resume)?;
+    let text_counts = TextCounts::IfPresent(Arc::new(preparer.text_counter()));
+    let planner = args.plan.planner(args.data.open(text_counts)?, 0, &args.resume)?;
     let from_step = args.from_step.unwrap_or(planner.first_step());
     let loader = BalancedLoader::builder(planner, args.rank)
         .from_step(from_step)
@@ -156,7 +153,7 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
 
 impl BatchesArgs {
     fn preparer(&self) -> Result<Preparer, Failure> {
-        let model = ModelSpec::preset(&self.plan.model.model)?;
+        let model = self.plan.model.spec()?;
         let layout = match self.layout {
             LayoutArg::Packed => Layout::Packed,
             LayoutArg::Padded => Layout::Padded { side: PaddingSide::Right },
@@ -167,19 +164,10 @@ impl BatchesArgs {
             LongArg::Truncate => LongSample::TruncateText,
             LongArg::Drop => LongSample::Drop,
         };
-        let mut builder = Preparer::builder(&model)
-            .tokenizer(Tokenizer::open(&self.tokenizer)?)
-            .layout(layout)
-            .long_sample(long_sample);
+        let mut builder =
+            self.template.preparer(&model, &self.tokenizer)?.layout(layout).long_sample(long_sample);
         if self.counted_media {
             builder = builder.counted_media();
-        }
-        if let Some(file) = &self.chat_template {
-            let source = std::fs::read_to_string(file);
-            builder = builder.chat_template(source.map_err(|error| Failure::from(error).in_file(file))?);
-        }
-        if let Some(question) = &self.question {
-            builder = builder.plain_text(PlainText::Answer { question: question.clone() });
         }
         Ok(builder.build()?)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use dflop_loader::data_set::DataSet;
-use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
@@ -80,15 +80,20 @@ impl IndexPlaceArgs {
     }
 
     /// Opens the index of some shards, making it on first use, and takes the split.
-    pub(crate) fn open<S: AsRef<str>>(&self, shards: &[S], stores: &Stores) -> Result<DataSet, Failure> {
+    pub(crate) fn open<S: AsRef<str>>(
+        &self,
+        shards: &[S],
+        stores: &Stores,
+        text_counts: TextCounts,
+    ) -> Result<DataSet, Failure> {
         let shards = expand_shards_in(shards, stores)?;
-        let options = IndexOptions { folder: self.index.clone(), ..self.index_options()? };
+        let options = IndexOptions { folder: self.index.clone(), ..self.index_options(text_counts)? };
         open_data_set(shards, &options, self.split.as_deref(), self.splits.as_deref())
     }
 
     /// How an index is made that is not in its folder yet.
-    pub(crate) fn index_options(&self) -> Result<IndexOptions, Failure> {
-        Ok(IndexOptions { video_sampling: self.video.of_index()?, ..index_options() })
+    pub(crate) fn index_options(&self, text_counts: TextCounts) -> Result<IndexOptions, Failure> {
+        Ok(IndexOptions { video_sampling: self.video.of_index()?, text_counts, ..index_options() })
     }
 }
 
@@ -117,8 +122,8 @@ pub(crate) struct IndexedArgs {
 
 impl IndexedArgs {
     /// Opens the index; makes it on first use.
-    pub(crate) fn open(&self) -> Result<DataSet, Failure> {
-        self.place.open(&self.shards, &self.place.stores()?)
+    pub(crate) fn open(&self, text_counts: TextCounts) -> Result<DataSet, Failure> {
+        self.place.open(&self.shards, &self.place.stores()?, text_counts)
     }
 }
 

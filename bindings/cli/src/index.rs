@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
+use dflop_costmodel::ModelSpec;
 use dflop_loader::decode::VideoSampling;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions};
@@ -12,6 +13,7 @@ use serde::Serialize;
 
 use crate::data_set::{DataSetArgs, index_options};
 use crate::output::{Failure, Output, shown_bytes, write_json};
+use crate::text_counts::TokenizerArgs;
 use crate::video::VideoArgs;
 
 /// Write the index: where each sample lies and what shape it has, from headers.
@@ -33,6 +35,11 @@ pub(crate) struct IndexArgs {
     /// What files of other tools beside the shards are used for.
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     foreign: Foreign,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Model for which conversations are written before they are counted [default: the bare words are].
+    #[arg(long, value_name = "NAME", requires = "tokenizer")]
+    model: Option<String>,
     #[command(flatten)]
     video: VideoArgs,
     /// Print one JSON object.
@@ -72,6 +79,9 @@ struct IndexReport<'a> {
     path: Option<String>,
     skipped: &'a [Skipped],
     warnings: &'a [String],
+    /// Digest of the counter of texts that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text_counts: Option<&'a str>,
     /// Which frames of videos the index counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     video_sampling: Option<VideoSampling>,
@@ -79,12 +89,14 @@ struct IndexReport<'a> {
 
 pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
+    let model = args.model.as_deref().map(ModelSpec::preset).transpose()?;
     let options = IndexOptions {
         folder: args.out.clone(),
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
         foreign: args.foreign.into(),
         video_sampling: args.video.of_index()?,
+        text_counts: args.tokenizer.text_counts(model.as_ref())?,
         ..index_options()
     };
     let index = Index::open_or_build(args.data_set.shards()?, &options)?;
@@ -97,6 +109,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         path: index.path().map(|path| path.display().to_string()),
         skipped: index.skipped(),
         warnings: index.warnings(),
+        text_counts: index.text_counts(),
         video_sampling: index.video_sampling(),
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
@@ -109,6 +122,9 @@ fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), 
     match &report.path {
         Some(path) => writeln!(out, "index       {path}")?,
         None => writeln!(out, "index       not kept: no folder could be written; name one with --out")?,
+    }
+    if let Some(digest) = report.text_counts {
+        writeln!(out, "texts       counted, column text_tokens:{digest}")?;
     }
     if let Some(sampling) = report.video_sampling {
         writeln!(out, "videos      {sampling}")?;

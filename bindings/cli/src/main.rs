@@ -25,6 +25,7 @@ mod stats;
 mod stream;
 mod stream_input;
 mod stream_metrics;
+mod text_counts;
 mod video;
 
 use std::io::Write;

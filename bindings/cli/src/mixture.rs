@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_loader::data_set::DataSet;
-use dflop_loader::index::IndexOptions;
+use dflop_loader::index::{IndexOptions, TextCounts};
 use dflop_loader::mix::{Mixture, Stop};
 use dflop_loader::shard::expand_shards_in;
 use dflop_loader::store::Stores;
@@ -28,16 +28,16 @@ pub(crate) struct MixtureArgs {
 
 impl MixtureArgs {
     /// Opens the indexes; makes them on first use.
-    pub(crate) fn open(&self) -> Result<Mixture, Failure> {
+    pub(crate) fn open(&self, text_counts: TextCounts) -> Result<Mixture, Failure> {
         let stores = self.place.stores()?;
         match &self.mix[..] {
-            [] => Ok(self.place.open(&self.shards, &stores)?.into()),
+            [] => Ok(self.place.open(&self.shards, &stores, text_counts)?.into()),
             [file] if weighted(file).is_none() => {
-                read_mixture(Path::new(file), &stores, &self.place.index_options()?)
+                read_mixture(Path::new(file), &stores, &self.place.index_options(text_counts)?)
             }
             list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
                 let (weight, data_set) = weighted(entry).ok_or_else(|| misuse(entry))?;
-                Ok(mixture.data_set(self.place.open(&[data_set], &stores)?, weight))
+                Ok(mixture.data_set(self.place.open(&[data_set], &stores, text_counts.clone())?, weight))
             }),
         }
     }

@@ -12,6 +12,7 @@ use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, write_json};
 use crate::planner::{PlanArgs, ResumeArgs, parse_strategy};
 use crate::shuffle_quality::print_shuffle_quality;
+use crate::text_counts::TokenizerArgs;
 
 /// Print which samples every rank and microbatch gets, a line per step.
 ///
@@ -22,6 +23,8 @@ pub(crate) struct OrderArgs {
     data: MixtureArgs,
     #[command(flatten)]
     plan: PlanArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
     /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
@@ -64,7 +67,9 @@ struct OrderLine<'a> {
 }
 
 pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
-    let planner = args.plan.planner(args.data.open()?, args.epoch, &args.resume)?.strategy(args.strategy);
+    let text_counts = args.tokenizer.text_counts(Some(&args.plan.model.spec()?))?;
+    let planner =
+        args.plan.planner(args.data.open(text_counts)?, args.epoch, &args.resume)?.strategy(args.strategy);
     if args.shuffle_quality {
         return print_shuffle_quality(&planner, &args.plan, args.epoch, args.json, out);
     }

@@ -26,6 +26,10 @@ pub(crate) struct ModelArgs {
 }
 
 impl ModelArgs {
+    pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {
+        Ok(ModelSpec::preset(&self.model)?)
+    }
+
     pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
         Ok(CostModel::new(ModelSpec::preset(&self.model)?, DeviceRate::preset(&self.device)?))
     }

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, write_json};
 use crate::planner::{PlanArgs, ResumeArgs};
+use crate::text_counts::TokenizerArgs;
 
 /// Strategies that are compared, and what they are called: the comparison first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
@@ -25,6 +26,8 @@ pub(crate) struct SimulateArgs {
     data: MixtureArgs,
     #[command(flatten)]
     plan: PlanArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
     /// Steps to simulate [default: an epoch, 50 at most].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
@@ -54,7 +57,8 @@ pub(crate) struct StrategyReport {
 }
 
 pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> {
-    let planner = args.plan.planner(args.data.open()?, 0, &ResumeArgs::default())?;
+    let text_counts = args.tokenizer.text_counts(Some(&args.plan.model.spec()?))?;
+    let planner = args.plan.planner(args.data.open(text_counts)?, 0, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
     let steps = steps.min(planner.steps().len().unwrap_or(steps));
     if steps == 0 {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::data_set::IndexedArgs;
 use crate::output::{Failure, Output, write_json};
 use crate::planner::ModelArgs;
+use crate::text_counts::TokenizerArgs;
 
 /// Classes of each histogram.
 const CLASSES: usize = 24;
@@ -23,6 +24,8 @@ pub(crate) struct StatsArgs {
     data_set: IndexedArgs,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -47,9 +50,10 @@ struct Refused {
 }
 
 pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
-    let data_set = args.data_set.open()?;
-    let index = data_set.index();
     let model = args.model.cost_model()?;
+    let text_counts = args.tokenizer.text_counts(Some(model.spec()))?;
+    let data_set = args.data_set.open(text_counts)?;
+    let index = data_set.index();
     let mut profile = DataProfile::new(&model);
     let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
     for place in 0..data_set.len() {

@@ -11,8 +11,8 @@ use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
-use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
+use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
 use crate::compression::{Compression, decompress, sniff_compression};
 use crate::decode::{DecodeLimits, VideoSampling, decode};
 use crate::error::{Error, Result};
@@ -67,7 +67,8 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     let IndexOptions { is_verified, video_sampling, foreign, .. } = *options;
     if let Some(object) = shard.remote() {
         let indexed = indexed(shard, identity, Compression::None);
-        let mut builder = Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
+        let mut builder =
+            Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
@@ -77,7 +78,8 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     };
     let compression = sniff_compression(&shard.url, &archive);
     let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
-    let mut builder = Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
+    let mut builder =
+        Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
     match compression {
         Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
         Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),

@@ -169,7 +169,9 @@ fn assemble(
     let DecodedIndex { metadata, mut rows } = decoded;
     let wanted = options.text_counts.wanted();
     let text_counts = wanted.filter(|digest| rows.iter().all(|rows| rows.has_counts(digest)));
-    rows.iter_mut().for_each(|rows| rows.select_counts(text_counts.as_deref()));
+    for rows in &mut rows {
+        rows.select_counts(text_counts.as_deref());
+    }
     let has_videos = rows.iter().any(ShardRows::has_videos);
     let video_sampling = metadata.video_sampling.filter(|_| has_videos);
     let mut end = 0;

@@ -5,7 +5,7 @@ use std::path::Path;
 use dflop_tests::data_set::{DataSet, Stored};
 use safetensors::SafeTensors;
 
-use crate::command::{dflop, objects, text};
+use crate::command::{dflop, object, objects, text};
 
 fn tokenizer() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/model_inputs/chatml");
@@ -116,4 +116,34 @@ fn tensors_are_written_as_safetensors() {
             }
         }
     }
+}
+
+#[test]
+fn counted_texts_make_the_plan_exact() {
+    let data = DataSet::new(1, 12, Stored::Plain);
+    let (pattern, tokenizer) = (data.pattern(), tokenizer());
+    let counting = ["--tokenizer", &tokenizer, "--model", "qwen2-vl-7b"];
+    let plan = ["--global-batch", "12", "--dp-size", "1", "--microbatches", "2"];
+    let batches = || {
+        let mut lines = objects(&[&["batches", &pattern, "--json"], &counting[..], &plan[..]].concat());
+        lines.pop().expect("a last line")["report"].clone()
+    };
+    let estimated = batches();
+    assert_ne!(estimated["tokens"], estimated["planned_tokens"], "estimates miss the chat template");
+    let index = object(&[&["index", &pattern, "--json"], &counting[..]].concat());
+    let digest = index["text_counts"].as_str().expect("a digest");
+    assert_eq!((digest.len(), &index["warnings"]), (16, &serde_json::json!([])));
+    let counted = batches();
+    assert_eq!(counted["tokens"], counted["planned_tokens"]);
+    assert_eq!(counted["tokens"], estimated["tokens"]);
+    let stats = |more: &[&str]| {
+        let report = object(&[&["stats", &pattern, "--json", "--model", "qwen2-vl-7b"], more].concat());
+        report["quantiles"]["tokens"]["mean"].as_f64().expect("a mean")
+    };
+    let delivered = counted["tokens"].as_f64().expect("a count");
+    assert!((stats(&["--tokenizer", &tokenizer]) * 12.0 - delivered).abs() < 1e-6);
+    assert!((stats(&[]) * 12.0 - delivered).abs() > 1.0);
+    let missing =
+        dflop(&["order", &pattern, "--tokenizer", "nowhere", "--global-batch", "2", "--dp-size", "1"]);
+    assert!(missing.status == Some(1) && missing.stderr.contains("nowhere"), "{}", missing.stderr);
 }
