@@ -10,14 +10,14 @@ use crate::output::Failure;
 #[command(next_help_heading = "Videos, in a build with the feature `video`")]
 pub(crate) struct VideoArgs {
     /// Which frames of a video are shown to the model; an index that was made for others is made anew [default: fps].
-    #[arg(long, value_enum, value_name = "HOW")]
-    video_sampling: Option<SamplingArg>,
+    #[arg(id = "video_sampling", long = "video-sampling", value_enum, value_name = "HOW")]
+    sampling: Option<SamplingArg>,
     /// Frames of a video: with `uniform` so many, else so many at most [default: 64].
-    #[arg(long, value_name = "N")]
-    video_frames: Option<u32>,
+    #[arg(id = "video_frames", long = "video-frames", value_name = "N")]
+    frames: Option<u32>,
     /// With `fps`, frames of a second of video [default: 2].
-    #[arg(long, value_name = "F")]
-    video_fps: Option<f64>,
+    #[arg(id = "video_fps", long = "video-fps", value_name = "F")]
+    per_second: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -37,27 +37,27 @@ impl VideoArgs {
     /// In a build without the feature `video`, and of a rate for frames that are not taken by rate.
     pub(crate) fn sampling(&self) -> Result<Option<VideoSampling>, Failure> {
         let given = [
-            ("--video-sampling", self.video_sampling.is_some()),
-            ("--video-frames", self.video_frames.is_some()),
-            ("--video-fps", self.video_fps.is_some()),
+            ("--video-sampling", self.sampling.is_some()),
+            ("--video-frames", self.frames.is_some()),
+            ("--video-fps", self.per_second.is_some()),
         ];
         let Some((first, _)) = given.iter().find(|(_, is_given)| *is_given) else { return Ok(None) };
         if !cfg!(feature = "video") {
             let reason = "this build has no FFmpeg; build with the feature `video`";
             return Err(Failure::Misuse(format!("invalid `{first}`: {reason}")));
         }
-        let how = self.video_sampling.unwrap_or(SamplingArg::Fps);
-        if how != SamplingArg::Fps && self.video_fps.is_some() {
+        let how = self.sampling.unwrap_or(SamplingArg::Fps);
+        if how != SamplingArg::Fps && self.per_second.is_some() {
             let reason = "only with `--video-sampling fps`";
             return Err(Failure::Misuse(format!("invalid `--video-fps`: {reason}")));
         }
         let (rate, most) = defaults();
-        let frames = self.video_frames.unwrap_or(most);
+        let frames = self.frames.unwrap_or(most);
         Ok(Some(match how {
             SamplingArg::Uniform => VideoSampling::Uniform { frames },
             SamplingArg::Keyframes => VideoSampling::Keyframes { frames_max: frames },
             SamplingArg::Fps => {
-                VideoSampling::Fps { per_second: self.video_fps.unwrap_or(rate), frames_max: frames }
+                VideoSampling::Fps { per_second: self.per_second.unwrap_or(rate), frames_max: frames }
             }
         }))
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     fn args(how: Option<SamplingArg>, frames: Option<u32>, fps: Option<f64>) -> VideoArgs {
-        VideoArgs { video_sampling: how, video_frames: frames, video_fps: fps }
+        VideoArgs { sampling: how, frames, per_second: fps }
     }
 
     fn misuse(args: &VideoArgs) -> String {

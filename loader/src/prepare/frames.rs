@@ -12,7 +12,7 @@ use super::labels::Marked;
 use super::video::VideoValues;
 use crate::text::MediumSlot;
 
-/// Pictures and videos in the order of the text, and the tokens of every picture and frame.
+/// Pictures, where frames are pictures with videos among them, in the order of the text; the tokens of each place.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     pub(super) media: Vec<PixelValues>,
@@ -41,23 +41,20 @@ pub(super) fn write_frames(
     while let Some((at, slot)) = next_of(rest, picture, word) {
         written.text += &rest[..at];
         rest = &rest[at..];
-        let token = if slot == MediumSlot::Video { word } else { picture };
-        rest = &rest[token.len()..];
-        match slot {
-            MediumSlot::Video => {
-                let Some(video) = videos.next() else { continue };
-                let frames: Vec<String> =
-                    (1..=video.frames).map(|frame| format!("Frame{frame}: {picture}")).collect();
-                written.replace(word, &frames.join("\n"));
-                let tokens = video.pixels.tokens / video.frames.max(1);
-                shown.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
-                shown.media.push(video.pixels);
-            }
-            _ => {
-                written.text += picture;
-                shown.push(images.next());
-            }
+        if slot == MediumSlot::Image {
+            rest = &rest[picture.len()..];
+            written.text += picture;
+            shown.push(images.next());
+            continue;
         }
+        rest = &rest[word.len()..];
+        let Some(video) = videos.next() else { continue };
+        let frames: Vec<String> =
+            (1..=video.frames).map(|frame| format!("Frame{frame}: {picture}")).collect();
+        written.replace(word, &frames.join("\n"));
+        let tokens = video.pixels.tokens / video.frames.max(1);
+        shown.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
+        shown.media.push(video.pixels);
     }
     // More pictures than places, which the expansion refuses.
     images.for_each(|picture| shown.push(Some(picture)));

@@ -59,7 +59,7 @@ use crate::decode::Media;
 use crate::text::MediumSlot;
 use count::MarkerTokens;
 use expand::{Expanded, Expander};
-use frames::write_frames;
+use frames::{Shown, write_frames};
 use labels::{Labeller, Marked, target_tokens};
 use pack::Packer;
 
@@ -175,9 +175,9 @@ impl Preparer {
         let (mut marked, has_special) = self.write(said.conversation)?;
         let (images, clips) = (self.images(sample, &said.images)?, self.clips(sample, &said.clips)?);
         let videos = self.videos(sample, &said.videos)?;
-        let (images, image_tokens, videos) = self.with_frames(&mut marked, images, videos)?;
+        let (shown, videos) = self.with_frames(&mut marked, images, videos)?;
         let tokens_of = |slot| match slot {
-            MediumSlot::Image => image_tokens.clone(),
+            MediumSlot::Image => shown.tokens.clone(),
             MediumSlot::Audio => clips.iter().map(|clip| clip.tokens).collect(),
             MediumSlot::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
         };
@@ -191,7 +191,7 @@ impl Preparer {
         };
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
-        Ok(PreparedSample { input_ids, labels, runs, images, clips, videos, cut_tokens })
+        Ok(PreparedSample { input_ids, labels, runs, images: shown.media, clips, videos, cut_tokens })
     }
 
     /// Whether the model takes media of a kind.
@@ -311,20 +311,20 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Pictures, the tokens of each place of a picture, and videos; where frames are pictures, in the order of the text.
+    /// Pictures, and videos that stand as one medium; where frames are pictures, all are pictures.
     fn with_frames(
         &self,
         marked: &mut Marked,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
-    ) -> Result<(Vec<PixelValues>, Vec<u32>, Vec<VideoValues>), PrepareError> {
+    ) -> Result<(Shown, Vec<VideoValues>), PrepareError> {
         if let (Some(VideoText::Frames { word }), Some(picture)) = (self.family.video(), self.family.image())
         {
             let shown = write_frames(marked, [picture.token, word], images, videos)?;
-            return Ok((shown.media, shown.tokens, Vec::new()));
+            return Ok((shown, Vec::new()));
         }
         let tokens = images.iter().map(|picture| picture.tokens).collect();
-        Ok((images, tokens, videos))
+        Ok((Shown { media: images, tokens }, videos))
     }
 }
 

@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    fn atom(kind: &[u8; 4], payload: usize) -> Vec<u8> {
+    fn atom(kind: &[u8], payload: usize) -> Vec<u8> {
         let size = (8 + payload as u32).to_be_bytes();
         [&size[..], kind, &vec![7; payload]].concat()
     }

@@ -106,7 +106,7 @@ fn decoder_of(
     }
     // Damage is an error, not a smear over the rest of the frame.
     options.set("err_detect", "explode");
-    context.decoder().open_as_with(codec, options).and_then(|opened| opened.video()).map_err(refusal)
+    context.decoder().open_as_with(codec, options).and_then(ffmpeg::decoder::Opened::video).map_err(refusal)
 }
 
 /// A video stream, ready to be read from its beginning.
@@ -206,12 +206,11 @@ impl Opened {
         let mut converter = None;
         let mut is_sent = false;
         while !is_sent && !picker.is_full() {
-            match self.packet()? {
-                Some(packet) => self.decoder.send_packet(&packet).map_err(refusal)?,
-                None => {
-                    self.decoder.send_eof().map_err(refusal)?;
-                    is_sent = true;
-                }
+            if let Some(packet) = self.packet()? {
+                self.decoder.send_packet(&packet).map_err(refusal)?;
+            } else {
+                self.decoder.send_eof().map_err(refusal)?;
+                is_sent = true;
             }
             while !picker.is_full()
                 && let Some(frame) = self.frame()?
