@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use dflop_costmodel::ModelSpec;
 use dflop_loader::balanced::{BalancedLoader, Microbatch};
 use dflop_loader::prepare::{
     Layout, LongSample, ModelInputs, NamedTensor, PaddingSide, PlainText, PrepareReport, Preparer,
@@ -146,7 +145,7 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
 
 impl BatchesArgs {
     fn preparer(&self) -> Result<Preparer, Failure> {
-        let model = ModelSpec::preset(&self.plan.model.model)?;
+        let model = self.plan.model.spec()?;
         let layout = match self.layout {
             LayoutArg::Packed => Layout::Packed,
             LayoutArg::Padded => Layout::Padded { side: PaddingSide::Right },
@@ -161,6 +160,9 @@ impl BatchesArgs {
             .tokenizer(Tokenizer::open(&self.tokenizer)?)
             .layout(layout)
             .long_sample(long_sample);
+        if let Some(images) = self.plan.model.image_processor(&model)? {
+            builder = builder.image_processor(images);
+        }
         if self.counted_media {
             builder = builder.counted_media();
         }

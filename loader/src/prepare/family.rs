@@ -78,6 +78,7 @@ impl Family {
         let image = model.vision.map(|vision| match vision.rule {
             VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
             VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
+            VisionRule::Fixed(_) => (LLAVA_IMAGE, PixelLayout::Tiles),
             VisionRule::Native(rule) => {
                 (QWEN_IMAGE, PixelLayout::Patches { merge: u32::from(rule.merge.get()) })
             }
@@ -125,6 +126,9 @@ impl Family {
         }
         match (self.pixel_layout(), &self.audio) {
             (Some(PixelLayout::PaddedTiles), None) => include_str!("templates/llava_onevision.jinja"),
+            (Some(PixelLayout::Tiles), None) if self.image() == Some(&LLAVA_IMAGE) => {
+                include_str!("templates/llava_onevision.jinja")
+            }
             (Some(PixelLayout::Tiles), None) => include_str!("templates/internvl.jinja"),
             (Some(PixelLayout::Patches { .. }), None) => include_str!("templates/qwen2_vl.jinja"),
             (None, Some(_)) => include_str!("templates/qwen2_audio.jinja"),
