@@ -34,6 +34,7 @@ pub mod config;
 mod data_profile;
 mod error;
 pub mod flops;
+pub mod memory;
 pub mod model;
 mod module;
 mod parameters;
