@@ -1,6 +1,6 @@
 //! How many parameters a model has, exactly, by module and by layer.
 //!
-//! Counts are those of the modules of transformers 4.57.1, for which `tests/tests/flops.rs` compares them;
+//! Counts are those of the modules of transformers 4.57.1, for which `costmodel/tests/flops.rs` compares them;
 //! memory of a pipeline stage follows from them.
 
 use serde::Serialize;

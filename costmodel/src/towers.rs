@@ -4,7 +4,7 @@
 //! count the same parameters and FLOPs. The projector is the caller's.
 //!
 //! # Source
-//! The modules of transformers 4.57.1; parameter counts are compared with them in `tests/tests/flops.rs`.
+//! The modules of transformers 4.57.1; parameter counts are compared with them in `costmodel/tests/flops.rs`.
 
 use crate::model::{EncoderDetails, EncoderSpec, Mlp, Projector};
 

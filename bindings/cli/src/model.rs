@@ -77,3 +77,67 @@ fn preset(name: &str) -> Result<ModelSpec, Failure> {
         error => error.into(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        model: ModelArgs,
+    }
+
+    fn arguments(words: &[&str]) -> ModelArgs {
+        let words = ["dflop"].into_iter().chain(words.iter().copied());
+        Arguments::try_parse_from(words).ok().expect("the arguments are good").model
+    }
+
+    fn misuse(words: &[&str]) -> String {
+        match arguments(words).spec() {
+            Err(Failure::Misuse(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn folder_of(config: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("config.json"), config).expect("a file");
+        folder
+    }
+
+    #[test]
+    fn a_preset_or_a_folder_is_a_model() {
+        assert_eq!(arguments(&[]).spec().unwrap().name, "omni-7b");
+        assert_eq!(arguments(&["--model", "tiny"]).spec().unwrap().name, "tiny");
+        let folder = folder_of(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
+        let path = folder.path().to_str().unwrap();
+        let spec = arguments(&["--model", path]).spec().unwrap();
+        assert_eq!((spec.llm.layers, spec.vision), (3, None));
+        let file = format!("{path}/config.json");
+        assert_eq!(arguments(&["--model", &file]).spec().unwrap(), spec);
+    }
+
+    #[test]
+    fn several_are_joined() {
+        let whisper = folder_of(r#"{"model_type": "whisper"}"#);
+        let path = whisper.path().to_str().unwrap();
+        let words = ["--model", path, "--model", "qwen2-vl-7b"];
+        let spec = arguments(&words).spec().unwrap();
+        assert_eq!(spec.name, format!("{path}+qwen2-vl-7b"));
+        assert!(spec.vision.is_some() && spec.audio.is_some());
+        assert!(misuse(&["--model", "tiny", "--model", "tiny"]).contains("2 language models"));
+        assert!(misuse(&["--model", path]).contains("join it with a language model"));
+    }
+
+    #[test]
+    fn errors_say_what_was_asked_for() {
+        let unknown = misuse(&["--model", "no-such-model"]);
+        assert!(unknown.starts_with("unknown model `no-such-model`, known are "), "{unknown}");
+        assert!(unknown.contains("`config.json`"), "{unknown}");
+        let broken = folder_of(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
+        let refused = misuse(&["--model", broken.path().to_str().unwrap()]);
+        assert!(refused.contains("`num_attention_heads` must be at least 1, found 0"), "{refused}");
+    }
+}

@@ -1,4 +1,4 @@
-//! Configurations of published checkpoints and broken ones; exact counts are compared in `tests/tests/flops.rs`.
+//! Configurations of published checkpoints and broken ones; exact counts are compared in `costmodel/tests/flops.rs`.
 
 use serde_json::{Value, json};
 

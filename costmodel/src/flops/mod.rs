@@ -14,7 +14,7 @@
 //!
 //! **Two figures.** *Model FLOPs* count attention in full ([`Attention::Full`]), as `PyTorch`'s
 //! `FlopCounterMode` does, with which they agree to half a percent on every family
-//! (`tests/tests/flops.rs`). *Executed FLOPs* are what runs: causal attention over half of the pairs of each
+//! (`costmodel/tests/flops.rs`). *Executed FLOPs* are what runs: causal attention over half of the pairs of each
 //! sample of a pack, and whatever a [`Recomputation`] does again. Windows are exact in both.
 
 mod encoder;
