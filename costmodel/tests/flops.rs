@@ -6,8 +6,9 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, Vi
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Largest difference allowed, of the recorded FLOPs.
-const TOLERANCE: f64 = 0.005;
+/// Largest difference allowed, of the recorded FLOPs: in models a few tokens wide, the product that makes the angles
+/// of rotary positions shows.
+const TOLERANCE: f64 = 0.000_2;
 
 #[derive(Deserialize)]
 struct Case {
@@ -94,7 +95,7 @@ fn forward_and_backward_flops_are_those_of_the_counter() {
             for (predicted, recorded) in counted.predicted(&spec).into_iter().zip(recorded) {
                 let difference = (predicted as f64 / recorded as f64 - 1.0).abs();
                 let of = format!("{} {}: {predicted} for {recorded}", case.name, counted.part);
-                assert!(difference <= TOLERANCE, "{of}, {:.3} % off", 100.0 * difference);
+                assert!(difference <= TOLERANCE, "{of}, {:.4} % off", 100.0 * difference);
                 worst = worst.max(difference);
                 compared += 1;
             }

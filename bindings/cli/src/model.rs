@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    #[derive(Parser)]
+    #[derive(Debug, Parser)]
     struct Arguments {
         #[command(flatten)]
         model: ModelArgs,
@@ -91,7 +91,7 @@ mod tests {
 
     fn arguments(words: &[&str]) -> ModelArgs {
         let words = ["dflop"].into_iter().chain(words.iter().copied());
-        Arguments::try_parse_from(words).ok().expect("the arguments are good").model
+        Arguments::try_parse_from(words).expect("the arguments are good").model
     }
 
     fn misuse(words: &[&str]) -> String {

@@ -13,7 +13,7 @@
 //! the one whose output is taken. All parameters are trained.
 //!
 //! **Two figures.** *Model FLOPs* count attention in full ([`Attention::Full`]), as `PyTorch`'s
-//! `FlopCounterMode` does, with which they agree to half a percent on every family
+//! `FlopCounterMode` does, with which they agree to 0.02 % on every family
 //! (`costmodel/tests/flops.rs`). *Executed FLOPs* are what runs: causal attention over half of the pairs of each
 //! sample of a pack, and whatever a [`Recomputation`] does again. Windows are exact in both.
 
