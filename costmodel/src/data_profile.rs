@@ -4,7 +4,8 @@
 
 use serde::Serialize;
 
-use crate::predict::{CostModel, Module, SampleCost};
+use crate::module::Module;
+use crate::predict::{CostModel, SampleCost};
 use crate::shape::SampleShape;
 
 /// Collects samples and summarises them.

@@ -14,6 +14,12 @@ pub enum Error {
     /// No device preset has this name; raised before any sample is looked at.
     #[error("unknown device `{name}`, known are {known}")]
     UnknownDevice { name: String, known: String },
+    /// A field of a configuration makes no sense, or has no counterpart here; raised before any sample is looked at.
+    #[error("`{file}`: `{field}` {problem}")]
+    Configuration { file: &'static str, field: String, problem: String },
+    /// Parts do not make a model: no language model, or two encoders of a kind.
+    #[error("`{name}` is no model: {problem}")]
+    Composition { name: String, problem: String },
     /// A picture or a video frame has no pixels; the sample is bad, the next one may be good.
     #[error("picture of {width} x {height} pixels is empty")]
     EmptyPicture { width: u32, height: u32 },

@@ -2,8 +2,8 @@
 //!
 //! A [`SampleShape`] (text tokens, pixels, frames, sample rates) goes through the *token rule* of a model
 //! family ([`tokens`]) to encoder items, encoder tokens and LLM tokens; from these follow the exact [`flops`]
-//! of each module of a [`ModelSpec`], and from FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins
-//! the steps.
+//! of each module of a [`ModelSpec`], which is a preset or read from a `config.json` ([`config`]); and from
+//! FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins the steps.
 //!
 //! **Units.** Times are whole nanoseconds of forward and backward together, for a whole module on one device;
 //! lengths are tokens, that is positions in the LLM; sizes are pixels.
@@ -23,23 +23,31 @@
 //! let shape = SampleShape { text_tokens: 60, audio: vec![clip], ..SampleShape::default() };
 //! let cost = model.annotate(&shape)?;
 //! assert_eq!(cost.encoder_items, 2); // started windows of 30 seconds
-//! assert_eq!(cost.tokens, 60 + 875); // 25 a second
+//! assert_eq!(cost.tokens, 60 + 875 + 2); // 25 a second, and two markers
 //! let [audio_ns, llm_ns] = cost.module_ns.as_slice() else { unreachable!() };
 //! assert!(audio_ns < llm_ns);
 //! # Ok(())
 //! # }
 //! ```
 
+pub mod config;
 mod data_profile;
 mod error;
 pub mod flops;
+pub mod memory;
 pub mod model;
+mod module;
+mod parameters;
 mod predict;
+mod presets;
 mod shape;
 pub mod tokens;
+mod towers;
 
 pub use data_profile::{DataProfile, Histogram, Quantiles};
 pub use error::{Error, Result};
 pub use model::ModelSpec;
-pub use predict::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost};
+pub use module::{Module, ModuleTimes};
+pub use parameters::{EncoderParameters, LlmParameters};
+pub use predict::{CostModel, DeviceRate, SampleCost};
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};

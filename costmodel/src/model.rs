@@ -1,17 +1,17 @@
-//! Models: the dimensions that FLOPs follow from, the token rule, and presets by name.
+//! Models: the dimensions that FLOPs, parameters and tokens follow from.
 //!
-//! A [`ModelSpec`] is plain data, so a model that has no preset can be written down or read with serde.
-//! Presets are a table of such data; their dimensions are those of the published configurations.
+//! A [`ModelSpec`] is plain data: one of the presets ([`ModelSpec::preset`]), read from the `config.json` of a
+//! checkpoint ([`crate::config`]), or written down with serde. Its modules are its encoders and its LLM;
+//! whatever walks over modules does so through [`ModelSpec::encoders`], so that a further kind of encoder
+//! is a field here, a [`Module`] and a [`MediaRule`], and nothing else.
 
 use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-use crate::tokens::VisionRule;
-use crate::tokens::any_res::AnyRes;
-use crate::tokens::dynamic_tiles::DynamicTiles;
-use crate::tokens::native::NativeResolution;
+use crate::module::Module;
+use crate::tokens::audio::AudioRule;
+use crate::tokens::{MediaRule, VisionRule};
 
 /// A multimodal LLM: encoders, if any, and the LLM that reads their tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,6 +26,15 @@ pub struct ModelSpec {
     pub llm: LlmSpec,
 }
 
+impl ModelSpec {
+    /// Returns the encoders in the order of the modules, each with the rule that says its work.
+    pub fn encoders(&self) -> impl Iterator<Item = (Module, EncoderSpec, MediaRule)> {
+        let vision = self.vision.map(|seen| (Module::Vision, seen.encoder, MediaRule::Vision(seen.rule)));
+        let audio = self.audio.map(|heard| (Module::Audio, heard.encoder, MediaRule::Audio(heard.rule)));
+        [vision, audio].into_iter().flatten()
+    }
+}
+
 /// How a model sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VisionSpec {
@@ -35,11 +44,14 @@ pub struct VisionSpec {
     pub rule: VisionRule,
 }
 
-/// How a model hears; windows and tokens are those of [`crate::tokens::audio`].
+/// How a model hears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioSpec {
     /// The encoder and its projector.
     pub encoder: EncoderSpec,
+    /// From seconds to windows and tokens.
+    #[serde(default)]
+    pub rule: AudioRule,
 }
 
 /// A transformer encoder with the projector into the LLM.
@@ -62,6 +74,31 @@ pub struct EncoderSpec {
     pub stem_inputs: u32,
     /// The way into the LLM.
     pub projector: Projector,
+    /// What the dimensions above leave open; nothing of it by default.
+    #[serde(default)]
+    pub details: EncoderDetails,
+}
+
+/// Parts of an encoder that few have, and the parameters outside its matrices.
+///
+/// Left at its default, FLOPs are a fraction of a percent off and parameters count matrices of layers alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EncoderDetails {
+    /// Tokens that the encoder adds to every item and drops again before the projector.
+    pub class_tokens: u32,
+    /// Whether an attention pooling head runs behind the layers, whose output no one uses (SigLIP).
+    pub has_pooling_head: bool,
+    /// Layers at the end that run, though an earlier layer's output is taken; nothing flows back through them.
+    pub unused_layers: u32,
+    /// Those of `stem_inputs` that read the medium itself, to which no gradient is computed.
+    pub stem_medium_inputs: u32,
+    /// Vectors of width `hidden` in a layer: biases, norms, scales.
+    pub layer_vectors: u32,
+    /// Vectors of width `ffn` in a layer: biases.
+    pub layer_ffn_vectors: u32,
+    /// Parameters outside the layers: stem, positions, class token, norms, but not the pooling head.
+    pub outside_parameters: u64,
 }
 
 /// The MLP of a transformer layer.
@@ -74,6 +111,16 @@ pub enum Mlp {
     Gated,
 }
 
+impl Mlp {
+    /// Matrices of `hidden` x `ffn`.
+    pub(crate) const fn matrices(self) -> u32 {
+        match self {
+            Self::Plain => 2,
+            Self::Gated => 3,
+        }
+    }
+}
+
 /// The projector from encoder tokens to the width of the LLM; charged to the encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Projector {
@@ -83,6 +130,25 @@ pub struct Projector {
     pub input: u32,
     /// Width between the two matrices; `None` for a single matrix.
     pub middle: Option<u32>,
+    /// Parameters outside the matrices: biases, norms, newline embeddings.
+    #[serde(default)]
+    pub vector_parameters: u64,
+}
+
+impl Projector {
+    /// A projector without parameters outside its matrices; no merging for `merged_tokens` = 0.
+    pub(crate) const fn new(merged_tokens: u32, input: u32, middle: Option<u32>) -> Self {
+        let merged_tokens = match NonZeroU32::new(merged_tokens) {
+            Some(merged_tokens) => merged_tokens,
+            None => NonZeroU32::MIN,
+        };
+        Self { merged_tokens, input, middle, vector_parameters: 0 }
+    }
+
+    pub(crate) const fn vectors(mut self, parameters: u64) -> Self {
+        self.vector_parameters = parameters;
+        self
+    }
 }
 
 /// A decoder-only language model with grouped-query attention and gated MLPs.
@@ -102,249 +168,34 @@ pub struct LlmSpec {
     pub ffn: u32,
     /// Rows of the LM head, padding included.
     pub vocab: u32,
+    /// What parameters follow from beside the matrices; nothing of it by default.
+    #[serde(default)]
+    pub details: LlmDetails,
 }
 
-impl ModelSpec {
-    /// Returns the preset of this name, one of [`ModelSpec::preset_names`].
-    ///
-    /// # Errors
-    /// [`Error::UnknownModel`] with the known names, if there is none.
-    ///
-    /// # Source
-    /// Dimensions: the published configurations. SigLIP-so400m has all its 27 layers, InternViT-6B the 45
-    /// of the published model (48 less the 3 that are discarded); class tokens of encoders are not counted.
-    /// `internvl3-8b` joins InternViT-300M with the LLM row of Qwen2.5-7B. `omni-7b` and `tiny` are
-    /// compositions of this project, not published models.
-    pub fn preset(name: &str) -> Result<Self> {
-        for preset in PRESETS {
-            if preset.name == name {
-                return Ok(Self {
-                    name: name.to_owned(),
-                    vision: preset.vision,
-                    audio: preset.audio,
-                    llm: preset.llm,
-                });
-            }
-        }
-        Err(Error::UnknownModel { name: name.to_owned(), known: PRESET_NAMES.join(", ") })
-    }
-
-    /// Returns the names that [`ModelSpec::preset`] knows.
-    #[must_use]
-    pub const fn preset_names() -> &'static [&'static str] {
-        &PRESET_NAMES
-    }
+/// Parts of an LLM that change its parameters and not its FLOPs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LlmDetails {
+    /// Biases of the attention's projections.
+    pub attention_bias: AttentionBias,
+    /// Whether the three matrices of the MLP have biases.
+    pub has_mlp_bias: bool,
+    /// Whether queries and keys are normalised, with a scale of the width of a head each.
+    pub has_qk_norm: bool,
+    /// Whether the LM head is the embedding.
+    pub has_tied_embeddings: bool,
 }
 
-/// A row of the preset table.
-#[derive(Clone, Copy)]
-struct Preset {
-    name: &'static str,
-    vision: Option<VisionSpec>,
-    audio: Option<AudioSpec>,
-    llm: LlmSpec,
-}
-
-const PRESETS: [Preset; 12] = [
-    Preset { name: "llava-ov-qwen2.5-7b", vision: Some(siglip(QWEN2_5_7B)), audio: None, llm: QWEN2_5_7B },
-    Preset { name: "llava-ov-qwen2.5-32b", vision: Some(siglip(QWEN2_5_32B)), audio: None, llm: QWEN2_5_32B },
-    Preset { name: "llava-ov-qwen2.5-72b", vision: Some(siglip(QWEN2_5_72B)), audio: None, llm: QWEN2_5_72B },
-    Preset { name: "llava-ov-llama3-8b", vision: Some(siglip(LLAMA3_8B)), audio: None, llm: LLAMA3_8B },
-    Preset { name: "llava-ov-llama3-70b", vision: Some(siglip(LLAMA3_70B)), audio: None, llm: LLAMA3_70B },
-    Preset { name: "internvl2.5-qwen2.5-72b", vision: Some(INTERN_VIT_6B), audio: None, llm: QWEN2_5_72B },
-    Preset { name: "internvl3-8b", vision: Some(INTERN_VIT_300M), audio: None, llm: QWEN2_5_7B },
-    Preset { name: "qwen2-vl-7b", vision: Some(QWEN2_VL_VIT), audio: None, llm: QWEN2_5_7B },
-    Preset { name: "qwen2.5-vl-7b", vision: Some(QWEN2_5_VL_VIT), audio: None, llm: QWEN2_5_7B },
-    Preset { name: "qwen2-audio-7b", vision: None, audio: Some(WHISPER_LARGE), llm: QWEN_7B },
-    Preset { name: "omni-7b", vision: Some(siglip(QWEN2_5_7B)), audio: Some(WHISPER_LARGE), llm: QWEN2_5_7B },
-    Preset { name: "tiny", vision: Some(TINY_VIT), audio: Some(TINY_WHISPER), llm: TINY_LLM },
-];
-
-const PRESET_NAMES: [&str; PRESETS.len()] = {
-    let mut names = [""; PRESETS.len()];
-    let mut preset = 0;
-    while preset < PRESETS.len() {
-        names[preset] = PRESETS[preset].name;
-        preset += 1;
-    }
-    names
-};
-
-/// Qwen2-7B has the same dimensions.
-const QWEN2_5_7B: LlmSpec = llm(28, 3584, [28, 4, 128], 18_944, 152_064);
-const QWEN2_5_32B: LlmSpec = llm(64, 5120, [40, 8, 128], 27_648, 152_064);
-const QWEN2_5_72B: LlmSpec = llm(80, 8192, [64, 8, 128], 29_568, 152_064);
-const LLAMA3_8B: LlmSpec = llm(32, 4096, [32, 8, 128], 14_336, 128_256);
-const LLAMA3_70B: LlmSpec = llm(80, 8192, [64, 8, 128], 28_672, 128_256);
-/// The LLM of Qwen2-Audio.
-const QWEN_7B: LlmSpec = llm(32, 4096, [32, 32, 128], 11_008, 156_032);
-const TINY_LLM: LlmSpec = llm(4, 256, [4, 2, 64], 1024, 4096);
-
-/// `heads` are query heads, key and value heads, and the width of one.
-const fn llm(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
-    let [heads, kv_heads, head_dim] = heads;
-    LlmSpec { layers, hidden, heads, kv_heads, head_dim, ffn, vocab }
-}
-
-/// SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM.
-const fn siglip(llm: LlmSpec) -> VisionSpec {
-    VisionSpec {
-        encoder: EncoderSpec {
-            layers: 27,
-            windowed_layers: 0,
-            hidden: 1152,
-            heads: 16,
-            ffn: 4304,
-            mlp: Mlp::Plain,
-            stem_inputs: 3 * 14 * 14,
-            projector: projector(1, 1152, Some(llm.hidden)),
-        },
-        rule: VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION),
-    }
-}
-
-const INTERN_VIT_300M: VisionSpec = VisionSpec {
-    encoder: EncoderSpec {
-        layers: 24,
-        windowed_layers: 0,
-        hidden: 1024,
-        heads: 16,
-        ffn: 4096,
-        mlp: Mlp::Plain,
-        stem_inputs: 3 * 14 * 14,
-        projector: projector(4, 4 * 1024, Some(QWEN2_5_7B.hidden)),
-    },
-    rule: VisionRule::DynamicTiles(DynamicTiles::INTERN_VL),
-};
-
-const INTERN_VIT_6B: VisionSpec = VisionSpec {
-    encoder: EncoderSpec {
-        layers: 45,
-        windowed_layers: 0,
-        hidden: 3200,
-        heads: 25,
-        ffn: 12_800,
-        mlp: Mlp::Plain,
-        stem_inputs: 3 * 14 * 14,
-        projector: projector(4, 4 * 3200, Some(QWEN2_5_72B.hidden)),
-    },
-    rule: VisionRule::DynamicTiles(DynamicTiles::INTERN_VL),
-};
-
-const QWEN2_VL_VIT: VisionSpec = VisionSpec {
-    encoder: EncoderSpec {
-        layers: 32,
-        windowed_layers: 0,
-        hidden: 1280,
-        heads: 16,
-        ffn: 5120,
-        mlp: Mlp::Plain,
-        stem_inputs: 2 * 3 * 14 * 14,
-        projector: projector(4, 4 * 1280, Some(4 * 1280)),
-    },
-    rule: VisionRule::Native(NativeResolution::QWEN2_VL),
-};
-
-/// Full attention in layers 7, 15, 23 and 31, windows in the others.
-const QWEN2_5_VL_VIT: VisionSpec = VisionSpec {
-    encoder: EncoderSpec { windowed_layers: 28, ffn: 3420, mlp: Mlp::Gated, ..QWEN2_VL_VIT.encoder },
-    rule: VisionRule::Native(NativeResolution::QWEN2_5_VL),
-};
-
-/// Whisper-large-v3 as in Qwen2-Audio. One encoder token takes two outputs of the first convolution (128 mel
-/// bins, width 3) and one of the second (1280 channels, width 3).
-const WHISPER_LARGE: AudioSpec = AudioSpec {
-    encoder: EncoderSpec {
-        layers: 32,
-        windowed_layers: 0,
-        hidden: 1280,
-        heads: 20,
-        ffn: 5120,
-        mlp: Mlp::Plain,
-        stem_inputs: 2 * 3 * 128 + 3 * 1280,
-        projector: projector(2, 1280, None),
-    },
-};
-
-const TINY_VIT: VisionSpec = VisionSpec {
-    encoder: EncoderSpec {
-        layers: 4,
-        windowed_layers: 0,
-        hidden: 256,
-        heads: 4,
-        ffn: 1024,
-        mlp: Mlp::Plain,
-        stem_inputs: 3 * 14 * 14,
-        projector: projector(4, 4 * 256, Some(TINY_LLM.hidden)),
-    },
-    rule: VisionRule::DynamicTiles(DynamicTiles {
-        tile_pixels: 224,
-        tile_patches: 256,
-        tile_tokens: 64,
-        tiles_max: 4,
-        frames_max: 8,
-        marker_tokens: 2,
-    }),
-};
-
-const TINY_WHISPER: AudioSpec = AudioSpec {
-    encoder: EncoderSpec {
-        stem_inputs: 2 * 3 * 80 + 3 * 256,
-        projector: projector(2, 256, None),
-        ..TINY_VIT.encoder
-    },
-};
-
-const fn projector(merged_tokens: u32, input: u32, middle: Option<u32>) -> Projector {
-    let merged_tokens = match NonZeroU32::new(merged_tokens) {
-        Some(merged_tokens) => merged_tokens,
-        None => NonZeroU32::MIN,
-    };
-    Projector { merged_tokens, input, middle }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_preset_name_leads_to_its_preset() {
-        for name in ModelSpec::preset_names() {
-            let spec = ModelSpec::preset(name).unwrap();
-            assert_eq!(spec.name, *name);
-            assert!(spec.vision.is_some() || spec.audio.is_some());
-        }
-    }
-
-    #[test]
-    fn heads_divide_the_width_of_every_preset() {
-        for preset in PRESETS {
-            assert_eq!(preset.llm.heads * preset.llm.head_dim, preset.llm.hidden, "{}", preset.name);
-            assert_eq!(preset.llm.heads % preset.llm.kv_heads, 0, "{}", preset.name);
-            let encoders = [preset.vision.map(|v| v.encoder), preset.audio.map(|a| a.encoder)];
-            for encoder in encoders.into_iter().flatten() {
-                assert_eq!(encoder.hidden % encoder.heads, 0, "{}", preset.name);
-                assert!(encoder.windowed_layers <= encoder.layers);
-            }
-        }
-    }
-
-    #[test]
-    fn presets_survive_json() {
-        for name in ModelSpec::preset_names() {
-            let spec = ModelSpec::preset(name).unwrap();
-            let json = serde_json::to_string(&spec).unwrap();
-            assert_eq!(serde_json::from_str::<ModelSpec>(&json).unwrap(), spec);
-        }
-    }
-
-    #[test]
-    fn an_unknown_name_is_answered_with_the_known_ones() {
-        let error = ModelSpec::preset("gpt-5").unwrap_err();
-        let message = error.to_string();
-        assert!(message.starts_with("unknown model `gpt-5`, known are llava-ov-qwen2.5-7b, "), "{message}");
-        for name in ModelSpec::preset_names() {
-            assert!(message.contains(name));
-        }
-    }
+/// Which projections of an attention have a bias.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionBias {
+    /// None, as in Llama.
+    #[default]
+    None,
+    /// Queries, keys and values, as in Qwen2.
+    Qkv,
+    /// The output as well.
+    All,
 }

@@ -54,6 +54,7 @@ pub mod loader;
 pub mod measure;
 pub mod metrics;
 pub mod mix;
+pub mod model_folder;
 pub mod order;
 mod pace;
 pub mod pack;

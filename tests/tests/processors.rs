@@ -1,6 +1,5 @@
 //! Tensors of pictures, videos and clips are those of the Hugging Face processors, as recorded.
 
-use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::{ImageSize, ModelSpec};
 use dflop_loader::decode::RgbImage;
 use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
@@ -136,12 +135,7 @@ fn log_mel_spectrograms_are_recorded() {
 
 /// Tokens that the cost model adds for the markers around pictures.
 fn marker_tokens(model: &ModelSpec, pictures: usize) -> u64 {
-    let markers = match model.vision.unwrap().rule {
-        VisionRule::AnyRes(_) => 0,
-        VisionRule::DynamicTiles(rule) => rule.marker_tokens,
-        VisionRule::Native(rule) => rule.marker_tokens,
-    };
-    u64::from(markers) * pictures as u64
+    u64::from(model.vision.unwrap().rule.marker_tokens()) * pictures as u64
 }
 
 proptest! {

@@ -166,6 +166,9 @@ impl BatchesArgs {
         };
         let mut builder =
             self.template.preparer(&model, &self.tokenizer)?.layout(layout).long_sample(long_sample);
+        if let Some(images) = self.plan.model.image_processor(&model)? {
+            builder = builder.image_processor(images);
+        }
         if self.counted_media {
             builder = builder.counted_media();
         }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use dflop_costmodel::ModelSpec;
 use dflop_loader::decode::VideoSampling;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions};
@@ -12,6 +11,7 @@ use dflop_loader::skip::Skipped;
 use serde::Serialize;
 
 use crate::data_set::{DataSetArgs, index_options};
+use crate::model::spec_of;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::text_counts::TokenizerArgs;
 use crate::video::VideoArgs;
@@ -38,8 +38,8 @@ pub(crate) struct IndexArgs {
     #[command(flatten)]
     tokenizer: TokenizerArgs,
     /// Model for which conversations are written before they are counted [default: the bare words are].
-    #[arg(long, value_name = "NAME", requires = "tokenizer")]
-    model: Option<String>,
+    #[arg(long, value_name = "NAME|DIR", requires = "tokenizer")]
+    model: Vec<String>,
     #[command(flatten)]
     video: VideoArgs,
     /// Print one JSON object.
@@ -89,7 +89,7 @@ struct IndexReport<'a> {
 
 pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
-    let model = args.model.as_deref().map(ModelSpec::preset).transpose()?;
+    let model = if args.model.is_empty() { None } else { Some(spec_of(&args.model)?) };
     let options = IndexOptions {
         folder: args.out.clone(),
         is_rebuilt: args.rebuild,

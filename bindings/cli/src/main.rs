@@ -13,6 +13,7 @@ mod demo_data;
 mod index;
 mod list;
 mod mixture;
+mod model;
 mod order;
 mod output;
 mod pack;

@@ -5,35 +5,14 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
-use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::mix::Mixture;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::state::LoaderState;
 use dflop_loader::steps::Tail;
 
+use crate::model::ModelArgs;
 use crate::output::Failure;
-
-/// The model that costs are predicted for.
-#[derive(Debug, Args)]
-pub(crate) struct ModelArgs {
-    /// Model preset; an unknown name lists them.
-    #[arg(long, value_name = "NAME", default_value = "omni-7b")]
-    pub(crate) model: String,
-    /// Device preset: a stated rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = "h100")]
-    pub(crate) device: String,
-}
-
-impl ModelArgs {
-    pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {
-        Ok(ModelSpec::preset(&self.model)?)
-    }
-
-    pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
-        Ok(CostModel::new(ModelSpec::preset(&self.model)?, DeviceRate::preset(&self.device)?))
-    }
-}
 
 /// How global batches are cut.
 #[derive(Debug, Args)]

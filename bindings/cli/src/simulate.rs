@@ -66,7 +66,7 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> 
     }
     let report = SimulateReport {
         steps,
-        model: args.plan.model.model.clone(),
+        model: args.plan.model.name(),
         device: args.plan.model.device.clone(),
         strategies: compare(&planner, steps)?,
     };

@@ -8,8 +8,8 @@ use dflop_costmodel::{DataProfile, Histogram, Quantiles, SampleShape};
 use serde::Serialize;
 
 use crate::data_set::IndexedArgs;
+use crate::model::ModelArgs;
 use crate::output::{Failure, Output, write_json};
-use crate::planner::ModelArgs;
 use crate::text_counts::TokenizerArgs;
 
 /// Classes of each histogram.
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
         }
     }
     let summary = profile.summarize(CLASSES);
-    let (model, device) = (args.model.model.clone(), args.model.device.clone());
+    let (model, device) = (args.model.name(), args.model.device.clone());
     if args.json {
         let quantiles =
             summary.iter().map(|(name, quantiles, _)| (name.clone(), quantiles.clone())).collect();

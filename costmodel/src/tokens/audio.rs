@@ -3,44 +3,84 @@
 //! Audio is resampled to 16 kHz and turned into 100 mel frames a second. Every started window of 30 seconds
 //! is padded to 3000 frames; a convolution of stride 2 leaves 1500 encoder tokens, so that the encoder's work
 //! does not depend on how full the window is. Pooling by 2 leaves one LLM token for 40 ms, of real
-//! frames only: 750 a full window. Marker tokens around a clip are not counted.
+//! frames only: 750 a full window. Two marker tokens enclose a clip.
+
+use serde::{Deserialize, Serialize};
 
 use super::EncoderWork;
 use crate::error::{Error, Result};
 use crate::shape::AudioLength;
 
 const MEL_FRAMES_PER_SECOND: u128 = 100;
-const MEL_FRAMES_PER_WINDOW: u64 = 3000;
-const ENCODER_TOKENS_PER_WINDOW: u64 = 1500;
+/// Mel frames that the second convolution makes one encoder token of.
+const STRIDE: u64 = 2;
 
-/// Returns the work of one clip; encoder items are windows of 30 seconds.
-///
-/// The feature extractor of the published models cuts a clip off at 30 seconds; here it goes on in further
-/// windows, as the loader prepares it, so that nothing of it is lost.
-///
-/// A clip of 0 frames has no work. A clip of fewer than 3 mel frames (20 ms) still fills a window, though
-/// pooling may leave no LLM token of it.
-///
-/// # Errors
-/// [`Error::SampleRate`] if the clip has frames but no sample rate.
+/// Settings of the rule; encoder items are windows.
 ///
 /// # Source
 /// Windows: Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision", 2022,
 /// arXiv:2212.04356. Tokens: Chu et al., "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AudioRule {
+    /// Encoder tokens of a window: 1500 for 30 seconds. 0 counts as 1.
+    pub window_tokens: u32,
+    /// Longer clips are cut off after so many windows.
+    pub windows_max: u32,
+    /// Marker tokens around a clip.
+    pub marker_tokens: u8,
+}
+
+impl Default for AudioRule {
+    fn default() -> Self {
+        Self::QWEN2_AUDIO
+    }
+}
+
+impl AudioRule {
+    /// Qwen2-Audio, with as many windows as a clip takes; its own processor keeps the first alone.
+    pub const QWEN2_AUDIO: Self = Self { window_tokens: 1500, windows_max: u32::MAX, marker_tokens: 2 };
+
+    /// Returns the work of one clip, markers included; one of 0 frames has none.
+    ///
+    /// A clip of fewer than 3 mel frames (20 ms) still fills a window, though pooling may leave no LLM token
+    /// of it beside the markers.
+    ///
+    /// # Errors
+    /// [`Error::SampleRate`] if the clip has frames but no sample rate.
+    pub fn clip(&self, length: AudioLength) -> Result<EncoderWork> {
+        let work = self.windows(length)?;
+        let markers = if work.items > 0 { u64::from(self.marker_tokens) } else { 0 };
+        Ok(EncoderWork { tokens: work.tokens.saturating_add(markers), ..work })
+    }
+
+    fn windows(&self, length: AudioLength) -> Result<EncoderWork> {
+        if length.frames == 0 {
+            return Ok(EncoderWork::default());
+        }
+        if length.sample_rate_hz == 0 {
+            return Err(Error::SampleRate { frames: length.frames });
+        }
+        let window_tokens = u64::from(self.window_tokens.max(1));
+        let window_frames = STRIDE * window_tokens;
+        let frames_max = u64::from(self.windows_max).saturating_mul(window_frames);
+        let frames = mel_frames(length).min(frames_max);
+        let (full_windows, rest) = (frames / window_frames, frames % window_frames);
+        let tokens =
+            full_windows.saturating_mul(pooled_tokens(window_frames)).saturating_add(pooled_tokens(rest));
+        let windows = full_windows + u64::from(rest > 0);
+        Ok(EncoderWork::of_items(windows, window_tokens, tokens))
+    }
+}
+
+/// Returns the work of one clip without markers, in windows of 30 seconds.
+///
+/// The feature extractor of the published models cuts a clip off at 30 seconds; here it goes on in further
+/// windows, as the loader prepares it, so that nothing of it is lost.
+///
+/// # Errors
+/// [`Error::SampleRate`] if the clip has frames but no sample rate.
 pub fn whisper_windows(length: AudioLength) -> Result<EncoderWork> {
-    if length.frames == 0 {
-        return Ok(EncoderWork::default());
-    }
-    if length.sample_rate_hz == 0 {
-        return Err(Error::SampleRate { frames: length.frames });
-    }
-    let mel_frames = mel_frames(length);
-    let full_windows = mel_frames / MEL_FRAMES_PER_WINDOW;
-    let rest = mel_frames % MEL_FRAMES_PER_WINDOW;
-    let tokens =
-        full_windows.saturating_mul(pooled_tokens(MEL_FRAMES_PER_WINDOW)).saturating_add(pooled_tokens(rest));
-    let windows = full_windows + u64::from(rest > 0);
-    Ok(EncoderWork::of_items(windows, ENCODER_TOKENS_PER_WINDOW, tokens))
+    AudioRule::QWEN2_AUDIO.windows(length)
 }
 
 /// Mel frames of real audio, the last one perhaps not full; saturating.

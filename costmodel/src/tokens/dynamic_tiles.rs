@@ -41,8 +41,6 @@ struct Candidate {
     columns: u64,
     /// Distance between the aspect ratios of picture and grid.
     distance: f64,
-    /// The picture has more than half of the grid's pixels.
-    is_filled: bool,
 }
 
 impl DynamicTiles {
@@ -92,29 +90,24 @@ impl DynamicTiles {
 
     fn best_grid(&self, image: ImageSize) -> Candidate {
         let tiles_max = u64::from(self.tiles_max);
-        let mut best = self.candidate(image, 1, 1);
+        let aspect = f64::from(image.width) / f64::from(image.height);
+        let tile_pixels = u64::from(self.tile_pixels) * u64::from(self.tile_pixels);
+        let twice_pixels = 2 * u128::from(image.width) * u128::from(image.height);
+        let is_filled = |tiles: u64| twice_pixels > u128::from(tile_pixels * tiles);
+        let mut best = Candidate { tiles: 1, columns: 1, distance: (aspect - 1.0).abs() };
         for columns in 1..=tiles_max {
             for rows in 1..=tiles_max / columns {
-                let candidate = self.candidate(image, columns, rows);
-                if candidate.beats(&best) {
+                let distance = (aspect - columns as f64 / rows as f64).abs();
+                if distance > best.distance {
+                    continue;
+                }
+                let candidate = Candidate { tiles: columns * rows, columns, distance };
+                if candidate.beats(&best, is_filled) {
                     best = candidate;
                 }
             }
         }
         best
-    }
-
-    fn candidate(&self, image: ImageSize, columns: u64, rows: u64) -> Candidate {
-        let tiles = columns * rows;
-        let aspect = f64::from(image.width) / f64::from(image.height);
-        let pixels = u128::from(image.width) * u128::from(image.height);
-        let tile = u128::from(self.tile_pixels);
-        Candidate {
-            tiles,
-            columns,
-            distance: (aspect - columns as f64 / rows as f64).abs(),
-            is_filled: 2 * pixels > tile * tile * u128::from(tiles),
-        }
     }
 }
 
@@ -133,12 +126,15 @@ pub fn label_tokens(frames: u64) -> u64 {
 impl Candidate {
     /// Whether the original, which tries grids by tile count and lets a later equal one win if it is filled,
     /// would end with `self` rather than with `best`, in whatever order the two are met.
-    fn beats(&self, best: &Self) -> bool {
+    ///
+    /// `is_filled`: whether the picture has more than half of the pixels of a grid of so many tiles.
+    fn beats(&self, best: &Self, is_filled: impl Fn(u64) -> bool) -> bool {
         if self.distance < best.distance {
             return true;
         }
         let is_later = (self.tiles, self.columns) > (best.tiles, best.columns);
-        self.distance <= best.distance && if is_later { self.is_filled } else { !best.is_filled }
+        self.distance <= best.distance
+            && if is_later { is_filled(self.tiles) } else { !is_filled(best.tiles) }
     }
 }
 

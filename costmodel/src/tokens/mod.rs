@@ -1,8 +1,8 @@
 //! Token rules: from the shape of a medium to the work of its encoder and its length in the LLM.
 //!
 //! Every model family cuts media into encoder items by a rule of its own; one file holds one rule:
-//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL) and [`audio`]
-//! (Whisper, Qwen2-Audio). All of them answer with [`EncoderWork`].
+//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`fixed_tile`] (CLIP and
+//! SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio). All of them answer with [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do
 //! they, with the IEEE operations `+ - * / sqrt fmod` alone: these are correctly rounded, hence the
@@ -11,6 +11,7 @@
 pub mod any_res;
 pub mod audio;
 pub mod dynamic_tiles;
+pub mod fixed_tile;
 pub mod native;
 
 use std::ops::AddAssign;
@@ -18,9 +19,11 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::shape::{ImageSize, VideoShape};
+use crate::shape::{ImageSize, SampleShape, VideoShape};
 use any_res::AnyRes;
+use audio::AudioRule;
 use dynamic_tiles::DynamicTiles;
+use fixed_tile::FixedTile;
 use native::NativeResolution;
 
 /// The work that media put on an encoder and on the LLM; sums over media with `+=`, saturating.
@@ -84,6 +87,8 @@ pub enum VisionRule {
     DynamicTiles(DynamicTiles),
     /// The picture's own resolution in patches, Qwen2-VL.
     Native(NativeResolution),
+    /// One tile a picture, CLIP and SigLIP.
+    Fixed(FixedTile),
 }
 
 impl VisionRule {
@@ -104,6 +109,7 @@ impl VisionRule {
                 Self::AnyRes(rule) => rule.image(image)?,
                 Self::DynamicTiles(rule) => rule.image(image)?,
                 Self::Native(rule) => rule.image(image)?,
+                Self::Fixed(rule) => rule.image(image)?,
             };
         }
         Ok(work)
@@ -123,7 +129,51 @@ impl VisionRule {
             Self::AnyRes(rule) => Ok(rule.video(video)),
             Self::DynamicTiles(rule) => Ok(rule.video(video)),
             Self::Native(rule) => rule.video(video),
+            Self::Fixed(rule) => Ok(rule.video(video)),
         }
+    }
+
+    /// Returns the tokens that stand around a picture, beside those of its features.
+    #[must_use]
+    pub const fn marker_tokens(&self) -> u8 {
+        match self {
+            Self::AnyRes(_) | Self::Fixed(_) => 0,
+            Self::DynamicTiles(rule) => rule.marker_tokens,
+            Self::Native(rule) => rule.marker_tokens,
+        }
+    }
+}
+
+/// How an encoder sees a sample: the rule of its kind of media.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MediaRule {
+    /// Pictures and videos.
+    Vision(VisionRule),
+    /// Audio clips.
+    Audio(AudioRule),
+}
+
+impl MediaRule {
+    /// Returns the work of all media of one sample that the encoder takes.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPicture`], [`Error::AspectRatio`] or [`Error::SampleRate`] for a medium that it refuses.
+    pub fn work(&self, shape: &SampleShape) -> Result<EncoderWork> {
+        let mut work = EncoderWork::default();
+        match self {
+            Self::Vision(rule) => {
+                work += rule.images(&shape.images)?;
+                for &video in &shape.videos {
+                    work += rule.video(video)?;
+                }
+            }
+            Self::Audio(rule) => {
+                for &clip in &shape.audio {
+                    work += rule.clip(clip)?;
+                }
+            }
+        }
+        Ok(work)
     }
 }
 
@@ -140,10 +190,14 @@ mod tests {
     use crate::tokens::native::PixelRange;
     use proptest::prelude::*;
 
-    const RULES: [VisionRule; 3] = [
+    const FIXED: FixedTile =
+        FixedTile { tile_pixels: 384, tile_patches: 729, is_cropped: false, frames_max: 32 };
+
+    const RULES: [VisionRule; 4] = [
         VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION),
         VisionRule::DynamicTiles(DynamicTiles::INTERN_VL),
         VisionRule::Native(NativeResolution::QWEN2_VL),
+        VisionRule::Fixed(FIXED),
     ];
 
     #[test]

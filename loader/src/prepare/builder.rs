@@ -49,7 +49,7 @@ impl PreparerBuilder {
         let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
         Self {
             rule: model.vision.map(|vision| vision.rule),
-            markers: model.vision.map(|vision| MarkerTokens::of_vision(&vision.rule)).unwrap_or_default(),
+            markers: MarkerTokens::of(model),
             family,
             tokenizer: None,
             chat_template: None,

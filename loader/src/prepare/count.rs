@@ -2,6 +2,7 @@
 //!
 //! The index keeps these counts beside its estimates: see [`crate::index::TextCounts`].
 
+use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -35,10 +36,15 @@ pub(super) struct MarkerTokens {
 }
 
 impl MarkerTokens {
-    /// Those of a vision rule.
-    pub(super) fn of_vision(rule: &VisionRule) -> Self {
+    /// Those of a model's rules.
+    pub(super) fn of(model: &ModelSpec) -> Self {
+        let vision = model.vision.map(|vision| Self::of_vision(&vision.rule)).unwrap_or_default();
+        Self { audio: model.audio.map_or(0, |audio| audio.rule.marker_tokens), ..vision }
+    }
+
+    fn of_vision(rule: &VisionRule) -> Self {
         match rule {
-            VisionRule::AnyRes(_) => Self::default(),
+            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => Self::default(),
             // The frames of a video are written out as text, which the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::Native(rule) => {

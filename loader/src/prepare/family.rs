@@ -112,6 +112,7 @@ impl Family {
         let image = model.vision.map(|vision| match vision.rule {
             VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
             VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
+            VisionRule::Fixed(_) => (LLAVA_IMAGE, PixelLayout::Tiles),
             VisionRule::Native(rule) => {
                 // Times of frames came with windows of attention, in Qwen2.5-VL.
                 let tokens_per_second = rule.window_patches.map(|_| QWEN_TOKENS_PER_SECOND);
@@ -120,7 +121,7 @@ impl Family {
             }
         });
         let video = model.vision.map(|vision| match vision.rule {
-            VisionRule::AnyRes(_) => VideoText::Whole(LLAVA_VIDEO),
+            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => VideoText::Whole(LLAVA_VIDEO),
             VisionRule::DynamicTiles(_) => VideoText::Frames { word: "<video>" },
             VisionRule::Native(_) => VideoText::Whole(QWEN_VIDEO),
         });
@@ -173,6 +174,9 @@ impl Family {
         }
         match (self.pixel_layout(), &self.audio) {
             (Some(PixelLayout::PaddedTiles), None) => include_str!("templates/llava_onevision.jinja"),
+            (Some(PixelLayout::Tiles), None) if self.image() == Some(&LLAVA_IMAGE) => {
+                include_str!("templates/llava_onevision.jinja")
+            }
             (Some(PixelLayout::Tiles), None) => include_str!("templates/internvl.jinja"),
             (Some(PixelLayout::Patches { .. }), None) => include_str!("templates/qwen2_vl.jinja"),
             (None, Some(_)) => include_str!("templates/qwen2_audio.jinja"),

@@ -55,12 +55,7 @@ impl ImageTensors for CountedImages {
         let sizes: Vec<ImageSize> = pictures.iter().map(size).collect();
         let works = self.works(&sizes)?;
         let values = |(size, work): (&ImageSize, EncoderWork)| -> Result<PixelValues, BoxError> {
-            let markers = match self.0 {
-                VisionRule::AnyRes(_) => 0,
-                VisionRule::DynamicTiles(rule) => rule.marker_tokens,
-                VisionRule::Native(rule) => rule.marker_tokens,
-            };
-            let tokens = u32::try_from(work.tokens.saturating_sub(u64::from(markers)))?;
+            let tokens = u32::try_from(work.tokens.saturating_sub(u64::from(self.0.marker_tokens())))?;
             let mut values = PixelValues { tokens, ..PixelValues::default() };
             match self.0 {
                 VisionRule::AnyRes(_) => values.image_size = Some([size.height, size.width]),
@@ -68,7 +63,7 @@ impl ImageTensors for CountedImages {
                     let [columns, rows] = rule.grid(*size)?;
                     values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
                 }
-                VisionRule::DynamicTiles(_) => {}
+                VisionRule::DynamicTiles(_) | VisionRule::Fixed(_) => {}
             }
             Ok(values)
         };

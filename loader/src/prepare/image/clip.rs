@@ -1,5 +1,7 @@
 //! CLIP: shorter side to a length, then the centre. SigLIP: the whole picture stretched onto a square.
 
+use dflop_costmodel::tokens::fixed_tile::FixedTile;
+
 use super::filter::Filter;
 use super::normalise::Normalisation;
 use super::picture::Picture;
@@ -42,6 +44,14 @@ impl Square {
         filter: Filter::Bicubic,
         normalisation: Normalisation::SIGNED,
     };
+
+    /// The published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
+    #[must_use]
+    pub const fn of(rule: FixedTile) -> Self {
+        let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
+        let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
+        Self { shortest_side, side: rule.tile_pixels, tokens: rule.tile_patches, ..square }
+    }
 
     /// `[frames, 3, side, side]`; a picture is one frame.
     pub(super) fn frames(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {

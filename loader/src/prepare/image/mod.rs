@@ -90,6 +90,8 @@ impl ImageProcessor {
             VisionRule::Native(rule) => {
                 Self::QwenVl(QwenVl { rule, filter, normalisation: Normalisation::CLIP })
             }
+            VisionRule::Fixed(rule) if rule.is_cropped => Self::Clip(Square::of(rule)),
+            VisionRule::Fixed(rule) => Self::Siglip(Square::of(rule)),
         })
     }
 
@@ -102,6 +104,33 @@ impl ImageProcessor {
     /// [`Error::Config`] if the processor is unknown or a setting has no counterpart here.
     pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
         config::image_processor(json)
+    }
+
+    /// Takes filter and statistics from another processor, and how a square is cut; the token rule stays.
+    #[must_use]
+    pub fn with_pixels_of(mut self, other: &Self) -> Self {
+        let (filter, normalisation) = match other {
+            Self::LlavaOneVision(family) => (family.filter, family.normalisation),
+            Self::InternVl(family) => (family.filter, family.normalisation),
+            Self::QwenVl(family) => (family.filter, family.normalisation),
+            Self::Clip(square) | Self::Siglip(square) => (square.filter, square.normalisation),
+        };
+        match (&mut self, other) {
+            (Self::Clip(square) | Self::Siglip(square), Self::Clip(other) | Self::Siglip(other)) => {
+                let (side, tokens) = (square.side, square.tokens);
+                let shortest_side = other.shortest_side.map(|shortest| shortest.max(side));
+                *square = Square { shortest_side, side, tokens, ..*other };
+            }
+            (Self::LlavaOneVision(family), _) => {
+                (family.filter, family.normalisation) = (filter, normalisation);
+            }
+            (Self::InternVl(family), _) => (family.filter, family.normalisation) = (filter, normalisation),
+            (Self::QwenVl(family), _) => (family.filter, family.normalisation) = (filter, normalisation),
+            (Self::Clip(square) | Self::Siglip(square), _) => {
+                (square.filter, square.normalisation) = (filter, normalisation);
+            }
+        }
+        self
     }
 
     /// Prepares all pictures of one sample, together because LLaVA-OneVision treats a lone picture unlike

@@ -1,0 +1,148 @@
+//! The arguments that say which model costs are predicted for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use dflop_costmodel::config::ModelPart;
+use dflop_costmodel::{CostModel, DeviceRate, Error, ModelSpec};
+use dflop_loader::model_folder::ModelFolder;
+use dflop_loader::prepare::image::ImageProcessor;
+
+use crate::output::Failure;
+
+/// The model that costs are predicted for.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Model preset, or the folder of a checkpoint with its `config.json`; an unknown name lists the presets.
+    ///
+    /// Several are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
+    #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
+    model: Vec<String>,
+    /// Device preset: a stated rate, not a measurement.
+    #[arg(long, value_name = "NAME", default_value = "h100")]
+    pub(crate) device: String,
+}
+
+impl ModelArgs {
+    /// What was asked for, in one word.
+    pub(crate) fn name(&self) -> String {
+        self.model.join("+")
+    }
+
+    pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
+        Ok(CostModel::new(self.spec()?, DeviceRate::preset(&self.device)?))
+    }
+
+    pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {
+        spec_of(&self.model)
+    }
+
+    /// What makes pixel values, where a folder says more of it than the model's family.
+    pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
+        for name in &self.model {
+            let Some(folder) = folder(name)? else { continue };
+            if folder.part()?.vision.is_some() {
+                return Ok(folder.image_processor(spec)?.map(Arc::new));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The model of one preset or folder, or the one that several make together.
+pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
+    if let [name] = names {
+        return match folder(name)? {
+            Some(folder) => Ok(folder.spec()?),
+            None => preset(name),
+        };
+    }
+    let part = |name: &String| match folder(name)? {
+        Some(folder) => Ok(folder.part()?),
+        None => preset(name).map(ModelPart::from),
+    };
+    let parts = names.iter().map(part).collect::<Result<Vec<_>, Failure>>()?;
+    Ok(ModelSpec::compose(&names.join("+"), &parts)?)
+}
+
+/// A preset goes before a folder of the same name.
+fn folder(name: &str) -> Result<Option<ModelFolder>, Failure> {
+    if ModelSpec::preset_names().contains(&name) || !Path::new(name).exists() {
+        return Ok(None);
+    }
+    Ok(Some(ModelFolder::open(name)?))
+}
+
+fn preset(name: &str) -> Result<ModelSpec, Failure> {
+    ModelSpec::preset(name).map_err(|error| match error {
+        Error::UnknownModel { .. } => {
+            Failure::Misuse(format!("{error}; or the folder of a checkpoint with its `config.json`"))
+        }
+        error => error.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        model: ModelArgs,
+    }
+
+    fn arguments(words: &[&str]) -> ModelArgs {
+        let words = ["dflop"].into_iter().chain(words.iter().copied());
+        Arguments::try_parse_from(words).expect("the arguments are good").model
+    }
+
+    fn misuse(words: &[&str]) -> String {
+        match arguments(words).spec() {
+            Err(Failure::Misuse(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn folder_of(config: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("config.json"), config).expect("a file");
+        folder
+    }
+
+    #[test]
+    fn a_preset_or_a_folder_is_a_model() {
+        assert_eq!(arguments(&[]).spec().unwrap().name, "omni-7b");
+        assert_eq!(arguments(&["--model", "tiny"]).spec().unwrap().name, "tiny");
+        let folder = folder_of(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
+        let path = folder.path().to_str().unwrap();
+        let spec = arguments(&["--model", path]).spec().unwrap();
+        assert_eq!((spec.llm.layers, spec.vision), (3, None));
+        let file = format!("{path}/config.json");
+        assert_eq!(arguments(&["--model", &file]).spec().unwrap(), spec);
+    }
+
+    #[test]
+    fn several_are_joined() {
+        let whisper = folder_of(r#"{"model_type": "whisper"}"#);
+        let path = whisper.path().to_str().unwrap();
+        let words = ["--model", path, "--model", "qwen2-vl-7b"];
+        let spec = arguments(&words).spec().unwrap();
+        assert_eq!(spec.name, format!("{path}+qwen2-vl-7b"));
+        assert!(spec.vision.is_some() && spec.audio.is_some());
+        assert!(misuse(&["--model", "tiny", "--model", "tiny"]).contains("2 language models"));
+        assert!(misuse(&["--model", path]).contains("join it with a language model"));
+    }
+
+    #[test]
+    fn errors_say_what_was_asked_for() {
+        let unknown = misuse(&["--model", "no-such-model"]);
+        assert!(unknown.starts_with("unknown model `no-such-model`, known are "), "{unknown}");
+        assert!(unknown.contains("`config.json`"), "{unknown}");
+        let broken = folder_of(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
+        let refused = misuse(&["--model", broken.path().to_str().unwrap()]);
+        assert!(refused.contains("`num_attention_heads` must be at least 1, found 0"), "{refused}");
+    }
+}

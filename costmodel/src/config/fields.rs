@@ -1,0 +1,207 @@
+//! Typed fields of a configuration, with errors that say file, field and what was found.
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+/// Longest piece of a value that an error shows.
+const SHOWN_CHARS: usize = 60;
+
+/// An object of a JSON document; fields that are `null` count as left out, unless asked for.
+#[derive(Clone)]
+pub(super) struct Fields<'a> {
+    file: &'static str,
+    /// Where the object stands in the document, with a dot behind it.
+    path: String,
+    object: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Fields<'a> {
+    /// The document of a file.
+    pub(super) fn of(file: &'static str, document: &'a Value) -> Result<Self> {
+        let path = String::new();
+        match document {
+            Value::Object(object) => Ok(Self { file, path, object: Some(object) }),
+            found => Err(Error::Configuration {
+                file,
+                field: "the document".to_owned(),
+                problem: format!("must be an object, found {}", shown(found)),
+            }),
+        }
+    }
+
+    /// An object that was left out.
+    pub(super) fn empty(file: &'static str) -> Self {
+        Self { file, path: String::new(), object: None }
+    }
+
+    /// The object under a key, if there is one.
+    pub(super) fn child(&self, key: &str) -> Result<Option<Self>> {
+        let path = format!("{}{key}.", self.path);
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(Self { file: self.file, path, object: Some(object) })),
+            Some(found) => Err(self.refused(key, format!("must be an object, found {}", shown(found)))),
+        }
+    }
+
+    /// The object under a key; an empty one if it is left out.
+    pub(super) fn child_or_empty(&self, key: &str) -> Result<Self> {
+        let path = format!("{}{key}.", self.path);
+        Ok(self.child(key)?.unwrap_or(Self { file: self.file, path, object: None }))
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.object?.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the field is there, though it is `null`.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.object.is_some_and(|object| object.get(key).is_some_and(Value::is_null))
+    }
+
+    /// A whole number of at least 1.
+    pub(super) fn count(&self, key: &str, default: u32) -> Result<u32> {
+        Ok(self.optional_count(key)?.unwrap_or(default))
+    }
+
+    /// A whole number of at least 1, if there is one.
+    pub(super) fn optional_count(&self, key: &str) -> Result<Option<u32>> {
+        self.value(key).map(|value| self.whole_number(key, value, 1)).transpose()
+    }
+
+    /// A whole number from `least` to `u32::MAX`.
+    pub(super) fn whole_number(&self, key: &str, value: &Value, least: u32) -> Result<u32> {
+        let refuse = |must: String| Err(self.refused(key, format!("must be {must}, found {}", shown(value))));
+        match (value.as_u64(), value.is_i64() || value.is_u64()) {
+            (Some(number), _) if number < u64::from(least) => refuse(format!("at least {least}")),
+            (Some(number), _) => u32::try_from(number).or_else(|_| refuse(format!("at most {}", u32::MAX))),
+            (None, true) => refuse("positive".to_owned()),
+            (None, false) => refuse("a whole number".to_owned()),
+        }
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(found) => Err(self.refused(key, format!("must be true or false, found {}", shown(found)))),
+        }
+    }
+
+    /// A number above 0.
+    pub(super) fn ratio(&self, key: &str, default: f64) -> Result<f64> {
+        let Some(value) = self.value(key) else { return Ok(default) };
+        match value.as_f64() {
+            Some(ratio) if ratio > 0.0 && ratio.is_finite() => Ok(ratio),
+            _ => Err(self.refused(key, format!("must be a number above 0, found {}", shown(value)))),
+        }
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(found) => Err(self.refused(key, format!("must be a string, found {}", shown(found)))),
+        }
+    }
+
+    /// A number, or a list of two that are equal: the side of a square.
+    pub(super) fn square_side(&self, key: &str, default: u32) -> Result<u32> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(Value::Array(sides)) => {
+                let [height, width] = sides.as_slice() else {
+                    return Err(self.refused(key, format!("has {} sides, not 2", sides.len())));
+                };
+                let side = self.whole_number(key, height, 1)?;
+                if self.whole_number(key, width, 1)? != side {
+                    return Err(self.refused(key, format!("must be a square, found {height} x {width}")));
+                }
+                Ok(side)
+            }
+            Some(side) => self.whole_number(key, side, 1),
+        }
+    }
+
+    /// Fails unless `divisor` divides the field.
+    pub(super) fn require_multiple(&self, key: &str, value: u32, of: &str, divisor: u32) -> Result<()> {
+        if value.is_multiple_of(divisor) {
+            return Ok(());
+        }
+        let of_path = format!("{}{of}", self.path);
+        Err(self.refused(key, format!("= {value} must be a multiple of `{of_path}` = {divisor}")))
+    }
+
+    pub(super) fn refused(&self, key: &str, problem: impl Into<String>) -> Error {
+        let field = format!("{}{key}", self.path);
+        Error::Configuration { file: self.file, field, problem: problem.into() }
+    }
+}
+
+/// A value as JSON, cut short.
+pub(super) fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn errors_name_file_field_and_what_was_found() {
+        let document = json!({"text_config": {"heads": 0, "hidden": -4, "layers": 4_294_967_296_u64, "ffn": 2.5,
+            "vocab": "many", "tied": 1, "ratio": -0.5, "side": [3, 4], "sides": [1, 2, 3], "inner": 7}});
+        let fields = Fields::of("config.json", &document).unwrap().child("text_config").unwrap().unwrap();
+        let long = Value::String("x".repeat(99));
+        for (error, message) in [
+            (fields.count("heads", 1).map(|_| ()), "`text_config.heads` must be at least 1, found 0"),
+            (fields.count("hidden", 1).map(|_| ()), "`text_config.hidden` must be positive, found -4"),
+            (
+                fields.count("layers", 1).map(|_| ()),
+                "`text_config.layers` must be at most 4294967295, found 4294967296",
+            ),
+            (fields.count("ffn", 1).map(|_| ()), "`text_config.ffn` must be a whole number, found 2.5"),
+            (
+                fields.count("vocab", 1).map(|_| ()),
+                "`text_config.vocab` must be a whole number, found \"many\"",
+            ),
+            (fields.flag("tied", true).map(|_| ()), "`text_config.tied` must be true or false, found 1"),
+            (
+                fields.ratio("ratio", 1.0).map(|_| ()),
+                "`text_config.ratio` must be a number above 0, found -0.5",
+            ),
+            (fields.square_side("side", 1).map(|_| ()), "`text_config.side` must be a square, found 3 x 4"),
+            (fields.square_side("sides", 1).map(|_| ()), "`text_config.sides` has 3 sides, not 2"),
+            (fields.child("inner").map(|_| ()), "`text_config.inner` must be an object, found 7"),
+            (fields.text("inner").map(|_| ()), "`text_config.inner` must be a string, found 7"),
+            (
+                fields.require_multiple("hidden", 7, "heads", 2),
+                "`text_config.hidden` = 7 must be a multiple of `text_config.heads` = 2",
+            ),
+        ] {
+            assert_eq!(error.unwrap_err().to_string(), format!("`config.json`: {message}"));
+        }
+        assert!(shown(&long).chars().count() <= SHOWN_CHARS + 1);
+        let error = Fields::of("config.json", &json!([1])).err().unwrap().to_string();
+        assert_eq!(error, "`config.json`: `the document` must be an object, found [1]");
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let document = json!({"nothing": null, "side": [14, 14], "patch": 16});
+        let fields = Fields::of("config.json", &document).unwrap();
+        assert_eq!(fields.count("nothing", 7), Ok(7));
+        assert!(fields.is_null("nothing") && !fields.is_null("missing"));
+        assert_eq!((fields.square_side("side", 1), fields.square_side("patch", 1)), (Ok(14), Ok(16)));
+        let missing = fields.child_or_empty("missing").unwrap();
+        assert_eq!(missing.count("x", 3), Ok(3));
+        assert_eq!(missing.refused("x", "is wrong").to_string(), "`config.json`: `missing.x` is wrong");
+    }
+}

@@ -1,0 +1,274 @@
+//! FLOPs of an encoder and its projector.
+
+use super::{Recomputation, TrainingFlops, flops, product, sum, wide_product};
+use crate::model::EncoderSpec;
+use crate::tokens::EncoderWork;
+
+/// FLOPs of an encoder and its projector.
+///
+/// # Source
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
+/// appendix, for layers of width `h`: `8h²` a token for the four projections of the attention, `4hf` for a
+/// plain MLP of width `f`, `6hf` for a gated one; `4h` per query-key pair, within a window where attention is
+/// windowed. Stem: `2h` times its inputs a token. Pooling head (`SiglipMultiheadAttentionPoolingHead` of
+/// transformers 4.57.1): `4h² + 4h` a token for keys, values and attention, `4h² + 4hf` an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EncoderFlops {
+    /// Of the stem, and those of it whose inputs have no gradient.
+    stem_per_token: u64,
+    stem_medium_per_token: u64,
+    used: LayerFlops,
+    unused: LayerFlops,
+    pooling_per_token: u64,
+    pooling_per_item: u64,
+    per_projected_token: u64,
+    merged_tokens: u64,
+    class_tokens: u64,
+}
+
+/// FLOPs of some layers, for a token and for a query-key pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct LayerFlops {
+    token: u64,
+    attention_pair: u64,
+    window_pair: u64,
+}
+
+/// FLOPs of one pass, by part.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct EncoderPass {
+    /// Stem, layers and pooling head.
+    pub tower: u128,
+    /// The way into the LLM.
+    pub projector: u128,
+}
+
+/// Tokens and pairs inside the layers, class tokens among them.
+#[derive(Clone, Copy)]
+struct LayerWork {
+    tokens: u64,
+    attention_pairs: u64,
+    window_pairs: u64,
+}
+
+impl EncoderFlops {
+    /// Folds an encoder that feeds an LLM of width `llm_hidden`.
+    #[must_use]
+    pub fn new(spec: &EncoderSpec, llm_hidden: u32) -> Self {
+        let details = &spec.details;
+        let unused_layers = details.unused_layers.min(spec.layers);
+        // Unused layers are taken for layers of full attention first.
+        let windowed = spec.windowed_layers.min(spec.layers);
+        let unused_windowed = unused_layers.saturating_sub(spec.layers - windowed);
+        let projector = spec.projector;
+        let projector_weights = match projector.middle {
+            Some(middle) => sum([product([projector.input, middle]), product([middle, llm_hidden])]),
+            None => product([projector.input, llm_hidden]),
+        };
+        let square = product([spec.hidden, spec.hidden]);
+        let pooling_per_token = sum([square.saturating_mul(2), product([2, spec.hidden])]);
+        let pooling_per_item = sum([square.saturating_mul(2), product([2, spec.hidden, spec.ffn])]);
+        let pooling = |weights: u128| if details.has_pooling_head { flops(weights) } else { 0 };
+        Self {
+            stem_per_token: flops(product([spec.stem_inputs, spec.hidden])),
+            stem_medium_per_token: flops(product([details.stem_medium_inputs, spec.hidden])),
+            used: LayerFlops::new(spec, spec.layers - unused_layers, windowed - unused_windowed),
+            unused: LayerFlops::new(spec, unused_layers, unused_windowed),
+            pooling_per_token: pooling(pooling_per_token),
+            pooling_per_item: pooling(pooling_per_item),
+            per_projected_token: flops(projector_weights),
+            merged_tokens: u64::from(projector.merged_tokens.get()),
+            class_tokens: u64::from(details.class_tokens),
+        }
+    }
+
+    /// Returns the FLOPs of one forward pass over this work, projector included.
+    #[must_use]
+    pub fn forward(&self, work: &EncoderWork) -> u128 {
+        let pass = self.forward_pass(work);
+        pass.tower.saturating_add(pass.projector)
+    }
+
+    /// Returns the FLOPs of one forward pass over this work, by part.
+    #[must_use]
+    pub fn forward_pass(&self, work: &EncoderWork) -> EncoderPass {
+        let inside = self.inside(work);
+        let tower = sum([
+            wide_product(self.stem_per_token, work.encoder_tokens),
+            self.used.forward(inside),
+            self.unused.forward(inside),
+            wide_product(self.pooling_per_token, work.encoder_tokens),
+            wide_product(self.pooling_per_item, work.items),
+        ]);
+        EncoderPass { tower, projector: self.projector(work) }
+    }
+
+    /// Returns the FLOPs of one backward pass over this work, by part.
+    #[must_use]
+    pub fn backward_pass(&self, work: &EncoderWork) -> EncoderPass {
+        let stem = wide_product(self.stem_per_token, work.encoder_tokens).saturating_mul(2);
+        let to_medium = wide_product(self.stem_medium_per_token, work.encoder_tokens);
+        let layers = self.used.forward(self.inside(work)).saturating_mul(2);
+        let tower = stem.saturating_sub(to_medium).saturating_add(layers);
+        EncoderPass { tower, projector: self.projector(work).saturating_mul(2) }
+    }
+
+    /// Returns the FLOPs of training on this work, projector included.
+    #[must_use]
+    pub fn training(&self, work: &EncoderWork, recomputation: Recomputation) -> TrainingFlops {
+        let backward = self.backward_pass(work);
+        let inside = self.inside(work);
+        let scores = self.used.attention(inside) / 2;
+        let recomputed = match recomputation {
+            Recomputation::None => 0,
+            Recomputation::Scores => scores,
+            Recomputation::Layers => self.used.forward(inside).saturating_add(scores),
+        };
+        TrainingFlops {
+            forward: self.forward(work),
+            backward: backward.tower.saturating_add(backward.projector),
+            recomputed,
+        }
+    }
+
+    fn projector(&self, work: &EncoderWork) -> u128 {
+        wide_product(self.per_projected_token, work.encoder_tokens / self.merged_tokens)
+    }
+
+    /// Items are sequences wherever there are class tokens: `c` of them beside `s` tokens make
+    /// `(s + c)² = s² + 2cs + c²` pairs.
+    fn inside(&self, work: &EncoderWork) -> LayerWork {
+        let class_tokens = self.class_tokens.saturating_mul(work.items);
+        let class_pairs = self
+            .class_tokens
+            .saturating_mul(work.encoder_tokens)
+            .saturating_mul(2)
+            .saturating_add(class_tokens.saturating_mul(self.class_tokens));
+        LayerWork {
+            tokens: work.encoder_tokens.saturating_add(class_tokens),
+            attention_pairs: work.attention_pairs.saturating_add(class_pairs),
+            window_pairs: work.window_pairs.saturating_add(class_pairs),
+        }
+    }
+}
+
+impl LayerFlops {
+    fn new(spec: &EncoderSpec, layers: u32, windowed_layers: u32) -> Self {
+        let layer_weights = sum([
+            product([4, spec.hidden, spec.hidden]),
+            product([spec.mlp.matrices(), spec.hidden, spec.ffn]),
+        ]);
+        Self {
+            token: flops(layer_weights.saturating_mul(u128::from(layers))),
+            attention_pair: flops(product([2, layers - windowed_layers, spec.hidden])),
+            window_pair: flops(product([2, windowed_layers, spec.hidden])),
+        }
+    }
+
+    fn forward(&self, work: LayerWork) -> u128 {
+        wide_product(self.token, work.tokens).saturating_add(self.attention(work))
+    }
+
+    fn attention(&self, work: LayerWork) -> u128 {
+        wide_product(self.attention_pair, work.attention_pairs)
+            .saturating_add(wide_product(self.window_pair, work.window_pairs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ModelSpec;
+    use crate::shape::{AudioLength, ImageSize};
+    use crate::tokens::audio::whisper_windows;
+
+    fn tile(tokens: u64) -> EncoderWork {
+        let pairs = tokens * tokens;
+        EncoderWork { items: 1, encoder_tokens: tokens, tokens, attention_pairs: pairs, window_pairs: pairs }
+    }
+
+    /// Layers, stem and projector of one tile. InternViT has a class token, and InternVL's projector sees 256
+    /// tokens of 4 merged ones.
+    #[test]
+    fn tile_encoders_follow_the_closed_formula() {
+        for (name, tokens, layers, stem, projector) in [
+            ("llava-ov-qwen2.5-7b", 729, 665_460_499_968, 987_614_208, 24_747_835_392),
+            ("internvl3-8b", 1024, 722_359_910_400, 1_233_125_376, 14_092_861_440),
+            ("internvl2.5-qwen2.5-72b", 1024, 11_940_840_000_000, 3_853_516_800, 88_046_829_568),
+        ] {
+            let spec = ModelSpec::preset(name).unwrap();
+            let encoder = EncoderFlops::new(&spec.vision.unwrap().encoder, spec.llm.hidden);
+            let work = tile(tokens);
+            assert_eq!(encoder.forward(&work), layers + stem + projector, "{name}");
+            assert_eq!(
+                encoder.backward_pass(&work),
+                EncoderPass { tower: 2 * layers + stem, projector: 2 * projector },
+                "{name}"
+            );
+            assert_eq!(encoder.forward(&work.repeat(3)), 3 * (layers + stem + projector), "{name}");
+        }
+    }
+
+    /// A picture of 640 x 480: 1564 patches, 92,560 pairs inside windows, 391 merged tokens.
+    #[test]
+    fn native_encoders_follow_the_closed_formula_with_and_without_windows() {
+        for (name, layers) in [("qwen2-vl-7b", 2_368_735_805_440), ("qwen2.5-vl-7b", 2_033_895_342_080)] {
+            let spec = ModelSpec::preset(name).unwrap();
+            let vision = spec.vision.unwrap();
+            let work = vision.rule.images(&[ImageSize { width: 640, height: 480 }]).unwrap();
+            let encoder = EncoderFlops::new(&vision.encoder, spec.llm.hidden);
+            let stem_and_projector = 4_708_515_840 + 34_849_423_360;
+            assert_eq!(encoder.forward(&work), layers + stem_and_projector, "{name}");
+        }
+    }
+
+    /// The first convolution, 128 mels to 1280 channels at 3000 places, has no gradient to its input.
+    #[test]
+    fn audio_encoder_costs_the_same_however_full_the_window() {
+        let spec = ModelSpec::preset("qwen2-audio-7b").unwrap();
+        let encoder = EncoderFlops::new(&spec.audio.unwrap().encoder, spec.llm.hidden);
+        for (frames, windows) in [(1, 1), (480_000, 1), (480_001, 2)] {
+            let work = whisper_windows(AudioLength { frames, sample_rate_hz: 16_000 }).unwrap();
+            let (layers, stem, projector) = (2_256_076_800_000, 17_694_720_000, 7_864_320_000);
+            assert_eq!(encoder.forward(&work), windows * (layers + stem + projector));
+            let first_convolution = 2 * 3 * 128 * 1280 * 3000;
+            let tower = windows * (2 * (layers + stem) - first_convolution);
+            assert_eq!(encoder.backward_pass(&work).tower, tower);
+        }
+    }
+
+    #[test]
+    fn unused_layers_and_pooling_heads_run_forward_alone() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let used = spec.vision.unwrap().encoder;
+        let mut longer = used;
+        longer.layers += 2;
+        longer.details.unused_layers = 2;
+        longer.details.has_pooling_head = true;
+        let [used, longer] = [used, longer].map(|encoder| EncoderFlops::new(&encoder, spec.llm.hidden));
+        let work = tile(729);
+        assert_eq!(used.backward_pass(&work), longer.backward_pass(&work));
+        let layers = 2 * (665_460_499_968 / 27);
+        let (hidden, ffn) = (1152_u128, 4304_u128);
+        let pooling = 729 * 4 * (hidden * hidden + hidden) + 4 * hidden * hidden + 4 * hidden * ffn;
+        assert_eq!(longer.forward(&work) - used.forward(&work), layers + pooling);
+    }
+
+    #[test]
+    fn recomputation_runs_layers_or_scores_again() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let encoder = EncoderFlops::new(&spec.vision.unwrap().encoder, spec.llm.hidden);
+        let work = tile(729);
+        let scores = 27 * 2 * 729 * 729 * 1152;
+        for (recomputation, recomputed) in [
+            (Recomputation::None, 0),
+            (Recomputation::Scores, scores),
+            (Recomputation::Layers, scores + 665_460_499_968),
+        ] {
+            let training = encoder.training(&work, recomputation);
+            assert_eq!(training.recomputed, recomputed);
+            assert_eq!(training.forward, encoder.forward(&work));
+            assert_eq!(training.total(), training.forward + training.backward + recomputed);
+        }
+    }
+}

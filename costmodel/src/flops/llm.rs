@@ -1,0 +1,185 @@
+//! FLOPs of a language model.
+
+use super::{Attention, Recomputation, TrainingFlops, flops, product, sum, wide_product};
+use crate::model::LlmSpec;
+
+/// FLOPs of an LLM.
+///
+/// # Source
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
+/// appendix, extended to grouped-query attention and gated MLPs. Per layer and token of width `h`, with `a`
+/// query and `kv` key heads of width `d`: `4h d (a + kv)` for the projections, `6hf` for a gated MLP of width
+/// `f`; `4 a d` per query-key pair; `2hV` a token for the LM head over `V` words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LlmFlops {
+    per_token: u64,
+    per_causal_square: u64,
+    head_per_token: u64,
+}
+
+impl LlmFlops {
+    /// Folds an LLM.
+    #[must_use]
+    pub fn new(spec: &LlmSpec) -> Self {
+        let projections = product([2, spec.hidden, spec.head_dim])
+            .saturating_mul(u128::from(spec.heads) + u128::from(spec.kv_heads));
+        let layer_weights = sum([projections, product([3, spec.hidden, spec.ffn])]);
+        Self {
+            per_token: flops(layer_weights.saturating_mul(u128::from(spec.layers))),
+            per_causal_square: flops(product([spec.layers, spec.heads, spec.head_dim])),
+            head_per_token: flops(product([spec.hidden, spec.vocab])),
+        }
+    }
+
+    /// Returns the forward FLOPs of all layers, without LM head, over samples packed into one sequence.
+    ///
+    /// `sample_tokens`: tokens of each sample; attention stays within a sample, so it takes the sum of their
+    /// squares.
+    #[must_use]
+    pub fn layers_forward(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
+        self.linear(sample_tokens).saturating_add(self.attention(sample_tokens, attention))
+    }
+
+    /// Returns the forward FLOPs of the LM head, which the last pipeline stage alone computes.
+    #[must_use]
+    pub fn head_forward(&self, tokens: u64) -> u128 {
+        wide_product(self.head_per_token, tokens)
+    }
+
+    /// Returns the FLOPs of training on samples packed into one sequence, LM head included.
+    #[must_use]
+    pub fn training(
+        &self,
+        sample_tokens: &[u32],
+        attention: Attention,
+        recomputation: Recomputation,
+    ) -> TrainingFlops {
+        let pairs = self.attention(sample_tokens, attention);
+        let layers = self.linear(sample_tokens).saturating_add(pairs);
+        let forward = layers.saturating_add(self.head_forward(tokens(sample_tokens)));
+        let recomputed = match recomputation {
+            Recomputation::None => 0,
+            Recomputation::Scores => pairs / 2,
+            Recomputation::Layers => layers.saturating_add(pairs / 2),
+        };
+        TrainingFlops { forward, backward: forward.saturating_mul(2), recomputed }
+    }
+
+    fn linear(&self, sample_tokens: &[u32]) -> u128 {
+        wide_product(self.per_token, tokens(sample_tokens))
+    }
+
+    fn attention(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
+        let square = |&tokens: &u32| u64::from(tokens) * u64::from(tokens);
+        let squares = sample_tokens.iter().map(square).fold(0, u64::saturating_add);
+        let causal = wide_product(self.per_causal_square, squares);
+        match attention {
+            Attention::Causal => causal,
+            Attention::Full => causal.saturating_mul(2),
+        }
+    }
+}
+
+fn tokens(sample_tokens: &[u32]) -> u64 {
+    sample_tokens.iter().map(|&tokens| u64::from(tokens)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{LlmDetails, ModelSpec};
+
+    fn llm(name: &str) -> LlmFlops {
+        LlmFlops::new(&ModelSpec::preset(name).unwrap().llm)
+    }
+
+    /// Layers over one sample of 1000 and one of 4096 tokens, over both samples of a pack of 4096, and the LM
+    /// head over 4096; from `2 L s h² ((2 kv/a + 1) + s/h + 1) + 6 L s h f` and `2 s h V` in Python.
+    #[test]
+    fn llm_flops_follow_the_closed_formula() {
+        for (name, of_1000, of_4096, packed, head) in [
+            (
+                "llava-ov-qwen2.5-7b",
+                13_251_280_896_000,
+                56_822_417_326_080,
+                55_579_658_158_080,
+                4_464_618_504_192,
+            ),
+            (
+                "llava-ov-qwen2.5-32b",
+                63_066_603_520_000,
+                266_631_569_735_680,
+                262_573_580_615_680,
+                6_378_026_434_560,
+            ),
+            (
+                "llava-ov-qwen2.5-72b",
+                141_736_017_920_000,
+                597_172_252_835_840,
+                589_056_274_595_840,
+                10_204_842_295_296,
+            ),
+            (
+                "llava-ov-llama3-8b",
+                14_220_787_712_000,
+                61_572_651_155_456,
+                59_949_455_507_456,
+                4_303_557_230_592,
+            ),
+            (
+                "llava-ov-llama3-70b",
+                138_212_802_560_000,
+                582_741_162_721_280,
+                574_625_184_481_280,
+                8_607_114_461_184,
+            ),
+        ] {
+            let llm = llm(name);
+            assert_eq!(llm.layers_forward(&[1000], Attention::Causal), of_1000, "{name}");
+            assert_eq!(llm.layers_forward(&[4096], Attention::Causal), of_4096, "{name}");
+            assert_eq!(llm.layers_forward(&[1000, 3096], Attention::Causal), packed, "{name}");
+            assert_eq!(llm.head_forward(4096), head, "{name}");
+        }
+    }
+
+    /// Of 28 layers of width 3584, full attention adds `2 h s²` each.
+    #[test]
+    fn full_attention_computes_twice_the_pairs() {
+        let llm = llm("llava-ov-qwen2.5-7b");
+        let causal = llm.layers_forward(&[4096], Attention::Causal);
+        let full = llm.layers_forward(&[4096], Attention::Full);
+        assert_eq!(full - causal, 28 * 2 * 3584 * 4096 * 4096);
+    }
+
+    #[test]
+    fn training_is_three_passes_and_what_is_recomputed() {
+        let llm = llm("llava-ov-qwen2.5-7b");
+        let forward = llm.layers_forward(&[1000, 3096], Attention::Causal) + llm.head_forward(4096);
+        let scores = 28 * 3584 * (1000 * 1000 + 3096 * 3096);
+        for (recomputation, recomputed) in [
+            (Recomputation::None, 0),
+            (Recomputation::Scores, scores),
+            (Recomputation::Layers, 55_579_658_158_080 + scores),
+        ] {
+            let training = llm.training(&[1000, 3096], Attention::Causal, recomputation);
+            assert_eq!(training, TrainingFlops { forward, backward: 2 * forward, recomputed });
+        }
+    }
+
+    #[test]
+    fn absurd_dimensions_saturate() {
+        let widest = u32::MAX;
+        let spec = LlmSpec {
+            layers: widest,
+            hidden: widest,
+            heads: widest,
+            kv_heads: widest,
+            head_dim: widest,
+            ffn: widest,
+            vocab: widest,
+            details: LlmDetails::default(),
+        };
+        let llm = LlmFlops::new(&spec);
+        assert_eq!(llm.layers_forward(&[widest; 3], Attention::Full), u128::MAX);
+    }
+}

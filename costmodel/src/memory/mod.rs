@@ -1,0 +1,96 @@
+//! How many bytes of device memory a pipeline stage needs at its peak.
+//!
+//! A stage holds *state* (parameters, gradients, optimizer), *activations* of every microbatch that is in
+//! flight, the *working set* of the layer that is computed, and buffers. [`state`] and [`activation`] say the
+//! first two from the dimensions of a model, for any TP degree; [`Peak`] adds them up; [`measured`] fits the same
+//! quantities to measured points, which replace the formulas where there are any.
+//!
+//! Bytes are whole and saturate; a stage is taken by its fullest rank. Formulas are for 16-bit activations
+//! and fused attention and count what PyTorch keeps for the backward pass; allocator overhead is a buffer.
+
+pub mod activation;
+pub mod measured;
+pub mod state;
+
+pub use activation::{Activations, Execution, Kept, Kernels};
+pub use measured::{FitError, MeasuredMemory, MemoryPoint};
+pub use state::{LlmStage, StateBytes};
+
+/// What a stage needs, by kind, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Peak {
+    /// Parameters, gradients and optimizer.
+    pub state: u64,
+    /// Kept for the backward passes of all microbatches in flight.
+    pub activations: u64,
+    /// Of the layer, or the LM head, that is being computed.
+    pub working_set: u64,
+    /// Whatever else is allocated: communication, workspaces, fragmentation.
+    pub buffers: u64,
+}
+
+impl Peak {
+    /// Returns the sum, saturating.
+    #[must_use]
+    pub const fn total(&self) -> u64 {
+        self.state
+            .saturating_add(self.activations)
+            .saturating_add(self.working_set)
+            .saturating_add(self.buffers)
+    }
+}
+
+/// Returns the microbatches whose activations a stage of a 1F1B pipeline holds at once.
+///
+/// - `stage`: 0 is the first of `stages`, encoder and LLM stages counted through
+/// - `microbatches`: of one step
+///
+/// # Source
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
+/// section 2.2.1: a stage has warmed up by as many microbatches as stages follow it. The DFLOP paper's
+/// `E_pp + L_pp` for an encoder and `L_pp` for an LLM (section 3.2.1) are those of their first stages.
+#[must_use]
+pub const fn microbatches_in_flight(stage: u32, stages: u32, microbatches: u32) -> u32 {
+    let following = stages.saturating_sub(stage);
+    if following < microbatches { following } else { microbatches }
+}
+
+/// Returns the layers of each stage: as equal as can be, the larger shares first.
+///
+/// # Panics
+/// If `stages` is 0.
+#[must_use]
+pub fn split_layers(layers: u32, stages: u32) -> Vec<u32> {
+    assert!(stages > 0, "a pipeline has at least one stage");
+    let (share, rest) = (layers / stages, layers % stages);
+    (0..stages).map(|stage| share + u32::from(stage < rest)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_stage_holds_the_most_microbatches() {
+        let held = |stages, microbatches| {
+            (0..stages).map(|stage| microbatches_in_flight(stage, stages, microbatches)).collect::<Vec<_>>()
+        };
+        assert_eq!(held(4, 8), [4, 3, 2, 1]);
+        assert_eq!(held(4, 2), [2, 2, 2, 1]);
+        assert_eq!(held(1, 8), [1]);
+    }
+
+    #[test]
+    fn layers_are_split_without_loss() {
+        assert_eq!(split_layers(28, 4), [7, 7, 7, 7]);
+        assert_eq!(split_layers(30, 4), [8, 8, 7, 7]);
+        assert_eq!(split_layers(2, 3), [1, 1, 0]);
+    }
+
+    #[test]
+    fn a_peak_is_the_sum_of_its_kinds() {
+        let peak = Peak { state: 1, activations: 20, working_set: 300, buffers: 4000 };
+        assert_eq!(peak.total(), 4321);
+        assert_eq!(Peak { state: u64::MAX, ..peak }.total(), u64::MAX);
+    }
+}

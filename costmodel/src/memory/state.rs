@@ -1,0 +1,174 @@
+//! Parameters, gradients and optimizer state of a stage, on the fullest rank of a TP group.
+
+use std::num::NonZeroU32;
+
+use crate::model::{EncoderSpec, LlmSpec};
+use crate::parameters::{EncoderParameters, LlmParameters};
+
+/// Bytes that are held for each parameter.
+///
+/// # Source
+/// Rajbhandari et al., "`ZeRO`", 2020, arXiv:1910.02054, section 3.1: in mixed precision Adam takes 2 bytes for the
+/// parameter, 2 for its gradient and `K = 12` for 32-bit copies of parameter, momentum and variance. Megatron-LM
+/// accumulates gradients in 32 bits: 4 for the gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StateBytes {
+    /// Of the parameter.
+    pub parameter: u32,
+    /// Of the gradient.
+    pub gradient: u32,
+    /// Of the optimizer.
+    pub optimizer: u32,
+    /// Data-parallel ranks that share the optimizer's state (`ZeRO` stage 1).
+    pub optimizer_ranks: NonZeroU32,
+}
+
+impl StateBytes {
+    /// Adam in mixed precision, gradients of 16 bits: 2 + 2 + 12.
+    pub const ADAM: Self =
+        Self { parameter: 2, gradient: 2, optimizer: 12, optimizer_ranks: NonZeroU32::MIN };
+    /// Adam in mixed precision, gradients of 32 bits: 2 + 4 + 12.
+    pub const ADAM_F32_GRADIENTS: Self = Self { gradient: 4, ..Self::ADAM };
+    /// Parameters alone, of a frozen module.
+    pub const FROZEN: Self = Self { parameter: 2, gradient: 0, optimizer: 0, ..Self::ADAM };
+
+    /// Returns the bytes of so many parameters, rounded up, saturating.
+    #[must_use]
+    pub fn of(&self, parameters: u64) -> u64 {
+        let each = u64::from(self.parameter) + u64::from(self.gradient);
+        let shared = parameters.div_ceil(u64::from(self.optimizer_ranks.get()));
+        parameters.saturating_mul(each).saturating_add(shared.saturating_mul(u64::from(self.optimizer)))
+    }
+}
+
+/// Which part of an LLM a stage holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LlmStage {
+    /// Its transformer layers.
+    pub layers: u32,
+    /// Whether it holds the embedding.
+    pub is_first: bool,
+    /// Whether it holds the last norm and the LM head.
+    pub is_last: bool,
+}
+
+impl LlmStage {
+    /// Returns the parameters of the stage on one rank of a TP group.
+    ///
+    /// Matrices, with the biases of those that are split by columns, are divided by `tp`, heads and words rounded
+    /// up; keys and values by no more than there are of their heads. Norms and the biases of matrices split by
+    /// rows are on every rank. An LM head that is the embedding is held again if the embedding is on another stage.
+    ///
+    /// # Source
+    /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+    #[must_use]
+    pub fn parameters(&self, spec: &LlmSpec, tp: NonZeroU32) -> u64 {
+        let share = LlmSpec {
+            heads: spec.heads.div_ceil(tp.get()),
+            kv_heads: spec.kv_heads.div_ceil(tp.get()),
+            ffn: spec.ffn.div_ceil(tp.get()),
+            vocab: spec.vocab.div_ceil(tp.get()),
+            ..*spec
+        };
+        let share = LlmParameters::new(&share);
+        let head = if spec.details.has_tied_embeddings && self.is_first { 0 } else { share.embedding };
+        let first = if self.is_first { share.embedding } else { 0 };
+        let last = if self.is_last { share.last_norm.saturating_add(head) } else { 0 };
+        share.layer.saturating_mul(u64::from(self.layers)).saturating_add(first).saturating_add(last)
+    }
+}
+
+/// Returns the parameters of some layers of an encoder on one rank of a TP group, for the first stage with all
+/// that is outside the layers, for the last with the projector.
+///
+/// Matrices of layers and projector are divided by `tp`, heads and widths rounded up; everything else, biases
+/// among it, is on every rank.
+#[must_use]
+pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: LlmStage, tp: NonZeroU32) -> u64 {
+    let whole = EncoderParameters::new(spec, llm_hidden);
+    let vectors = u64::from(spec.details.layer_vectors)
+        .saturating_mul(u64::from(spec.hidden))
+        .saturating_add(u64::from(spec.details.layer_ffn_vectors).saturating_mul(u64::from(spec.ffn)));
+    let split = |matrices: u64| matrices.div_ceil(u64::from(tp.get()));
+    let layer = split(whole.layer.saturating_sub(vectors)).saturating_add(vectors);
+    let own = spec.projector.vector_parameters;
+    let projector = split(whole.projector.saturating_sub(own)).saturating_add(own);
+    layer
+        .saturating_mul(u64::from(stage.layers))
+        .saturating_add(if stage.is_first { whole.outside } else { 0 })
+        .saturating_add(if stage.is_last { projector } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::split_layers;
+    use crate::model::ModelSpec;
+
+    fn tp(degree: u32) -> NonZeroU32 {
+        NonZeroU32::new(degree).unwrap()
+    }
+
+    fn stages(layers: u32, count: u32) -> Vec<LlmStage> {
+        let shares = split_layers(layers, count).into_iter().zip(0u32..);
+        let stage = |(layers, at)| LlmStage { layers, is_first: at == 0, is_last: at + 1 == count };
+        shares.map(stage).collect()
+    }
+
+    #[test]
+    fn a_parameter_takes_sixteen_or_eighteen_bytes() {
+        assert_eq!(StateBytes::ADAM.of(1000), 16_000);
+        assert_eq!(StateBytes::ADAM_F32_GRADIENTS.of(1000), 18_000);
+        assert_eq!(StateBytes::FROZEN.of(1000), 2000);
+        let sharded = StateBytes { optimizer_ranks: tp(8), ..StateBytes::ADAM };
+        assert_eq!(sharded.of(1000), 4000 + 125 * 12);
+        assert_eq!(sharded.of(1001), 4004 + 126 * 12);
+        assert_eq!(StateBytes::ADAM.of(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn stages_hold_the_whole_model() {
+        for name in ModelSpec::preset_names() {
+            let spec = ModelSpec::preset(name).unwrap();
+            for count in [1, 2, 3, 4] {
+                let llm = stages(spec.llm.layers, count).into_iter();
+                let held: u64 = llm.map(|stage| stage.parameters(&spec.llm, tp(1))).sum();
+                assert_eq!(held, spec.llm_parameters().total(), "{name}");
+                for ((_, encoder, _), (_, whole)) in spec.encoders().zip(spec.encoder_parameters()) {
+                    let parts = stages(encoder.layers, count).into_iter();
+                    let hidden = spec.llm.hidden;
+                    let held: u64 =
+                        parts.map(|stage| encoder_parameters(&encoder, hidden, stage, tp(1))).sum();
+                    assert_eq!(held, whole.total(), "{name}");
+                }
+            }
+        }
+    }
+
+    /// Qwen2.5-7B on 4 ranks, a layer: 7 of 28 query heads and 1 of 4 key heads of 128 with biases, a quarter of
+    /// the MLP, both norms.
+    #[test]
+    fn a_tensor_parallel_rank_holds_its_heads() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
+        let layer = LlmStage { layers: 1, is_first: false, is_last: false };
+        let projections = 2 * 3584 * (7 + 1) * 128 + (7 + 2) * 128;
+        let expected = projections + 3 * 3584 * 18_944 / 4 + 2 * 3584;
+        assert_eq!(layer.parameters(&spec, tp(4)), expected);
+        // Eight ranks share 4 key heads: each still holds one.
+        let eighth = 2 * 3584 * (4 + 1) * 128 + (4 + 2) * 128 + 3 * 3584 * 2368 + 2 * 3584;
+        assert_eq!(layer.parameters(&spec, tp(8)), eighth);
+        let last = LlmStage { layers: 0, is_first: false, is_last: true };
+        assert_eq!(last.parameters(&spec, tp(4)), 3584 + 152_064 / 4 * 3584);
+    }
+
+    #[test]
+    fn a_tied_head_is_held_again_on_another_stage() {
+        let mut spec = ModelSpec::preset("tiny").unwrap().llm;
+        spec.details.has_tied_embeddings = true;
+        let embedding = 4096 * 256;
+        let whole = LlmStage { layers: 4, is_first: true, is_last: true };
+        assert_eq!(whole.parameters(&spec, tp(1)), LlmParameters::new(&spec).total());
+        let split: u64 = stages(4, 2).iter().map(|stage| stage.parameters(&spec, tp(1))).sum();
+        assert_eq!(split, LlmParameters::new(&spec).total() + embedding);
+    }
+}

@@ -1,0 +1,60 @@
+//! The modules of a model: what has a time, and a pipeline stage, of its own.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Most modules of a model.
+pub(crate) const MODULES_MAX: usize = 3;
+
+/// A part of a model that has a time, and a pipeline stage, of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Module {
+    /// Picture and video encoder with its projector.
+    Vision,
+    /// Audio encoder with its projector.
+    Audio,
+    /// Language model with its LM head.
+    Llm,
+}
+
+impl Module {
+    /// Returns the module's name: `vision`, `audio` or `llm`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vision => "vision",
+            Self::Audio => "audio",
+            Self::Llm => "llm",
+        }
+    }
+}
+
+impl fmt::Display for Module {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// Nanoseconds of each module of a model, in the order of [`crate::CostModel::modules`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModuleTimes {
+    nanoseconds: [u64; MODULES_MAX],
+    modules: u8,
+}
+
+impl ModuleTimes {
+    pub(crate) const EMPTY: Self = Self { nanoseconds: [0; MODULES_MAX], modules: 0 };
+
+    /// Returns one time per module, the LLM's last.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u64] {
+        &self.nanoseconds[..usize::from(self.modules)]
+    }
+
+    pub(crate) fn push(&mut self, nanoseconds: u64) {
+        self.nanoseconds[usize::from(self.modules)] = nanoseconds;
+        self.modules += 1;
+    }
+}

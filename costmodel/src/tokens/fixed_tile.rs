@@ -1,0 +1,69 @@
+//! One tile a picture, the rule of CLIP and SigLIP in front of an LLM, as in LLaVA 1.5.
+//!
+//! Every picture, whatever its size, becomes one square: stretched (SigLIP) or cut to its centre (CLIP). Every
+//! patch is one LLM token; there are no markers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{EncoderWork, require_pixels};
+use crate::error::Result;
+use crate::shape::{ImageSize, VideoShape};
+
+/// Settings of the rule; encoder items are tiles.
+///
+/// # Source
+/// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FixedTile {
+    /// Side of the square in pixels.
+    pub tile_pixels: u16,
+    /// Patches of the square, each an encoder token and an LLM token.
+    pub tile_patches: u32,
+    /// Whether the centre of the picture is taken, rather than the whole picture stretched.
+    pub is_cropped: bool,
+    /// Longer videos are sampled down to this many frames.
+    pub frames_max: u32,
+}
+
+impl FixedTile {
+    /// Returns the work of one picture.
+    ///
+    /// # Errors
+    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
+        require_pixels(image)?;
+        Ok(self.tiles(1))
+    }
+
+    /// Returns the work of a video: one tile a frame whatever its size.
+    #[must_use]
+    pub fn video(&self, video: VideoShape) -> EncoderWork {
+        self.tiles(u64::from(video.frames.min(self.frames_max)))
+    }
+
+    fn tiles(&self, tiles: u64) -> EncoderWork {
+        let patches = u64::from(self.tile_patches);
+        EncoderWork::of_items(tiles, patches, tiles.saturating_mul(patches))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: FixedTile =
+        FixedTile { tile_pixels: 336, tile_patches: 576, is_cropped: true, frames_max: 32 };
+
+    #[test]
+    fn every_picture_and_every_frame_is_one_tile() {
+        for (width, height) in [(1, 1), (1, 100_000), (4961, 7016)] {
+            let work = RULE.image(ImageSize { width, height }).unwrap();
+            assert_eq!((work.items, work.encoder_tokens, work.tokens), (1, 576, 576));
+            assert_eq!(work.attention_pairs, 576 * 576);
+            for (frames, tiles) in [(0, 0), (8, 8), (972, 32)] {
+                let work = RULE.video(VideoShape { frames, width, height });
+                assert_eq!((work.items, work.tokens), (tiles, 576 * tiles));
+            }
+        }
+    }
+}
