@@ -3,7 +3,8 @@
 //! A [`SampleShape`] (text tokens, pixels, frames, sample rates) goes through the *token rule* of a model
 //! family ([`tokens`]) to encoder items, encoder tokens and LLM tokens; from these follow the exact [`flops`]
 //! of each module of a [`ModelSpec`], and from FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins
-//! the steps.
+//! the steps. A measured [`Profile`] takes the place of FLOPs and rate where there is one, and [`correction`] learns
+//! from a run where it is wrong.
 //!
 //! **Units.** Times are whole nanoseconds of forward and backward together, for a whole module on one device;
 //! lengths are tokens, that is positions in the LLM; sizes are pixels.
@@ -30,16 +31,22 @@
 //! # }
 //! ```
 
+pub mod correction;
 mod data_profile;
 mod error;
 pub mod flops;
+mod measured;
 pub mod model;
 mod predict;
+pub mod profile;
 mod shape;
 pub mod tokens;
 
+pub use correction::{CorrectionTable, FACTOR_ONE};
 pub use data_profile::{DataProfile, Histogram, Quantiles};
 pub use error::{Error, Result};
+pub use measured::Prediction;
 pub use model::ModelSpec;
 pub use predict::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost};
+pub use profile::{Profile, ProfileOptions, ProfileWarning};
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};

@@ -7,11 +7,14 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::correction::CorrectionTable;
 use crate::error::{Error, Result};
-use crate::flops::{Attention, EncoderFlops, FORWARD_AND_BACKWARD, LlmFlops};
+use crate::flops::{EncoderFlops, FORWARD_AND_BACKWARD, LlmFlops};
+use crate::measured::Timing;
 use crate::model::{ModelSpec, VisionSpec};
 use crate::shape::{AudioLength, SampleShape};
 use crate::tokens::EncoderWork;
@@ -130,7 +133,7 @@ impl DeviceRate {
     }
 
     /// Time of a forward and backward pass whose forward takes this many FLOPs, in ns rounded up, saturating.
-    fn forward_and_backward_ns(&self, module: Module, forward_flops: u128) -> u64 {
+    pub(crate) fn forward_and_backward_ns(&self, module: Module, forward_flops: u128) -> u64 {
         let rate = u128::from(self.flops_per_us(module).get());
         let factor = u128::from(FORWARD_AND_BACKWARD) * u128::from(NANOSECONDS_PER_MICROSECOND);
         u64::try_from(forward_flops.saturating_mul(factor).div_ceil(rate)).unwrap_or(u64::MAX)
@@ -152,7 +155,7 @@ pub struct ModuleTimes {
 }
 
 impl ModuleTimes {
-    const EMPTY: Self = Self { nanoseconds: [0; MODULES_MAX], modules: 0 };
+    pub(crate) const EMPTY: Self = Self { nanoseconds: [0; MODULES_MAX], modules: 0 };
 
     /// Returns one time per module, the LLM's last.
     #[must_use]
@@ -160,7 +163,7 @@ impl ModuleTimes {
         &self.nanoseconds[..usize::from(self.modules)]
     }
 
-    fn push(&mut self, nanoseconds: u64) {
+    pub(crate) fn push(&mut self, nanoseconds: u64) {
         self.nanoseconds[usize::from(self.modules)] = nanoseconds;
         self.modules += 1;
     }
@@ -200,17 +203,22 @@ pub struct SampleCost {
 #[derive(Debug, Clone)]
 pub struct CostModel {
     spec: ModelSpec,
-    rate: DeviceRate,
+    pub(crate) timing: Timing,
+    pub(crate) correction: Option<Arc<CorrectionTable>>,
     modules: Vec<Module>,
-    vision: Option<(VisionSpec, EncoderFlops)>,
-    audio: Option<EncoderFlops>,
+    pub(crate) vision: Option<(VisionSpec, EncoderFlops)>,
+    pub(crate) audio: Option<EncoderFlops>,
     llm: LlmFlops,
 }
 
 impl CostModel {
-    /// Folds a model into FLOPs per token, once.
+    /// Folds a model into FLOPs per token, once; times come from a stated rate.
     #[must_use]
     pub fn new(spec: ModelSpec, rate: DeviceRate) -> Self {
+        Self::with_timing(spec, Timing::Rate(rate))
+    }
+
+    pub(crate) fn with_timing(spec: ModelSpec, timing: Timing) -> Self {
         let vision = spec.vision.map(|vision| (vision, EncoderFlops::new(&vision.encoder, spec.llm.hidden)));
         let audio = spec.audio.map(|audio| EncoderFlops::new(&audio.encoder, spec.llm.hidden));
         let mut modules = Vec::with_capacity(MODULES_MAX);
@@ -218,7 +226,7 @@ impl CostModel {
         modules.extend(audio.map(|_| Module::Audio));
         modules.push(Module::Llm);
         let llm = LlmFlops::new(&spec.llm);
-        Self { spec, rate, modules, vision, audio, llm }
+        Self { spec, timing, correction: None, modules, vision, audio, llm }
     }
 
     /// Returns the model.
@@ -227,10 +235,13 @@ impl CostModel {
         &self.spec
     }
 
-    /// Returns the device.
+    /// Returns the stated rate that times come from; `None` if they come from a profile.
     #[must_use]
-    pub const fn rate(&self) -> &DeviceRate {
-        &self.rate
+    pub const fn rate(&self) -> Option<&DeviceRate> {
+        match &self.timing {
+            Timing::Rate(rate) => Some(rate),
+            Timing::Profile(_) => None,
+        }
     }
 
     /// Returns the modules of the model: its encoders, then the LLM.
@@ -252,20 +263,16 @@ impl CostModel {
         let mut media = EncoderWork::default();
         if let Some((spec, flops)) = &self.vision {
             let work = vision_work(spec, shape)?;
-            module_ns.push(self.rate.forward_and_backward_ns(Module::Vision, flops.forward(&work)));
+            module_ns.push(self.encoder_ns(Module::Vision, flops, &work));
             media += work;
         }
         if let Some(flops) = &self.audio {
             let work = audio_work(&shape.audio)?;
-            module_ns.push(self.rate.forward_and_backward_ns(Module::Audio, flops.forward(&work)));
+            module_ns.push(self.encoder_ns(Module::Audio, flops, &work));
             media += work;
         }
         let tokens = to_u32("tokens", media.tokens.saturating_add(u64::from(shape.text_tokens)))?;
-        let llm_flops = self
-            .llm
-            .layers_forward(&[tokens], Attention::Causal)
-            .saturating_add(self.llm.head_forward(u64::from(tokens)));
-        module_ns.push(self.rate.forward_and_backward_ns(Module::Llm, llm_flops));
+        module_ns.push(self.llm_ns(&self.llm, tokens));
         Ok(SampleCost {
             tokens,
             target_tokens: shape.target_tokens,
@@ -276,7 +283,7 @@ impl CostModel {
     }
 }
 
-fn vision_work(spec: &VisionSpec, shape: &SampleShape) -> Result<EncoderWork> {
+pub(crate) fn vision_work(spec: &VisionSpec, shape: &SampleShape) -> Result<EncoderWork> {
     let mut work = spec.rule.images(&shape.images)?;
     for &video in &shape.videos {
         work += spec.rule.video(video)?;
@@ -284,7 +291,7 @@ fn vision_work(spec: &VisionSpec, shape: &SampleShape) -> Result<EncoderWork> {
     Ok(work)
 }
 
-fn audio_work(clips: &[AudioLength]) -> Result<EncoderWork> {
+pub(crate) fn audio_work(clips: &[AudioLength]) -> Result<EncoderWork> {
     let mut work = EncoderWork::default();
     for &clip in clips {
         work += whisper_windows(clip)?;
