@@ -31,6 +31,7 @@
 //! # }
 //! ```
 
+mod accuracy;
 pub mod correction;
 mod data_profile;
 mod error;
@@ -40,13 +41,18 @@ pub mod model;
 mod predict;
 pub mod profile;
 mod shape;
+mod sketch;
 pub mod tokens;
 
+pub use accuracy::{
+    AccuracyReport, BinAccuracy, Comparison, ErrorSummary, ModuleAccuracy, PartAccuracy, Unpredicted,
+};
 pub use correction::{CorrectionTable, FACTOR_ONE};
-pub use data_profile::{DataProfile, Histogram, Quantiles};
+pub use data_profile::{DataProfile, Outlier};
 pub use error::{Error, Result};
 pub use measured::Prediction;
 pub use model::ModelSpec;
 pub use predict::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost};
 pub use profile::{Profile, ProfileOptions, ProfileWarning};
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};
+pub use sketch::{Histogram, Quantiles, SKETCH_ERROR, Sketch};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::curve::{Curve, Knot};
+use super::curve::{Curve, Estimate, Knot};
 use super::layers::{LayersTime, Method, at_layers, per_layer};
 use super::measurement::{Part, Phase, Point};
 use super::surface::{Cell, Surface};
@@ -60,23 +60,18 @@ impl Question<'_> {
     }
 
     /// Time of the optimizer over all parts; `None` if none was measured.
-    pub(super) fn optimizer(&self) -> Option<LayersTime> {
-        let mut total: Option<LayersTime> = None;
-        for part in Part::ALL {
-            let points = self.points_of(part);
-            if points.is_empty() {
-                continue;
-            }
-            let layers = if part == Part::Ends { points[0].setting.layers } else { self.layers };
-            let time = at_layers(&points.iter().collect::<Vec<_>>(), layers);
-            total = Some(match total {
-                Some(sum) => {
-                    LayersTime { ns: sum.ns + time.ns, spread_ns: sum.spread_ns + time.spread_ns, ..sum }
-                }
-                None => time,
-            });
-        }
-        total
+    pub(super) fn optimizer(&self) -> Option<Estimate> {
+        let parts = Part::ALL.into_iter().filter_map(|part| self.optimizer_of(part));
+        parts.reduce(Estimate::plus)
+    }
+
+    /// Time of the optimizer over the weights of one part.
+    pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
+        let points = Question { phase: Phase::Optimizer, ..*self }.points_of(part);
+        let layers = if part == Part::Ends { points.first()?.setting.layers } else { self.layers };
+        let points: Vec<&Point> = points.iter().collect();
+        let time = at_layers(points.first().map(|_| &points[..])?, layers);
+        Some(Estimate { ns: time.ns, uncertainty_ns: time.spread_ns, is_beyond: false })
     }
 
     /// The error that says what has to be measured for a part.

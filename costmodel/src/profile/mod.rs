@@ -34,6 +34,7 @@ mod compose;
 mod curve;
 mod dimensions;
 mod layers;
+mod lookup;
 mod measurement;
 mod module_timing;
 mod reference;
@@ -54,6 +55,7 @@ pub use reference::StepMemory;
 pub use timing::{PredictedTime, ProfileOptions};
 pub use warning::ProfileWarning;
 
+pub(crate) use lookup::PartTimes;
 pub(crate) use measurement::median_of_sorted;
 pub(crate) use timing::{Load, ProfileTiming, whole_ns};
 
@@ -130,6 +132,16 @@ impl Profile {
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         self.files.iter().flat_map(|file| measurement::points(&file.measurements)).collect()
+    }
+
+    /// Returns all points with the widths that their files state, widths unknown where they do not.
+    pub(crate) fn points_with_widths(&self) -> Vec<(Point, Dimensions)> {
+        let of_file = |file: &ProfileFile| {
+            let points = measurement::points(&file.measurements).into_iter();
+            let widths = file.dimensions.clone();
+            points.map(move |point| (point, widths.get(&point.setting.module).cloned().unwrap_or_default()))
+        };
+        self.files.iter().flat_map(of_file).collect()
     }
 
     /// Returns the measurements of a module of these widths, and the files that do not say theirs.

@@ -46,7 +46,6 @@ impl ModuleTiming {
     ) -> Result<Self> {
         let tp = options.tp_of(module);
         let question = |phase| Question { points, module, phase, tp, layers: full + windowed };
-        let optimizer = question(Phase::Optimizer).optimizer();
         let forward = PassTiming::new(&question(Phase::Forward), warnings)?;
         let backward = PassTiming::new(&question(Phase::Backward), warnings)?;
         Ok(Self {
@@ -55,11 +54,7 @@ impl ModuleTiming {
             full_layers: full.into(),
             windowed_layers: windowed.into(),
             packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
-            optimizer: optimizer.map(|time| Estimate {
-                ns: time.ns,
-                uncertainty_ns: time.spread_ns,
-                is_beyond: false,
-            }),
+            optimizer: question(Phase::Optimizer).optimizer(),
         })
     }
 
