@@ -111,10 +111,10 @@ impl AccuracyReport {
     pub fn compare(profile: &Profile, observed: &Profile) -> Result<Self> {
         let mut points = Vec::new();
         let mut unpredicted: Vec<Unpredicted> = Vec::new();
-        for group in observed.points_with_widths().chunk_by(|a, b| is_alike(a, b)) {
+        for group in observed.points_with_widths().chunk_by(is_alike) {
             match PartTimes::new(profile, &group[0].1, &group[0].0.setting) {
                 Ok(times) => points.extend(group.iter().map(|(point, _)| comparison(point, &times))),
-                Err(error) => unpredicted.push(Unpredicted { count: group.len(), reason: error.to_string() }),
+                Err(error) => count_reason(&mut unpredicted, group.len(), error.to_string()),
             }
         }
         if points.is_empty() {
@@ -158,6 +158,13 @@ impl Comparison {
     #[must_use]
     pub fn size(&self) -> u64 {
         u64::from(self.setting.batch) * u64::from(self.setting.tokens)
+    }
+}
+
+fn count_reason(unpredicted: &mut Vec<Unpredicted>, count: usize, reason: String) {
+    match unpredicted.iter_mut().find(|known| known.reason == reason) {
+        Some(known) => known.count += count,
+        None => unpredicted.push(Unpredicted { count, reason }),
     }
 }
 

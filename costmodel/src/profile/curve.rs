@@ -91,6 +91,25 @@ impl Curve {
         Self { pieces: fitted.iter().enumerate().map(piece).collect() }
     }
 
+    /// The sum of two curves with the same measured work, exact from the first point on; `None` if they differ in it.
+    pub(super) fn plus(&self, other: &Self) -> Option<Self> {
+        let is_alike = |(a, b): (&Piece, &Piece)| a.knot.x.total_cmp(&b.knot.x).is_eq();
+        if self.pieces.len() != other.pieces.len() || !self.pieces.iter().zip(&other.pieces).all(is_alike) {
+            return None;
+        }
+        let sum = |(a, b): (&Piece, &Piece)| Piece {
+            knot: Knot {
+                x: a.knot.x,
+                ns: a.knot.ns + b.knot.ns,
+                spread_ns: a.knot.spread_ns + b.knot.spread_ns,
+            },
+            slope: a.slope + b.slope,
+            square: a.square + b.square,
+            cube: a.cube + b.cube,
+        };
+        Some(Self { pieces: self.pieces.iter().zip(&other.pieces).map(sum).collect() })
+    }
+
     /// Least and greatest work measured.
     pub(super) fn range(&self) -> [f64; 2] {
         [self.first().knot.x, self.last().knot.x]
@@ -276,6 +295,18 @@ mod tests {
         assert!(far.uncertainty_ns / far.ns > near.uncertainty_ns / near.ns);
         assert!(!curve.estimate(400.0).is_beyond && !curve.estimate(100.0).is_beyond);
         assert!(curve.estimate(99.0).is_beyond);
+    }
+
+    #[test]
+    fn curves_over_the_same_work_add_up() {
+        let xs = [10.0, 30.0, 70.0, 90.0];
+        let [a, b] = [curve(&xs.map(|x| (x, x * x))), curve(&xs.map(|x| (x, 50.0 + x)))];
+        let sum = a.plus(&b).unwrap();
+        for x in [10.0, 33.0, 90.0, 200.0] {
+            assert!((sum.at(x) - a.at(x) - b.at(x)).abs() < 1e-9 * sum.at(x), "{x}");
+        }
+        assert_eq!(a.plus(&curve(&[(10.0, 1.0)])), None);
+        assert_eq!(a.plus(&curve(&[10.0, 31.0, 70.0, 90.0].map(|x| (x, x)))), None);
     }
 
     #[test]

@@ -39,6 +39,11 @@ impl PartTimes {
         let mut warnings = Vec::new();
         let count = f64::from(layers);
         let times = match (phase, part) {
+            // Attention has no weights, so those of whole layers are those of their linear work.
+            (Phase::Optimizer, Part::Whole) => question
+                .optimizer_of(Part::Whole)
+                .or_else(|| question.optimizer_of(Part::Linear))
+                .map(Times::Fixed),
             (Phase::Optimizer, _) => question.optimizer_of(part).map(Times::Fixed),
             (_, Part::Attention) => {
                 question.attention(&mut warnings).map(|surface| Times::Attention(surface, count))

@@ -14,6 +14,8 @@ use crate::predict::Module;
 pub(super) struct ModuleTiming {
     module: Module,
     passes: [PassTiming; 2],
+    /// Both passes in one where they were measured at the same shapes, which halves the look-ups; or each of them.
+    summed: Vec<PassTiming>,
     full_layers: f64,
     windowed_layers: f64,
     packed_tokens: Option<f64>,
@@ -48,9 +50,14 @@ impl ModuleTiming {
         let question = |phase| Question { points, module, phase, tp, layers: full + windowed };
         let forward = PassTiming::new(&question(Phase::Forward), warnings)?;
         let backward = PassTiming::new(&question(Phase::Backward), warnings)?;
+        let summed = match forward.plus(&backward) {
+            Some(both) => vec![both],
+            None => vec![forward.clone(), backward.clone()],
+        };
         Ok(Self {
             module,
             passes: [forward, backward],
+            summed,
             full_layers: full.into(),
             windowed_layers: windowed.into(),
             packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
@@ -67,7 +74,7 @@ impl ModuleTiming {
     pub(super) fn ns(&self, load: &Load) -> f64 {
         let ((linear, linear_count), (attention, attention_count)) = self.shares(load);
         let mut total = 0.0;
-        for pass in &self.passes {
+        for pass in &self.summed {
             total += pass.linear_ns(linear.tokens) / linear_count;
             total += self.attention_ns(pass, &attention) / attention_count;
         }
@@ -89,7 +96,7 @@ impl ModuleTiming {
     /// Linear work and attention in nanoseconds, of this load alone.
     pub(super) fn apart_ns(&self, load: &Load) -> [f64; 2] {
         let mut apart = [0.0, 0.0];
-        for pass in &self.passes {
+        for pass in &self.summed {
             apart[0] += pass.linear_ns(load.tokens);
             apart[1] += self.attention_ns(pass, load);
         }
@@ -191,6 +198,28 @@ impl PassTiming {
             warnings.push(ProfileWarning::AttentionNotApart { module, phase });
         }
         Ok(Self { phase, layers: LayersTiming::Whole(whole), ends })
+    }
+
+    /// Both passes as one, what is outside the layers joined with their linear work; `None` where shapes differ.
+    fn plus(&self, other: &Self) -> Option<Self> {
+        let ends = match (&self.ends, &other.ends) {
+            (Some(own), Some(added)) => Some(own.plus(added)?),
+            (None, None) => None,
+            _ => return None,
+        };
+        let (layers, ends) = match (&self.layers, &other.layers) {
+            (LayersTiming::Apart(linear, attention), LayersTiming::Apart(added, added_attention)) => {
+                let linear = linear.plus(added)?;
+                let joined = ends.as_ref().and_then(|ends| linear.plus(ends));
+                let rest = if joined.is_some() { None } else { ends };
+                (LayersTiming::Apart(joined.unwrap_or(linear), attention.plus(added_attention)?), rest)
+            }
+            (LayersTiming::Whole(whole), LayersTiming::Whole(added)) => {
+                (LayersTiming::Whole(whole.plus(added)?), ends)
+            }
+            _ => return None,
+        };
+        Some(Self { phase: self.phase, layers, ends })
     }
 
     fn linear_ns(&self, tokens: f64) -> f64 {

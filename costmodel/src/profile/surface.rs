@@ -52,6 +52,20 @@ impl Surface {
         Self { rows: cells.chunk_by(|a, b| a.tokens.total_cmp(&b.tokens).is_eq()).map(row).collect() }
     }
 
+    /// The sum of two surfaces on the same grid, exact at its lengths; `None` if the grids differ.
+    pub(super) fn plus(&self, other: &Self) -> Option<Self> {
+        if self.rows.len() != other.rows.len() {
+            return None;
+        }
+        let sum = |(a, b): (&Row, &Row)| {
+            let is_alike = a.tokens.total_cmp(&b.tokens).is_eq();
+            let over_batches = a.over_batches.plus(&b.over_batches).filter(|_| is_alike)?;
+            Some(Row { tokens: a.tokens, over_batches })
+        };
+        let rows: Option<Vec<Row>> = self.rows.iter().zip(&other.rows).map(sum).collect();
+        rows.map(|rows| Self { rows })
+    }
+
     /// Least and greatest length measured.
     pub(super) fn token_range(&self) -> [f64; 2] {
         [self.rows[0].tokens, self.rows[self.rows.len() - 1].tokens]
@@ -100,6 +114,10 @@ impl Surface {
             return below(work(&self.rows[0]), self.rows.get(1).map(work), tokens * tokens);
         }
         let low = &self.rows[after - 1];
+        let u = tokens - low.tokens;
+        if u <= 0.0 {
+            return value(low);
+        }
         let Some(high) = self.rows.get(after) else {
             let half =
                 self.rows.iter().rev().find(|row| 2.0 * row.tokens * row.tokens <= low.tokens * low.tokens);
@@ -107,10 +125,6 @@ impl Surface {
         };
         let place = |row: &Row| -> Place { (row.tokens, value(row)) };
         let (at_low, at_high) = (place(low), place(high));
-        let u = tokens - at_low.0;
-        if u <= 0.0 {
-            return at_low.1;
-        }
         let before = after.checked_sub(2).map(|row| place(&self.rows[row]));
         let [slope, square, cube] = cubic(before, at_low, at_high, self.rows.get(after + 1).map(place));
         let ns = at_low.1 + u * (slope + u * (square + u * cube));

@@ -23,7 +23,7 @@ pub enum ProfileWarning {
     },
     /// Only one layer count was measured, so the cost outside the layers was scaled with them.
     LayersInProportion { module: Module, part: Part, phase: Phase, measured: u32, asked: u32 },
-    /// Shapes that were measured with fewer layer counts than others were not used.
+    /// Shapes with fewer layer counts than others, or with more layers in less time, were not used.
     ShapesLeftOut { module: Module, part: Part, phase: Phase, shapes: usize },
     /// Attention was not measured apart, so that of packed samples is overestimated.
     AttentionNotApart { module: Module, phase: Phase },
@@ -50,7 +50,8 @@ impl std::fmt::Display for ProfileWarning {
             ),
             Self::ShapesLeftOut { module, part, phase, shapes } => write!(
                 formatter,
-                "{module} {part} {phase}: {shapes} shapes left out, they lack a layer count that others have"
+                "{module} {part} {phase}: {shapes} shapes left out: they lack a layer count that others have, or took less \
+                 time with more layers"
             ),
             Self::AttentionNotApart { module, phase } => {
                 write!(formatter, "{module} {phase}: attention was not measured apart from linear work")
