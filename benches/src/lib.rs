@@ -1,11 +1,12 @@
 //! Synthetic inputs for the benchmarks, the same on every machine.
 //!
 //! Everything is drawn from [`random::Random`] with a fixed seed: [`shapes`] of samples for the cost model,
-//! [`instances`] of partition problems for the balancer, [`archives`] and [`pictures`] for the loader. Nothing
+//! [`profiles`] of measured times, [`instances`] of partition problems for the balancer, [`archives`] and [`pictures`] for the loader. Nothing
 //! here is measured; the benchmarks are in `benches/`, the loop to compare with in `src/bin/bare_loop.rs`.
 
 pub mod archives;
 pub mod instances;
 pub mod pictures;
+pub mod profiles;
 pub mod random;
 pub mod shapes;

@@ -1,54 +1,74 @@
 //! The data profile: how shapes, tokens and predicted costs are spread over a data set.
 //!
-//! Values are kept, so quantiles are exact; a sample takes a few dozen bytes.
+//! Memory is bounded, whatever the number of samples: quantities go into [`Sketch`]es, whose quantiles are off by at
+//! most [`crate::SKETCH_ERROR`]; of the samples themselves only the most expensive are kept. Profiles of parts add up.
+//!
+//! # Source
+//! An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: empirical histograms of shapes over random samples.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use serde::Serialize;
 
 use crate::module::Module;
 use crate::predict::{CostModel, SampleCost};
 use crate::shape::SampleShape;
+use crate::sketch::{Histogram, Quantiles, Sketch};
+
+/// Most samples that are named as outliers.
+const OUTLIERS_MAX: usize = 20;
+/// How many interquartile ranges above the third quartile an outlier begins: Tukey's "far out".
+const FENCE_RANGES: f64 = 3.0;
+
+/// Names of the quantities in front of the costs of modules.
+const FIXED: [&str; 12] = [
+    "image_width",
+    "image_height",
+    "images",
+    "audio_seconds",
+    "text_tokens",
+    "target_tokens",
+    "encoder_items",
+    "encoder_tokens",
+    "tokens",
+    "video_frames",
+    "encoder_to_llm_ratio",
+    "cost_seconds",
+];
+const RATIO: usize = 10;
+const COST: usize = 11;
 
 /// Collects samples and summarises them.
 #[derive(Debug, Clone)]
 pub struct DataProfile {
     modules: Vec<Module>,
-    columns: Vec<(String, Vec<f64>)>,
+    names: Vec<String>,
+    columns: Vec<Sketch>,
+    module_ns: Vec<u128>,
+    /// The most expensive samples, the least expensive of them on top.
+    dearest: BinaryHeap<Reverse<Dear>>,
 }
 
-/// How one quantity is spread.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Quantiles {
-    /// Number of values.
-    pub n: usize,
-    /// Arithmetic mean.
-    pub mean: f64,
-    /// Least value.
-    pub min: f64,
-    /// 5 % of the values are at most this.
-    pub p5: f64,
-    /// First quartile.
-    pub p25: f64,
-    /// Median.
-    pub p50: f64,
-    /// Third quartile.
-    pub p75: f64,
-    /// 95 % of the values are at most this.
-    pub p95: f64,
-    /// 99 % of the values are at most this.
-    pub p99: f64,
-    /// Greatest value.
-    pub max: f64,
+/// A sample among the most expensive: by cost, the earlier of two alike.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Dear {
+    total_ns: u64,
+    place: Reverse<u64>,
+    module_ns: Vec<u64>,
 }
 
-/// Values counted in classes of equal width.
+/// A sample that costs far more than others.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Histogram {
-    /// Where the first class begins.
-    pub min: f64,
-    /// Where the last class ends.
-    pub max: f64,
-    /// Values in each class.
-    pub counts: Vec<u64>,
+pub struct Outlier {
+    /// Place of the sample, as it was added.
+    pub place: u64,
+    /// Predicted seconds over all modules.
+    pub cost_seconds: f64,
+    /// Times the median.
+    pub times_median: f64,
+    /// Predicted seconds of each module.
+    pub module_seconds: Vec<f64>,
 }
 
 impl DataProfile {
@@ -56,31 +76,46 @@ impl DataProfile {
     #[must_use]
     pub fn new(model: &CostModel) -> Self {
         let modules = model.modules().to_vec();
-        let fixed =
-            ["image_width", "image_height", "images", "audio_seconds", "text_tokens", "target_tokens"];
-        let fixed = fixed.into_iter().chain(["encoder_items", "encoder_tokens", "tokens"]).map(str::to_owned);
         let costs = modules.iter().map(|module| format!("{module}_cost_seconds"));
-        let columns = fixed.chain(costs).map(|name| (name, Vec::new())).collect();
-        Self { modules, columns }
+        let names: Vec<String> = FIXED.into_iter().map(str::to_owned).chain(costs).collect();
+        Self {
+            columns: vec![Sketch::default(); names.len()],
+            module_ns: vec![0; modules.len()],
+            modules,
+            names,
+            dearest: BinaryHeap::new(),
+        }
     }
 
-    /// Adds a sample. Widths, heights and seconds are counted per medium, the rest per sample.
-    pub fn add(&mut self, shape: &SampleShape, cost: &SampleCost) {
+    /// Adds a sample. Widths, heights, seconds and frames are counted per medium, the rest per sample.
+    ///
+    /// - `place`: what an [`Outlier`] is named by
+    pub fn add(&mut self, place: u64, shape: &SampleShape, cost: &SampleCost) {
         for image in &shape.images {
-            self.push(0, f64::from(image.width));
-            self.push(1, f64::from(image.height));
+            self.columns[0].insert(f64::from(image.width));
+            self.columns[1].insert(f64::from(image.height));
         }
-        self.push(2, shape.images.len() as f64);
+        self.columns[2].insert(shape.images.len() as f64);
         for clip in &shape.audio {
-            self.push(3, clip.frames as f64 / f64::from(clip.sample_rate_hz.max(1)));
+            self.columns[3].insert(clip.frames as f64 / f64::from(clip.sample_rate_hz.max(1)));
         }
         let counts =
             [shape.text_tokens, shape.target_tokens, cost.encoder_items, cost.encoder_tokens, cost.tokens];
         for (column, count) in (4..).zip(counts) {
-            self.push(column, f64::from(count));
+            self.columns[column].insert(f64::from(count));
         }
-        for (column, ns) in (9..).zip(cost.module_ns.as_slice()) {
-            self.push(column, *ns as f64 / 1e9);
+        for video in &shape.videos {
+            self.columns[9].insert(f64::from(video.frames));
+        }
+        self.add_times(place, cost.module_ns.as_slice());
+    }
+
+    /// Adds the samples of another profile of the same model.
+    pub fn merge(&mut self, other: Self) {
+        self.columns.iter_mut().zip(&other.columns).for_each(|(own, added)| own.merge(added));
+        self.module_ns.iter_mut().zip(&other.module_ns).for_each(|(own, added)| *own += added);
+        for Reverse(dear) in other.dearest {
+            self.keep(dear);
         }
     }
 
@@ -92,55 +127,85 @@ impl DataProfile {
     /// If `classes` is 0.
     #[must_use]
     pub fn summarize(&self, classes: usize) -> Vec<(String, Quantiles, Histogram)> {
-        assert!(classes > 0, "a histogram has at least one class");
-        let filled = self.columns.iter().filter(|(_, values)| !values.is_empty());
-        filled.map(|(name, values)| (name.clone(), quantiles(values), histogram(values, classes))).collect()
+        let filled = self.names.iter().zip(&self.columns).filter(|(_, sketch)| !sketch.is_empty());
+        filled.map(|(name, sketch)| (name.clone(), sketch.quantiles(), sketch.histogram(classes))).collect()
     }
 
-    /// Returns predicted seconds of all encoders over those of the LLM, 0 where there is no LLM time.
+    /// Returns predicted seconds of all encoders over those of the LLM, over all samples; 0 where there is no LLM time.
     #[must_use]
     pub fn encoder_to_llm_ratio(&self) -> f64 {
-        let total = |module: usize| self.columns[9 + module].1.iter().sum::<f64>();
-        let totals: Vec<f64> = (0..self.modules.len()).map(total).collect();
-        match totals.split_last() {
-            Some((llm, encoders)) if *llm > 0.0 => encoders.iter().sum::<f64>() / llm,
+        match self.module_ns.split_last() {
+            Some((llm, encoders)) if *llm > 0 => encoders.iter().sum::<u128>() as f64 / *llm as f64,
             _ => 0.0,
         }
     }
 
-    fn push(&mut self, column: usize, value: f64) {
-        self.columns[column].1.push(value);
+    /// Returns the most expensive samples beyond the fence, the dearest first, at most 20; and how many are beyond it.
+    ///
+    /// The fence is 3 interquartile ranges above the third quartile of predicted cost.
+    ///
+    /// # Source
+    /// Tukey, "Exploratory Data Analysis", 1977: values that are "far out".
+    #[must_use]
+    pub fn outliers(&self) -> (Vec<Outlier>, u64) {
+        let costs = &self.columns[COST];
+        let [first, median, third] = [25, 50, 75].map(|percent| costs.quantile(percent));
+        let fence_seconds = third + FENCE_RANGES * (third - first);
+        let mut dearest: Vec<&Dear> = self.dearest.iter().map(|Reverse(dear)| dear).collect();
+        dearest.sort_by(|a, b| b.cmp(a));
+        let is_out = |dear: &&&Dear| seconds(dear.total_ns) > fence_seconds;
+        let outlier = |dear: &&Dear| Outlier {
+            place: dear.place.0,
+            cost_seconds: seconds(dear.total_ns),
+            times_median: if median > 0.0 { seconds(dear.total_ns) / median } else { 0.0 },
+            module_seconds: dear.module_ns.iter().copied().map(seconds).collect(),
+        };
+        let named: Vec<Outlier> = dearest.iter().filter(is_out).map(outlier).collect();
+        let beyond = costs.above(fence_seconds);
+        let count =
+            if named.len() < OUTLIERS_MAX { named.len() as u64 } else { beyond.max(named.len() as u64) };
+        (named, count)
+    }
+
+    /// Returns the modules whose costs are kept.
+    #[must_use]
+    pub fn modules(&self) -> &[Module] {
+        &self.modules
+    }
+
+    fn add_times(&mut self, place: u64, module_ns: &[u64]) {
+        let total_ns = module_ns.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
+        for (module, ns) in module_ns.iter().enumerate() {
+            self.columns[FIXED.len() + module].insert(seconds(*ns));
+            self.module_ns[module] += u128::from(*ns);
+        }
+        if let Some((llm, encoders)) = module_ns.split_last()
+            && *llm > 0
+        {
+            let encoders_ns = encoders.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
+            self.columns[RATIO].insert(encoders_ns as f64 / *llm as f64);
+        }
+        self.columns[COST].insert(seconds(total_ns));
+        let is_dear = self.dearest.len() < OUTLIERS_MAX
+            || self
+                .dearest
+                .peek()
+                .is_some_and(|Reverse(least)| (total_ns, Reverse(place)) > (least.total_ns, least.place));
+        if is_dear {
+            self.keep(Dear { total_ns, place: Reverse(place), module_ns: module_ns.to_vec() });
+        }
+    }
+
+    fn keep(&mut self, dear: Dear) {
+        self.dearest.push(Reverse(dear));
+        if self.dearest.len() > OUTLIERS_MAX {
+            self.dearest.pop();
+        }
     }
 }
 
-/// Quantile `q` is the least value that at least `q * n` values do not exceed.
-fn quantiles(values: &[f64]) -> Quantiles {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
-    Quantiles {
-        n: sorted.len(),
-        mean: sorted.iter().sum::<f64>() / sorted.len() as f64,
-        min: at(0),
-        p5: at(5),
-        p25: at(25),
-        p50: at(50),
-        p75: at(75),
-        p95: at(95),
-        p99: at(99),
-        max: at(100),
-    }
-}
-
-fn histogram(values: &[f64], classes: usize) -> Histogram {
-    let min = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mut counts = vec![0; classes];
-    for value in values {
-        let place = if max > min { (value - min) / (max - min) * classes as f64 } else { 0.0 };
-        counts[(place as usize).min(classes - 1)] += 1;
-    }
-    Histogram { min, max, counts }
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
 }
 
 #[cfg(test)]
@@ -150,33 +215,63 @@ mod tests {
     use crate::predict::DeviceRate;
     use crate::shape::ImageSize;
 
-    #[test]
-    fn quantiles_of_one_to_hundred_are_their_own_percent() {
-        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        let quantiles = quantiles(&values);
-        let shown =
-            [quantiles.min, quantiles.p5, quantiles.p50, quantiles.p99, quantiles.max, quantiles.mean];
-        assert_eq!(shown.map(|value| (value * 10.0) as u32), [10, 50, 500, 990, 1000, 505]);
+    fn omni() -> CostModel {
+        let spec = ModelSpec::preset("omni-7b").unwrap();
+        CostModel::new(spec, DeviceRate::preset("h100").unwrap())
     }
 
-    #[test]
-    fn a_histogram_counts_every_value_once() {
-        let histogram = histogram(&[0.0, 1.0, 2.0, 3.0, 4.0], 2);
-        assert_eq!((histogram.min as u32, histogram.max as u32, histogram.counts), (0, 4, vec![2, 3]));
+    fn text(tokens: u32) -> SampleShape {
+        SampleShape { text_tokens: tokens, ..SampleShape::default() }
+    }
+
+    /// A profile of texts with places from `first` on.
+    fn profile(model: &CostModel, first: u64, lengths: &[u32]) -> DataProfile {
+        let mut profile = DataProfile::new(model);
+        for (place, tokens) in (first..).zip(lengths) {
+            let shape = text(*tokens);
+            profile.add(place, &shape, &model.annotate(&shape).unwrap());
+        }
+        profile
     }
 
     #[test]
     fn a_quantity_without_values_is_left_out_and_the_ratio_weighs_modules() {
-        let spec = ModelSpec::preset("omni-7b").unwrap();
-        let model = CostModel::new(spec, DeviceRate::preset("h100").unwrap());
+        let model = omni();
         let mut profile = DataProfile::new(&model);
         let image = ImageSize { width: 640, height: 480 };
         let shape = SampleShape { text_tokens: 20, images: vec![image], ..SampleShape::default() };
         let cost = model.annotate(&shape).unwrap();
-        profile.add(&shape, &cost);
+        profile.add(0, &shape, &cost);
         let names: Vec<_> = profile.summarize(4).into_iter().map(|(name, ..)| name).collect();
         assert!(names.contains(&"image_width".to_owned()) && !names.contains(&"audio_seconds".to_owned()));
         let [vision, _, llm] = *cost.module_ns.as_slice() else { panic!("three modules") };
         assert!((profile.encoder_to_llm_ratio() - vision as f64 / llm as f64).abs() < 1e-12);
+    }
+
+    #[test]
+    fn far_out_samples_are_named_dearest_first() {
+        let mut lengths: Vec<u32> = (0..500).map(|at| 100 + at % 50).collect();
+        lengths[77] = 60_000;
+        lengths[400] = 90_000;
+        let (outliers, count) = profile(&omni(), 0, &lengths).outliers();
+        assert_eq!(outliers.iter().map(|outlier| outlier.place).collect::<Vec<_>>(), [400, 77]);
+        assert_eq!(count, 2);
+        assert!(outliers[0].times_median > 100.0 && outliers[0].module_seconds.len() == 3);
+        assert!(profile(&omni(), 0, &[100; 300]).outliers().0.is_empty());
+    }
+
+    #[test]
+    fn profiles_of_parts_add_up() {
+        let model = omni();
+        let lengths: Vec<u32> = (0..900).map(|at| 50 + at * at % 7_919).collect();
+        let whole = profile(&model, 0, &lengths);
+        let mut parts = profile(&model, 0, &lengths[..400]);
+        parts.merge(profile(&model, 400, &lengths[400..]));
+        assert_eq!(parts.outliers(), whole.outliers());
+        assert!((parts.encoder_to_llm_ratio() - whole.encoder_to_llm_ratio()).abs() < 1e-12);
+        for ((name, a, _), (_, b, _)) in parts.summarize(8).into_iter().zip(whole.summarize(8)) {
+            assert_eq!(a.n, b.n, "{name}");
+            assert!((a.p95 - b.p95).abs() <= 1e-9 * b.p95, "{name}");
+        }
     }
 }

@@ -32,4 +32,16 @@ pub enum Error {
     /// A count of the sample does not fit into 32 bits; the sample is bad.
     #[error("sample has {count} {quantity}, more than {max}", max = u32::MAX)]
     TooLarge { quantity: &'static str, count: u64 },
+    /// A file is not a profile, or one of its rows is no measurement; nothing was predicted.
+    #[error("{file}:{line}:{column} {reason}")]
+    ProfileFormat { file: String, line: u64, column: String, reason: String },
+    /// Files that do not make one profile; nothing was predicted.
+    #[error("not one profile: {reason}")]
+    ProfileMixed { reason: String },
+    /// The profile cannot answer; says which points have to be measured.
+    #[error("the profile lacks {needed}")]
+    ProfileLacks { needed: String },
+    /// A correction table or a rule for it was refused; the one in force stays.
+    #[error("invalid correction: {reason}")]
+    Correction { reason: String },
 }

@@ -3,7 +3,8 @@
 //! A [`SampleShape`] (text tokens, pixels, frames, sample rates) goes through the *token rule* of a model
 //! family ([`tokens`]) to encoder items, encoder tokens and LLM tokens; from these follow the exact [`flops`]
 //! of each module of a [`ModelSpec`], which is a preset or read from a `config.json` ([`config`]); and from
-//! FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins the steps.
+//! FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins the steps. A measured [`Profile`] takes the place of
+//! FLOPs and rate where there is one, and [`correction`] learns from a run where it is wrong.
 //!
 //! **Units.** Times are whole nanoseconds of forward and backward together, for a whole module on one device;
 //! lengths are tokens, that is positions in the LLM; sizes are pixels.
@@ -30,24 +31,36 @@
 //! # }
 //! ```
 
+mod accuracy;
 pub mod config;
+pub mod correction;
 mod data_profile;
 mod error;
 pub mod flops;
+mod measured;
 pub mod memory;
 pub mod model;
 mod module;
 mod parameters;
 mod predict;
 mod presets;
+pub mod profile;
 mod shape;
+mod sketch;
 pub mod tokens;
 mod towers;
 
-pub use data_profile::{DataProfile, Histogram, Quantiles};
+pub use accuracy::{
+    AccuracyReport, BinAccuracy, Comparison, ErrorSummary, ModuleAccuracy, PartAccuracy, Unpredicted,
+};
+pub use correction::{CorrectionTable, FACTOR_ONE};
+pub use data_profile::{DataProfile, Outlier};
 pub use error::{Error, Result};
+pub use measured::Prediction;
 pub use model::ModelSpec;
 pub use module::{Module, ModuleTimes};
 pub use parameters::{EncoderParameters, LlmParameters};
 pub use predict::{CostModel, DeviceRate, SampleCost};
+pub use profile::{Profile, ProfileOptions, ProfileWarning};
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};
+pub use sketch::{Histogram, Quantiles, SKETCH_ERROR, Sketch};

@@ -6,11 +6,14 @@
 //! predicts the same bits.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::correction::CorrectionTable;
 use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
+use crate::measured::Timing;
 use crate::model::ModelSpec;
 use crate::module::{Module, ModuleTimes};
 use crate::shape::SampleShape;
@@ -98,7 +101,7 @@ impl DeviceRate {
     }
 
     /// Time of so many FLOPs, in ns rounded up, saturating.
-    fn nanoseconds(&self, module: Module, flops: u128) -> u64 {
+    pub(crate) fn nanoseconds(&self, module: Module, flops: u128) -> u64 {
         let rate = self.flops_per_us(module).get();
         let scaled = flops.saturating_mul(NANOSECONDS_PER_MICROSECOND);
         // A division of 128 bits takes several times as long, and is rarely needed.
@@ -150,25 +153,30 @@ pub struct SampleCost {
 #[derive(Debug, Clone)]
 pub struct CostModel {
     spec: ModelSpec,
-    rate: DeviceRate,
+    pub(crate) timing: Timing,
+    pub(crate) correction: Option<Arc<CorrectionTable>>,
     modules: Vec<Module>,
-    encoders: Vec<Encoder>,
-    llm: LlmFlops,
-    recomputation: Recomputation,
+    pub(crate) encoders: Vec<Encoder>,
+    pub(crate) llm: LlmFlops,
+    pub(crate) recomputation: Recomputation,
 }
 
 /// An encoder, folded.
 #[derive(Debug, Clone, Copy)]
-struct Encoder {
-    module: Module,
-    rule: MediaRule,
-    flops: EncoderFlops,
+pub(crate) struct Encoder {
+    pub(crate) module: Module,
+    pub(crate) rule: MediaRule,
+    pub(crate) flops: EncoderFlops,
 }
 
 impl CostModel {
-    /// Folds a model into FLOPs per token, once.
+    /// Folds a model into FLOPs per token, once; times come from a stated rate.
     #[must_use]
     pub fn new(spec: ModelSpec, rate: DeviceRate) -> Self {
+        Self::with_timing(spec, Timing::Rate(rate))
+    }
+
+    pub(crate) fn with_timing(spec: ModelSpec, timing: Timing) -> Self {
         let fold = |(module, encoder, rule)| {
             let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
             Encoder { module, rule, flops }
@@ -176,10 +184,12 @@ impl CostModel {
         let encoders: Vec<Encoder> = spec.encoders().map(fold).collect();
         let modules = encoders.iter().map(|encoder| encoder.module).chain([Module::Llm]).collect();
         let llm = LlmFlops::new(&spec.llm);
-        Self { spec, rate, modules, encoders, llm, recomputation: Recomputation::None }
+        let recomputation = Recomputation::None;
+        Self { spec, timing, correction: None, modules, encoders, llm, recomputation }
     }
 
-    /// Sets what the backward pass computes again. Default: nothing.
+    /// Sets what the backward pass computes again, of times from a stated rate; a profile holds what was measured.
+    /// Default: nothing.
     #[must_use]
     pub const fn recomputation(mut self, recomputation: Recomputation) -> Self {
         self.recomputation = recomputation;
@@ -192,10 +202,13 @@ impl CostModel {
         &self.spec
     }
 
-    /// Returns the device.
+    /// Returns the stated rate that times come from; `None` if they come from a profile.
     #[must_use]
-    pub const fn rate(&self) -> &DeviceRate {
-        &self.rate
+    pub const fn rate(&self) -> Option<&DeviceRate> {
+        match &self.timing {
+            Timing::Rate(rate) => Some(rate),
+            Timing::Profile(_) => None,
+        }
     }
 
     /// Returns the modules of the model: its encoders, then the LLM.
@@ -218,13 +231,11 @@ impl CostModel {
         let mut media = EncoderWork::default();
         for encoder in &self.encoders {
             let work = encoder.rule.work(shape)?;
-            let flops = encoder.flops.training(&work, self.recomputation).total();
-            module_ns.push(self.rate.nanoseconds(encoder.module, flops));
+            module_ns.push(self.encoder_ns(encoder, &work));
             media += work;
         }
         let tokens = to_u32("tokens", media.tokens.saturating_add(u64::from(shape.text_tokens)))?;
-        let flops = self.llm.training(&[tokens], Attention::Causal, self.recomputation).total();
-        module_ns.push(self.rate.nanoseconds(Module::Llm, flops));
+        module_ns.push(self.llm_ns(tokens));
         Ok(SampleCost {
             tokens,
             target_tokens: shape.target_tokens,

@@ -3,6 +3,7 @@
 //! Every command parses its arguments, calls a library and prints what it returns: results on standard output,
 //! progress and errors on standard error. Exit status 0 is done, 1 is failed, 2 is misuse.
 
+mod accuracy;
 mod augment;
 mod balance;
 mod batch_files;
@@ -18,6 +19,7 @@ mod order;
 mod output;
 mod pack;
 mod planner;
+mod profile;
 mod progress;
 mod report;
 mod shuffle_quality;
@@ -56,6 +58,7 @@ enum Command {
     Stats(stats::StatsArgs),
     Balance(balance::BalanceArgs),
     Simulate(simulate::SimulateArgs),
+    Accuracy(accuracy::AccuracyArgs),
 }
 
 fn main() -> ExitCode {
@@ -80,5 +83,6 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Stats(args) => stats::run(&args, out),
         Command::Balance(args) => balance::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
+        Command::Accuracy(args) => accuracy::run(&args, out),
     }
 }

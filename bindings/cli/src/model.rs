@@ -10,6 +10,7 @@ use dflop_loader::model_folder::ModelFolder;
 use dflop_loader::prepare::image::ImageProcessor;
 
 use crate::output::Failure;
+use crate::profile::ProfileArgs;
 
 /// The model that costs are predicted for.
 #[derive(Debug, Args)]
@@ -20,8 +21,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
     model: Vec<String>,
     /// Device preset: a stated rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = "h100")]
+    #[arg(long, value_name = "NAME", default_value = "h100", conflicts_with = "profile")]
     pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) profile: ProfileArgs,
 }
 
 impl ModelArgs {
@@ -31,7 +34,21 @@ impl ModelArgs {
     }
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
-        Ok(CostModel::new(self.spec()?, DeviceRate::preset(&self.device)?))
+        let spec = self.spec()?;
+        match self.profile.cost_model(&spec)? {
+            Some(model) => Ok(model),
+            None => Ok(CostModel::new(spec, DeviceRate::preset(&self.device)?)),
+        }
+    }
+
+    /// Where the times come from, for people.
+    pub(crate) fn times_from(&self) -> String {
+        self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device))
+    }
+
+    /// The device preset, or the profile.
+    pub(crate) fn device_name(&self) -> String {
+        self.profile.name().unwrap_or_else(|| self.device.clone())
     }
 
     pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {

@@ -58,7 +58,13 @@ impl From<dflop_loader::Error> for Failure {
 
 impl From<dflop_costmodel::Error> for Failure {
     fn from(error: dflop_costmodel::Error) -> Self {
-        Self::Misuse(with_causes(&error))
+        use dflop_costmodel::Error::{ProfileFormat, ProfileLacks, ProfileMixed};
+        match error {
+            ProfileFormat { .. } | ProfileLacks { .. } | ProfileMixed { .. } => {
+                Self::Failed(with_causes(&error))
+            }
+            _ => Self::Misuse(with_causes(&error)),
+        }
     }
 }
 

@@ -41,6 +41,8 @@ struct SimulateReport {
     steps: u64,
     model: String,
     device: String,
+    /// Whether times come from a measured profile; else from a stated rate.
+    is_measured: bool,
     strategies: Vec<StrategyReport>,
 }
 
@@ -67,7 +69,8 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> 
     let report = SimulateReport {
         steps,
         model: args.plan.model.name(),
-        device: args.plan.model.device.clone(),
+        device: args.plan.model.device_name(),
+        is_measured: args.plan.model.profile.is_given(),
         strategies: compare(&planner, steps)?,
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
@@ -88,8 +91,9 @@ pub(crate) fn compare(planner: &StepPlanner, steps: u64) -> Result<Vec<StrategyR
 }
 
 fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
-    let SimulateReport { steps, model, device, .. } = report;
-    writeln!(out, "simulated: {steps} steps, {model} on {device} (a stated rate)")?;
+    let SimulateReport { steps, model, device, is_measured, .. } = report;
+    let source = if *is_measured { "measured" } else { "a stated rate" };
+    writeln!(out, "simulated: {steps} steps, {model} on {device} ({source})")?;
     print_strategies(out, &report.strategies)
 }
 

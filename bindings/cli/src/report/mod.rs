@@ -3,6 +3,7 @@
 //! [`render`] is a pure function from a [`Report`] to text. All charts are inline SVG whose places along the
 //! time axis are percentages, so that they fill a phone as well as a desk while letters keep their size.
 
+mod accuracy;
 mod axis;
 mod chart;
 mod loads;
@@ -14,6 +15,7 @@ mod timeline;
 
 use dflop_balancer::Event;
 
+pub(crate) use accuracy::render_accuracy;
 pub(crate) use page::render;
 
 /// What the page shows.

@@ -5,6 +5,9 @@ use std::fmt::Write;
 use super::svg::escape;
 use super::{Report, StrategyView, loads, number, spread, timeline};
 
+/// Everything behind the content.
+pub(super) const CLOSING: &str = "</main>\n</body>\n</html>\n";
+
 const STYLE: &str = include_str!("style.css");
 
 /// The pattern that stands for idle time; charts refer to it by name.
@@ -18,13 +21,7 @@ const PATTERNS: &str = "<svg class=\"patterns\" width=\"0\" height=\"0\" aria-hi
 /// All given text is escaped. The page needs no other file, fetches nothing and runs no script.
 #[must_use]
 pub(crate) fn render(report: &Report) -> String {
-    let title = escape(&report.title);
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n{PATTERNS}<main>\n<header><h1>{title}</h1></header>\n"
-    );
+    let mut page = opening(&report.title);
     page.push_str(&headline(&report.strategies));
     page.push_str(&summary(&report.summary));
     page.push_str(&table(&report.strategies));
@@ -32,8 +29,19 @@ pub(crate) fn render(report: &Report) -> String {
     page.push_str(&loads::section(report));
     page.push_str(&spread::section(report));
     page.push_str(&notes(&report.notes));
-    page.push_str("</main>\n</body>\n</html>\n");
+    page.push_str(CLOSING);
     page
+}
+
+/// Everything in front of the content.
+pub(super) fn opening(title: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n{PATTERNS}<main>\n<header><h1>{title}</h1></header>\n"
+    )
 }
 
 /// The speed-up of the last strategy over the first, and that it was simulated.
@@ -56,7 +64,7 @@ fn headline(strategies: &[StrategyView]) -> String {
     )
 }
 
-fn summary(entries: &[(String, String)]) -> String {
+pub(super) fn summary(entries: &[(String, String)]) -> String {
     if entries.is_empty() {
         return String::new();
     }
@@ -89,7 +97,7 @@ fn table(strategies: &[StrategyView]) -> String {
     out
 }
 
-fn notes(notes: &[String]) -> String {
+pub(super) fn notes(notes: &[String]) -> String {
     if notes.is_empty() {
         return String::new();
     }

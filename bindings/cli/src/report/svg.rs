@@ -58,6 +58,11 @@ pub(super) fn upright(out: &mut String, class: &str, x: f64, ys: [f64; 2]) {
     element(out, "line", class, &place, "");
 }
 
+/// Draws a level line over the whole width.
+pub(super) fn level(out: &mut String, class: &str, y: f64) {
+    element(out, "line", class, &format!("x1=\"0%\" x2=\"100%\" y1=\"{y}\" y2=\"{y}\""), "");
+}
+
 /// Draws a text.
 pub(super) fn text(out: &mut String, class: &str, spot: Spot, text: &str) {
     let anchor = match spot.anchor {

@@ -8,6 +8,7 @@ mod misuse;
 mod order;
 mod packing;
 mod pipes;
+mod profiles;
 mod real_input;
 mod remote;
 mod resume;

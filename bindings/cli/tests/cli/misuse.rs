@@ -18,7 +18,9 @@ const READERS: [&[&str]; 5] =
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["demo", "pack", "index", "list", "stream", "order", "stats", "balance", "simulate"] {
+    for command in
+        ["demo", "pack", "index", "list", "stream", "order", "stats", "balance", "simulate", "accuracy"]
+    {
         let run = dflop(&[command, "--help"]);
         assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{command}");
         assert!(run.stdout.contains("Usage: dflop"), "{command}");

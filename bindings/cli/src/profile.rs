@@ -1,0 +1,95 @@
+//! The arguments that name a measured profile.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dflop_costmodel::profile::{Profile, ProfileOptions};
+use dflop_costmodel::{CostModel, ModelSpec, Module};
+
+use crate::output::Failure;
+
+/// A measured profile in place of a device preset.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// Measured profile: a CSV file, or a folder of them; takes the place of `--device`.
+    #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
+    profile: Option<PathBuf>,
+    /// Tensor-parallel degree of the encoders and of the LLM that the profile is read for, such as `1,4`.
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        num_args = 1..=2,
+        requires = "profile",
+        help_heading = "Profile"
+    )]
+    profile_tp: Option<Vec<u32>>,
+    /// Tokens of a packed LLM sequence: the linear work of a sample is its share of that [default: samples run alone].
+    #[arg(long, value_name = "N", requires = "profile", help_heading = "Profile")]
+    packed_tokens: Option<u64>,
+}
+
+impl ProfileArgs {
+    pub(crate) const fn is_given(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    /// The profile's path, for people.
+    pub(crate) fn name(&self) -> Option<String> {
+        self.profile.as_ref().map(|path| path.display().to_string())
+    }
+
+    /// The cost model of the profile; `None` if none was named. Warnings go to standard error.
+    pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
+        let Some(path) = &self.profile else { return Ok(None) };
+        let profile = read_profile(path)?;
+        let model = CostModel::from_profile(spec.clone(), &profile, self.options()?)
+            .map_err(|error| Failure::from(error).in_file(path))?;
+        warn(model.profile_warnings());
+        Ok(Some(model))
+    }
+
+    fn options(&self) -> Result<ProfileOptions, Failure> {
+        let degrees = self.profile_tp.as_deref().unwrap_or(&[1]);
+        if degrees.contains(&0) {
+            return Err(Failure::Misuse("invalid `profile-tp`: must be at least 1".into()));
+        }
+        let (encoders, llm) = (degrees[0], degrees[degrees.len() - 1]);
+        let options = ProfileOptions::default().tp(Module::Vision, encoders).tp(Module::Audio, encoders);
+        let options = options.tp(Module::Llm, llm);
+        Ok(match self.packed_tokens {
+            Some(tokens) => options.packed_tokens(Module::Llm, tokens),
+            None => options,
+        })
+    }
+}
+
+/// Reads a profile: a file, or all `.csv` files of a folder in the order of their names.
+pub(crate) fn read_profile(path: &Path) -> Result<Profile, Failure> {
+    let in_file = |error: std::io::Error| Failure::from(error).in_file(path);
+    let mut paths = vec![path.to_owned()];
+    if path.is_dir() {
+        let entries =
+            std::fs::read_dir(path).map_err(in_file)?.collect::<Result<Vec<_>, _>>().map_err(in_file)?;
+        paths = entries.into_iter().map(|entry| entry.path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
+        paths.sort();
+        if paths.is_empty() {
+            return Err(Failure::Failed(format!("`{}`: no profile, there is no .csv file", path.display())));
+        }
+    }
+    let mut files = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).map_err(|error| Failure::from(error).in_file(&path))?;
+        files.push((path.display().to_string(), text));
+    }
+    Ok(Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str())))?)
+}
+
+/// Prints warnings of a profile on standard error.
+#[expect(clippy::print_stderr, reason = "warnings go to standard error")]
+pub(crate) fn warn(warnings: &[dflop_costmodel::ProfileWarning]) {
+    for warning in warnings {
+        eprintln!("dflop: warning: {warning}");
+    }
+}

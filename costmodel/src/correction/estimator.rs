@@ -1,0 +1,220 @@
+//! From measured microbatches to a factor per shape bin.
+//!
+//! **The estimator.** A microbatch `m` holds samples of several bins; `w_mb` is the share of bin `b` in its predicted
+//! time, and `t_m` its measured over its predicted time, less one. With `g_b` the factor of a bin less one,
+//!
+//! ```text
+//! t_m = sum_b w_mb g_b + noise
+//! ```
+//!
+//! Credit is thus split by regression: a bin is charged with what microbatches take longer *because* they hold more of
+//! it. `g` minimises
+//!
+//! ```text
+//! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
+//! ```
+//!
+//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` their scale, 1.4826 times their median absolute value. Huber's
+//! loss (quadratic up to 1.345 s, linear beyond) keeps stragglers from pulling: a microbatch that waited for something
+//! counts no more than one at the edge. The second term shrinks towards no correction, the third towards neighbours;
+//! both are worth one observation or less, so they decide only where little was seen. It is solved by iteratively
+//! reweighted least squares with Cholesky's method.
+//!
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one; otherwise it is one, so
+//! that noise corrects nothing.
+//!
+//! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order give the
+//! same bits everywhere.
+//!
+//! # Source
+//! Huber, "Robust Estimation of a Location Parameter", 1964. DFLOP (arXiv:2603.25120, section 3.4.3) corrects per
+//! input shape and leaves the form open; the form here is this project's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::solve::Cholesky;
+use crate::profile::median_of_sorted;
+
+/// Where Huber's loss turns linear, in scales: 95 % efficient under normal noise.
+const HUBER: f64 = 1.345;
+/// Median absolute residual to standard deviation.
+const MAD_TO_DEVIATION: f64 = 1.4826;
+/// Scale of residuals below which a clock is not believed.
+const SCALE_MIN: f64 = 1e-3;
+/// Prior standard deviation of `g`, and of the difference of neighbours.
+const PRIOR_DEVIATION: f64 = 1.0;
+const NEIGHBOUR_DEVIATION: f64 = 0.5;
+/// Standard errors that a factor must be away from one.
+const SIGNIFICANT_ERRORS: f64 = 4.0;
+/// Least deviation from one that is corrected.
+const DEAD_BAND: f64 = 0.02;
+/// Reweightings, and the change of `g` that ends them.
+const ROUNDS_MAX: usize = 50;
+const CHANGE_MIN: f64 = 1e-7;
+
+/// A microbatch as the regression sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Equation {
+    /// Measured over predicted time, less one.
+    pub(super) target: f64,
+    /// Bin, and its share of the predicted time; shares add up to one.
+    pub(super) shares: Vec<(usize, f64)>,
+}
+
+/// What is known of a bin.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Deviation {
+    /// Factor less one.
+    pub(super) excess: f64,
+    /// Its standard error.
+    pub(super) error: f64,
+}
+
+impl Deviation {
+    /// The factor, one where the deviation is within noise.
+    pub(super) fn factor(self) -> f64 {
+        let is_clear = self.excess.abs() > SIGNIFICANT_ERRORS * self.error && self.excess.abs() > DEAD_BAND;
+        if is_clear { 1.0 + self.excess } else { 1.0 }
+    }
+}
+
+/// Estimates the deviation of every bin that the equations hold.
+pub(super) fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
+    let bins: BTreeMap<usize, usize> = {
+        let seen: BTreeSet<usize> =
+            equations.iter().flat_map(|equation| &equation.shares).map(|(bin, _)| *bin).collect();
+        seen.into_iter().enumerate().map(|(place, bin)| (bin, place)).collect()
+    };
+    if bins.is_empty() {
+        return BTreeMap::new();
+    }
+    let place = |(bin, share): &(usize, f64)| (bins[bin], *share);
+    let rows: Vec<(f64, Vec<(usize, f64)>)> = equations
+        .iter()
+        .map(|equation| (equation.target, equation.shares.iter().map(place).collect()))
+        .collect();
+    let (excess, errors) = solve(&rows, bins.len());
+    bins.into_iter()
+        .map(|(bin, place)| (bin, Deviation { excess: excess[place], error: errors[place] }))
+        .collect()
+}
+
+/// Iteratively reweighted least squares; returns `g` and its standard errors.
+fn solve(rows: &[(f64, Vec<(usize, f64)>)], bins: usize) -> (Vec<f64>, Vec<f64>) {
+    let mut excess = vec![0.0; bins];
+    let mut errors = vec![f64::INFINITY; bins];
+    for _ in 0..ROUNDS_MAX {
+        let residuals: Vec<f64> = rows.iter().map(|row| residual(row, &excess)).collect();
+        let scale = scale(&residuals);
+        let (matrix, right) = normal_equations(rows, &residuals, scale, bins);
+        // The prior makes the matrix positive definite.
+        let Some(cholesky) = Cholesky::new(&matrix, bins) else { break };
+        let next = cholesky.solve(&right);
+        let change = next.iter().zip(&excess).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        excess = next;
+        if change < CHANGE_MIN {
+            errors = cholesky.inverse_diagonal().into_iter().map(f64::sqrt).collect();
+            return (excess, errors);
+        }
+    }
+    let residuals: Vec<f64> = rows.iter().map(|row| residual(row, &excess)).collect();
+    let (matrix, _) = normal_equations(rows, &residuals, scale(&residuals), bins);
+    if let Some(cholesky) = Cholesky::new(&matrix, bins) {
+        errors = cholesky.inverse_diagonal().into_iter().map(f64::sqrt).collect();
+    }
+    (excess, errors)
+}
+
+fn residual((target, shares): &(f64, Vec<(usize, f64)>), excess: &[f64]) -> f64 {
+    target - shares.iter().map(|(place, share)| share * excess[*place]).sum::<f64>()
+}
+
+fn scale(residuals: &[f64]) -> f64 {
+    let mut sizes: Vec<f64> = residuals.iter().map(|residual| residual.abs()).collect();
+    sizes.sort_by(f64::total_cmp);
+    (MAD_TO_DEVIATION * median_of_sorted(&sizes)).max(SCALE_MIN)
+}
+
+/// Weighted normal equations with the priors.
+fn normal_equations(
+    rows: &[(f64, Vec<(usize, f64)>)],
+    residuals: &[f64],
+    scale: f64,
+    bins: usize,
+) -> (Vec<f64>, Vec<f64>) {
+    let (mut matrix, mut right) = (vec![0.0; bins * bins], vec![0.0; bins]);
+    for ((target, shares), residual) in rows.iter().zip(residuals) {
+        let robust = (HUBER * scale / residual.abs().max(f64::MIN_POSITIVE)).min(1.0);
+        let weight = robust / (scale * scale);
+        for &(row, row_share) in shares {
+            right[row] += weight * row_share * target;
+            for &(column, column_share) in shares {
+                matrix[row * bins + column] += weight * row_share * column_share;
+            }
+        }
+    }
+    let neighbours = 1.0 / (NEIGHBOUR_DEVIATION * NEIGHBOUR_DEVIATION);
+    for bin in 0..bins {
+        matrix[bin * bins + bin] += 1.0 / (PRIOR_DEVIATION * PRIOR_DEVIATION);
+        if bin + 1 < bins {
+            let next = bin + 1;
+            matrix[bin * bins + bin] += neighbours;
+            matrix[next * bins + next] += neighbours;
+            matrix[bin * bins + next] -= neighbours;
+            matrix[next * bins + bin] -= neighbours;
+        }
+    }
+    (matrix, right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn equation(target: f64, shares: &[(usize, f64)]) -> Equation {
+        Equation { target, shares: shares.to_vec() }
+    }
+
+    #[test]
+    fn credit_goes_to_the_bin_that_is_there_when_it_is_slow() {
+        let mut equations = Vec::new();
+        for at in 0..40 {
+            let slow_share = f64::from(at % 4) / 4.0;
+            equations.push(equation(slow_share, &[(7, slow_share), (20, 1.0 - slow_share)]));
+        }
+        let deviations = estimate(&equations);
+        assert!((deviations[&7].factor() - 2.0).abs() < 0.02, "{deviations:?}");
+        assert!((deviations[&20].factor() - 1.0).abs() < 1e-12, "{deviations:?}");
+    }
+
+    #[test]
+    fn stragglers_do_not_make_a_shape_slow() {
+        let equations: Vec<Equation> = (0..200)
+            .map(|at| {
+                let noise = f64::from(at * 37 % 21 - 10) / 1000.0;
+                let straggles = if at % 25 == 0 { 2.0 } else { 0.0 };
+                equation(noise + straggles, &[(at as usize % 5, 1.0)])
+            })
+            .collect();
+        let deviations = estimate(&equations);
+        assert!(
+            deviations.values().all(|deviation| (deviation.factor() - 1.0).abs() < 1e-12),
+            "{deviations:?}"
+        );
+    }
+
+    #[test]
+    fn a_bin_seen_once_is_shrunk_and_not_trusted() {
+        let mut equations: Vec<Equation> =
+            (0..50).map(|at| equation(f64::from(at * 17 % 11 - 5) / 100.0, &[(3, 1.0)])).collect();
+        equations.push(equation(0.06, &[(3, 0.9), (9, 0.1)]));
+        let deviations = estimate(&equations);
+        assert!((deviations[&9].factor() - 1.0).abs() < 1e-12, "{deviations:?}");
+        assert!(deviations[&9].excess.abs() < 0.6);
+    }
+
+    #[test]
+    fn nothing_seen_says_nothing() {
+        assert!(estimate(&[]).is_empty());
+    }
+}

@@ -1,0 +1,285 @@
+//! Correction tables: a factor per module and shape bin, with a version, a step and a digest.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bins::{BINS, BINS_PER_OCTAVE, bin};
+use crate::error::{Error, Result};
+use crate::module::Module;
+
+/// The factor that changes nothing; factors are fractions of this.
+pub const FACTOR_ONE: u32 = 1 << 16;
+/// Factors are at most this many times one, and at least one over it.
+pub const FACTOR_MAX: u32 = 16;
+
+const MODULES: [Module; 3] = [Module::Vision, Module::Audio, Module::Llm];
+
+/// Factors on predicted times, in force on all ranks from one step on.
+///
+/// In JSON only factors other than one are listed, as `[bin, factor]`; reading checks the digest.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::{CorrectionTable, FACTOR_ONE, Module};
+///
+/// # fn main() -> dflop_costmodel::Result<()> {
+/// let table = CorrectionTable::new(1, 64, [(Module::Llm, 1000, 3 * FACTOR_ONE / 2)])?;
+/// assert_eq!(table.apply(Module::Llm, 1001, 2_000), 3_000); // the same bin
+/// assert_eq!(table.apply(Module::Vision, 1001, 2_000), 2_000);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "TableText", into = "TableText")]
+pub struct CorrectionTable {
+    version: u64,
+    effective_step: u64,
+    factors: Box<[[u32; BINS]; 3]>,
+}
+
+/// A table as it is written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TableText {
+    version: u64,
+    effective_step: u64,
+    bins_per_octave: u32,
+    factor_one: u32,
+    modules: BTreeMap<Module, Vec<(usize, u32)>>,
+    digest: String,
+}
+
+impl CorrectionTable {
+    /// Makes a table of factors for modules and sizes; sizes are tokens inside the module.
+    ///
+    /// # Errors
+    /// [`Error::Correction`] for a factor of 0 or beyond [`FACTOR_MAX`].
+    pub fn new(
+        version: u64,
+        effective_step: u64,
+        factors: impl IntoIterator<Item = (Module, u64, u32)>,
+    ) -> Result<Self> {
+        let mut table = Self::blank(version, effective_step);
+        for (module, size, factor) in factors {
+            table.set(module, bin(size), factor)?;
+        }
+        Ok(table)
+    }
+
+    /// Returns the version; a later table has a higher one.
+    #[must_use]
+    pub const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the first step that is planned with the table.
+    #[must_use]
+    pub const fn effective_step(&self) -> u64 {
+        self.effective_step
+    }
+
+    /// Returns the factor for a size, as a fraction of [`FACTOR_ONE`].
+    #[must_use]
+    pub fn factor(&self, module: Module, size: u64) -> u32 {
+        self.factors[module as usize][bin(size)]
+    }
+
+    /// Returns the corrected time in nanoseconds, rounded to the nearest, saturating.
+    #[must_use]
+    pub fn apply(&self, module: Module, size: u64, ns: u64) -> u64 {
+        let scaled = u128::from(ns) * u128::from(self.factor(module, size)) + u128::from(FACTOR_ONE / 2);
+        u64::try_from(scaled / u128::from(FACTOR_ONE)).unwrap_or(u64::MAX)
+    }
+
+    /// Iterates over module, bin and factor of all factors other than one.
+    pub fn changes(&self) -> impl Iterator<Item = (Module, usize, u32)> + '_ {
+        MODULES.into_iter().flat_map(move |module| {
+            let factors = self.factors[module as usize].iter().copied().enumerate();
+            factors
+                .filter(|(_, factor)| *factor != FACTOR_ONE)
+                .map(move |(bin, factor)| (module, bin, factor))
+        })
+    }
+
+    /// Returns the digest of version, step and all factors: ranks with equal digests correct alike.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut bytes = Vec::new();
+        for number in [self.version, self.effective_step, u64::from(BINS_PER_OCTAVE), u64::from(FACTOR_ONE)] {
+            bytes.extend(number.to_le_bytes());
+        }
+        for (module, bin, factor) in self.changes() {
+            bytes.push(module as u8);
+            bytes.extend((bin as u32).to_le_bytes());
+            bytes.extend(factor.to_le_bytes());
+        }
+        xxh3_64(&bytes)
+    }
+
+    /// A table that corrects nothing.
+    pub(super) fn blank(version: u64, effective_step: u64) -> Self {
+        Self { version, effective_step, factors: Box::new([[FACTOR_ONE; BINS]; 3]) }
+    }
+
+    pub(super) fn factor_of_bin(&self, module: Module, bin: usize) -> u32 {
+        self.factors[module as usize][bin]
+    }
+
+    /// Sets a factor that is within its limits.
+    pub(super) fn put(&mut self, module: Module, bin: usize, factor: u32) {
+        self.factors[module as usize][bin] = factor;
+    }
+
+    fn set(&mut self, module: Module, bin: usize, factor: u32) -> Result<()> {
+        let range = FACTOR_ONE / FACTOR_MAX..=FACTOR_ONE * FACTOR_MAX;
+        if bin >= BINS || !range.contains(&factor) {
+            let reason = format!(
+                "bin {bin} of {module} with factor {factor}; bins are below {BINS}, factors in {range:?}"
+            );
+            return Err(Error::Correction { reason });
+        }
+        self.factors[module as usize][bin] = factor;
+        Ok(())
+    }
+}
+
+impl From<CorrectionTable> for TableText {
+    fn from(table: CorrectionTable) -> Self {
+        let mut modules: BTreeMap<Module, Vec<(usize, u32)>> = BTreeMap::new();
+        for (module, bin, factor) in table.changes() {
+            modules.entry(module).or_default().push((bin, factor));
+        }
+        Self {
+            version: table.version,
+            effective_step: table.effective_step,
+            bins_per_octave: BINS_PER_OCTAVE,
+            factor_one: FACTOR_ONE,
+            modules,
+            digest: format!("{:016x}", table.digest()),
+        }
+    }
+}
+
+impl TryFrom<TableText> for CorrectionTable {
+    type Error = Error;
+
+    fn try_from(text: TableText) -> Result<Self> {
+        if (text.bins_per_octave, text.factor_one) != (BINS_PER_OCTAVE, FACTOR_ONE) {
+            let reason = format!("bins and factors of {} and {}", text.bins_per_octave, text.factor_one);
+            return Err(Error::Correction { reason });
+        }
+        let mut table = Self::blank(text.version, text.effective_step);
+        for (module, factors) in &text.modules {
+            for &(bin, factor) in factors {
+                table.set(*module, bin, factor)?;
+            }
+        }
+        let digest = format!("{:016x}", table.digest());
+        if digest != text.digest {
+            let reason = format!("the digest of table {} is {digest}, it says {}", text.version, text.digest);
+            return Err(Error::Correction { reason });
+        }
+        Ok(table)
+    }
+}
+
+/// The tables of a run, by the step from which each is in force.
+///
+/// A table is agreed on ahead: it may only begin at a step that no rank has planned yet, so all ranks change over at
+/// the same step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Corrections {
+    tables: Vec<Arc<CorrectionTable>>,
+}
+
+impl Corrections {
+    /// Takes a table that will be in force from its step on.
+    ///
+    /// - `planned_steps`: steps that some rank may have planned already, counted from 0
+    ///
+    /// # Errors
+    /// [`Error::Correction`] if its step is planned already, or its version or step is not after the last table's.
+    pub fn accept(&mut self, table: CorrectionTable, planned_steps: u64) -> Result<()> {
+        let (version, step) = (table.version(), table.effective_step());
+        if step < planned_steps {
+            let reason =
+                format!("table {version} begins at step {step}, but {planned_steps} steps are planned");
+            return Err(Error::Correction { reason });
+        }
+        if let Some(last) = self.tables.last()
+            && (version <= last.version() || step <= last.effective_step())
+        {
+            let (last_version, last_step) = (last.version(), last.effective_step());
+            let reason = format!(
+                "table {version} of step {step} does not follow table {last_version} of step {last_step}"
+            );
+            return Err(Error::Correction { reason });
+        }
+        self.tables.push(Arc::new(table));
+        Ok(())
+    }
+
+    /// Returns the table that a step is planned with, if there is one.
+    #[must_use]
+    pub fn at_step(&self, step: u64) -> Option<&Arc<CorrectionTable>> {
+        let in_force = self.tables.partition_point(|table| table.effective_step() <= step);
+        in_force.checked_sub(1).map(|last| &self.tables[last])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> CorrectionTable {
+        let factors = [(Module::Llm, 4000, 2 * FACTOR_ONE), (Module::Vision, 729, FACTOR_ONE / 2)];
+        CorrectionTable::new(3, 128, factors).unwrap()
+    }
+
+    #[test]
+    fn a_table_survives_json() {
+        let json = serde_json::to_string(&table()).unwrap();
+        assert!(
+            json.contains("\"version\":3,\"effective_step\":128") && json.contains("\"llm\":[["),
+            "{json}"
+        );
+        assert_eq!(serde_json::from_str::<CorrectionTable>(&json).unwrap(), table());
+    }
+
+    #[test]
+    fn a_changed_factor_is_found_by_the_digest() {
+        let json = serde_json::to_string(&table()).unwrap();
+        let changed = json.replace("131072", "131073");
+        let error = serde_json::from_str::<CorrectionTable>(&changed).unwrap_err().to_string();
+        assert!(error.contains("the digest of table 3 is"), "{error}");
+        for (from, to) in [("\"bins_per_octave\":8", "\"bins_per_octave\":4"), ("131072", "0")] {
+            assert!(serde_json::from_str::<CorrectionTable>(&json.replace(from, to)).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn times_are_scaled_and_rounded() {
+        let table = table();
+        assert_eq!(table.apply(Module::Llm, 4000, 1_000_001), 2_000_002);
+        assert_eq!(table.apply(Module::Vision, 729, 3), 2);
+        assert_eq!(table.apply(Module::Audio, 729, 3), 3);
+        assert_eq!(table.apply(Module::Llm, 4000, u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_table_is_in_force_from_its_step_on_and_never_begins_in_the_past() {
+        let mut corrections = Corrections::default();
+        assert_eq!(corrections.at_step(5), None);
+        let at = |version, step| CorrectionTable::new(version, step, []).unwrap();
+        corrections.accept(at(1, 10), 8).unwrap();
+        corrections.accept(at(2, 20), 20).unwrap();
+        let versions = [9, 10, 19, 20, 99].map(|step| corrections.at_step(step).map(|table| table.version()));
+        assert_eq!(versions, [None, Some(1), Some(1), Some(2), Some(2)]);
+        for (table, planned) in [(at(3, 30), 31), (at(2, 40), 0), (at(4, 20), 0)] {
+            assert!(matches!(corrections.accept(table, planned), Err(Error::Correction { .. })));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Replays of runs in which some shapes take longer than the profile says.
+
+use super::*;
+use crate::error::Error;
+use crate::module::Module;
+use proptest::prelude::*;
+
+/// A generator of fixed numbers (`SplitMix64`).
+struct Dice(u64);
+
+impl Dice {
+    fn fraction(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// About normal, deviation 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.fraction()).sum::<f64>() - 6.0
+    }
+}
+
+/// What a run is like.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    seed: u64,
+    /// Share of samples of the shape that is slow, and how much slower it is than predicted.
+    anomaly_share: f64,
+    slowdown: f64,
+    /// Relative deviation of a microbatch's time.
+    noise: f64,
+    /// Share of microbatches that wait for something, and take three times as long.
+    stragglers: f64,
+}
+
+const QUIET: Run = Run { seed: 1, anomaly_share: 0.0, slowdown: 1.0, noise: 0.02, stragglers: 0.0 };
+
+/// Sizes of ordinary samples; the slow shape has one of its own between them.
+const SIZES: [u64; 9] = [60, 200, 500, 900, 1400, 2200, 3100, 4200, 6000];
+const SLOW_SIZE: u64 = 2929;
+const MICROBATCHES: usize = 32;
+const SAMPLES: usize = 6;
+
+fn predicted_ns(size: u64) -> u64 {
+    20_000 * size + 2 * size * size
+}
+
+/// Tracks a run over some intervals; returns all reports.
+fn replay(run: Run, options: CorrectionOptions, intervals: u64) -> (Tracker, Vec<IntervalReport>) {
+    let (mut tracker, mut reports, mut dice) = (Tracker::new(options).unwrap(), Vec::new(), Dice(run.seed));
+    for _ in 0..intervals * options.interval_steps {
+        for _ in 0..MICROBATCHES {
+            tracker.observe(&microbatch(run, &mut dice)).unwrap();
+        }
+        reports.extend(tracker.end_step());
+    }
+    (tracker, reports)
+}
+
+fn microbatch(run: Run, dice: &mut Dice) -> Observation {
+    let (mut samples, mut true_ns) = (Vec::new(), 0.0);
+    for _ in 0..SAMPLES {
+        let is_slow = dice.fraction() < run.anomaly_share;
+        let size = if is_slow { SLOW_SIZE } else { SIZES[(dice.fraction() * SIZES.len() as f64) as usize] };
+        let ns = predicted_ns(size);
+        true_ns += ns as f64 * if is_slow { run.slowdown } else { 1.0 };
+        samples.push((size, ns));
+    }
+    let wait = if dice.fraction() < run.stragglers { 3.0 } else { 1.0 };
+    let measured_ns = (true_ns * (1.0 + run.noise * dice.normal()) * wait) as u64;
+    Observation { module: Module::Llm, measured_ns, samples }
+}
+
+fn factor(table: &CorrectionTable, size: u64) -> f64 {
+    f64::from(table.factor(Module::Llm, size)) / f64::from(FACTOR_ONE)
+}
+
+fn last_table(reports: &[IntervalReport]) -> CorrectionTable {
+    reports.iter().rev().find_map(|report| report.table.clone()).expect("a table was sent")
+}
+
+/// Measuring costs next to nothing, so that rare anomalies are worth it.
+fn cheap() -> CorrectionOptions {
+    CorrectionOptions { tracking_cost: 0.0005, ..CorrectionOptions::default() }
+}
+
+#[test]
+fn after_one_interval_slow_shapes_are_predicted_within_five_percent_and_others_as_before() {
+    for anomaly_share in [0.01, 0.03, 0.05] {
+        for slowdown in [1.25, 1.5, 2.0, 3.0] {
+            let run = Run { anomaly_share, slowdown, ..QUIET };
+            let (_, reports) = replay(run, cheap(), 1);
+            let table = last_table(&reports);
+            let error = factor(&table, SLOW_SIZE) / slowdown - 1.0;
+            assert!(error.abs() < 0.05, "{run:?}: {error}");
+            for size in SIZES {
+                assert!(
+                    (factor(&table, size) - 1.0).abs() < 0.02,
+                    "{run:?}: {size} {}",
+                    factor(&table, size)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn stragglers_change_none_of_it() {
+    for slowdown in [1.25, 3.0] {
+        let run = Run { anomaly_share: 0.03, slowdown, stragglers: 0.02, ..QUIET };
+        let (_, reports) = replay(run, cheap(), 2);
+        let table = last_table(&reports);
+        assert!((factor(&table, SLOW_SIZE) / slowdown - 1.0).abs() < 0.05, "{slowdown}");
+        assert!(
+            SIZES.iter().all(|size| (factor(&table, *size) - 1.0).abs() < 0.03),
+            "{:?}",
+            table.changes().collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn noise_alone_switches_tracking_off() {
+    for seed in 1..6 {
+        let (tracker, reports) = replay(Run { seed, noise: 0.05, ..QUIET }, cheap(), 3);
+        assert!(!tracker.is_tracking(), "{seed}");
+        assert_eq!((reports[1].mode, reports[1].next_mode), (Mode::Correcting, Mode::Resting));
+        assert!(reports[1].gain.unwrap() < 0.0005);
+        assert_eq!(reports[2].observations, 0);
+    }
+}
+
+/// The paper's setting: tracking costs 4 % of throughput, anomalies at 1 % of the inputs.
+#[test]
+fn at_the_papers_cost_rare_anomalies_do_not_pay_and_frequent_ones_do() {
+    let options = CorrectionOptions { tracking_cost: 0.04, ..CorrectionOptions::default() };
+    let rare = Run { anomaly_share: 0.01, slowdown: 1.5, ..QUIET };
+    assert_eq!(replay(rare, options, 2).1[1].next_mode, Mode::Resting);
+    let frequent = Run { anomaly_share: 0.05, slowdown: 3.0, ..QUIET };
+    let (tracker, reports) = replay(frequent, options, 6);
+    assert!(tracker.is_tracking());
+    assert!(reports[1..].iter().all(|report| report.gain.unwrap() > 0.04), "{reports:?}");
+}
+
+#[test]
+fn switching_off_withdraws_the_table_on_all_ranks() {
+    let options = CorrectionOptions { tracking_cost: 0.04, ..CorrectionOptions::default() };
+    let rare = Run { anomaly_share: 0.01, slowdown: 1.5, ..QUIET };
+    let (_, reports) = replay(rare, options, 2);
+    let mut corrections = Corrections::default();
+    let mut planned = 0;
+    for report in &reports {
+        planned = report.steps + options.lead_steps;
+        if let Some(table) = report.table.clone() {
+            corrections.accept(table, planned).unwrap();
+        }
+    }
+    let in_force = corrections.at_step(planned).unwrap();
+    assert_eq!((in_force.version(), in_force.changes().count()), (2, 0));
+    assert!(corrections.at_step(options.interval_steps + options.lead_steps).unwrap().changes().count() > 0);
+}
+
+#[test]
+fn an_anomaly_that_begins_later_is_found_by_a_probe() {
+    let options = CorrectionOptions { rest_intervals: 1, ..cheap() };
+    let (mut tracker, reports) = replay(QUIET, options, 2);
+    assert_eq!(reports[1].next_mode, Mode::Resting);
+    let (mut dice, run) = (Dice(9), Run { anomaly_share: 0.05, slowdown: 2.0, ..QUIET });
+    let mut modes = Vec::new();
+    let mut tables = Vec::new();
+    for _ in 0..3 * options.interval_steps {
+        for _ in 0..MICROBATCHES {
+            tracker.observe(&microbatch(run, &mut dice)).unwrap();
+        }
+        if let Some(report) = tracker.end_step() {
+            modes.push(report.next_mode);
+            tables.extend(report.table);
+        }
+    }
+    assert_eq!(modes, [Mode::Learning, Mode::Probing, Mode::Correcting]);
+    assert!((factor(&tables[0], SLOW_SIZE) / 2.0 - 1.0).abs() < 0.05);
+    assert_eq!(tables.len(), 1, "nothing is sent before it is proven");
+}
+
+#[test]
+fn modules_are_corrected_apart() {
+    let mut tracker = Tracker::new(CorrectionOptions { interval_steps: 1, ..cheap() }).unwrap();
+    let mut dice = Dice(4);
+    for _ in 0..200 {
+        let mut observation = microbatch(QUIET, &mut dice);
+        tracker.observe(&observation).unwrap();
+        observation.module = Module::Vision;
+        observation.measured_ns *= 2;
+        tracker.observe(&observation).unwrap();
+    }
+    let table = last_table(&tracker.end_step().into_iter().collect::<Vec<_>>());
+    assert!(table.changes().all(|(module, ..)| module == Module::Vision));
+    // Shorter samples are too small a share of any microbatch to be told apart from noise.
+    for size in &SIZES[3..] {
+        assert!(table.factor(Module::Vision, *size).abs_diff(2 * FACTOR_ONE) < FACTOR_ONE / 10, "{size}");
+    }
+}
+
+#[test]
+fn a_measurement_of_nothing_is_refused() {
+    let mut tracker = Tracker::new(CorrectionOptions::default()).unwrap();
+    for (measured_ns, samples) in [(5, vec![]), (0, vec![(10, 10)]), (5, vec![(10, 0)])] {
+        let refused = tracker.observe(&Observation { module: Module::Llm, measured_ns, samples });
+        assert!(matches!(refused, Err(Error::Correction { .. })));
+    }
+    assert!(Tracker::new(CorrectionOptions { interval_steps: 0, ..CorrectionOptions::default() }).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_slow_shape_is_found_and_no_other_is_harmed(
+        seed in any::<u64>(), anomaly_share in 0.01f64..0.05, slowdown in 1.25f64..3.0,
+        noise in 0.0f64..0.02, stragglers in 0.0f64..0.03,
+    ) {
+        let run = Run { seed, anomaly_share, slowdown, noise, stragglers };
+        let (_, reports) = replay(run, cheap(), 1);
+        let table = last_table(&reports);
+        prop_assert!((factor(&table, SLOW_SIZE) / slowdown - 1.0).abs() < 0.05, "{}", factor(&table, SLOW_SIZE));
+        for size in SIZES {
+            prop_assert!((factor(&table, size) - 1.0).abs() < 0.04, "{size}: {}", factor(&table, size));
+        }
+    }
+
+    #[test]
+    fn the_same_observations_give_the_same_tables(seed in any::<u64>()) {
+        let run = Run { seed, anomaly_share: 0.03, slowdown: 2.0, ..QUIET };
+        let [first, second] = [(), ()].map(|()| replay(run, CorrectionOptions { interval_steps: 4, ..cheap() }, 2).1);
+        prop_assert_eq!(first, second);
+    }
+}

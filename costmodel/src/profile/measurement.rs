@@ -1,0 +1,192 @@
+//! What one row of a profile says, and how repeated rows become one point.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::module::Module;
+
+/// Spread that is assumed of a point with too few repeats to show one, as a fraction of its time.
+const ASSUMED_SPREAD: f64 = 0.05;
+/// Repeats from which a spread is taken from the measurements.
+pub(super) const REPEATS_MIN: usize = 3;
+/// The median absolute deviation of a normal distribution times this is its standard deviation.
+const MAD_TO_DEVIATION: f64 = 1.4826;
+
+/// Which part of a module was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The transformer layers without the products of queries, keys and values: projections, norms, MLP.
+    Linear,
+    /// Those products alone: scaled dot-product attention.
+    Attention,
+    /// What is outside the layers: patch embedding and projector of an encoder, embedding and LM head of an LLM.
+    Ends,
+    /// Linear work and attention together, measured as one.
+    Whole,
+}
+
+/// Which pass was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// The forward pass.
+    Forward,
+    /// The backward pass alone.
+    Backward,
+    /// The update of the weights; it has no shape, so batch and tokens are 0.
+    Optimizer,
+}
+
+impl Part {
+    pub(super) const ALL: [Self; 4] = [Self::Linear, Self::Attention, Self::Ends, Self::Whole];
+
+    /// Returns the part's name: `linear`, `attention`, `ends` or `whole`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Linear => "linear",
+            Self::Attention => "attention",
+            Self::Ends => "ends",
+            Self::Whole => "whole",
+        }
+    }
+}
+
+impl Phase {
+    pub(super) const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
+
+    /// Returns the phase's name: `forward`, `backward` or `optimizer`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Optimizer => "optimizer",
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// What was measured: everything but the figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Setting {
+    /// The module.
+    pub module: Module,
+    /// The part of it.
+    pub part: Part,
+    /// The pass.
+    pub phase: Phase,
+    /// Tensor-parallel degree, at least 1; the time is that of the whole group.
+    pub tp: u32,
+    /// Transformer layers that ran, 0 for [`Part::Ends`].
+    pub layers: u32,
+    /// Sequences side by side: tiles, windows, samples.
+    pub batch: u32,
+    /// Tokens of each sequence, inside the module.
+    pub tokens: u32,
+}
+
+/// One measurement: a row of a profile.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was measured.
+    pub setting: Setting,
+    /// Its time; finite and above 0.
+    pub microseconds: f64,
+    /// Memory: the rise of the allocator's peak during a forward or backward pass; after an optimizer step, what
+    /// weights, gradients and optimizer state take. `None` where it was not measured.
+    pub bytes: Option<u64>,
+}
+
+/// All measurements of one setting as one point.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Point {
+    /// What was measured.
+    pub setting: Setting,
+    /// Median time in microseconds.
+    pub microseconds: f64,
+    /// Standard deviation of one run in microseconds: 1.4826 times the median absolute deviation; with fewer than
+    /// 3 repeats, 5 % of the median, which is assumed and not measured.
+    pub spread_microseconds: f64,
+    /// Number of measurements.
+    pub repeats: usize,
+    /// The greatest memory measured.
+    pub bytes: Option<u64>,
+}
+
+/// Makes points of measurements, sorted by setting; measurements of one setting are repeats.
+pub(super) fn points(measurements: &[Measurement]) -> Vec<Point> {
+    let mut sorted = measurements.to_vec();
+    sorted.sort_by(|a, b| a.setting.cmp(&b.setting).then(a.microseconds.total_cmp(&b.microseconds)));
+    let repeats = sorted.chunk_by(|a, b| a.setting == b.setting);
+    repeats.map(point).collect()
+}
+
+/// Makes a point of measurements of one setting, sorted by time.
+fn point(repeats: &[Measurement]) -> Point {
+    let times: Vec<f64> = repeats.iter().map(|measurement| measurement.microseconds).collect();
+    let microseconds = median_of_sorted(&times);
+    let mut deviations: Vec<f64> = times.iter().map(|time| (time - microseconds).abs()).collect();
+    deviations.sort_by(f64::total_cmp);
+    let spread_microseconds = if times.len() < REPEATS_MIN {
+        ASSUMED_SPREAD * microseconds
+    } else {
+        MAD_TO_DEVIATION * median_of_sorted(&deviations)
+    };
+    Point {
+        setting: repeats[0].setting,
+        microseconds,
+        spread_microseconds,
+        repeats: times.len(),
+        bytes: repeats.iter().filter_map(|measurement| measurement.bytes).max(),
+    }
+}
+
+/// The middle value, or the mean of the two in the middle.
+pub(crate) fn median_of_sorted(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(tokens: u32, microseconds: f64) -> Measurement {
+        let (module, part, phase) = (Module::Llm, Part::Linear, Phase::Forward);
+        let setting = Setting { module, part, phase, tp: 1, layers: 2, batch: 1, tokens };
+        Measurement { setting, microseconds, bytes: Some(microseconds as u64) }
+    }
+
+    #[test]
+    fn repeats_become_their_median_and_one_straggler_does_not_matter() {
+        let times = [10.0, 11.0, 900.0, 10.5, 9.5];
+        let rows: Vec<_> =
+            times.map(|time| measured(64, time)).into_iter().chain([measured(32, 5.0)]).collect();
+        let points = points(&rows);
+        assert_eq!(points.len(), 2);
+        assert_eq!((points[0].setting.tokens, points[0].repeats), (32, 1));
+        assert!((points[0].spread_microseconds - 0.25).abs() < 1e-12, "assumed, 5 %");
+        assert_eq!((points[1].repeats, points[1].bytes), (5, Some(900)));
+        assert!((points[1].microseconds - 10.5).abs() < 1e-12);
+        assert!((points[1].spread_microseconds - 1.4826 * 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_even_number_of_repeats_has_the_mean_of_the_middle_two() {
+        assert!((median_of_sorted(&[1.0, 2.0, 4.0, 9.0]) - 3.0).abs() < 1e-12);
+    }
+}

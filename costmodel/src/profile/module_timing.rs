@@ -1,0 +1,240 @@
+//! Times of one module: curves and surfaces of its passes, looked up by load.
+
+use super::compose::Question;
+use super::curve::{Curve, Estimate};
+use super::measurement::{Part, Phase, Point};
+use super::surface::Surface;
+use super::timing::{Load, ProfileOptions};
+use super::warning::ProfileWarning;
+use crate::error::Result;
+use crate::module::Module;
+
+/// Times of one module with all its layers.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ModuleTiming {
+    module: Module,
+    passes: [PassTiming; 2],
+    /// Both passes in one where they were measured at the same shapes, which halves the look-ups; or each of them.
+    summed: Vec<PassTiming>,
+    full_layers: f64,
+    windowed_layers: f64,
+    packed_tokens: Option<f64>,
+    optimizer: Option<Estimate>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct PassTiming {
+    phase: Phase,
+    layers: LayersTiming,
+    ends: Option<Curve>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum LayersTiming {
+    /// Linear work of all layers, and attention of one layer.
+    Apart(Curve, Surface),
+    /// All layers in one.
+    Whole(Surface),
+}
+
+impl ModuleTiming {
+    /// Folds the points of a module with this many layers of full and of windowed attention.
+    pub(super) fn new(
+        points: &[Point],
+        module: Module,
+        [full, windowed]: [u32; 2],
+        options: ProfileOptions,
+        warnings: &mut Vec<ProfileWarning>,
+    ) -> Result<Self> {
+        let tp = options.tp_of(module);
+        let question = |phase| Question { points, module, phase, tp, layers: full + windowed };
+        let forward = PassTiming::new(&question(Phase::Forward), warnings)?;
+        let backward = PassTiming::new(&question(Phase::Backward), warnings)?;
+        let summed = match forward.plus(&backward) {
+            Some(both) => vec![both],
+            None => vec![forward.clone(), backward.clone()],
+        };
+        Ok(Self {
+            module,
+            passes: [forward, backward],
+            summed,
+            full_layers: full.into(),
+            windowed_layers: windowed.into(),
+            packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
+            optimizer: question(Phase::Optimizer).optimizer(),
+        })
+    }
+
+    /// The update of the weights.
+    pub(super) fn optimizer(&self) -> Option<Estimate> {
+        self.optimizer
+    }
+
+    /// Forward and backward in nanoseconds.
+    pub(super) fn ns(&self, load: &Load) -> f64 {
+        let ((linear, linear_count), (attention, attention_count)) = self.shares(load);
+        let mut total = 0.0;
+        for pass in &self.summed {
+            total += pass.linear_ns(linear.tokens) / linear_count;
+            total += self.attention_ns(pass, &attention) / attention_count;
+        }
+        total
+    }
+
+    /// The same with uncertainty.
+    pub(super) fn predict(&self, load: &Load) -> Estimate {
+        let ((linear, linear_count), (attention, attention_count)) = self.shares(load);
+        let mut total = Estimate::default();
+        for pass in &self.passes {
+            let linear_time = pass.linear_estimate(linear.tokens).times(1.0 / linear_count);
+            let attention_time = self.attention_estimate(pass, &attention).times(1.0 / attention_count);
+            total = total.plus(linear_time).plus(attention_time);
+        }
+        total
+    }
+
+    /// Linear work and attention in nanoseconds, of this load alone.
+    pub(super) fn apart_ns(&self, load: &Load) -> [f64; 2] {
+        let mut apart = [0.0, 0.0];
+        for pass in &self.summed {
+            apart[0] += pass.linear_ns(load.tokens);
+            apart[1] += self.attention_ns(pass, load);
+        }
+        apart
+    }
+
+    /// Parts whose measured shapes do not reach this load.
+    pub(super) fn beyond(&self, load: &Load) -> Vec<ProfileWarning> {
+        let ((linear, _), (attention, _)) = self.shares(load);
+        let mut warnings = Vec::new();
+        for pass in &self.passes {
+            let warning = |part, [batch, tokens]: [f64; 2], [tokens_min, tokens_max]: [f64; 2]| {
+                let (module, phase) = (self.module, pass.phase);
+                ProfileWarning::Beyond { module, part, phase, batch, tokens, tokens_min, tokens_max }
+            };
+            match &pass.layers {
+                LayersTiming::Whole(whole)
+                    if whole.estimate(attention.attention[0], attention.attention[1]).is_beyond =>
+                {
+                    warnings.push(warning(Part::Whole, attention.attention, whole.token_range()));
+                }
+                LayersTiming::Whole(_) => {}
+                LayersTiming::Apart(curve, surface) => {
+                    if curve.estimate(linear.tokens).is_beyond {
+                        warnings.push(warning(Part::Linear, [1.0, linear.tokens], curve.range()));
+                    }
+                    let layers =
+                        [(self.full_layers, attention.attention), (self.windowed_layers, attention.windows)];
+                    let run = layers.into_iter().filter(|(layers, _)| *layers > 0.0);
+                    let beyond = run.filter(|(_, shape)| surface.estimate(shape[0], shape[1]).is_beyond);
+                    warnings.extend(
+                        beyond.map(|(_, shape)| warning(Part::Attention, shape, surface.token_range())),
+                    );
+                }
+            }
+        }
+        warnings
+    }
+
+    /// The loads that linear work and attention are looked up with, and how many such samples they hold.
+    fn shares(&self, load: &Load) -> ((Load, f64), (Load, f64)) {
+        let alone = (*load, 1.0);
+        match self.packed_tokens {
+            Some(packed) if load.tokens > 0.0 && load.tokens < packed => {
+                let count = packed / load.tokens;
+                let shared = (load.repeat(count), count);
+                (shared, if self.module == Module::Llm { alone } else { shared })
+            }
+            _ => (alone, alone),
+        }
+    }
+
+    fn attention_ns(&self, pass: &PassTiming, load: &Load) -> f64 {
+        let ([sequences, length], [windows, window_length]) = (load.attention, load.windows);
+        match &pass.layers {
+            LayersTiming::Whole(whole) => whole.at(sequences, length),
+            LayersTiming::Apart(_, attention) if self.windowed_layers > 0.0 => {
+                self.full_layers * attention.at(sequences, length)
+                    + self.windowed_layers * attention.at(windows, window_length)
+            }
+            LayersTiming::Apart(_, attention) => self.full_layers * attention.at(sequences, length),
+        }
+    }
+
+    fn attention_estimate(&self, pass: &PassTiming, load: &Load) -> Estimate {
+        let ([sequences, length], [windows, window_length]) = (load.attention, load.windows);
+        match &pass.layers {
+            LayersTiming::Whole(whole) => whole.estimate(sequences, length),
+            LayersTiming::Apart(_, attention) if self.windowed_layers > 0.0 => {
+                let windowed = attention.estimate(windows, window_length).times(self.windowed_layers);
+                attention.estimate(sequences, length).times(self.full_layers).plus(windowed)
+            }
+            LayersTiming::Apart(_, attention) => {
+                attention.estimate(sequences, length).times(self.full_layers)
+            }
+        }
+    }
+}
+
+impl PassTiming {
+    fn new(question: &Question<'_>, warnings: &mut Vec<ProfileWarning>) -> Result<Self> {
+        let Question { module, phase, .. } = *question;
+        let ends = question.curve(Part::Ends, &mut Vec::new());
+        let mut of_parts = Vec::new();
+        let parts = (question.curve(Part::Linear, &mut of_parts), question.attention(&mut of_parts));
+        if let (Some(linear), Some(attention)) = parts {
+            warnings.append(&mut of_parts);
+            return Ok(Self { phase, layers: LayersTiming::Apart(linear, attention), ends });
+        }
+        let Some(whole) = question.whole(warnings) else {
+            let missing = if question.curve(Part::Linear, &mut Vec::new()).is_some() {
+                Part::Attention
+            } else {
+                Part::Linear
+            };
+            return Err(question.lacks(missing));
+        };
+        if module == Module::Llm {
+            warnings.push(ProfileWarning::AttentionNotApart { module, phase });
+        }
+        Ok(Self { phase, layers: LayersTiming::Whole(whole), ends })
+    }
+
+    /// Both passes as one, what is outside the layers joined with their linear work; `None` where shapes differ.
+    fn plus(&self, other: &Self) -> Option<Self> {
+        let ends = match (&self.ends, &other.ends) {
+            (Some(own), Some(added)) => Some(own.plus(added)?),
+            (None, None) => None,
+            _ => return None,
+        };
+        let (layers, ends) = match (&self.layers, &other.layers) {
+            (LayersTiming::Apart(linear, attention), LayersTiming::Apart(added, added_attention)) => {
+                let linear = linear.plus(added)?;
+                let joined = ends.as_ref().and_then(|ends| linear.plus(ends));
+                let rest = if joined.is_some() { None } else { ends };
+                (LayersTiming::Apart(joined.unwrap_or(linear), attention.plus(added_attention)?), rest)
+            }
+            (LayersTiming::Whole(whole), LayersTiming::Whole(added)) => {
+                (LayersTiming::Whole(whole.plus(added)?), ends)
+            }
+            _ => return None,
+        };
+        Some(Self { phase: self.phase, layers, ends })
+    }
+
+    fn linear_ns(&self, tokens: f64) -> f64 {
+        let ends_ns = self.ends.as_ref().map_or(0.0, |ends| ends.at(tokens));
+        match &self.layers {
+            LayersTiming::Apart(linear, _) => ends_ns + linear.at(tokens),
+            LayersTiming::Whole(_) => ends_ns,
+        }
+    }
+
+    fn linear_estimate(&self, tokens: f64) -> Estimate {
+        let ends = self.ends.as_ref().map_or_else(Estimate::default, |ends| ends.estimate(tokens));
+        match &self.layers {
+            LayersTiming::Apart(linear, _) => ends.plus(linear.estimate(tokens)),
+            LayersTiming::Whole(_) => ends,
+        }
+    }
+}

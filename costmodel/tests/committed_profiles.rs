@@ -1,0 +1,94 @@
+//! The profiles in `costmodel/profiles`, as `benches/gpu/profile_torch.py` writes them, are read and predict.
+
+use dflop_costmodel::profile::{Part, Phase};
+use dflop_costmodel::{
+    AccuracyReport, AudioLength, CostModel, ImageSize, ModelSpec, Module, Profile, ProfileOptions,
+    SampleShape,
+};
+
+const MINIATURE: &str = include_str!("../profiles/cpu-miniature.csv");
+const WHOLE: &str = include_str!("../profiles/cpu-miniature-whole.csv");
+const HELD_OUT: &str = include_str!("../profiles/cpu-miniature-held-out.csv");
+
+fn profile(name: &str, text: &str) -> Profile {
+    Profile::parse([(name, text)]).unwrap()
+}
+
+#[test]
+fn the_miniature_says_that_it_is_one_and_has_repeats_of_every_part() {
+    let profile = profile("cpu-miniature.csv", MINIATURE);
+    assert!(profile.files()[0].metadata("kind").unwrap().contains("miniature of a CPU"));
+    let points = profile.points();
+    assert!(points.iter().all(|point| point.repeats == 5));
+    for module in [Module::Vision, Module::Audio, Module::Llm] {
+        for part in [Part::Linear, Part::Attention, Part::Ends] {
+            for phase in [Phase::Forward, Phase::Backward] {
+                let is_one = |setting: &dflop_costmodel::profile::Setting| {
+                    (setting.module, setting.part, setting.phase) == (module, part, phase)
+                };
+                assert!(
+                    points.iter().filter(|point| is_one(&point.setting)).count() >= 3,
+                    "{module} {part} {phase}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_miniature_makes_a_cost_model_of_its_preset_and_of_no_other() {
+    let profile = profile("cpu-miniature.csv", MINIATURE);
+    let build = |name: &str| {
+        CostModel::from_profile(ModelSpec::preset(name).unwrap(), &profile, ProfileOptions::default())
+    };
+    let model = build("tiny").unwrap();
+    assert!(model.profile_warnings().is_empty(), "{:?}", model.profile_warnings());
+    let shape = SampleShape {
+        text_tokens: 200,
+        images: vec![ImageSize { width: 300, height: 300 }],
+        audio: vec![AudioLength { frames: 16_000, sample_rate_hz: 16_000 }],
+        ..SampleShape::default()
+    };
+    let cost = model.annotate(&shape).unwrap();
+    assert!(cost.module_ns.as_slice().iter().all(|ns| *ns > 1_000_000), "{cost:?}");
+    let prediction = model.predict(&shape).unwrap().unwrap();
+    assert!(prediction.warnings.is_empty(), "{:?}", prediction.warnings);
+    assert!(model.optimizer_time(Module::Llm).unwrap().ns > 0);
+    let message = build("omni-7b").unwrap_err().to_string();
+    assert!(message.contains("hidden=1152") && message.contains("hidden=256"), "{message}");
+}
+
+#[test]
+fn shapes_between_are_predicted_from_those_around_them() {
+    let report = AccuracyReport::compare(
+        &profile("cpu-miniature.csv", MINIATURE),
+        &profile("cpu-miniature-held-out.csv", HELD_OUT),
+    )
+    .unwrap();
+    let shaped = report.points.iter().filter(|point| point.setting.phase != Phase::Optimizer);
+    assert!(shaped.clone().all(|point| !point.is_beyond));
+    let mut errors: Vec<f64> = shaped.map(|point| point.relative_error().abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let median = errors[errors.len() / 2];
+    assert!(errors.len() > 30 && median < 0.10, "median error {median}");
+    assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
+}
+
+/// Layers with attention, of other layer counts, from linear work and attention measured apart.
+#[test]
+fn whole_layers_are_predicted_from_their_parts() {
+    let report = AccuracyReport::compare(
+        &profile("cpu-miniature.csv", MINIATURE),
+        &profile("cpu-miniature-whole.csv", WHOLE),
+    )
+    .unwrap();
+    let whole: Vec<f64> = report
+        .points
+        .iter()
+        .filter(|point| point.setting.phase != Phase::Optimizer)
+        .map(dflop_costmodel::Comparison::relative_error)
+        .collect();
+    let mean = whole.iter().map(|error| error.abs()).sum::<f64>() / whole.len() as f64;
+    assert!(whole.len() > 40 && mean < 0.10, "mean error {mean}");
+    assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
+}
