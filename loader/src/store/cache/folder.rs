@@ -10,7 +10,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
@@ -21,6 +21,9 @@ use crate::store::settings::ShardCache;
 
 /// Name of the file that guards the folder.
 const LOCK: &str = "lock";
+/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that was taken
+/// earlier.
+const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
 
@@ -96,7 +99,7 @@ struct Entry {
 
 impl Folder {
     pub(super) fn open(settings: ShardCache) -> Result<Self> {
-        let folder = Self { settings, opened: SystemTime::now() };
+        let folder = Self { settings, opened: SystemTime::now() - CLOCK_TICK };
         fs::create_dir_all(&folder.settings.folder)
             .and_then(|()| folder.lock().map(drop))
             .map_err(|source| Error::File { path: folder.settings.folder.display().to_string(), source })?;
