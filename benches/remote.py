@@ -28,7 +28,8 @@ def server_cpu_seconds(pid):
 def put_shards(server, folder):
     """Puts the shards of a folder into the bucket."""
     for name, body in [("", b""), *((path.name, path.read_bytes()) for path in sorted(folder.glob("*.tar")))]:
-        request = urllib.request.Request(f"http://{server}/{BUCKET}/{name}", data=body, method="PUT")
+        kind = {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(f"http://{server}/{BUCKET}/{name}", data=body, headers=kind, method="PUT")
         urllib.request.urlopen(request).close()
 
 

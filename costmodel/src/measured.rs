@@ -153,6 +153,20 @@ impl CostModel {
         Ok(times)
     }
 
+    /// Returns the size of a sample inside a module, in tokens, and its predicted time without correction, in
+    /// nanoseconds: what an [`Observation`](crate::correction::Observation) holds; `None` if the sample has no work for
+    /// the module.
+    ///
+    /// # Errors
+    /// As [`CostModel::annotate`].
+    pub fn uncorrected(&self, module: Module, shape: &SampleShape) -> Result<Option<(u64, u64)>> {
+        let Some(at) = self.modules().iter().position(|known| *known == module) else { return Ok(None) };
+        let size = self.work(shape)?.size(module);
+        let plain = self.clone().correction(None);
+        let ns = plain.annotate(shape)?.module_ns.as_slice()[at];
+        Ok((ns > 0).then_some((size, ns)))
+    }
+
     /// Forward and backward of an encoder, corrected.
     pub(crate) fn encoder_ns(&self, encoder: &Encoder, work: &EncoderWork) -> u64 {
         let module = encoder.module;

@@ -5,6 +5,7 @@ mod architecture;
 mod augment;
 mod balanced;
 mod cache_processes;
+mod corrections;
 mod fields;
 mod foreign;
 mod hostile_tar;

@@ -213,7 +213,15 @@ impl StepPlannerBuilder {
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let config = PlanConfig { stages, ..self.config };
         let source = Source { data_sets, rules, seed, shuffle, tail, first_epoch, first_step: step };
-        Ok(StepPlanner { source: Arc::new(source), steps, model: Arc::new(self.model), config, free })
+        Ok(StepPlanner {
+            source: Arc::new(source),
+            steps,
+            model: Arc::new(self.model),
+            config,
+            free,
+            corrections: Arc::default(),
+            planned: Arc::default(),
+        })
     }
 
     fn checked_batch(&self) -> Result<NonZeroU64> {

@@ -4,13 +4,16 @@
 //! Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
 
 mod builder;
+mod correction;
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use dflop_balancer::{
     Budget, Caps, Instance, LowerBound, PipelineAssignment, PipelineConfig, PlanDigest, Strategy,
     balance_pipeline,
 };
+use dflop_costmodel::correction::Corrections;
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use builder::StepPlannerBuilder;
@@ -82,6 +85,10 @@ pub struct StepPlanner {
     model: Arc<CostModel>,
     config: PlanConfig,
     free: SampleCost,
+    /// What the run has learned, shared by all clones.
+    corrections: Arc<Mutex<Corrections>>,
+    /// Steps from 0 up to the last one that was planned.
+    planned: Arc<AtomicU64>,
 }
 
 impl StepPlanner {
@@ -177,7 +184,7 @@ impl StepPlanner {
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
-        let (costs, refused) = self.annotate(&samples);
+        let (costs, refused) = self.annotate(&samples, &self.model_at(step));
         let plan_error = |source| Error::Plan { step, source };
         let instance = self.instance(&samples, &costs).map_err(plan_error)?;
         let cut = self.cut(&instance, &costs).map_err(plan_error)?;
@@ -228,11 +235,11 @@ impl StepPlanner {
         solve(&near).or_else(|_| solve(caps))
     }
 
-    fn annotate(&self, samples: &[StepSample]) -> (Vec<SampleCost>, Vec<(usize, String)>) {
+    fn annotate(&self, samples: &[StepSample], model: &CostModel) -> (Vec<SampleCost>, Vec<(usize, String)>) {
         let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
         let cost = |(place, sample): (usize, &StepSample)| {
             self.row(*sample).read_shape(&mut shape);
-            self.model.annotate(&shape).unwrap_or_else(|error| {
+            model.annotate(&shape).unwrap_or_else(|error| {
                 refused.push((place, reason_of(&error)));
                 self.free
             })
