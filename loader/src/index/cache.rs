@@ -2,16 +2,12 @@
 //!
 //! The file is named after the shards' base names and sizes, so different lists of shards have different files.
 //! It lies in `.dflop/` beside the first shard; in the user's cache directory where that folder cannot be
-//! written or the shard is remote; or in the folder that the user names. It is written under another name and renamed, and a lock file
-//! lets one process of a machine build while the others wait.
+//! written or the shard is remote; or in the folder that the user names. How it is written is `place.rs`'s.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -19,6 +15,7 @@ use sha2::{Digest, Sha256};
 use super::build::{BuiltShard, build_checked, stat};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
+use super::place::{lock_first_writable, write_to_first};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
@@ -35,8 +32,6 @@ use crate::store::local::map_file;
 use crate::store::{Identity, without_query};
 use crate::tar::slice::SliceEntries;
 
-/// Age at which a temporary file is no longer being written.
-const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 /// Remote shards that are read at the same time, at least.
 const REMOTE_THREADS: usize = 16;
 /// Folder beside the shards.
@@ -285,79 +280,6 @@ fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool
     let entry = SliceEntries::starting_at(archive, last.offset()).next();
     let name = entry.and_then(Result::ok).map(|(entry, _)| entry.name);
     name.as_deref().and_then(split_key).is_some_and(|(key, _)| key == last.key())
-}
-
-/// Takes the lock in the first folder that can be written; waits while another process builds there.
-fn lock_first_writable(folders: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
-    let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the index");
-    for folder in folders {
-        let lock = std::fs::create_dir_all(folder)
-            .and_then(|()| {
-                File::options().write(true).create(true).truncate(false).open(lock_path(folder, name))
-            })
-            .and_then(|file| file.lock().map(|()| file));
-        match lock {
-            Ok(file) => {
-                remove_leftovers(folder, name);
-                return Ok((folder.clone(), file));
-            }
-            Err(error) => refused = error,
-        }
-    }
-    Err(refused)
-}
-
-fn lock_path(folder: &Path, name: &str) -> PathBuf {
-    folder.join(name.replace(".arrow", ".lock"))
-}
-
-/// Removes what killed builders left behind; a younger file may belong to a builder on another machine.
-fn remove_leftovers(folder: &Path, name: &str) {
-    let stem = name.trim_end_matches("arrow");
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(stem));
-        let is_temporary = is_ours && path.extension().is_some_and(|extension| extension == "tmp");
-        let age = entry
-            .metadata()
-            .and_then(|metadata| metadata.modified())
-            .ok()
-            .and_then(|time| time.elapsed().ok());
-        if is_temporary && age.is_some_and(|age| age > LEFTOVER_AGE) {
-            // A file that cannot be removed harms nobody.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Writes the index to the first folder that takes it: a full disk holds no one up who has another.
-fn write_to_first(folders: &[PathBuf], name: &str, encoded: &[u8]) -> Result<PathBuf> {
-    let mut refused = None;
-    for folder in folders {
-        let path = folder.join(name);
-        match write_atomically(&path, encoded) {
-            Ok(()) => return Ok(path),
-            Err(error) => refused = refused.or(Some(error)),
-        }
-    }
-    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the index");
-    Err(refused.unwrap_or(Error::File { path: name.to_owned(), source }))
-}
-
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let error = |source| Error::File { path: path.display().to_string(), source };
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let write = || {
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|source| {
-        let _ = std::fs::remove_file(&temporary);
-        error(source)
-    })
 }
 
 /// Threads that read shards; those of remote shards wait for bytes more than they work.

@@ -10,6 +10,7 @@ mod build;
 mod cache;
 mod file;
 pub mod foreign;
+mod place;
 mod remote;
 mod rows;
 mod schema;
