@@ -14,6 +14,9 @@ pub enum Error {
     /// No device preset has this name; raised before any sample is looked at.
     #[error("unknown device `{name}`, known are {known}")]
     UnknownDevice { name: String, known: String },
+    /// A model has no part of this name; raised before any sample is looked at.
+    #[error("unknown part `{name}`, known are {known}")]
+    UnknownPart { name: String, known: String },
     /// A field of a configuration makes no sense, or has no counterpart here; raised before any sample is looked at.
     #[error("`{file}`: `{field}` {problem}")]
     Configuration { file: &'static str, field: String, problem: String },

@@ -37,6 +37,7 @@ pub mod correction;
 mod data_profile;
 mod error;
 pub mod flops;
+mod frozen;
 mod measured;
 pub mod memory;
 pub mod model;
@@ -56,6 +57,7 @@ pub use accuracy::{
 pub use correction::{CorrectionTable, FACTOR_ONE};
 pub use data_profile::{DataProfile, Outlier};
 pub use error::{Error, Result};
+pub use frozen::Frozen;
 pub use measured::Prediction;
 pub use model::ModelSpec;
 pub use module::{Module, ModuleTimes};

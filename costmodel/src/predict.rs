@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::correction::CorrectionTable;
 use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
+use crate::frozen::Frozen;
 use crate::measured::Timing;
 use crate::model::ModelSpec;
 use crate::module::{Module, ModuleTimes};
@@ -159,6 +160,7 @@ pub struct CostModel {
     pub(crate) encoders: Vec<Encoder>,
     pub(crate) llm: LlmFlops,
     pub(crate) recomputation: Recomputation,
+    frozen: Frozen,
 }
 
 /// An encoder, folded.
@@ -185,15 +187,51 @@ impl CostModel {
         let modules = encoders.iter().map(|encoder| encoder.module).chain([Module::Llm]).collect();
         let llm = LlmFlops::new(&spec.llm);
         let recomputation = Recomputation::None;
-        Self { spec, timing, correction: None, modules, encoders, llm, recomputation }
+        let frozen = Frozen::default();
+        Self { spec, timing, correction: None, modules, encoders, llm, recomputation, frozen }
     }
 
-    /// Sets what the backward pass computes again, of times from a stated rate; a profile holds what was measured.
-    /// Default: nothing.
+    /// Sets what the backward pass computes again. Default: nothing.
+    ///
+    /// Of a profile, [`Recomputation::Layers`] adds the measured forward pass of the layers to the backward pass; the
+    /// scores are in what was measured, one way or the other.
     #[must_use]
-    pub const fn recomputation(mut self, recomputation: Recomputation) -> Self {
+    pub fn recomputation(mut self, recomputation: Recomputation) -> Self {
         self.recomputation = recomputation;
+        self.apply_training();
         self
+    }
+
+    /// Sets which parts are not trained. Default: all are.
+    ///
+    /// Of a profile, the measured backward pass of a frozen LLM counts half in its linear work, which then computes
+    /// one of two products, and in full in its attention; where these were not measured apart, half in all. A frozen
+    /// encoder has none; that of a projector behind it is taken from what was measured outside the layers.
+    ///
+    /// # Errors
+    /// [`Error::Composition`] if the model has not what is frozen, or nothing is left to train.
+    pub fn frozen(mut self, frozen: Frozen) -> Result<Self> {
+        frozen.check(&self.spec)?;
+        self.frozen = frozen;
+        for encoder in &mut self.encoders {
+            let [tower, projector] = frozen.of_encoder(frozen.has_tower(encoder.module));
+            encoder.flops = encoder.flops.gradients(tower, projector);
+        }
+        self.llm = self.llm.gradients(frozen.of_llm());
+        self.apply_training();
+        Ok(self)
+    }
+
+    /// Returns which parts are not trained.
+    #[must_use]
+    pub const fn frozen_parts(&self) -> Frozen {
+        self.frozen
+    }
+
+    fn apply_training(&mut self) {
+        if let Timing::Profile(timing) = &mut self.timing {
+            *timing = Arc::new(timing.trained(&self.encoders, self.frozen, self.recomputation));
+        }
     }
 
     /// Returns the model.
@@ -314,6 +352,30 @@ mod tests {
         assert_eq!(cost.tokens, 50 + 2929);
         assert_eq!((cost.encoder_items, cost.encoder_tokens), (5, 5 * 729));
         assert_eq!(cost.module_ns.as_slice()[0], 83_036_869);
+    }
+
+    /// Forward alone; forward and gradients of the inputs; all three.
+    #[test]
+    fn frozen_parts_cost_less_at_a_rate() {
+        let mut shape = text(50);
+        shape.images.push(ImageSize { width: 640, height: 480 });
+        let ns = |frozen: &str| {
+            let model = cost_model("llava-ov-qwen2.5-7b", "a100").frozen(frozen.parse().unwrap()).unwrap();
+            model.annotate(&shape).unwrap().module_ns
+        };
+        let all = cost_model("llava-ov-qwen2.5-7b", "a100").annotate(&shape).unwrap().module_ns;
+        let ratio = |frozen: &str, module: usize| {
+            ns(frozen).as_slice()[module] as f64 / all.as_slice()[module] as f64
+        };
+        assert!((ratio("vision,projector", 0) - 1.0 / 3.0).abs() < 0.001);
+        assert!((ratio("vision,projector", 1) - 1.0).abs() < 1e-9);
+        assert!((0.66..0.69).contains(&ratio("llm", 1)), "{}", ratio("llm", 1));
+        let recomputed = cost_model("llava-ov-qwen2.5-7b", "a100").recomputation(Recomputation::Layers);
+        let again = recomputed.annotate(&shape).unwrap().module_ns.as_slice()[0] as f64;
+        assert!((1.3..1.36).contains(&(again / all.as_slice()[0] as f64)));
+        let model = cost_model("llava-ov-qwen2.5-7b", "a100");
+        assert!(model.clone().frozen("audio".parse().unwrap()).is_err());
+        assert_eq!(model.frozen("llm".parse().unwrap()).unwrap().frozen_parts().to_string(), "llm");
     }
 
     #[test]

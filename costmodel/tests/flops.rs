@@ -1,7 +1,7 @@
 //! Parameters and FLOPs of models are those that PyTorch counts, as recorded by `tests/record/flops.py`.
 
 use dflop_costmodel::config::{Documents, ModelPart};
-use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+use dflop_costmodel::flops::{Attention, EncoderFlops, Gradients, LlmFlops, Recomputation};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, VideoShape};
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,6 +31,9 @@ struct Counted {
     audio: Vec<u64>,
     #[serde(default)]
     tokens: u32,
+    /// Those that are computed, where a part is frozen or all before it is.
+    #[serde(default)]
+    gradients: Option<String>,
     forward: u64,
     backward: u64,
 }
@@ -69,17 +72,26 @@ impl Counted {
         }
     }
 
+    fn gradients(&self) -> Gradients {
+        match self.gradients.as_deref() {
+            None => Gradients::All,
+            Some("inputs") => Gradients::Inputs,
+            Some("weights") => Gradients::Weights,
+            Some(other) => panic!("{other}"),
+        }
+    }
+
     /// Forward and backward FLOPs of the part by the cost model, attention in full.
     fn predicted(&self, spec: &ModelSpec) -> [u128; 2] {
         let Some((module, part)) = self.part.split_once('.') else {
-            let flops =
-                LlmFlops::new(&spec.llm).training(&[self.tokens], Attention::Full, Recomputation::None);
+            let flops = LlmFlops::new(&spec.llm).gradients(self.gradients());
+            let flops = flops.training(&[self.tokens], Attention::Full, Recomputation::None);
             return [flops.forward, flops.backward];
         };
         let found = spec.encoders().find(|(encoder, ..)| encoder.name() == module);
         let (_, encoder, rule) = found.expect("the encoder");
         let work = rule.work(&self.shape()).unwrap();
-        let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
+        let flops = EncoderFlops::new(&encoder, spec.llm.hidden).gradients(Gradients::All, self.gradients());
         let passes = [flops.forward_pass(&work), flops.backward_pass(&work)];
         passes.map(|pass| if part == "tower" { pass.tower } else { pass.projector })
     }

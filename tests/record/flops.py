@@ -10,6 +10,7 @@ network and no weights, in the environment that `tests/record/tokens.py` describ
 - Published sizes run on the meta device: nothing is computed. Small ones run on the CPU as a check of that.
 - Every part is run alone, its input with a gradient unless it is pixels or a spectrogram, so that backward passes
   are told apart. All parameters are trained but the positions of Whisper, which transformers freezes.
+- `gradients` says what is computed of a part that is frozen (`inputs`) or has frozen parts before it (`weights`).
 - `parameters` are counts of all parameters by part, tied ones once.
 """
 
@@ -137,7 +138,28 @@ class Llava(Multimodal):
             self.add("vision.projector", {"images": of}, model.multi_modal_projector, features)
         self.text(self.decoder)
         projector = parameters(model.multi_modal_projector) + model.image_newline.numel()
+        if self.device == "cpu":
+            self.frozen(vision)
         return {"vision.tower": parameters(model.vision_tower), "vision.projector": projector, "llm": self.llm_parameters()}
+
+
+    def frozen(self, vision):
+        """The projector behind a frozen tower, a frozen projector, a frozen LLM behind something that is trained."""
+        projector, of = self.model.model.multi_modal_projector, IMAGES[0]
+        shape = self.tiles(of), (vision.image_size // vision.patch_size) ** 2, projector.linear_1.in_features
+        self.add("vision.projector", {"images": of, "gradients": "weights"}, projector, self.empty(*shape))
+        projector.requires_grad_(False)
+        media = {"images": of, "gradients": "inputs"}
+        self.add("vision.projector", media, projector, self.empty(*shape, grad=True))
+        decoder, head = self.model.model.language_model, self.model.lm_head
+        decoder.requires_grad_(False)
+        head.requires_grad_(False)
+
+        def whole(embeddings):
+            return head(decoder(inputs_embeds=embeddings, use_cache=False).last_hidden_state)
+
+        embeddings = self.empty(1, 96, decoder.config.hidden_size, grad=True)
+        self.add("llm", {"tokens": 96, "gradients": "inputs"}, whole, embeddings)
 
 
 class Intern(Multimodal):

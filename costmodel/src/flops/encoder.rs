@@ -1,6 +1,6 @@
 //! FLOPs of an encoder and its projector.
 
-use super::{Recomputation, TrainingFlops, flops, product, sum, wide_product};
+use super::{Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::EncoderSpec;
 use crate::tokens::EncoderWork;
 
@@ -22,12 +22,16 @@ pub struct EncoderFlops {
     pooling_per_token: u64,
     pooling_per_item: u64,
     per_projected_token: u64,
+    /// Of the projector's first matrix alone, whose inputs come from the tower.
+    first_per_projected_token: u64,
     merged_tokens: u64,
     class_tokens: u64,
+    tower_gradients: Gradients,
+    projector_gradients: Gradients,
 }
 
 /// FLOPs of some layers, for a token and for a query-key pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct LayerFlops {
     token: u64,
     attention_pair: u64,
@@ -61,9 +65,9 @@ impl EncoderFlops {
         let windowed = spec.windowed_layers.min(spec.layers);
         let unused_windowed = unused_layers.saturating_sub(spec.layers - windowed);
         let projector = spec.projector;
-        let projector_weights = match projector.middle {
-            Some(middle) => sum([product([projector.input, middle]), product([middle, llm_hidden])]),
-            None => product([projector.input, llm_hidden]),
+        let (first_projector, second_projector) = match projector.middle {
+            Some(middle) => (product([projector.input, middle]), product([middle, llm_hidden])),
+            None => (product([projector.input, llm_hidden]), 0),
         };
         let square = product([spec.hidden, spec.hidden]);
         let pooling_per_token = sum([square.saturating_mul(2), product([2, spec.hidden])]);
@@ -76,10 +80,21 @@ impl EncoderFlops {
             unused: LayerFlops::new(spec, unused_layers, unused_windowed),
             pooling_per_token: pooling(pooling_per_token),
             pooling_per_item: pooling(pooling_per_item),
-            per_projected_token: flops(projector_weights),
+            per_projected_token: flops(sum([first_projector, second_projector])),
+            first_per_projected_token: flops(first_projector),
             merged_tokens: u64::from(projector.merged_tokens.get()),
             class_tokens: u64::from(details.class_tokens),
+            tower_gradients: Gradients::All,
+            projector_gradients: Gradients::All,
         }
+    }
+
+    /// Sets which gradients are computed. A tower has those of everything or none: before it there are only media.
+    #[must_use]
+    pub const fn gradients(mut self, tower: Gradients, projector: Gradients) -> Self {
+        self.tower_gradients = tower;
+        self.projector_gradients = projector;
+        self
     }
 
     /// Returns the FLOPs of one forward pass over this work, projector included.
@@ -109,8 +124,18 @@ impl EncoderFlops {
         let stem = wide_product(self.stem_per_token, work.encoder_tokens).saturating_mul(2);
         let to_medium = wide_product(self.stem_medium_per_token, work.encoder_tokens);
         let layers = self.used.forward(self.inside(work)).saturating_mul(2);
-        let tower = stem.saturating_sub(to_medium).saturating_add(layers);
-        EncoderPass { tower, projector: self.projector(work).saturating_mul(2) }
+        let tower = match self.tower_gradients {
+            Gradients::None => 0,
+            _ => stem.saturating_sub(to_medium).saturating_add(layers),
+        };
+        let once = self.projector(work);
+        let projector = match self.projector_gradients {
+            Gradients::All => once.saturating_mul(2),
+            Gradients::Inputs => once,
+            Gradients::Weights => once.saturating_mul(2).saturating_sub(self.first_of_projector(work)),
+            Gradients::None => 0,
+        };
+        EncoderPass { tower, projector }
     }
 
     /// Returns the FLOPs of training on this work, projector included.
@@ -120,6 +145,8 @@ impl EncoderFlops {
         let inside = self.inside(work);
         let scores = self.used.attention(inside) / 2;
         let recomputed = match recomputation {
+            // What has no backward pass keeps nothing, and computes nothing again.
+            _ if self.tower_gradients == Gradients::None => 0,
             Recomputation::None => 0,
             Recomputation::Scores => scores,
             Recomputation::Layers => self.used.forward(inside).saturating_add(scores),
@@ -131,8 +158,26 @@ impl EncoderFlops {
         }
     }
 
+    /// What is computed backward outside the layers, stem and projector, of what there is if all is trained.
+    pub(crate) fn ends_backward_share(&self) -> f64 {
+        // Enough tokens for whole numbers of merged ones: both parts are linear in them.
+        let tokens = self.merged_tokens;
+        let work = EncoderWork { encoder_tokens: tokens, ..EncoderWork::default() };
+        let ends = |flops: &Self| {
+            let unlayered = Self { used: LayerFlops::default(), ..*flops };
+            let pass = unlayered.backward_pass(&work);
+            pass.tower.saturating_add(pass.projector)
+        };
+        let all = ends(&self.gradients(Gradients::All, Gradients::All));
+        if all == 0 { 0.0 } else { ends(self) as f64 / all as f64 }
+    }
+
     fn projector(&self, work: &EncoderWork) -> u128 {
         wide_product(self.per_projected_token, work.encoder_tokens / self.merged_tokens)
+    }
+
+    fn first_of_projector(&self, work: &EncoderWork) -> u128 {
+        wide_product(self.first_per_projected_token, work.encoder_tokens / self.merged_tokens)
     }
 
     /// Items are sequences wherever there are class tokens: `c` of them beside `s` tokens make
@@ -270,5 +315,29 @@ mod tests {
             assert_eq!(training.forward, encoder.forward(&work));
             assert_eq!(training.total(), training.forward + training.backward + recomputed);
         }
+    }
+
+    /// SigLIP behind two matrices: the first needs no gradient of its inputs if the tower is frozen.
+    #[test]
+    fn frozen_parts_have_fewer_gradients() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let all = EncoderFlops::new(&spec.vision.unwrap().encoder, spec.llm.hidden);
+        let work = tile(729);
+        let (tower, once) = (all.backward_pass(&work).tower, all.forward_pass(&work).projector);
+        let first = 2 * 729 * 1152 * 3584;
+        let backward = |tower, projector| {
+            let pass = all.gradients(tower, projector).backward_pass(&work);
+            [pass.tower, pass.projector]
+        };
+        assert_eq!(backward(Gradients::All, Gradients::Inputs), [tower, once]);
+        assert_eq!(backward(Gradients::None, Gradients::Weights), [0, 2 * once - first]);
+        assert_eq!(backward(Gradients::None, Gradients::None), [0, 0]);
+        let frozen = all.gradients(Gradients::None, Gradients::Weights);
+        assert_eq!(frozen.training(&work, Recomputation::Layers).recomputed, 0);
+        assert_eq!(frozen.forward(&work), all.forward(&work));
+        let stem = 2 * 729 * 588 * 1152;
+        let share = (2 * once - first) as f64 / (2 * once + stem) as f64;
+        assert!((frozen.ends_backward_share() - share).abs() < 1e-12);
+        assert!((all.ends_backward_share() - 1.0).abs() < 1e-12);
     }
 }

@@ -1,6 +1,6 @@
 //! FLOPs of a language model.
 
-use super::{Attention, Recomputation, TrainingFlops, flops, product, sum, wide_product};
+use super::{Attention, Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::LlmSpec;
 
 /// FLOPs of an LLM.
@@ -15,6 +15,7 @@ pub struct LlmFlops {
     per_token: u64,
     per_causal_square: u64,
     head_per_token: u64,
+    gradients: Gradients,
 }
 
 impl LlmFlops {
@@ -28,7 +29,15 @@ impl LlmFlops {
             per_token: flops(layer_weights.saturating_mul(u128::from(spec.layers))),
             per_causal_square: flops(product([spec.layers, spec.heads, spec.head_dim])),
             head_per_token: flops(product([spec.hidden, spec.vocab])),
+            gradients: Gradients::All,
         }
+    }
+
+    /// Sets which gradients are computed: [`Gradients::Inputs`] where the LLM is frozen, embedding and LM head too.
+    #[must_use]
+    pub const fn gradients(mut self, gradients: Gradients) -> Self {
+        self.gradients = gradients;
+        self
     }
 
     /// Returns the forward FLOPs of all layers, without LM head, over samples packed into one sequence.
@@ -58,11 +67,18 @@ impl LlmFlops {
         let layers = self.linear(sample_tokens).saturating_add(pairs);
         let forward = layers.saturating_add(self.head_forward(tokens(sample_tokens)));
         let recomputed = match recomputation {
+            _ if self.gradients == Gradients::None => 0,
             Recomputation::None => 0,
             Recomputation::Scores => pairs / 2,
             Recomputation::Layers => layers.saturating_add(pairs / 2),
         };
-        TrainingFlops { forward, backward: forward.saturating_mul(2), recomputed }
+        let backward = match self.gradients {
+            // Inputs of its layers come from its own embedding.
+            Gradients::All | Gradients::Weights => forward.saturating_mul(2),
+            Gradients::Inputs => forward.saturating_add(pairs),
+            Gradients::None => 0,
+        };
+        TrainingFlops { forward, backward, recomputed }
     }
 
     fn linear(&self, sample_tokens: &[u32]) -> u128 {
@@ -181,5 +197,19 @@ mod tests {
         };
         let llm = LlmFlops::new(&spec);
         assert_eq!(llm.layers_forward(&[widest; 3], Attention::Full), u128::MAX);
+    }
+
+    /// One product for each of the forward pass, and both of attention's, which has no weights.
+    #[test]
+    fn a_frozen_llm_passes_gradients_through() {
+        let all = llm("llava-ov-qwen2.5-7b");
+        let frozen = all.gradients(Gradients::Inputs);
+        let training = |llm: &LlmFlops| llm.training(&[1000, 3096], Attention::Causal, Recomputation::Layers);
+        let (forward, pairs) = (training(&all).forward, 28 * 3584 * 2 * (1000 * 1000 + 3096 * 3096));
+        assert_eq!(training(&frozen).forward, forward);
+        assert_eq!(training(&frozen).backward, forward + pairs);
+        assert_eq!(training(&frozen).recomputed, training(&all).recomputed);
+        let none = all.gradients(Gradients::None);
+        assert_eq!((training(&none).backward, training(&none).recomputed), (0, 0));
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! **Backward.** Twice the forward, one product for the gradient of the input and one for that of the
 //! weights, but no gradient goes to pixels or spectrograms, into an unused pooling head or into layers behind
-//! the one whose output is taken. All parameters are trained.
+//! the one whose output is taken. All parameters are trained, unless a part is frozen ([`Gradients`]).
 //!
 //! **Two figures.** *Model FLOPs* count attention in full ([`Attention::Full`]), as `PyTorch`'s
 //! `FlopCounterMode` does, with which they agree to 0.02 % on every family
@@ -49,6 +49,21 @@ pub enum Recomputation {
     /// # Source
     /// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174.
     Layers,
+}
+
+/// Which gradients the backward pass of a part computes; each of them takes one product for each of the forward pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Gradients {
+    /// Of weights and of inputs: the part is trained, and so is something before it.
+    #[default]
+    All,
+    /// Of inputs alone: the part is frozen, something before it is trained. Attention has no weights: both of its
+    /// factors are inputs.
+    Inputs,
+    /// Of weights alone, and of inputs between its own matrices: the part is trained, nothing before it is.
+    Weights,
+    /// None: nothing up to here is trained.
+    None,
 }
 
 /// FLOPs of one training pass over some samples.

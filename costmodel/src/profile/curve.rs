@@ -91,6 +91,21 @@ impl Curve {
         Self { pieces: fitted.iter().enumerate().map(piece).collect() }
     }
 
+    /// The curve of `factor` times the time, at least 0.
+    pub(super) fn times(&self, factor: f64) -> Self {
+        let scaled = |piece: &Piece| Piece {
+            knot: Knot {
+                x: piece.knot.x,
+                ns: piece.knot.ns * factor,
+                spread_ns: piece.knot.spread_ns * factor,
+            },
+            slope: piece.slope * factor,
+            square: piece.square * factor,
+            cube: piece.cube * factor,
+        };
+        Self { pieces: self.pieces.iter().map(scaled).collect() }
+    }
+
     /// The sum of two curves with the same measured work, exact from the first point on; `None` if they differ in it.
     pub(super) fn plus(&self, other: &Self) -> Option<Self> {
         let is_alike = |(a, b): (&Piece, &Piece)| a.knot.x.total_cmp(&b.knot.x).is_eq();

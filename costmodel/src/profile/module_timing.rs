@@ -9,12 +9,28 @@ use super::warning::ProfileWarning;
 use crate::error::Result;
 use crate::module::Module;
 
+/// What runs of a module's backward pass, as shares of the measured one, and what it computes again.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Training {
+    /// Of the linear work of the layers.
+    pub(super) linear: f64,
+    /// Of attention.
+    pub(super) attention: f64,
+    /// Of what is outside the layers.
+    pub(super) ends: f64,
+    /// Whether the layers run forward a second time.
+    pub(super) recomputes_layers: bool,
+}
+
 /// Times of one module with all its layers.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ModuleTiming {
     module: Module,
-    passes: [PassTiming; 2],
-    /// Both passes in one where they were measured at the same shapes, which halves the look-ups; or each of them.
+    /// Forward and backward as measured: everything trained, nothing computed again.
+    measured: [PassTiming; 2],
+    /// What runs.
+    passes: Vec<PassTiming>,
+    /// All passes in one where they were measured at the same shapes, which saves look-ups; or each of them.
     summed: Vec<PassTiming>,
     full_layers: f64,
     windowed_layers: f64,
@@ -50,19 +66,27 @@ impl ModuleTiming {
         let question = |phase| Question { points, module, phase, tp, layers: full + windowed };
         let forward = PassTiming::new(&question(Phase::Forward), warnings)?;
         let backward = PassTiming::new(&question(Phase::Backward), warnings)?;
-        let summed = match forward.plus(&backward) {
-            Some(both) => vec![both],
-            None => vec![forward.clone(), backward.clone()],
-        };
+        let passes = vec![forward.clone(), backward.clone()];
         Ok(Self {
             module,
-            passes: [forward, backward],
-            summed,
+            measured: [forward, backward],
+            summed: sum(&passes),
+            passes,
             full_layers: full.into(),
             windowed_layers: windowed.into(),
             packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
             optimizer: question(Phase::Optimizer).optimizer(),
         })
+    }
+
+    /// The same module trained in another way than it was measured.
+    pub(super) fn trained(&self, training: Training) -> Self {
+        let [forward, backward] = &self.measured;
+        let mut passes = vec![forward.clone(), backward.shares(training)];
+        if training.recomputes_layers {
+            passes.push(PassTiming { ends: None, ..forward.clone() });
+        }
+        Self { summed: sum(&passes), passes, ..self.clone() }
     }
 
     /// The update of the weights.
@@ -107,7 +131,7 @@ impl ModuleTiming {
     pub(super) fn beyond(&self, load: &Load) -> Vec<ProfileWarning> {
         let ((linear, _), (attention, _)) = self.shares(load);
         let mut warnings = Vec::new();
-        for pass in &self.passes {
+        for pass in &self.measured {
             let warning = |part, [batch, tokens]: [f64; 2], [tokens_min, tokens_max]: [f64; 2]| {
                 let (module, phase) = (self.module, pass.phase);
                 ProfileWarning::Beyond { module, part, phase, batch, tokens, tokens_min, tokens_max }
@@ -176,7 +200,32 @@ impl ModuleTiming {
     }
 }
 
+/// Joins passes as far as they go together.
+fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
+    let mut summed: Vec<PassTiming> = Vec::new();
+    for pass in passes {
+        let last = summed.pop();
+        match last.as_ref().and_then(|last| last.plus(pass)) {
+            Some(joined) => summed.push(joined),
+            None => summed.extend(last.into_iter().chain([pass.clone()])),
+        }
+    }
+    summed
+}
+
 impl PassTiming {
+    /// Shares of a backward pass; of layers that were measured in one, that of their linear work.
+    fn shares(&self, training: Training) -> Self {
+        let layers = match &self.layers {
+            LayersTiming::Apart(linear, attention) => {
+                LayersTiming::Apart(linear.times(training.linear), attention.times(training.attention))
+            }
+            LayersTiming::Whole(whole) => LayersTiming::Whole(whole.times(training.linear)),
+        };
+        let ends = self.ends.as_ref().map(|ends| ends.times(training.ends));
+        Self { phase: self.phase, layers, ends }
+    }
+
     fn new(question: &Question<'_>, warnings: &mut Vec<ProfileWarning>) -> Result<Self> {
         let Question { module, phase, .. } = *question;
         let ends = question.curve(Part::Ends, &mut Vec::new());

@@ -52,6 +52,12 @@ impl Surface {
         Self { rows: cells.chunk_by(|a, b| a.tokens.total_cmp(&b.tokens).is_eq()).map(row).collect() }
     }
 
+    /// The surface of `factor` times the time, at least 0.
+    pub(super) fn times(&self, factor: f64) -> Self {
+        let scaled = |row: &Row| Row { tokens: row.tokens, over_batches: row.over_batches.times(factor) };
+        Self { rows: self.rows.iter().map(scaled).collect() }
+    }
+
     /// The sum of two surfaces on the same grid, exact at its lengths; `None` if the grids differ.
     pub(super) fn plus(&self, other: &Self) -> Option<Self> {
         if self.rows.len() != other.rows.len() {

@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use super::*;
 use crate::correction::{CorrectionTable, FACTOR_ONE};
+use crate::flops::Recomputation;
+use crate::frozen::Frozen;
 use crate::model::ModelSpec;
 use crate::predict::{CostModel, DeviceRate};
 use crate::shape::{AudioLength, ImageSize, SampleShape, VideoShape};
@@ -162,6 +164,59 @@ fn a_sample_in_a_pack_is_charged_its_share() {
     let found = packed.module_ns.as_slice()[1] as f64;
     assert!((found / share - 1.0).abs() < 0.01, "{found} {share}");
     assert!(packed.module_ns.as_slice()[1] < alone.module_ns.as_slice()[1]);
+}
+
+/// Forward once more, half of the linear backward pass, or none at all; backward takes twice as long as forward.
+#[test]
+fn frozen_parts_and_recomputed_layers_take_their_share_of_what_was_measured() {
+    let rows = rows(&[2, 4], &[1]);
+    let model = |frozen: &str, recomputation| {
+        let trained = model("llava-ov-qwen2.5-7b", &rows, ProfileOptions::default()).unwrap();
+        let frozen = if frozen.is_empty() { Frozen::default() } else { frozen.parse().unwrap() };
+        trained.recomputation(recomputation).frozen(frozen).unwrap()
+    };
+    let mut shape = text_sample(10);
+    shape.images.push(ImageSize { width: 640, height: 480 });
+    let llm = |layers: f64, s: f64, linear_passes: f64, attention_passes: f64, ends_passes: f64| {
+        let ends = ends_passes * ENDS * s;
+        1000.0 * (linear_passes * linear(layers, s) + ends + attention_passes * layers * attention(1.0, s))
+    };
+    for (frozen, recomputation, vision_passes, llm_passes) in [
+        ("", Recomputation::None, 3.0, [3.0, 3.0, 3.0]),
+        ("", Recomputation::Scores, 3.0, [3.0, 3.0, 3.0]),
+        ("", Recomputation::Layers, 4.0, [4.0, 4.0, 3.0]),
+        ("vision,projector", Recomputation::Layers, 1.0, [4.0, 4.0, 3.0]),
+        ("llm", Recomputation::None, 3.0, [2.0, 3.0, 2.0]),
+        ("llm", Recomputation::Layers, 4.0, [3.0, 4.0, 2.0]),
+    ] {
+        let cost_model = model(frozen, recomputation);
+        let cost = cost_model.annotate(&shape).unwrap();
+        let (tiles, tokens) = (f64::from(cost.encoder_items), f64::from(cost.tokens));
+        let inside = linear(27.0, tiles * 729.0) + 27.0 * attention(tiles, 729.0);
+        let ends_passes = if frozen.contains("vision") { 1.0 } else { 3.0 };
+        let vision = 1000.0 * (vision_passes * inside + ends_passes * ENDS * tiles * 729.0);
+        let [linear_passes, attention_passes, head_passes] = llm_passes;
+        let llm = llm(28.0, tokens, linear_passes, attention_passes, head_passes);
+        let prediction = cost_model.predict(&shape).unwrap().unwrap();
+        for ((ns, truth), time) in
+            cost.module_ns.as_slice().iter().zip([vision, llm]).zip(&prediction.modules)
+        {
+            assert!((*ns as f64 / truth - 1.0).abs() < 0.01, "{frozen} {recomputation:?}: {ns} {truth}");
+            assert!(ns.abs_diff(time.ns) <= 1, "{frozen} {recomputation:?}: {ns} {time:?}");
+        }
+    }
+}
+
+#[test]
+fn a_projector_behind_a_frozen_tower_runs_backward_in_part() {
+    let rows = rows(&[2, 4], &[1]);
+    let ns = |frozen: &str| {
+        let model = model("llava-ov-qwen2.5-7b", &rows, ProfileOptions::default()).unwrap();
+        let mut shape = text_sample(10);
+        shape.images.push(ImageSize { width: 640, height: 480 });
+        model.frozen(frozen.parse().unwrap()).unwrap().annotate(&shape).unwrap().module_ns.as_slice()[0]
+    };
+    assert!(ns("vision,projector") < ns("vision") && ns("vision") < ns("projector"));
 }
 
 #[test]

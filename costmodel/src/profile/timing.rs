@@ -5,12 +5,15 @@
 
 use super::curve::Estimate;
 use super::measurement::REPEATS_MIN;
-use super::module_timing::ModuleTiming;
+use super::module_timing::{ModuleTiming, Training};
 use super::warning::ProfileWarning;
 use super::{Dimensions, Profile};
 use crate::error::Result;
+use crate::flops::Recomputation;
+use crate::frozen::Frozen;
 use crate::model::ModelSpec;
 use crate::module::Module;
+use crate::predict::Encoder;
 use crate::tokens::EncoderWork;
 
 const MODULES: usize = 3;
@@ -132,6 +135,34 @@ impl ProfileTiming {
             timing.modules[module as usize] = Some(module_timing);
         }
         Ok(timing)
+    }
+
+    /// The same profile for a model that is trained in another way than it was measured.
+    pub(crate) fn trained(&self, encoders: &[Encoder], frozen: Frozen, recomputation: Recomputation) -> Self {
+        let mut trained = self.clone();
+        let recomputes = recomputation == Recomputation::Layers;
+        for encoder in encoders {
+            let tower = if frozen.has_tower(encoder.module) { 0.0 } else { 1.0 };
+            trained.set(
+                encoder.module,
+                Training {
+                    linear: tower,
+                    attention: tower,
+                    ends: encoder.flops.ends_backward_share(),
+                    recomputes_layers: recomputes && tower > 0.0,
+                },
+            );
+        }
+        let linear = if frozen.llm { 0.5 } else { 1.0 };
+        let llm = Training { linear, attention: 1.0, ends: linear, recomputes_layers: recomputes };
+        trained.set(Module::Llm, llm);
+        trained
+    }
+
+    fn set(&mut self, module: Module, training: Training) {
+        if let Some(timing) = &mut self.modules[module as usize] {
+            *timing = timing.trained(training);
+        }
     }
 
     /// What the times rest on, where that is less than it should be.

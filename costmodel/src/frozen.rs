@@ -1,0 +1,149 @@
+//! Which parts of a model are trained.
+//!
+//! Multimodal models are often trained in stages: first the projectors alone, then the LLM with them, at last the
+//! encoders too. A frozen part runs forward as ever. Backward it computes no gradient of its weights, and none at all
+//! if nothing before it is trained.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::flops::Gradients;
+use crate::model::ModelSpec;
+use crate::module::Module;
+
+/// Parts whose parameters stay as they are; read and written as `vision,projector` and the like.
+///
+/// # Examples
+/// ```
+/// let frozen: dflop_costmodel::Frozen = "vision,llm".parse()?;
+/// assert!(frozen.vision && frozen.llm && !frozen.projector);
+/// # Ok::<(), dflop_costmodel::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Frozen {
+    /// The vision encoder without its projector.
+    pub vision: bool,
+    /// The audio encoder without its projector.
+    pub audio: bool,
+    /// The projectors of all encoders.
+    pub projector: bool,
+    /// The language model, its embedding and its LM head.
+    pub llm: bool,
+}
+
+impl Frozen {
+    /// Names of the parts, in the order of the fields.
+    pub const NAMES: [&str; 4] = ["vision", "audio", "projector", "llm"];
+
+    const fn parts(self) -> [bool; 4] {
+        [self.vision, self.audio, self.projector, self.llm]
+    }
+
+    /// Checks that the model has what is frozen, and that something is trained.
+    pub(crate) fn check(self, spec: &ModelSpec) -> Result<()> {
+        let refuse =
+            |problem: &str| Err(Error::Composition { name: spec.name.clone(), problem: problem.to_owned() });
+        let has_encoder = spec.vision.is_some() || spec.audio.is_some();
+        for (is_frozen, is_there, problem) in [
+            (self.vision, spec.vision.is_some(), "has no vision encoder to freeze"),
+            (self.audio, spec.audio.is_some(), "has no audio encoder to freeze"),
+            (self.projector, has_encoder, "has no projector to freeze"),
+        ] {
+            if is_frozen && !is_there {
+                return refuse(problem);
+            }
+        }
+        if self.llm && !self.trains_before_llm(spec) {
+            return refuse("has every part frozen, so that nothing is trained");
+        }
+        Ok(())
+    }
+
+    /// Gradients in an encoder: of its tower, of its projector.
+    pub(crate) const fn of_encoder(self, is_tower_frozen: bool) -> [Gradients; 2] {
+        match (is_tower_frozen, self.projector) {
+            (false, false) => [Gradients::All, Gradients::All],
+            (false, true) => [Gradients::All, Gradients::Inputs],
+            (true, false) => [Gradients::None, Gradients::Weights],
+            (true, true) => [Gradients::None, Gradients::None],
+        }
+    }
+
+    /// Whether the tower of this encoder is frozen.
+    pub(crate) const fn has_tower(self, module: Module) -> bool {
+        match module {
+            Module::Vision => self.vision,
+            Module::Audio => self.audio,
+            Module::Llm => self.llm,
+        }
+    }
+
+    /// Gradients in the LLM.
+    pub(crate) const fn of_llm(self) -> Gradients {
+        if self.llm { Gradients::Inputs } else { Gradients::All }
+    }
+
+    const fn trains_before_llm(self, spec: &ModelSpec) -> bool {
+        let (vision, audio) = (spec.vision.is_some(), spec.audio.is_some());
+        (vision && !self.vision) || (audio && !self.audio) || ((vision || audio) && !self.projector)
+    }
+}
+
+impl FromStr for Frozen {
+    type Err = Error;
+
+    fn from_str(names: &str) -> Result<Self> {
+        let mut frozen = Self::default();
+        for name in names.split(',') {
+            *match name.trim() {
+                "vision" => &mut frozen.vision,
+                "audio" => &mut frozen.audio,
+                "projector" => &mut frozen.projector,
+                "llm" => &mut frozen.llm,
+                other => {
+                    return Err(Error::UnknownPart { name: other.to_owned(), known: Self::NAMES.join(", ") });
+                }
+            } = true;
+        }
+        Ok(frozen)
+    }
+}
+
+impl fmt::Display for Frozen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::NAMES.into_iter().zip(self.parts());
+        let frozen: Vec<&str> = named.filter_map(|(name, is_frozen)| is_frozen.then_some(name)).collect();
+        formatter.pad(&frozen.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_written() {
+        for names in ["vision", "audio,llm", "vision,audio,projector,llm"] {
+            assert_eq!(names.parse::<Frozen>().unwrap().to_string(), names);
+        }
+        assert_eq!("llm, vision".parse::<Frozen>().unwrap().to_string(), "vision,llm");
+        let error = "vision,head".parse::<Frozen>().unwrap_err().to_string();
+        assert_eq!(error, "unknown part `head`, known are vision, audio, projector, llm");
+    }
+
+    #[test]
+    fn something_must_be_trained_and_what_is_frozen_must_exist() {
+        let check = |model: &str, names: &str| {
+            let spec = ModelSpec::preset(model).unwrap();
+            names.parse::<Frozen>().unwrap().check(&spec).map_err(|error| error.to_string())
+        };
+        assert!(check("omni-7b", "vision,llm,projector").is_ok(), "the audio encoder is trained");
+        assert!(check("qwen2.5-vl-7b", "vision,llm").is_ok(), "the projector is trained");
+        assert!(check("qwen2.5-vl-7b", "vision,projector").is_ok());
+        let nothing = check("qwen2.5-vl-7b", "vision,projector,llm").unwrap_err();
+        assert!(nothing.ends_with("has every part frozen, so that nothing is trained"), "{nothing}");
+        let missing = check("qwen2.5-vl-7b", "audio").unwrap_err();
+        assert_eq!(missing, "`qwen2.5-vl-7b` is no model: has no audio encoder to freeze");
+    }
+}
