@@ -13,6 +13,7 @@ mod demo;
 mod demo_data;
 mod index;
 mod list;
+mod memory;
 mod mixture;
 mod model;
 mod order;
@@ -56,6 +57,7 @@ enum Command {
     Order(order::OrderArgs),
     Batches(batches::BatchesArgs),
     Stats(stats::StatsArgs),
+    Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
     Simulate(simulate::SimulateArgs),
     Accuracy(accuracy::AccuracyArgs),
@@ -81,6 +83,7 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Order(args) => order::run(&args, out),
         Command::Batches(args) => batches::run(&args, out),
         Command::Stats(args) => stats::run(&args, out),
+        Command::Memory(args) => memory::run(&args, out),
         Command::Balance(args) => balance::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Accuracy(args) => accuracy::run(&args, out),

@@ -144,6 +144,11 @@ impl Profile {
         self.files.iter().flat_map(of_file).collect()
     }
 
+    /// Whether any row is of this module.
+    pub(crate) fn has_module(&self, module: Module) -> bool {
+        self.files.iter().flat_map(|file| &file.measurements).any(|row| row.setting.module == module)
+    }
+
     /// Returns the measurements of a module of these widths, and the files that do not say theirs.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ mod batches;
 mod command;
 mod contract;
 mod index_cache;
+mod memory;
 mod misuse;
 mod order;
 mod packing;
