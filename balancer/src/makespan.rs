@@ -30,11 +30,9 @@ pub struct CompiledSchedule {
     microbatches: usize,
     passes: usize,
     steps: Vec<Step>,
-    /// What the input of each step takes on its way; empty if nothing does.
+    /// What the input of each step takes on its way.
     delay_ns: Vec<u64>,
-    /// Times that do not change from call to call.
-    fixed_ns: Vec<u64>,
-    /// Whether every step is a forward pass or a whole backward pass.
+    /// Whether every step is a forward pass or a whole backward pass, and no input takes time.
     is_plain: bool,
     /// The steps that nothing waits for.
     last: Vec<u32>,
@@ -46,7 +44,7 @@ pub struct CompiledSchedule {
 struct Step {
     /// The step before on the same rank, and the one that sends the input.
     waits_for: [u32; 2],
-    /// Index in the rows of times, or in the fixed times.
+    /// Index in the rows of times.
     time: u32,
     kind: StepKind,
 }
@@ -57,7 +55,8 @@ enum StepKind {
     Backward,
     BackwardInput,
     BackwardWeight,
-    Fixed,
+    /// Takes no time itself, but its input may.
+    Wait,
 }
 
 impl CompiledSchedule {
@@ -122,7 +121,7 @@ impl CompiledSchedule {
 
     /// The same on bare times, `[rows * microbatches]` each.
     pub(crate) fn makespan_of(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
-        self.walk(forward_ns, backward_ns, |cell| weight_part(backward_ns[cell]))
+        self.walk(forward_ns, backward_ns, |cell| weight_part(backward_ns.get(cell).copied().unwrap_or(0)))
     }
 
     /// Passes that a makespan walks over.
@@ -134,29 +133,30 @@ impl CompiledSchedule {
         if self.is_plain {
             return self.walk_plain(forward_ns, backward_ns);
         }
-        for (at, step) in self.steps.iter().enumerate() {
+        let end_ns = &mut self.end_ns[..];
+        for (at, (step, delay_ns)) in self.steps.iter().zip(&self.delay_ns).enumerate() {
             let [before, input] = step.waits_for;
-            let delay_ns = self.delay_ns.get(at).copied().unwrap_or(0);
-            let start = self.end_ns[before as usize].max(self.end_ns[input as usize] + delay_ns);
+            let start = end_ns[before as usize].max(end_ns[input as usize] + delay_ns);
             let cell = step.time as usize;
-            let time = match step.kind {
-                StepKind::Forward => forward_ns[cell],
-                StepKind::Backward => backward_ns[cell],
-                StepKind::BackwardInput => backward_ns[cell] - weight_of(cell),
-                StepKind::BackwardWeight => weight_of(cell),
-                StepKind::Fixed => self.fixed_ns[cell],
-            };
-            self.end_ns[at] = start + time;
+            let of = |times: &[u64]| times.get(cell).copied().unwrap_or(0);
+            let (forward, backward, weight) = (of(forward_ns), of(backward_ns), weight_of(cell));
+            // One of all, without a branch: passes come in no order that a branch could learn.
+            end_ns[at] = start + [forward, backward, backward - weight, weight, 0][step.kind as usize];
         }
         self.makespan()
     }
 
+    /// The common case: nothing but whole passes, messages that take no time.
     fn walk_plain(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
+        let end_ns = &mut self.end_ns[..];
+        // Both times are loaded and one is taken, again without a branch.
+        let count = forward_ns.len().min(backward_ns.len());
+        let (forward_ns, backward_ns) = (&forward_ns[..count], &backward_ns[..count]);
         for (at, step) in self.steps.iter().enumerate() {
             let [before, input] = step.waits_for;
-            let start = self.end_ns[before as usize].max(self.end_ns[input as usize]);
-            let times = if step.kind == StepKind::Forward { forward_ns } else { backward_ns };
-            self.end_ns[at] = start + times[step.time as usize];
+            let start = end_ns[before as usize].max(end_ns[input as usize]);
+            let (forward, backward) = (forward_ns[step.time as usize], backward_ns[step.time as usize]);
+            end_ns[at] = start + if step.kind == StepKind::Forward { forward } else { backward };
         }
         self.makespan()
     }
@@ -175,7 +175,6 @@ struct Compiler<'a> {
     communication: &'a Communication,
     steps: Vec<Step>,
     delay_ns: Vec<u64>,
-    fixed_ns: Vec<u64>,
     /// The last step of each rank.
     before: Vec<u32>,
     /// The last backward step of each rank.
@@ -192,7 +191,6 @@ impl<'a> Compiler<'a> {
             communication,
             steps: Vec::new(),
             delay_ns: Vec::new(),
-            fixed_ns: vec![0],
             before: vec![NOTHING; layout.ranks()],
             backward: vec![NOTHING; layout.ranks() * layout.stages()],
             sums: Vec::new(),
@@ -232,7 +230,7 @@ impl<'a> Compiler<'a> {
             [input] => input,
             [..] => {
                 let join =
-                    |joined, (input, delay_ns)| self.push([joined, input], 0, StepKind::Fixed, delay_ns);
+                    |joined, (input, delay_ns)| self.push([joined, input], 0, StepKind::Wait, delay_ns);
                 (inputs.iter().copied().fold(NOTHING, join), 0)
             }
         };
@@ -278,10 +276,9 @@ impl<'a> Compiler<'a> {
             } else {
                 self.before[rank]
             };
-            joined = self.push([joined, ready], 0, StepKind::Fixed, 0);
+            joined = self.push([joined, ready], 0, StepKind::Wait, 0);
         }
-        self.fixed_ns.push(time_ns);
-        let sum = self.push([joined, NOTHING], self.fixed_ns.len() as u32 - 1, StepKind::Fixed, 0);
+        let sum = self.push([NOTHING, joined], 0, StepKind::Wait, time_ns);
         if self.communication.is_overlapped {
             self.sums.push(sum);
         } else {
@@ -302,21 +299,17 @@ impl<'a> Compiler<'a> {
         for step in &mut self.steps {
             step.waits_for = step.waits_for.map(|other| other.min(nothing));
         }
-        if self.delay_ns.iter().all(|delay| *delay == 0) {
-            self.delay_ns = Vec::new();
-        }
         let is_plain = |step: &Step| matches!(step.kind, StepKind::Forward | StepKind::Backward);
         let ends = self.before.iter().chain(&self.sums).copied();
         CompiledSchedule {
             rows: self.rows.iter().max().map_or(0, |row| row + 1),
             microbatches: self.layout.microbatches(),
             passes,
-            is_plain: self.delay_ns.is_empty() && self.steps.iter().all(is_plain),
+            is_plain: self.delay_ns.iter().all(|delay| *delay == 0) && self.steps.iter().all(is_plain),
             end_ns: vec![0; self.steps.len() + 1],
             last: ends.filter(|step| *step != NOTHING).collect(),
             steps: self.steps,
             delay_ns: self.delay_ns,
-            fixed_ns: self.fixed_ns,
         }
     }
 }

@@ -109,9 +109,10 @@ impl StageTimes {
         &self.backward_ns
     }
 
-    /// The weights' part of a backward pass.
+    /// The weights' part of a backward pass; none of one that does not exist.
     pub(crate) fn weight_of(&self, cell: usize) -> u64 {
-        self.weight_ns.get(cell).copied().unwrap_or_else(|| weight_part(self.backward_ns[cell]))
+        let half = || weight_part(self.backward_ns.get(cell).copied().unwrap_or(0));
+        self.weight_ns.get(cell).copied().unwrap_or_else(half)
     }
 }
 
