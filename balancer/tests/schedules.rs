@@ -43,9 +43,10 @@ fn jobs() -> impl Strategy<Value = (ScheduleKind, Layout)> {
                 .iter()
                 .enumerate()
                 .map(|(index, &(stages, dp_size))| ModuleStages::new(stages, dp_size).feeds(feeds(index)))
+                .map(|module| if route[1] % 2 == 0 { module.share_rounds() } else { module })
                 .collect();
             let mut layout = Layout::of_modules(&described, microbatches).unwrap();
-            if last > 0 && route[0] % 2 == 0 {
+            if last > 0 && route[0] % 2 == 0 && route[1] % 2 > 0 {
                 let dp_size = described[0].dp_size as u16;
                 let replicas = (0..layout.microbatches()).map(|at| route[at % 20] % dp_size).collect();
                 layout = layout.route(0, replicas).unwrap();
@@ -57,8 +58,10 @@ fn jobs() -> impl Strategy<Value = (ScheduleKind, Layout)> {
 
 fn parts(layout: &Layout) -> Vec<Part> {
     let stages = 0..layout.stages() as u16;
-    let of_stage =
-        |stage| (0..layout.microbatches() as u32).map(move |microbatch| Part { microbatch, stage });
+    let of_stage = |stage: u16| {
+        let microbatches = 0..layout.microbatches_of(stage as usize) as u32;
+        microbatches.map(move |microbatch| Part { microbatch, stage })
+    };
     stages.flat_map(of_stage).collect()
 }
 
@@ -128,6 +131,11 @@ fn microbatches_in_flight_stay_within_their_bound() {
     }
 }
 
+/// Whether two parts exchange messages.
+fn is_link(layout: &Layout, part: Part, other: Part) -> bool {
+    layout.takers(part).any(|taker| taker == other) || layout.givers(part).any(|giver| giver == other)
+}
+
 /// Runs lists in which a send waits for its receive and a sum for all its ranks; returns whether all end.
 fn ends_with_waiting_sends(layout: &Layout, lists: &[Vec<Action>]) -> bool {
     let mut next = vec![0; lists.len()];
@@ -141,8 +149,7 @@ fn ends_with_waiting_sends(layout: &Layout, lists: &[Vec<Action>]) -> bool {
                 };
                 action(peer as usize) == Some(wanted(taken))
                     && taken.peer as usize == rank
-                    && taken.microbatch == sent.microbatch
-                    && taken.stage.abs_diff(sent.stage) >= 1
+                    && is_link(layout, sent.part(), taken.part())
             };
             match action(rank) {
                 Some(Action::Send(sent)) if meets(sent.peer, Action::Recv, sent) => {
@@ -459,6 +466,32 @@ fn many_encoder_ranks_feed_one_pipeline_in_turn() {
     let llm: Vec<_> = spans(&simulation.events).into_iter().filter(|span| span.0 == 3).collect();
     assert_eq!(llm[..3], [(3, 0, 'F', 6, 8), (3, 0, 'B', 8, 10), (3, 1, 'F', 10, 12)]);
     assert_eq!(llm[6], (3, 3, 'F', 25, 27));
+}
+
+#[test]
+fn encoder_ranks_that_share_rounds_feed_all_pipelines() {
+    let modules = [ModuleStages::new(1, 3).share_rounds(), ModuleStages::new(1, 2)];
+    let layout = Layout::of_modules(&modules, 2).unwrap();
+    assert_eq!([layout.microbatches_of(0), layout.microbatches_of(1), layout.microbatches()], [6, 4, 6]);
+    let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
+    assert_eq!(short(1, &lists[1]), "F1.0 F4.0 B1.0 B4.0");
+    assert_eq!(short(4, &lists[4]), "F1.1 B1.1 F3.1 B3.1");
+    let taken = ["recv 3 in stage 1 from 0", "recv 3 in stage 1 from 1", "recv 3 in stage 1 from 2"];
+    assert!(taken.iter().all(|taken| named(&lists[4]).iter().any(|action| action == taken)));
+    // Round 0 of the encoder takes 1, 2 and 3 ns, so that both pipelines begin at 3; the last two times of
+    // the LLM's row belong to nobody.
+    let forward = [1, 2, 3, 1, 1, 1, 4, 5, 4, 5, 99, 99];
+    let backward = [1, 1, 1, 2, 2, 2, 6, 6, 6, 6, 99, 99];
+    let times = StageTimes::new(2, 6, forward.to_vec(), backward.to_vec()).unwrap();
+    let simulation = layout.simulate(&lists, &times, &Communication::free(2, 6)).unwrap();
+    let llm: Vec<_> = spans(&simulation.events).into_iter().filter(|span| span.0 >= 3).collect();
+    assert_eq!(llm[0], (3, 0, 'F', 3, 7));
+    assert_eq!(llm[4..6], [(4, 1, 'F', 3, 8), (4, 1, 'B', 8, 14)]);
+    // The slower pipeline ends at 25; then the shares of round 1 go backward.
+    assert_eq!(simulation.makespan_ns, 27);
+    let mixed = [ModuleStages::new(1, 2).share_rounds(), ModuleStages::new(1, 2), ModuleStages::new(1, 4)];
+    assert!(Layout::of_modules(&mixed, 1).is_err());
+    assert!(layout.route(0, vec![0; 6]).is_err());
 }
 
 #[test]

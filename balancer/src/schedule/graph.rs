@@ -54,25 +54,19 @@ impl<'a> PassGraph<'a> {
     /// The passes of other stages whose result a pass takes.
     pub(crate) fn inputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
         let Pass { kind, part } = self.passes[number];
-        let (stages, next) = match kind {
-            PassKind::Forward => (self.layout.before(part.stage), None),
-            PassKind::Backward | PassKind::BackwardInput => (&[][..], self.layout.next(part.stage)),
-            PassKind::BackwardWeight => (&[][..], None),
-        };
-        let stages = stages.iter().copied().chain(next);
-        stages.filter_map(move |stage| self.find(Part { stage, ..part }, kind))
+        let (forward, backward) = ways(kind);
+        let givers = forward.then(|| self.layout.givers(part)).into_iter().flatten();
+        let takers = backward.then(|| self.layout.takers(part)).into_iter().flatten();
+        givers.chain(takers).filter_map(move |part| self.find(part, kind))
     }
 
     /// The passes of other stages that take a pass's result.
     fn outputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
         let Pass { kind, part } = self.passes[number];
-        let (stages, next) = match kind {
-            PassKind::Forward => (&[][..], self.layout.next(part.stage)),
-            PassKind::Backward | PassKind::BackwardInput => (self.layout.before(part.stage), None),
-            PassKind::BackwardWeight => (&[][..], None),
-        };
-        let stages = stages.iter().copied().chain(next);
-        stages.filter_map(move |stage| self.find(Part { stage, ..part }, kind))
+        let (forward, backward) = ways(kind);
+        let takers = forward.then(|| self.layout.takers(part)).into_iter().flatten();
+        let givers = backward.then(|| self.layout.givers(part)).into_iter().flatten();
+        takers.chain(givers).filter_map(move |part| self.find(part, kind))
     }
 
     fn find(&self, part: Part, kind: PassKind) -> Option<usize> {
@@ -117,6 +111,15 @@ impl<'a> PassGraph<'a> {
 /// The first tick at which both are done; none if the second never starts.
 fn later(tick: u32, input: u32) -> Option<u32> {
     (input != NONE).then(|| tick.max(input + 1))
+}
+
+/// Whether a pass takes activations and gives them on, and whether it does so with gradients.
+fn ways(kind: PassKind) -> (bool, bool) {
+    match kind {
+        PassKind::Forward => (true, false),
+        PassKind::Backward | PassKind::BackwardInput => (false, true),
+        PassKind::BackwardWeight => (false, false),
+    }
 }
 
 fn place(layout: &Layout, part: Part, kind: PassKind) -> usize {

@@ -20,7 +20,9 @@ const COUNT_MAX: usize = u16::MAX as usize;
 /// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless [`Layout::route`]
 /// says otherwise. So each replica gets as many microbatches as any other, or one more, whatever the two
 /// sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more each LLM rank is fed
-/// by several in turn. Gradients go back the same way.
+/// by several in turn. Where items go to replicas without regard to their microbatch, a module
+/// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is what replica `e` computes in
+/// round `k`, and it feeds all microbatches of the round. Gradients go back the same way.
 ///
 /// A module that shares its ranks with another (an encoder *colocated* with an LLM stage) is no module
 /// here: the times of both add up in that stage's row of [`StageTimes`](crate::StageTimes).
@@ -41,9 +43,8 @@ const COUNT_MAX: usize = u16::MAX as usize;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     ranks: usize,
+    /// Of the module that has the most.
     microbatches: usize,
-    /// Microbatches of a round.
-    round: usize,
     /// Stages that a rank holds.
     chunks: usize,
     stages: Vec<Stage>,
@@ -60,6 +61,8 @@ pub struct ModuleStages {
     /// Index of the module that takes the activations; by default the one after. The last module's is
     /// ignored.
     pub feeds: Option<usize>,
+    /// Whether each replica computes a share of every round's items.
+    pub shares_rounds: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +79,10 @@ struct Stage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Replicas {
     count: usize,
+    /// Microbatches of a round.
+    round: usize,
+    microbatches: usize,
+    shares_rounds: bool,
     /// Ranks from one replica to the next.
     ranks_apart: usize,
     /// The replica of every microbatch; empty if it is `u mod count`.
@@ -86,13 +93,21 @@ impl ModuleStages {
     /// Describes a module that feeds the one after it.
     #[must_use]
     pub fn new(stages: usize, dp_size: usize) -> Self {
-        Self { stages, dp_size, feeds: None }
+        Self { stages, dp_size, feeds: None, shares_rounds: false }
     }
 
     /// Names the module that takes this one's activations, past those between: a parallel branch.
     #[must_use]
     pub fn feeds(mut self, module: usize) -> Self {
         self.feeds = Some(module);
+        self
+    }
+
+    /// Lets each replica compute a share of every round's items, whichever microbatches these are in. The
+    /// last module's items stay in their microbatches. Modules between a sharing one and the last share too.
+    #[must_use]
+    pub fn share_rounds(mut self) -> Self {
+        self.shares_rounds = true;
         self
     }
 }
@@ -113,8 +128,15 @@ impl Layout {
             first_rank: stage % ranks,
             after: count - stage - 1,
         });
-        let modules = vec![Replicas { count: 1, ranks_apart: 0, route: Vec::new() }];
-        Ok(Self { ranks, microbatches, round: 1, chunks, stages: stages.collect(), modules })
+        let only = Replicas {
+            count: 1,
+            round: 1,
+            microbatches,
+            shares_rounds: false,
+            ranks_apart: 0,
+            route: Vec::new(),
+        };
+        Ok(Self { ranks, microbatches, chunks, stages: stages.collect(), modules: vec![only] })
     }
 
     /// Describes a job of several modules, the one with the loss last.
@@ -128,8 +150,10 @@ impl Layout {
             return Err(Error::Config { setting: "modules", reason: "there is none".to_owned() });
         };
         let starts = check_modules(modules)?;
-        let of_step = microbatches.saturating_mul(last.dp_size);
-        check_parts(starts.iter().map(|start| start.stage).max().unwrap_or(0), of_step)?;
+        let replicas: Vec<Replicas> =
+            modules.iter().enumerate().map(|(at, _)| replicas(modules, at, microbatches)).collect();
+        let most = replicas.iter().map(|own| own.microbatches).max().unwrap_or(0);
+        check_parts(starts.iter().map(|start| start.stage).max().unwrap_or(0) + last.stages, most)?;
 
         let mut stages: Vec<Stage> = Vec::new();
         for (module, (own, start)) in modules.iter().zip(&starts).enumerate() {
@@ -146,32 +170,29 @@ impl Layout {
                 stages[next as usize].before.insert(0, stage as u16);
             }
         }
-        let replicas =
-            |own: &ModuleStages| Replicas { count: own.dp_size, ranks_apart: own.stages, route: Vec::new() };
         Ok(Self {
             ranks: starts.last().map_or(0, |start| start.rank) + last.stages * last.dp_size,
-            microbatches: of_step,
-            round: last.dp_size,
+            microbatches: most,
             chunks: 1,
             stages,
-            modules: modules.iter().map(replicas).collect(),
+            modules: replicas,
         })
     }
 
     /// Says which replica of a module runs each microbatch, for example to even the replicas' work.
     ///
-    /// - `replicas`: `[microbatches]`, each below the module's DP size
+    /// - `replicas`: `[microbatches]` of the last module, each below this module's DP size
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if there is no such module, it is the last (its microbatches
-    /// are numbered by rank) or has no such replica.
+    /// [`Error::Length`]; [`Error::Config`] if there is no such module, it is the last or shares rounds (its
+    /// microbatches are numbered by rank), or has no such replica.
     pub fn route(mut self, module: usize, replicas: Vec<u16>) -> Result<Self> {
         let invalid = |reason| Err(Error::Config { setting: "route", reason });
-        if module + 1 >= self.modules.len() {
-            return invalid(format!("module {module} is the last one or there is none"));
+        if module + 1 >= self.modules.len() || self.modules[module].shares_rounds {
+            return invalid(format!("module {module} has none"));
         }
-        if replicas.len() != self.microbatches {
-            let (found, expected) = (replicas.len(), self.microbatches);
+        if replicas.len() != self.modules[module].microbatches {
+            let (found, expected) = (replicas.len(), self.modules[module].microbatches);
             return Err(Error::Length { field: "route", found, expected });
         }
         let count = self.modules[module].count;
@@ -195,10 +216,20 @@ impl Layout {
         self.stages.len()
     }
 
-    /// Returns the number of microbatches of the step.
+    /// Returns the number of microbatches of the step, of the module that has the most; times come in rows
+    /// of this length.
     #[must_use]
     pub fn microbatches(&self) -> usize {
         self.microbatches
+    }
+
+    /// Returns how many microbatches pass through a stage.
+    ///
+    /// # Panics
+    /// If there is no such stage.
+    #[must_use]
+    pub fn microbatches_of(&self, stage: usize) -> usize {
+        self.modules[self.stages[stage].module].microbatches
     }
 
     /// Returns the module of a stage; the only one of a chain is 0.
@@ -233,14 +264,35 @@ impl Layout {
         (0..count).map(move |replica| first_rank + replica * ranks_apart)
     }
 
-    /// The stage that takes the activations.
-    pub(crate) fn next(&self, stage: u16) -> Option<u16> {
-        self.stages[stage as usize].next
+    /// Returns the parts that take the activations of a part.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub fn takers(&self, part: Part) -> impl Iterator<Item = Part> {
+        let next = self.stages[part.stage as usize].next;
+        next.into_iter().flat_map(move |stage| self.linked(part, stage))
     }
 
-    /// The stages that activations come from.
-    pub(crate) fn before(&self, stage: u16) -> &[u16] {
-        &self.stages[stage as usize].before
+    /// Returns the parts whose activations a part takes.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub fn givers(&self, part: Part) -> impl Iterator<Item = Part> {
+        let before = &self.stages[part.stage as usize].before;
+        before.iter().flat_map(move |&stage| self.linked(part, stage))
+    }
+
+    /// The parts of a stage beside it that a part exchanges messages with.
+    fn linked(&self, part: Part, stage: u16) -> impl Iterator<Item = Part> + use<> {
+        let [own, other] = [part.stage, stage].map(|stage| self.stages[stage as usize].module);
+        let (own, other, is_inside) = (&self.modules[own], &self.modules[other], own == other);
+        let microbatches = if is_inside || !(own.shares_rounds || other.shares_rounds) {
+            part.microbatch..part.microbatch + 1
+        } else {
+            let round = part.microbatch as usize / own.round * other.round;
+            round as u32..(round + other.round) as u32
+        };
+        microbatches.map(move |microbatch| Part { microbatch, stage })
     }
 
     /// Stages between this one and the loss.
@@ -252,13 +304,15 @@ impl Layout {
         self.chunks
     }
 
-    pub(super) fn round(&self) -> usize {
-        self.round
+    /// Microbatches of a round in a stage.
+    pub(super) fn round(&self, stage: usize) -> usize {
+        self.modules[self.stages[stage].module].round
     }
 
     /// Whether a part exists.
     pub(crate) fn has(&self, part: Part) -> bool {
-        (part.stage as usize) < self.stages.len() && (part.microbatch as usize) < self.microbatches
+        let stage = part.stage as usize;
+        stage < self.stages.len() && (part.microbatch as usize) < self.microbatches_of(stage)
     }
 }
 
@@ -268,7 +322,23 @@ struct Start {
     rank: usize,
 }
 
-/// Returns where each module starts, then where all end.
+/// Replicas and microbatches of a module; `microbatches` are those of one rank of the last module.
+fn replicas(modules: &[ModuleStages], module: usize, microbatches: usize) -> Replicas {
+    let own = &modules[module];
+    let shares_rounds = own.shares_rounds && module + 1 < modules.len();
+    let last = modules.last().map_or(1, |last| last.dp_size);
+    let round = if shares_rounds { own.dp_size } else { last };
+    Replicas {
+        count: own.dp_size,
+        round,
+        microbatches: microbatches.saturating_mul(round),
+        shares_rounds,
+        ranks_apart: own.stages,
+        route: Vec::new(),
+    }
+}
+
+/// Returns where each module starts.
 fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
     let (mut stage, mut rank) = (0_usize, 0_usize);
     let mut starts = Vec::with_capacity(modules.len());
@@ -278,6 +348,7 @@ fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
             let reason = format!("module {module} feeds module {}, not one after it", own.feeds.unwrap_or(0));
             return Err(Error::Config { setting: "modules", reason });
         }
+        check_sharing(modules, module)?;
         check("stages", own.stages, 1)?;
         check("dp_size", own.dp_size, 1)?;
         starts.push(Start { stage, rank });
@@ -287,6 +358,20 @@ fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
         check("ranks", rank, 1)?;
     }
     Ok(starts)
+}
+
+/// What a shared round is exchanged with has one microbatch a rank and round, or messages could not be told
+/// apart by their ends.
+fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
+    let last = modules.len() - 1;
+    let fed = modules[module].feeds.unwrap_or(module + 1);
+    let has_one = |module: usize| module == last || modules[module].shares_rounds;
+    let is_shared = |module: usize| module < last && modules[module].shares_rounds;
+    if module == last || !(is_shared(module) || is_shared(fed)) || (has_one(module) && has_one(fed)) {
+        return Ok(());
+    }
+    let reason = format!("modules {module} and {fed} must both share rounds, or neither");
+    Err(Error::Config { setting: "modules", reason })
 }
 
 fn check(setting: &'static str, count: usize, least: usize) -> Result<()> {

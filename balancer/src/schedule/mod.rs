@@ -77,7 +77,7 @@ impl Layout {
         for stage in 0..self.stages() {
             let stages_after = self.stages_after(stage);
             for (rank, microbatches) in self.shares(stage) {
-                let (stage, round) = (stage as u16, self.round());
+                let (stage, round) = (stage as u16, self.round(stage));
                 let share = Share { stage, microbatches: &microbatches, round, stages_after, stages_in_all };
                 lists[rank] = kind.passes(&share);
             }
@@ -88,7 +88,7 @@ impl Layout {
     /// The microbatches that every holder of a stage runs, ascending.
     fn shares(&self, stage: usize) -> Vec<(usize, Vec<u32>)> {
         let mut shares: Vec<(usize, Vec<u32>)> = self.holders(stage).map(|rank| (rank, Vec::new())).collect();
-        for microbatch in 0..self.microbatches() as u32 {
+        for microbatch in 0..self.microbatches_of(stage) as u32 {
             let rank = self.rank(Part { microbatch, stage: stage as u16 });
             if let Ok(place) = shares.binary_search_by_key(&rank, |share| share.0) {
                 shares[place].1.push(microbatch);

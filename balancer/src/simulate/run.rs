@@ -13,10 +13,15 @@ struct Progress {
     input: Option<u32>,
     /// The gradient of the weights is there.
     weight: Option<u32>,
-    /// Activations are under way to the next stage, and taken there.
+}
+
+/// Which steps of the history the messages between two parts are; none if they are on one rank.
+#[derive(Clone, Copy, Default)]
+struct Link {
+    /// Activations are under way, and taken.
     sent: Option<u32>,
     is_taken: bool,
-    /// Their gradient is under way back, and taken here.
+    /// Their gradient is under way back, and taken.
     grad_sent: Option<u32>,
     is_grad_taken: bool,
 }
@@ -38,6 +43,10 @@ pub(super) struct Run<'a> {
     last: Vec<Option<u32>>,
     /// `[stages * microbatches]`.
     progress: Vec<Progress>,
+    /// Links of all parts to their givers, part by part.
+    links: Vec<Link>,
+    /// The first link of every part.
+    link_starts: Vec<usize>,
     /// `[stages]`.
     sums: Vec<Sum>,
     /// Ranks that may be able to go on.
@@ -50,6 +59,13 @@ impl<'a> Run<'a> {
         times: &'a StageTimes,
         communication: Option<&'a Communication>,
     ) -> Self {
+        let mut link_starts = vec![0];
+        for cell in 0..layout.stages() * layout.microbatches() {
+            let (stage, microbatch) = (cell / layout.microbatches(), cell % layout.microbatches());
+            let part = Part { microbatch: microbatch as u32, stage: stage as u16 };
+            let links = if layout.has(part) { layout.givers(part).count() } else { 0 };
+            link_starts.push(link_starts[cell] + links);
+        }
         Self {
             layout,
             times,
@@ -57,6 +73,8 @@ impl<'a> Run<'a> {
             history: History::default(),
             last: vec![None; layout.ranks()],
             progress: vec![Progress::default(); layout.stages() * layout.microbatches()],
+            links: vec![Link::default(); link_starts[layout.stages() * layout.microbatches()]],
+            link_starts,
             sums: vec![Sum::default(); layout.stages()],
             waiting: (0..layout.ranks()).rev().collect(),
         }
@@ -94,46 +112,45 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let taker = Part { stage: self.layout.next(part.stage)?, ..part };
-        let peer = self.other(rank, taker, message)?;
+        let taker = self.peer(rank, self.layout.takers(part), message)?;
         let cell = self.cell(part);
         let time_ns = self.communication.map_or(0, |times| times.activation_ns[cell]);
         let made = self.progress[cell].forward?;
-        let sent = self.travel(Activity::Activations(part), peer, made, time_ns);
-        put(&mut self.progress[cell].sent, sent)?;
-        self.waiting.push(peer);
+        let link = self.link(part, taker)?;
+        let sent = self.travel(Activity::Activations(part), taker, made, time_ns);
+        put(&mut self.links[link].sent, sent)?;
+        self.waiting.push(self.layout.rank(taker));
         Some(())
     }
 
     fn send_grad(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let taker = self.feeder(rank, part, message)?;
-        let (peer, cell) = (self.layout.rank(taker), self.cell(taker));
-        let time_ns = self.communication.map_or(0, |times| times.gradient_ns[cell]);
+        let taker = self.peer(rank, self.layout.givers(part), message)?;
+        let time_ns = self.communication.map_or(0, |times| times.gradient_ns[self.cell(taker)]);
         let made = self.progress[self.cell(part)].input?;
-        let sent = self.travel(Activity::Gradients(taker), peer, made, time_ns);
-        put(&mut self.progress[cell].grad_sent, sent)?;
-        self.waiting.push(peer);
+        let link = self.link(taker, part)?;
+        let sent = self.travel(Activity::Gradients(taker), taker, made, time_ns);
+        put(&mut self.links[link].grad_sent, sent)?;
+        self.waiting.push(self.layout.rank(taker));
         Some(())
     }
 
     fn recv(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let giver = self.feeder(rank, part, message)?;
-        let cell = self.cell(giver);
-        let sent = self.progress[cell].sent?;
-        once(&mut self.progress[cell].is_taken)?;
+        let giver = self.peer(rank, self.layout.givers(part), message)?;
+        let link = self.link(giver, part)?;
+        let sent = self.links[link].sent?;
+        once(&mut self.links[link].is_taken)?;
         self.last[rank] = self.history.later(self.last[rank], Some(sent));
         Some(())
     }
 
     fn recv_grad(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let giver = Part { stage: self.layout.next(part.stage)?, ..part };
-        self.other(rank, giver, message)?;
-        let cell = self.cell(part);
-        let sent = self.progress[cell].grad_sent?;
-        once(&mut self.progress[cell].is_grad_taken)?;
+        let giver = self.peer(rank, self.layout.takers(part), message)?;
+        let link = self.link(part, giver)?;
+        let sent = self.links[link].grad_sent?;
+        once(&mut self.links[link].is_grad_taken)?;
         self.last[rank] = self.history.later(self.last[rank], Some(sent));
         Some(())
     }
@@ -202,22 +219,23 @@ impl<'a> Run<'a> {
 
     /// Whether all activations that a forward pass starts from are there.
     fn has_input(&self, rank: usize, part: Part) -> bool {
-        self.layout.before(part.stage).iter().all(|&stage| {
-            let giver = Part { stage, ..part };
-            let progress = self.progress[self.cell(giver)];
-            if self.layout.rank(giver) == rank { progress.forward.is_some() } else { progress.is_taken }
+        self.layout.givers(part).all(|giver| {
+            if self.layout.rank(giver) == rank {
+                return self.progress[self.cell(giver)].forward.is_some();
+            }
+            self.link(giver, part).is_some_and(|link| self.links[link].is_taken)
         })
     }
 
-    /// Whether the forward pass is done and the gradient of its activations is there.
+    /// Whether the forward pass is done and all gradients of its activations are there.
     fn has_gradient(&self, rank: usize, part: Part) -> bool {
-        let progress = self.progress[self.cell(part)];
-        let Some(stage) = self.layout.next(part.stage) else { return progress.forward.is_some() };
-        let giver = Part { stage, ..part };
-        let is_local = self.layout.rank(giver) == rank;
-        let has_grad =
-            if is_local { self.progress[self.cell(giver)].input.is_some() } else { progress.is_grad_taken };
-        progress.forward.is_some() && has_grad
+        let has_gradient_from = |taker| {
+            if self.layout.rank(taker) == rank {
+                return self.progress[self.cell(taker)].input.is_some();
+            }
+            self.link(part, taker).is_some_and(|link| self.links[link].is_grad_taken)
+        };
+        self.progress[self.cell(part)].forward.is_some() && self.layout.takers(part).all(has_gradient_from)
     }
 
     /// The part, if it exists and the rank runs it.
@@ -225,21 +243,24 @@ impl<'a> Run<'a> {
         (self.layout.has(part) && self.layout.rank(part) == rank).then_some(part)
     }
 
-    /// The rank of a part, if it is another one and that which the message names.
-    fn other(&self, rank: usize, part: Part, message: Message) -> Option<usize> {
-        let peer = self.layout.rank(part);
-        (peer != rank && peer == message.peer as usize).then_some(peer)
+    /// The part on another rank that a message names.
+    fn peer(&self, rank: usize, mut parts: impl Iterator<Item = Part>, message: Message) -> Option<Part> {
+        let peer = message.peer as usize;
+        parts.find(|&part| peer != rank && self.layout.rank(part) == peer)
     }
 
-    /// The part at the other end of a message about this part's input.
-    fn feeder(&self, rank: usize, part: Part, message: Message) -> Option<Part> {
-        let feeders = self.layout.before(part.stage).iter().map(|&stage| Part { stage, ..part });
-        feeders.into_iter().find(|&feeder| self.other(rank, feeder, message).is_some())
+    /// Index of the link between two parts.
+    fn link(&self, giver: Part, taker: Part) -> Option<usize> {
+        let place = self.layout.givers(taker).position(|part| part == giver)?;
+        Some(self.link_starts[self.cell(taker)] + place)
     }
 
     /// A message that takes no time is no step of its own.
-    fn travel(&mut self, activity: Activity, peer: usize, made: u32, time_ns: u64) -> u32 {
-        if time_ns == 0 { made } else { self.history.push(activity, peer, Some(made), time_ns) }
+    fn travel(&mut self, activity: Activity, taker: Part, made: u32, time_ns: u64) -> u32 {
+        if time_ns == 0 {
+            return made;
+        }
+        self.history.push(activity, self.layout.rank(taker), Some(made), time_ns)
     }
 
     fn cell(&self, part: Part) -> usize {

@@ -254,7 +254,7 @@ fn simulate_compares_three_strategies_with_data_blind() {
 fn simulate_runs_the_plans_by_any_schedule() {
     let data = DataSet::new(2, 8, Stored::Plain);
     let size =
-        ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,3", "--work", "0"];
+        ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2", "--work", "0"];
     let run = |name: &str| {
         let report =
             object(&[&["simulate", &data.pattern(), "--json", "--schedule", name], &size[..]].concat());
