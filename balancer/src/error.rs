@@ -43,6 +43,6 @@ pub enum Error {
     #[error("found no partition of {items} items into {groups} groups within the caps; raise them")]
     CapUnmet { items: usize, groups: usize },
     /// The action lists wait for one another, or one asks for what never comes.
-    #[error("stage {stage} waits for ever at {action:?}")]
-    Deadlock { stage: usize, action: Action },
+    #[error("rank {rank} waits for ever at `{action}`")]
+    Deadlock { rank: usize, action: Action },
 }

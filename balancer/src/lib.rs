@@ -60,5 +60,7 @@ pub use instance::Instance;
 pub use makespan::CompiledSchedule;
 pub use order::{assign_ranks, small_ends};
 pub use pipeline::{PipelineAssignment, PipelineConfig, balance_pipeline};
-pub use simulate::{Event, Simulation, StageTimes, simulate, split_time};
+pub use simulate::{
+    Activity, Communication, CriticalStep, Event, Simulation, StageTimes, simulate, split_time,
+};
 pub use strategy::Strategy;

@@ -5,8 +5,8 @@
 //! walk over that list, two look-ups and a maximum for each pass.
 
 use crate::error::{Error, Result};
-use crate::schedule::{Action, ScheduleKind, schedule};
-use crate::simulate::{StageTimes, simulate};
+use crate::schedule::{Layout, PassGraph, PassKind, ScheduleKind};
+use crate::simulate::{Communication, StageTimes, weight_part};
 
 /// A schedule whose passes are sorted by what waits for what.
 ///
@@ -28,115 +28,288 @@ use crate::simulate::{StageTimes, simulate};
 pub struct CompiledSchedule {
     rows: usize,
     microbatches: usize,
-    passes: Vec<Pass>,
-    /// When the pass ends; the last cell, always 0, is what the first passes wait for.
+    passes: usize,
+    steps: Vec<Step>,
+    /// What the input of each step takes on its way.
+    delay_ns: Vec<u64>,
+    /// Whether every step is a forward pass or a whole backward pass, and no input takes time.
+    is_plain: bool,
+    /// The steps that nothing waits for.
+    last: Vec<u32>,
+    /// When each step ends; the last cell, always 0, is what the first steps wait for.
     end_ns: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Pass {
+struct Step {
+    /// The step before on the same rank, and the one that sends the input.
+    waits_for: [u32; 2],
     /// Index in the rows of times.
     time: u32,
-    is_backward: bool,
-    /// The pass before on the same stage, and the one that sends the input.
-    waits_for: [u32; 2],
+    kind: StepKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StepKind {
+    Forward,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    /// Takes no time itself, but its input may.
+    Wait,
 }
 
 impl CompiledSchedule {
-    /// Sorts the passes of a schedule.
+    /// Sorts the passes of one pipeline's schedule, messages taking no time.
+    ///
+    /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes; if ranks hold several chunks, the
+    ///   stages are those of all chunks
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `rows` is empty, or no multiple of the chunks.
+    pub fn new(kind: ScheduleKind, rows: &[usize], microbatches: usize) -> Result<Self> {
+        if rows.is_empty() || !rows.len().is_multiple_of(kind.chunks()) {
+            let reason = format!("{} stages for {} chunks a rank", rows.len(), kind.chunks());
+            return Err(Error::Config { setting: "rows", reason });
+        }
+        let layout = Layout::chain(rows.len() / kind.chunks(), kind.chunks(), microbatches)?;
+        Self::of_layout(kind, &layout, rows, &Communication::free(rows.len(), microbatches))
+    }
+
+    /// Sorts the passes of a whole layout, with times of everything that ranks exchange.
     ///
     /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes
     ///
     /// # Errors
-    /// [`Error::Config`] if `rows` is empty.
-    pub fn new(kind: ScheduleKind, rows: &[usize], microbatches: usize) -> Result<Self> {
-        let Some(last_row) = rows.iter().max() else {
-            return Err(Error::Config { setting: "rows", reason: "there is no stage".to_owned() });
-        };
-        let stages = rows.len();
-        let lists: Vec<Vec<Action>> =
-            (0..stages).map(|stage| schedule(kind, stage, stages, microbatches)).collect();
-        // With a time of 1 for every pass, what waits starts later than what it waits for.
-        let ones = vec![1; stages * microbatches];
-        let mut events =
-            simulate(&lists, &StageTimes::new(stages, microbatches, ones.clone(), ones)?)?.events;
-        events.sort_by_key(|event| (event.start_ns, event.stage));
-
-        let nothing = events.len() as u32;
-        let cell = |stage: usize, microbatch: u32, is_backward: bool| {
-            (stage * microbatches + microbatch as usize) * 2 + usize::from(is_backward)
-        };
-        let mut place = vec![nothing; 2 * stages * microbatches];
-        let mut before = vec![nothing; stages];
-        let mut passes = Vec::with_capacity(events.len());
-        for (at, event) in events.iter().enumerate() {
-            let (stage, microbatch) = (event.stage, event.microbatch);
-            let sender = if event.is_backward { stage.checked_add(1) } else { stage.checked_sub(1) };
-            let sender = sender.filter(|sender| *sender < stages);
-            let input = sender.map_or(nothing, |sender| place[cell(sender, microbatch, event.is_backward)]);
-            let time = (rows[stage] * microbatches + microbatch as usize) as u32;
-            passes.push(Pass { time, is_backward: event.is_backward, waits_for: [before[stage], input] });
-            place[cell(stage, microbatch, event.is_backward)] = at as u32;
-            before[stage] = at as u32;
+    /// Those of [`Layout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit the layout.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind};
+    /// use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
+    ///
+    /// // one encoder rank feeds two LLM ranks, one microbatch each
+    /// let layout = Layout::of_modules(&[ModuleStages::new(1, 1), ModuleStages::new(1, 2)], 1)?;
+    /// let kind = ScheduleKind::OneForwardOneBackward;
+    /// let mut compiled = CompiledSchedule::of_layout(kind, &layout, &[0, 1], &Communication::free(2, 2))?;
+    /// let times = StageTimes::split(2, 2, &[3, 3, 6, 6])?;
+    /// assert_eq!(compiled.makespan_ns(&times), 2 * 1 + 6 + 2);
+    /// # Ok::<(), dflop_balancer::Error>(())
+    /// ```
+    pub fn of_layout(
+        kind: ScheduleKind,
+        layout: &Layout,
+        rows: &[usize],
+        communication: &Communication,
+    ) -> Result<Self> {
+        if rows.len() != layout.stages() {
+            return Err(Error::Length { field: "rows", found: rows.len(), expected: layout.stages() });
         }
-        Ok(Self { rows: last_row + 1, microbatches, end_ns: vec![0; passes.len() + 1], passes })
+        communication.check(layout.stages(), layout.microbatches())?;
+        Compiler::new(layout, rows, communication).compile(kind)
     }
 
-    /// Returns when the last pass ends, nanoseconds; the same as [`simulate`] says.
+    /// Returns when everything has ended, nanoseconds; the same as [`simulate`](crate::simulate) says.
     ///
     /// # Panics
     /// If `times` has fewer rows or another number of microbatches than the schedule.
     pub fn makespan_ns(&mut self, times: &StageTimes) -> u64 {
         let fits = times.stages() >= self.rows && times.microbatches() == self.microbatches;
         assert!(fits, "times of {} rows, {} microbatches", times.stages(), times.microbatches());
-        self.makespan_of(times.forward_ns(), times.backward_ns())
+        self.walk(times.forward_ns(), times.backward_ns(), |cell| times.weight_of(cell))
     }
 
     /// The same on bare times, `[rows * microbatches]` each.
     pub(crate) fn makespan_of(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
-        let mut makespan_ns = 0;
-        for (at, pass) in self.passes.iter().enumerate() {
-            let [before, input] = pass.waits_for;
-            let start = self.end_ns[before as usize].max(self.end_ns[input as usize]);
-            let times = if pass.is_backward { backward_ns } else { forward_ns };
-            let end = start + times[pass.time as usize];
-            self.end_ns[at] = end;
-            makespan_ns = makespan_ns.max(end);
-        }
-        makespan_ns
+        self.walk(forward_ns, backward_ns, |cell| weight_part(backward_ns.get(cell).copied().unwrap_or(0)))
     }
 
     /// Passes that a makespan walks over.
     pub(crate) fn passes(&self) -> usize {
-        self.passes.len()
+        self.passes
+    }
+
+    fn walk(&mut self, forward_ns: &[u64], backward_ns: &[u64], weight_of: impl Fn(usize) -> u64) -> u64 {
+        if self.is_plain {
+            return self.walk_plain(forward_ns, backward_ns);
+        }
+        let end_ns = &mut self.end_ns[..];
+        for (at, (step, delay_ns)) in self.steps.iter().zip(&self.delay_ns).enumerate() {
+            let [before, input] = step.waits_for;
+            let start = end_ns[before as usize].max(end_ns[input as usize] + delay_ns);
+            let cell = step.time as usize;
+            let of = |times: &[u64]| times.get(cell).copied().unwrap_or(0);
+            let (forward, backward, weight) = (of(forward_ns), of(backward_ns), weight_of(cell));
+            // One of all, without a branch: passes come in no order that a branch could learn.
+            end_ns[at] = start + [forward, backward, backward - weight, weight, 0][step.kind as usize];
+        }
+        self.makespan()
+    }
+
+    /// The common case: nothing but whole passes, messages that take no time.
+    fn walk_plain(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
+        let end_ns = &mut self.end_ns[..];
+        // Both times are loaded and one is taken, again without a branch.
+        let count = forward_ns.len().min(backward_ns.len());
+        let (forward_ns, backward_ns) = (&forward_ns[..count], &backward_ns[..count]);
+        for (at, step) in self.steps.iter().enumerate() {
+            let [before, input] = step.waits_for;
+            let start = end_ns[before as usize].max(end_ns[input as usize]);
+            let (forward, backward) = (forward_ns[step.time as usize], backward_ns[step.time as usize]);
+            end_ns[at] = start + if step.kind == StepKind::Forward { forward } else { backward };
+        }
+        self.makespan()
+    }
+
+    fn makespan(&self) -> u64 {
+        self.last.iter().map(|&step| self.end_ns[step as usize]).max().unwrap_or(0)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// Stands for the step that everything may wait for, until the number of steps is known.
+const NOTHING: u32 = u32::MAX;
 
-    proptest! {
-        #[test]
-        fn makespan_is_that_of_the_simulation(
-            stages in 1..6_usize,
-            microbatches in 1..9_usize,
-            times_ns in prop::collection::vec(0..1000_u64, 48),
-        ) {
-            let times = StageTimes::split(stages, microbatches, &times_ns[..stages * microbatches]).unwrap();
-            for kind in ScheduleKind::ALL {
-                let lists: Vec<_> =
-                    (0..stages).map(|stage| schedule(kind, stage, stages, microbatches)).collect();
-                let rows: Vec<usize> = (0..stages).collect();
-                let mut compiled = CompiledSchedule::new(kind, &rows, microbatches).unwrap();
-                prop_assert_eq!(compiled.makespan_ns(&times), simulate(&lists, &times).unwrap().makespan_ns);
+struct Compiler<'a> {
+    layout: &'a Layout,
+    rows: &'a [usize],
+    communication: &'a Communication,
+    steps: Vec<Step>,
+    delay_ns: Vec<u64>,
+    /// The last step of each rank.
+    before: Vec<u32>,
+    /// The last backward step of each rank.
+    backward: Vec<u32>,
+    /// Sums that nobody waits for.
+    sums: Vec<u32>,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(layout: &'a Layout, rows: &'a [usize], communication: &'a Communication) -> Self {
+        Self {
+            layout,
+            rows,
+            communication,
+            steps: Vec::new(),
+            delay_ns: Vec::new(),
+            before: vec![NOTHING; layout.ranks()],
+            backward: vec![NOTHING; layout.ranks() * layout.stages()],
+            sums: Vec::new(),
+        }
+    }
+
+    fn compile(mut self, kind: ScheduleKind) -> Result<CompiledSchedule> {
+        let lists = self.layout.passes(kind)?;
+        let graph = PassGraph::new(self.layout, &lists);
+        let ticks = graph.ticks()?;
+        let mut sums: Vec<(u32, usize)> = graph.sum_ticks(&ticks).into_iter().zip(0..).collect();
+        sums.sort_unstable();
+        let mut order: Vec<usize> = (0..graph.passes.len()).collect();
+        order.sort_by_key(|&number| (ticks[number], graph.rank(number)));
+
+        let mut sums = sums.into_iter().peekable();
+        let mut step_of = vec![NOTHING; graph.passes.len()];
+        for number in order {
+            while let Some((_, stage)) = sums.next_if(|(tick, _)| *tick < ticks[number]) {
+                self.push_sum(stage);
+            }
+            step_of[number] = self.push_pass(&graph, number, &step_of);
+        }
+        for (_, stage) in sums {
+            self.push_sum(stage);
+        }
+        Ok(self.finish(graph.passes.len()))
+    }
+
+    /// Adds a pass; passes with several inputs wait for a chain of steps that take no time.
+    fn push_pass(&mut self, graph: &PassGraph<'_>, number: usize, step_of: &[u32]) -> u32 {
+        let (pass, rank) = (graph.passes[number], graph.rank(number));
+        let inputs: Vec<(u32, u64)> =
+            graph.inputs(number).map(|input| (step_of[input], self.delay_ns(graph, input, number))).collect();
+        let (input, delay_ns) = match inputs[..] {
+            [] => (NOTHING, 0),
+            [input] => input,
+            [..] => {
+                let join =
+                    |joined, (input, delay_ns)| self.push([joined, input], 0, StepKind::Wait, delay_ns);
+                (inputs.iter().copied().fold(NOTHING, join), 0)
+            }
+        };
+        let stage = pass.part.stage as usize;
+        let time = self.rows[stage] * self.layout.microbatches() + pass.part.microbatch as usize;
+        let kind = match pass.kind {
+            PassKind::Forward => StepKind::Forward,
+            PassKind::Backward => StepKind::Backward,
+            PassKind::BackwardInput => StepKind::BackwardInput,
+            PassKind::BackwardWeight => StepKind::BackwardWeight,
+        };
+        let step = self.push([self.before[rank], input], time as u32, kind, delay_ns);
+        self.before[rank] = step;
+        if pass.kind.is_backward() {
+            self.backward[rank * self.layout.stages() + stage] = step;
+        }
+        step
+    }
+
+    /// How long a message between two passes takes.
+    fn delay_ns(&self, graph: &PassGraph<'_>, from: usize, to: usize) -> u64 {
+        if graph.rank(from) == graph.rank(to) {
+            return 0;
+        }
+        let (is_gradient, giver, taker) =
+            (graph.passes[to].kind.is_backward(), graph.passes[from].part, graph.passes[to].part);
+        let part = if is_gradient { taker } else { giver };
+        let cell = part.stage as usize * self.layout.microbatches() + part.microbatch as usize;
+        let times = self.communication;
+        if is_gradient { times.gradient_ns[cell] } else { times.activation_ns[cell] }
+    }
+
+    fn push_sum(&mut self, stage: usize) {
+        let time_ns = self.communication.reduce_ns[stage];
+        if time_ns == 0 {
+            return;
+        }
+        let mut joined = NOTHING;
+        let holders: Vec<usize> = self.layout.holders(stage).collect();
+        for &rank in &holders {
+            let ready = if self.communication.is_overlapped {
+                self.backward[rank * self.layout.stages() + stage]
+            } else {
+                self.before[rank]
+            };
+            joined = self.push([joined, ready], 0, StepKind::Wait, 0);
+        }
+        let sum = self.push([NOTHING, joined], 0, StepKind::Wait, time_ns);
+        if self.communication.is_overlapped {
+            self.sums.push(sum);
+        } else {
+            for rank in holders {
+                self.before[rank] = sum;
             }
         }
     }
 
-    #[test]
-    fn no_stage_is_an_error() {
-        assert!(CompiledSchedule::new(ScheduleKind::GPipe, &[], 1).is_err());
+    fn push(&mut self, waits_for: [u32; 2], time: u32, kind: StepKind, delay_ns: u64) -> u32 {
+        self.steps.push(Step { waits_for, time, kind });
+        self.delay_ns.push(delay_ns);
+        self.steps.len() as u32 - 1
+    }
+
+    fn finish(mut self, passes: usize) -> CompiledSchedule {
+        let nothing = self.steps.len() as u32;
+        for step in &mut self.steps {
+            step.waits_for = step.waits_for.map(|other| other.min(nothing));
+        }
+        let is_plain = |step: &Step| matches!(step.kind, StepKind::Forward | StepKind::Backward);
+        let ends = self.before.iter().chain(&self.sums).copied();
+        CompiledSchedule {
+            rows: self.rows.iter().max().map_or(0, |row| row + 1),
+            microbatches: self.layout.microbatches(),
+            passes,
+            is_plain: self.delay_ns.iter().all(|delay| *delay == 0) && self.steps.iter().all(is_plain),
+            end_ns: vec![0; self.steps.len() + 1],
+            last: ends.filter(|step| *step != NOTHING).collect(),
+            steps: self.steps,
+            delay_ns: self.delay_ns,
+        }
     }
 }

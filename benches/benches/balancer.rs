@@ -2,9 +2,10 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_balancer::schedule::{ScheduleKind, schedule};
+use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind, schedule};
 use dflop_balancer::{
-    Budget, Caps, CompiledSchedule, Instance, PipelineConfig, Strategy, balance, balance_pipeline, simulate,
+    Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, StageTimes, Strategy, balance,
+    balance_pipeline, simulate,
 };
 use dflop_benches::instances::instance;
 
@@ -82,5 +83,61 @@ fn bench_simulator(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, bench_multi_lpt, bench_search, bench_pipeline, bench_simulator);
+/// Schedules, pipeline ranks and microbatches.
+const SCHEDULES: [(ScheduleKind, usize, usize); 6] = [
+    (ScheduleKind::GPipe, 4, 16),
+    (ScheduleKind::OneForwardOneBackward, 4, 16),
+    (ScheduleKind::OneForwardOneBackward, 8, 16),
+    (ScheduleKind::OneForwardOneBackward, 8, 64),
+    (ScheduleKind::Interleaved { chunks: 2 }, 4, 16),
+    (ScheduleKind::ZeroBubble, 4, 16),
+];
+
+/// Makespans of compiled schedules, times changing from call to call; elements are passes.
+fn bench_compiled(c: &mut Criterion) {
+    let mut group = c.benchmark_group("balancer/compiled_passes");
+    for (kind, ranks, microbatches) in SCHEDULES {
+        let layout = Layout::chain(ranks, kind.chunks(), microbatches).expect("it is small");
+        let free = Communication::free(layout.stages(), microbatches);
+        bench_layout(&mut group, &format!("{kind}/{ranks}x{microbatches}"), kind, &layout, &free);
+    }
+    let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
+    let layout = Layout::of_modules(&modules, MICROBATCHES).expect("it is small");
+    let per_stage = vec![100; layout.stages()];
+    let timed = Communication::free(layout.stages(), layout.microbatches())
+        .messages(&per_stage, &per_stage)
+        .and_then(|timed| timed.reduce_grads(per_stage.clone(), true))
+        .expect("a time for each stage");
+    bench_layout(&mut group, "job_2x1_4x3_messages", ScheduleKind::OneForwardOneBackward, &layout, &timed);
+    group.finish();
+}
+
+fn bench_layout(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    kind: ScheduleKind,
+    layout: &Layout,
+    communication: &Communication,
+) {
+    let (stages, microbatches) = (layout.stages(), layout.microbatches());
+    let rows: Vec<usize> = (0..stages).collect();
+    let times = [7_919, 104_729].map(|factor| {
+        let times_ns: Vec<u64> =
+            (0..stages * microbatches).map(|i| (i * factor % 997 + 500) as u64).collect();
+        StageTimes::split(stages, microbatches, &times_ns).expect("they are short")
+    });
+    let lists = layout.schedule(kind).expect("the chunks fit");
+    let passes = lists.iter().flatten().filter(|action| action.pass().is_some()).count();
+    let mut compiled = CompiledSchedule::of_layout(kind, layout, &rows, communication).expect("the rows fit");
+    let mut calls = 0;
+    group.throughput(Throughput::Elements(passes as u64));
+    group.bench_function(name, |b| {
+        b.iter(|| {
+            calls += 1;
+            compiled.makespan_ns(&times[calls % 2])
+        });
+    });
+}
+
+criterion_group!(benches, bench_multi_lpt, bench_search, bench_pipeline, bench_simulator, bench_compiled);
 criterion_main!(benches);

@@ -251,6 +251,28 @@ fn simulate_compares_three_strategies_with_data_blind() {
 }
 
 #[test]
+fn simulate_runs_the_plans_by_any_schedule() {
+    let data = DataSet::new(2, 8, Stored::Plain);
+    let size =
+        ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2", "--work", "0"];
+    let run = |name: &str| {
+        let report =
+            object(&[&["simulate", &data.pattern(), "--json", "--schedule", name], &size[..]].concat());
+        assert_eq!(report["schedule"], name);
+        report["strategies"][0]["bubble_fraction"].as_f64().expect("a fraction")
+    };
+    let [plain, zero, interleaved] = ["1f1b", "zb-h1", "interleaved:2"].map(run);
+    assert!(zero < plain && interleaved < plain, "{plain} {zero} {interleaved}");
+    let simulate = |name| dflop(&[&["simulate", &data.pattern(), "--schedule", name], &size[..]].concat());
+    let unknown = simulate("2f2b");
+    assert_eq!(unknown.status, Some(2));
+    assert!(unknown.stderr.contains("`2f2b` is not in gpipe, 1f1b"), "{}", unknown.stderr);
+    let odd = simulate("interleaved:3");
+    assert_eq!(odd.status, Some(1));
+    assert!(odd.stderr.contains("does not fit 4 pipeline stages"), "{}", odd.stderr);
+}
+
+#[test]
 fn packed_folder_lists_what_went_in() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (source, out) = (folder.path().join("source"), folder.path().join("out"));
