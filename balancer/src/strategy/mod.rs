@@ -4,6 +4,8 @@
 //! exceeded. One that builds its answer in a single pass may meet a cap it cannot keep; then [`fit`]
 //! finds groups within the caps first.
 
+mod chain;
+mod excess;
 mod exchange;
 mod fit;
 mod lpt;
@@ -12,6 +14,9 @@ mod random;
 mod resplit;
 mod round_robin;
 mod search;
+mod shake;
+mod subset_sums;
+mod three_way;
 
 use crate::budget::Budget;
 use crate::error::{Error, Result};
