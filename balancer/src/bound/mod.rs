@@ -30,6 +30,8 @@ pub enum BoundKind {
     Pigeonhole,
     /// Times are multiples of a unit (image tiles, say), and some group has the mean number, rounded up.
     Lattice,
+    /// An integer program was solved to its end.
+    Exact,
     /// A stage waits for the first microbatch, works through its mean load, and the last gradient
     /// travels back.
     FillAndDrain,
@@ -46,6 +48,7 @@ impl BoundKind {
             Self::LargestItem => "largest_item",
             Self::Pigeonhole => "pigeonhole",
             Self::Lattice => "lattice",
+            Self::Exact => "exact",
             Self::FillAndDrain => "fill_and_drain",
             Self::LongestPath => "longest_path",
         }

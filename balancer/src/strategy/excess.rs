@@ -91,7 +91,7 @@ fn reach(
             continue;
         }
         let partner = found.partner;
-        make(problem, partition, group, found);
+        make(problem, partition, group, &found);
         if partition.value(partner) > target && !above.contains(&partner) {
             above.push(partner);
         }
@@ -170,7 +170,7 @@ fn excess_after(
     Some(sum)
 }
 
-fn make(problem: &Problem<'_>, partition: &mut Partition, group: usize, found: Exchange) {
+fn make(problem: &Problem<'_>, partition: &mut Partition, group: usize, found: &Exchange) {
     let given = partition.take(problem, group, found.gives);
     if let Some(takes) = found.takes {
         let taken = partition.take(problem, found.partner, takes);

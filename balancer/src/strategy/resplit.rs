@@ -6,7 +6,7 @@
 //!
 //! A group of more than [`POOL_ITEMS_MAX`](super::subset_sums::POOL_ITEMS_MAX) items takes part with a random choice of them, the others stay.
 
-use super::subset_sums::SubsetSums;
+use super::subset_sums::{SubsetSums, Sum};
 use crate::budget::Budget;
 use crate::partition::Partition;
 use crate::problem::Problem;
@@ -24,6 +24,9 @@ pub(super) enum Wanted {
     Another,
 }
 
+/// Groups whose lists are kept, those with the same rest one at a time: all of them would outgrow the caches.
+const SLOTS: usize = 64;
+
 /// What the first group may get of both groups' pools: inclusive, by column.
 #[derive(Default)]
 struct Window {
@@ -35,7 +38,9 @@ struct Window {
 /// Splits pairs of groups anew; keeps the lists of every group.
 #[derive(Default)]
 pub(super) struct Resplitter {
-    lists: Vec<SubsetSums>,
+    /// [`SLOTS`] by group, and one for a partner of the same rest.
+    slots: Vec<SubsetSums>,
+    merged: Vec<Sum>,
     window: Window,
 }
 
@@ -61,11 +66,14 @@ impl Resplitter {
     ) -> Option<[Vec<u32>; 2]> {
         budget.spend(1);
         let tight = tight_column(problem, partition, pair, target)?;
-        self.lists.resize_with(problem.groups, SubsetSums::default);
-        for group in [pair.0, pair.1] {
-            self.lists[group].refresh(problem, partition, group, tight, rng, budget);
+        self.slots.resize_with(SLOTS + 1, SubsetSums::default);
+        let first = pair.0 % SLOTS;
+        let second = if pair.1 % SLOTS == first { SLOTS } else { pair.1 % SLOTS };
+        for (slot, group) in [(first, pair.0), (second, pair.1)] {
+            let items = &partition.groups[group];
+            self.slots[slot].refresh(problem, items, tight, &mut self.merged, rng, budget);
         }
-        let lists = [&self.lists[pair.0], &self.lists[pair.1]];
+        let lists = [&self.slots[first], &self.slots[second]];
         self.window.set(problem, lists, target as i64);
         let found = match wanted {
             Wanted::Best => best(problem, lists, &mut self.window, tight, budget),
@@ -76,7 +84,7 @@ impl Resplitter {
 
     /// Draws a group's pool anew at its next split, if it is a choice.
     pub(super) fn redraw(&mut self, group: usize) {
-        if let Some(list) = self.lists.get_mut(group).filter(|list| list.keeps_some()) {
+        if let Some(list) = self.slots.get_mut(group % SLOTS).filter(|list| list.keeps_some()) {
             list.forget();
         }
     }

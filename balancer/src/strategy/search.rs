@@ -22,7 +22,7 @@ const PARTNERS: usize = 64;
 /// Pairs of other groups that are split anew on a detour.
 const DETOURS_MAX: usize = 256;
 /// Random threes that are split anew.
-const THREES: usize = 24;
+const THREES: usize = 6;
 /// Shakes in a row, without a better answer, before the search goes back to the best.
 const SHAKES_FROM_BEST: u32 = 50;
 /// Shakes in a row, without a better answer, before the search gives up.
@@ -44,6 +44,9 @@ const EXCESS_STEPS_MIN: u64 = 20_000;
 pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: &mut Budget) {
     let mut search = Search::new(problem, budget);
     search.descend(partition);
+    if search.budget.is_spent() {
+        return;
+    }
     let mut best = partition.clone();
     let (mut shakes, mut turn) = (0, search.budget.steps());
     let has_few_items = problem.items <= FEW_ITEMS * problem.groups;
@@ -109,12 +112,14 @@ impl<'a> Search<'a> {
         let (value, goal) = (partition.value(slow), self.problem.bound.ns);
         let halfway = goal + (value - goal) / 2;
         let some = self.some_partners(slow);
-        let all: Vec<usize> = (0..self.problem.groups).filter(|&other| other != slow).collect();
+        let some = || some.iter().copied();
+        let groups = self.problem.groups;
+        let all = || (0..groups).filter(|&other| other != slow);
         self.resplitter.redraw(slow);
-        self.try_partners(partition, slow, &some, halfway, Means::Both)
-            || self.try_partners(partition, slow, &some, value - 1, Means::Both)
-            || self.try_partners(partition, slow, &all, value - 1, Means::Exchange)
-            || self.try_partners(partition, slow, &all, value - 1, Means::Resplit)
+        self.try_partners(partition, slow, some(), halfway, Means::Both)
+            || self.try_partners(partition, slow, some(), value - 1, Means::Both)
+            || self.try_partners(partition, slow, all(), value - 1, Means::Exchange)
+            || self.try_partners(partition, slow, all(), value - 1, Means::Resplit)
             || self.try_detours(partition, slow)
             || self.try_chains(partition, slow)
             || self.try_threes(partition, slow)
@@ -136,11 +141,11 @@ impl<'a> Search<'a> {
         &mut self,
         partition: &mut Partition,
         slow: usize,
-        partners: &[usize],
+        partners: impl IntoIterator<Item = usize>,
         target: u64,
         means: Means,
     ) -> bool {
-        for &other in partners {
+        for other in partners {
             if self.budget.is_spent() {
                 return false;
             }
@@ -202,7 +207,7 @@ impl<'a> Search<'a> {
                 return false;
             }
             if self.try_resplit(partition, (first, second), target, Wanted::Another)
-                && self.try_partners(partition, slow, &[first, second], target, Means::Resplit)
+                && self.try_partners(partition, slow, [first, second], target, Means::Resplit)
             {
                 return true;
             }

@@ -3,7 +3,6 @@
 //! Kept from one question to the next: a list is made anew only when its group has changed.
 
 use crate::budget::Budget;
-use crate::partition::Partition;
 use crate::problem::Problem;
 use crate::rng::SplitMix64;
 
@@ -34,23 +33,20 @@ pub(super) struct SubsetSums {
     width: usize,
     /// By column; empty where nobody has asked.
     sorted: Vec<Vec<Sum>>,
-    /// Memory for the list that a sorted one becomes next.
-    merged: Vec<Sum>,
 }
 
 impl SubsetSums {
-    /// Brings the lists up to date with a group, sorted in column `tight`.
+    /// Brings the lists up to date with a group's items, sorted in column `tight`; `merged` is memory.
     pub(super) fn refresh(
         &mut self,
         problem: &Problem<'_>,
-        partition: &Partition,
-        group: usize,
+        items: &[u32],
         tight: usize,
+        merged: &mut Vec<Sum>,
         rng: &mut SplitMix64,
         budget: &mut Budget,
     ) {
-        let items = &partition.groups[group];
-        if self.rows.is_empty() || self.group != *items {
+        if self.rows.is_empty() || self.group != items {
             self.draw(items, rng);
             self.sum(problem);
             self.sorted.iter_mut().for_each(Vec::clear);
@@ -58,7 +54,7 @@ impl SubsetSums {
             budget.spend(1 << self.pool_items);
         }
         if self.sorted[tight].is_empty() {
-            self.sort(problem, tight);
+            self.sort(problem, tight, merged);
             budget.spend(2 << self.pool_items);
         }
     }
@@ -143,22 +139,22 @@ impl SubsetSums {
     }
 
     /// Sorts by one column without sorting: with each item the list is joined with itself, shifted.
-    fn sort(&mut self, problem: &Problem<'_>, column: usize) {
+    fn sort(&mut self, problem: &Problem<'_>, column: usize, merged: &mut Vec<Sum>) {
         let sorted = &mut self.sorted[column];
         sorted.push(Sum { sum: 0, mask: 0 });
         for (bit, &item) in self.items[..self.pool_items].iter().enumerate() {
             let shift = problem.row(item)[column] as i64;
-            self.merged.clear();
+            merged.clear();
             let mut plain = 0;
             for &Sum { sum, mask } in &*sorted {
                 while let Some(next) = sorted.get(plain).filter(|next| next.sum <= sum + shift) {
-                    self.merged.push(*next);
+                    merged.push(*next);
                     plain += 1;
                 }
-                self.merged.push(Sum { sum: sum + shift, mask: mask | 1 << bit });
+                merged.push(Sum { sum: sum + shift, mask: mask | 1 << bit });
             }
-            self.merged.extend_from_slice(&sorted[plain..]);
-            std::mem::swap(sorted, &mut self.merged);
+            merged.extend_from_slice(&sorted[plain..]);
+            std::mem::swap(sorted, merged);
         }
     }
 }
@@ -178,9 +174,9 @@ mod tests {
     fn every_subset_is_listed_in_order() {
         let instance = Instance::new(1, 2, vec![5, 1, 3, 9, 4, 0]).unwrap();
         let problem = Problem::new(&instance, &Caps::default()).unwrap();
-        let partition = Partition::from_groups(&problem, vec![vec![0, 1, 2]]);
-        let (mut lists, mut rng, mut budget) = (SubsetSums::default(), SplitMix64::new(0), Budget::work(1));
-        lists.refresh(&problem, &partition, 0, 0, &mut rng, &mut budget);
+        let (mut rng, mut budget) = (SplitMix64::new(0), Budget::work(1));
+        let mut lists = SubsetSums::default();
+        lists.refresh(&problem, &[0, 1, 2], 0, &mut Vec::new(), &mut rng, &mut budget);
         let sums: Vec<i64> = lists.sorted(0).iter().map(|sum| sum.sum).collect();
         assert_eq!(sums, [0, 3, 4, 5, 7, 8, 9, 12]);
         assert!(lists.sorted(0).iter().all(|sum| lists.row(sum.mask)[0] == sum.sum));
@@ -191,9 +187,9 @@ mod tests {
     fn a_large_group_takes_part_with_some_items() {
         let instance = Instance::new(1, 1, (1..=12).collect()).unwrap();
         let problem = Problem::new(&instance, &Caps::default()).unwrap();
-        let partition = Partition::from_groups(&problem, vec![(0..12).collect()]);
-        let (mut lists, mut rng, mut budget) = (SubsetSums::default(), SplitMix64::new(0), Budget::work(1));
-        lists.refresh(&problem, &partition, 0, 0, &mut rng, &mut budget);
+        let (mut rng, mut budget) = (SplitMix64::new(0), Budget::work(1));
+        let (mut lists, items) = (SubsetSums::default(), (0..12).collect::<Vec<_>>());
+        lists.refresh(&problem, &items, 0, &mut Vec::new(), &mut rng, &mut budget);
         assert_eq!((lists.pool().len(), lists.kept().len()), (8, 4));
         assert_eq!(lists.pool_load()[0] + lists.kept_load()[0], 78);
     }

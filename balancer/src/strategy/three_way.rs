@@ -48,7 +48,9 @@ pub(super) fn find(
         }
     }
     // Sums of a load and a row stay below 2^63, but so must a limit without a cap.
-    limits.iter_mut().for_each(|limit| *limit = (*limit).min(i64::MAX as u64));
+    for limit in &mut limits {
+        *limit = (*limit).min(i64::MAX as u64);
+    }
     let mut items: Vec<u32> = groups.iter().flat_map(|&group| &partition.groups[group]).copied().collect();
     items.sort_by_key(|&item| (Reverse(problem.value(problem.row(item))), item));
     let mut split = Split {
