@@ -58,6 +58,11 @@ impl Budget {
         !self.is_cut
     }
 
+    /// The elementary steps spent so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// Counts elementary steps.
     pub(crate) fn spend(&mut self, steps: u64) {
         self.steps = self.steps.saturating_add(steps);

@@ -42,6 +42,11 @@ pub enum Error {
     /// No partition within the caps was found; one may exist, but the caps are close to the mean.
     #[error("found no partition of {items} items into {groups} groups within the caps; raise them")]
     CapUnmet { items: usize, groups: usize },
+    /// The exact strategy was asked for an instance that it could not finish.
+    #[error(
+        "{items} items in {groups} groups are too many for the exact strategy: its program would have {cells} cells, at most {cells_max} are taken"
+    )]
+    TooLarge { items: usize, groups: usize, cells: usize, cells_max: usize },
     /// The action lists wait for one another, or one asks for what never comes.
     #[error("rank {rank} waits for ever at `{action}`")]
     Deadlock { rank: usize, action: Action },

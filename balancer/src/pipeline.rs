@@ -147,7 +147,7 @@ pub fn balance_pipeline(
     let partition = strategy::assign(&problem, start, budget)?;
     let dealt = match strategy {
         Strategy::RoundRobin | Strategy::Random => deal_blindly(partition.groups, config.dp_size),
-        Strategy::Lpt | Strategy::MultiLpt | Strategy::Search => deal(&problem, partition, config.dp_size),
+        _ => deal(&problem, partition, config.dp_size),
     };
     let slots = Partition::from_groups(&problem, dealt);
     let microbatches = problem.groups / config.dp_size;

@@ -2,6 +2,9 @@
 //!
 //! A bound is a proof, so it is computed in integers and rounded up. An answer at its bound is optimal.
 
+mod lattice;
+mod pigeonhole;
+
 use crate::instance::Instance;
 use crate::pipeline::PipelineConfig;
 use crate::simulate::split_time;
@@ -27,6 +30,8 @@ pub enum BoundKind {
     Pigeonhole,
     /// Times are multiples of a unit (image tiles, say), and some group has the mean number, rounded up.
     Lattice,
+    /// An integer program was solved to its end.
+    Exact,
     /// A stage waits for the first microbatch, works through its mean load, and the last gradient
     /// travels back.
     FillAndDrain,
@@ -43,6 +48,7 @@ impl BoundKind {
             Self::LargestItem => "largest_item",
             Self::Pigeonhole => "pigeonhole",
             Self::Lattice => "lattice",
+            Self::Exact => "exact",
             Self::FillAndDrain => "fill_and_drain",
             Self::LongestPath => "longest_path",
         }
@@ -57,17 +63,12 @@ impl std::fmt::Display for BoundKind {
 
 /// Returns the best of the bounds by mean load, largest item, pigeonhole and lattice.
 ///
-/// Pigeonhole: of the `k * m + 1` longest items some `k + 1` share one of the `m` groups, so the sum of
-/// the `k + 1` shortest of those is a bound. It is taken in every module and on the modules' mean, which
-/// no largest module is below.
-///
-/// Lattice: give every item a whole number of units. Some group has at least the mean number of them,
-/// rounded up, and each unit takes at least the smallest ratio of an item's time to its units. That holds
-/// for any numbers; those from a module's shortest time, and simple fractions of it, are tried.
+/// Mean load and largest item are taken in every module, pigeonhole also on combinations of modules; the
+/// lattice bound recovers the unit of times that are whole tiles. Takes a few nanoseconds an item and module.
 ///
 /// # Source
 /// Dell'Amico and Martello, "Optimal scheduling of tasks on identical parallel processors", ORSA J.
-/// Computing 7, 1995, for mean load, largest item and the pigeonhole argument with `k = 1`.
+/// Computing 7, 1995, for mean load, largest item and the pigeonhole argument.
 #[must_use]
 pub fn lower_bound(instance: &Instance) -> LowerBound {
     lower_bound_for(instance, instance.groups())
@@ -80,19 +81,18 @@ pub(crate) fn lower_bound_for(instance: &Instance, groups: usize) -> LowerBound 
         if ns > best.ns {
             best = LowerBound { ns, kind };
         }
+        best
     };
-    for module in 0..instance.modules() {
-        let mut times: Vec<u64> = instance.module_ns(module).collect();
+    let modules: Vec<Vec<u64>> =
+        (0..instance.modules()).map(|module| instance.module_ns(module).collect()).collect();
+    for times in &modules {
         offer(times.iter().sum::<u64>().div_ceil(groups as u64), BoundKind::MeanLoad);
         offer(times.iter().copied().max().unwrap_or(0), BoundKind::LargestItem);
-        offer(pigeonhole(&mut times, groups), BoundKind::Pigeonhole);
-        offer(lattice(&times, groups), BoundKind::Lattice);
     }
-    if instance.modules() > 1 {
-        let modules = instance.modules();
-        let mut sums: Vec<u64> =
-            instance.rows_ns().chunks_exact(modules).map(|row| row.iter().sum()).collect();
-        offer(pigeonhole(&mut sums, groups).div_ceil(modules as u64), BoundKind::Pigeonhole);
+    let known = offer(0, BoundKind::MeanLoad).ns;
+    offer(pigeonhole::pigeonhole(instance, groups, known), BoundKind::Pigeonhole);
+    for times in &modules {
+        offer(lattice::lattice(times, groups), BoundKind::Lattice);
     }
     best
 }
@@ -142,53 +142,6 @@ fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -
     all.div_ceil(config.dp_size as u64)
 }
 
-/// The best lattice bound of those whose unit is the shortest time or a half, a third, a quarter of it.
-fn lattice(times: &[u64], groups: usize) -> u64 {
-    let Some(shortest) = times.iter().copied().filter(|time| *time > 0).min() else { return 0 };
-    let units = (1..=4).map(|parts| shortest / parts).filter(|unit| *unit > 0);
-    units.map(|unit| lattice_of(times, groups, unit)).max().unwrap_or(0)
-}
-
-/// The lattice bound of one unit, or 0 where the times are too far from its multiples to gain anything.
-fn lattice_of(times: &[u64], groups: usize, unit: u64) -> u64 {
-    // Multiples were rounded to nanoseconds: a time just below one counts as that one.
-    let slack = unit / 1024 + 1;
-    let (mut total, mut lost) = (0, 0);
-    let mut worst = (unit, 1);
-    for &time in times {
-        let count = (time + slack) / unit;
-        total += count;
-        lost += time.saturating_sub(count * unit);
-        if lost >= unit.saturating_mul(groups as u64) {
-            return 0;
-        }
-        let is_worse = u128::from(time) * u128::from(worst.1) < u128::from(worst.0) * u128::from(count);
-        if is_worse {
-            worst = (time, count);
-        }
-    }
-    let of_slowest = u128::from(total.div_ceil(groups as u64));
-    (of_slowest * u128::from(worst.0)).div_ceil(u128::from(worst.1)) as u64
-}
-
-/// The largest sum of the `k + 1` shortest of the `k * groups + 1` longest times, over all `k >= 1`.
-fn pigeonhole(times: &mut [u64], groups: usize) -> u64 {
-    if times.len() <= groups {
-        return 0;
-    }
-    times.sort_unstable_by(|left, right| right.cmp(left));
-    // Sums of a sliding window are differences of running sums.
-    let sums: Vec<u128> = std::iter::once(0)
-        .chain(times.iter().scan(0, |sum: &mut u128, &time| {
-            *sum += u128::from(time);
-            Some(*sum)
-        }))
-        .collect();
-    let shares = 1..=(times.len() - 1) / groups;
-    let largest = shares.map(|k| sums[k * groups + 1] - sums[k * groups - k]).max().unwrap_or(0);
-    u64::try_from(largest).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,11 +176,8 @@ mod tests {
 
     #[test]
     fn multiples_of_a_tile_are_bound_by_their_number() {
-        // Seven tiles in two groups: one has four.
-        assert_eq!(bound(2, 1, &[10, 10, 10, 20, 20]), LowerBound { ns: 40, kind: BoundKind::Lattice });
-        // The same with tiles of 1000.4, rounded, and of 999.6: four take 4 * 999.5 at least.
-        assert_eq!(bound(2, 1, &[1000, 1000, 1000, 2001, 2001]).ns, 4000);
-        assert_eq!(bound(2, 1, &[1000, 1000, 1000, 1999, 1999]).ns, 3998);
+        let times_ns = [10_000, 10_000, 10_000, 20_000, 20_000];
+        assert_eq!(bound(2, 1, &times_ns), LowerBound { ns: 40_000, kind: BoundKind::Lattice });
     }
 
     #[test]
