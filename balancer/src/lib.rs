@@ -42,6 +42,7 @@ mod makespan;
 mod order;
 mod partition;
 mod pipeline;
+mod pipeline_bound;
 mod pipeline_search;
 mod problem;
 mod rng;

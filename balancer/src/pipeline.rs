@@ -10,7 +10,7 @@
 //! simulated makespan itself as the objective.
 
 use crate::assignment;
-use crate::bound::{self, LowerBound};
+use crate::bound::LowerBound;
 use crate::budget::Budget;
 use crate::constraint::Caps;
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ use crate::instance::Instance;
 use crate::makespan::CompiledSchedule;
 use crate::order;
 use crate::partition::Partition;
+use crate::pipeline_bound;
 use crate::pipeline_search;
 use crate::problem::Problem;
 use crate::schedule::ScheduleKind;
@@ -152,7 +153,7 @@ pub fn balance_pipeline(
     let slots = Partition::from_groups(&problem, dealt);
     let microbatches = problem.groups / config.dp_size;
     let compiled = CompiledSchedule::new(ScheduleKind::OneForwardOneBackward, &config.rows(), microbatches)?;
-    let bound = bound::pipeline_lower_bound(instance, config);
+    let bound = pipeline_bound::pipeline_lower_bound(instance, config);
     let mut plan = pipeline_search::Plan::new(&problem, slots, compiled, microbatches);
     if strategy == Strategy::Search {
         plan.improve(bound.ns, budget);
