@@ -60,6 +60,6 @@ pub use error::{Error, Result};
 pub use instance::Instance;
 pub use makespan::CompiledSchedule;
 pub use order::{assign_ranks, small_ends};
-pub use pipeline::{PipelineAssignment, PipelineConfig, balance_pipeline};
+pub use pipeline::{PipelineAssignment, PipelineConfig, PipelineObjective, balance_pipeline};
 pub use simulate::{Event, Simulation, StageTimes, simulate, split_time};
 pub use strategy::Strategy;

@@ -1,0 +1,49 @@
+//! How much worse a change may be: random, and less and less.
+//!
+//! Integers alone, so that every machine draws the same: the logarithm of simulated annealing's acceptance
+//! rule is the number of leading zero bits, with straight lines between powers of two.
+
+use crate::rng::SplitMix64;
+
+/// The first mean, as a share of the mean time of a microbatch: 1 / 64.
+const START_SHIFT: u32 = 6;
+/// Fraction bits of the logarithm, and of the progress.
+const FRACTION_BITS: u32 = 10;
+
+/// The mean of the thresholds, on its way from its first value to zero.
+#[derive(Debug)]
+pub(super) struct Threshold {
+    start_ns: u64,
+    steps: u64,
+    mean_ns: u64,
+    next_shrink: u64,
+}
+
+impl Threshold {
+    /// Starts a cycle of so many elementary steps; `microbatch_ns` sets the scale.
+    pub(super) fn new(microbatch_ns: u64, steps: u64) -> Self {
+        let start_ns = microbatch_ns >> START_SHIFT;
+        Self { start_ns, steps, mean_ns: start_ns, next_shrink: 0 }
+    }
+
+    /// Sets the mean for this far into the cycle: it falls with the square of what is left.
+    pub(super) fn shrink(&mut self, done: u64) {
+        if done < self.next_shrink {
+            return;
+        }
+        self.next_shrink = done + (self.steps >> FRACTION_BITS);
+        let left = u128::from(self.steps.saturating_sub(done));
+        let share = (left << FRACTION_BITS) / u128::from(self.steps.max(1));
+        self.mean_ns = ((u128::from(self.start_ns) * share * share) >> (2 * FRACTION_BITS)) as u64;
+    }
+
+    /// Draws a threshold, nanoseconds: twice as high half as often.
+    pub(super) fn draw(&self, rng: &mut SplitMix64) -> u64 {
+        let drawn = rng.next_u64() | 1;
+        let zeros = drawn.leading_zeros();
+        // What follows the leading one says how far it is to the next power of two.
+        let fraction = (drawn << zeros << 1) >> (64 - FRACTION_BITS);
+        let logarithm = (u64::from(zeros + 1) << FRACTION_BITS) - fraction;
+        ((u128::from(self.mean_ns) * u128::from(logarithm)) >> FRACTION_BITS) as u64
+    }
+}
