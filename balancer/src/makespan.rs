@@ -105,11 +105,6 @@ impl CompiledSchedule {
         }
         makespan_ns
     }
-
-    /// Passes that a makespan walks over.
-    pub(crate) fn passes(&self) -> usize {
-        self.passes.len()
-    }
 }
 
 #[cfg(test)]

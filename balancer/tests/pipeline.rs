@@ -40,7 +40,7 @@ proptest! {
     ) {
         let (dp_size, microbatches) = shape;
         let instance = Instance::new(dp_size * microbatches, 2, times_ns).unwrap();
-        let config = PipelineConfig { dp_size, stages: stages.to_vec() };
+        let config = PipelineConfig::new(dp_size, stages.to_vec());
         let optimum = brute_force(&instance, &config);
         for strategy in Strategy::ALL {
             let caps = Caps::default();
@@ -62,7 +62,7 @@ proptest! {
     ) {
         let instance = Instance::groups_may_be_empty(dp_size * microbatches, 3, times_ns).unwrap();
         let instance = instance.tokens((0..30).map(|item| item % 5).collect()).unwrap();
-        let config = PipelineConfig { dp_size, stages: vec![1, 2, 1] };
+        let config = PipelineConfig::new(dp_size, vec![1, 2, 1]);
         let caps = Caps { tokens_max: Some(60 * 3 / 2 / (dp_size * microbatches) as u64 + 4), bytes_max: None };
         for strategy in Strategy::ALL {
             let run = || balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(500)).unwrap();
@@ -84,7 +84,7 @@ proptest! {
 fn each_step_towards_the_search_pays() {
     let times_ns: Vec<u64> = (0..512).map(|i| (i * 7919 % 997) * (i * 104_729 % 31)).collect();
     let instance = Instance::new(32, 2, times_ns).unwrap();
-    let config = PipelineConfig { dp_size: 4, stages: vec![1, 3] };
+    let config = PipelineConfig::new(4, vec![1, 3]);
     let makespan_ns = |strategy| {
         balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(20_000))
             .unwrap()

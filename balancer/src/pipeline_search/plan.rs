@@ -35,8 +35,16 @@ struct Trial {
     after: [Vec<u64>; 2],
     /// Cells of the ranks' times before it: rank, cell, nanoseconds.
     before: Vec<(usize, usize, u64)>,
-    /// Ranks that it touches, with their makespans after it.
-    touched: Vec<(usize, u64)>,
+    touched: Vec<Touched>,
+}
+
+/// A rank that a change touches, from one of its microbatches to another.
+struct Touched {
+    rank: usize,
+    from: usize,
+    to: usize,
+    /// After the change.
+    makespan_ns: u64,
 }
 
 impl<'a> Plan<'a> {
@@ -95,10 +103,13 @@ impl<'a> Plan<'a> {
             return;
         }
         self.touch(change, budget);
-        let slowest = self.trial.touched.iter().map(|(rank, _)| self.ranks[*rank].makespan_ns).max();
+        let slowest = self.trial.touched.iter().map(|touched| self.ranks[touched.rank].makespan_ns).max();
         let limit_ns = slowest.unwrap_or(0).saturating_add(threshold_ns);
-        self.trial.before.clear();
-        if self.write(change, limit_ns) && self.simulate(change, limit_ns, budget) {
+        if !self.may_fit(change, limit_ns, budget) {
+            return;
+        }
+        self.write(change);
+        if self.simulate(limit_ns, budget) {
             self.keep_best();
             self.apply(change, budget);
         } else {
@@ -111,16 +122,17 @@ impl<'a> Plan<'a> {
     /// Lists the ranks whose times a change alters.
     fn touch(&mut self, change: Change, budget: &mut Budget) {
         let [first, second] = self.places(change);
+        let (from, to) = (first.1.min(second.1), first.1.max(second.1));
+        let touched = |rank, from, to| Touched { rank, from, to, makespan_ns: 0 };
         self.trial.touched.clear();
-        if self.redealt.is_empty() || first.1 == second.1 {
-            self.trial.touched.push((first.0, 0));
-            if first.0 != second.0 {
-                self.trial.touched.push((second.0, 0));
-            }
+        if from != to && !self.redealt.is_empty() {
+            budget.spend(self.redealt.work_out(self.problem, &self.slots, change, &self.trial.after));
+            self.trial.touched.extend((0..self.ranks.len()).map(|rank| touched(rank, from, to)));
+        } else if first.0 == second.0 {
+            self.trial.touched.push(touched(first.0, from, to));
         } else {
-            let steps = self.redealt.work_out(self.problem, &self.slots, change, &self.trial.after);
-            budget.spend(steps);
-            self.trial.touched.extend((0..self.ranks.len()).map(|rank| (rank, 0)));
+            let both = [first, second].map(|(rank, place)| touched(rank, place, place));
+            self.trial.touched.extend(both);
         }
     }
 
@@ -129,62 +141,74 @@ impl<'a> Plan<'a> {
         [change.first, change.second].map(|slot| (slot / self.microbatches, slot % self.microbatches))
     }
 
-    /// Writes the times of the ranks touched. Returns false, at once, if the path that was longest in one
-    /// of them now ends above the limit: then so does the rank.
-    fn write(&mut self, change: Change, limit_ns: u64) -> bool {
-        let (modules, slots) = (self.problem.modules, self.places(change));
-        let moves_shared = slots[0].1 != slots[1].1;
-        for &(rank, _) in &self.trial.touched {
-            let times = &mut self.ranks[rank];
+    /// Whether the paths that are longest now stay within the limit; else no makespan does.
+    fn may_fit(&self, change: Change, limit_ns: u64, budget: &mut Budget) -> bool {
+        self.trial.touched.iter().all(|touched| {
+            let times = &self.ranks[touched.rank];
             let mut path_ns = times.makespan_ns as i64;
-            for (side, &(owner, place)) in slots.iter().enumerate() {
-                for module in 0..modules {
-                    let time_ns = match self.redealt.time_after_ns(module, side) {
-                        Some(time_ns) if moves_shared => time_ns,
-                        None if owner == rank => self.trial.after[side][module],
-                        _ => continue,
-                    };
-                    let (forward_ns, backward_ns) = split_time(time_ns);
-                    let cell = 2 * (place * modules + module);
-                    for (cell, new_ns) in [(cell, forward_ns), (cell + 1, backward_ns)] {
-                        let old_ns = std::mem::replace(&mut times.times_ns[cell], new_ns);
-                        path_ns += i64::from(times.critical[cell]) * (new_ns as i64 - old_ns as i64);
-                        self.trial.before.push((rank, cell, old_ns));
-                    }
-                }
+            let mut cells = 0;
+            self.new_times(change, touched.rank, |cell, new_ns| {
+                cells += 1;
+                path_ns += i64::from(times.critical[cell]) * (new_ns as i64 - times.times_ns[cell] as i64);
+            });
+            budget.spend(cells);
+            path_ns <= limit_ns as i64
+        })
+    }
+
+    /// Shows every cell of a rank that a change touches, with its new time.
+    fn new_times(&self, change: Change, rank: usize, mut show: impl FnMut(usize, u64)) {
+        let modules = self.problem.modules;
+        let slots = self.places(change);
+        let moves_pools = slots[0].1 != slots[1].1;
+        for (side, &(owner, place)) in slots.iter().enumerate() {
+            if owner != rank && self.redealt.is_empty() {
+                continue;
             }
-            if path_ns > limit_ns as i64 {
-                return false;
+            for module in 0..modules {
+                let time_ns = match self.redealt.time_after_ns(module, side) {
+                    Some(time_ns) if moves_pools => time_ns,
+                    None if owner == rank => self.trial.after[side][module],
+                    _ => continue,
+                };
+                let (forward_ns, backward_ns) = split_time(time_ns);
+                let cell = 2 * (place * modules + module);
+                show(cell, forward_ns);
+                show(cell + 1, backward_ns);
             }
         }
-        true
+    }
+
+    /// Writes the times of the ranks touched, and keeps those before.
+    fn write(&mut self, change: Change) {
+        let mut before = std::mem::take(&mut self.trial.before);
+        before.clear();
+        for touched in &self.trial.touched {
+            let rank = touched.rank;
+            self.new_times(change, rank, |cell, new_ns| before.push((rank, cell, new_ns)));
+        }
+        for (rank, cell, time_ns) in &mut before {
+            std::mem::swap(time_ns, &mut self.ranks[*rank].times_ns[*cell]);
+        }
+        self.trial.before = before;
     }
 
     /// Works out the makespans of the ranks touched; returns false, at once, if one is above the limit.
-    fn simulate(&mut self, change: Change, limit_ns: u64, budget: &mut Budget) -> bool {
-        let [first, second] = self.places(change);
-        let is_everywhere = !self.redealt.is_empty() && first.1 != second.1;
-        for (rank, makespan_ns) in &mut self.trial.touched {
-            let (from, to) = if is_everywhere || first.0 == second.0 {
-                (first.1.min(second.1), first.1.max(second.1))
-            } else if *rank == first.0 {
-                (first.1, first.1)
-            } else {
-                (second.1, second.1)
-            };
-            budget.spend(self.timeline.window_passes(from, to));
-            *makespan_ns = self.timeline.makespan_with(&mut self.ranks[*rank], from, to);
-            if *makespan_ns > limit_ns {
-                return false;
-            }
-        }
-        true
+    fn simulate(&mut self, limit_ns: u64, budget: &mut Budget) -> bool {
+        let Self { trial, timeline, ranks, .. } = self;
+        trial.touched.iter_mut().all(|touched| {
+            let (makespan_ns, steps) =
+                timeline.makespan_with(&mut ranks[touched.rank], touched.from, touched.to);
+            budget.spend(steps);
+            touched.makespan_ns = makespan_ns;
+            makespan_ns <= limit_ns
+        })
     }
 
     /// Copies the plan if it is the best so far and the change on trial makes it worse.
     fn keep_best(&mut self) {
-        let touched = self.trial.touched.iter().map(|(_, makespan_ns)| *makespan_ns).max().unwrap_or(0);
-        if self.best.is_none() && touched > self.best_ns {
+        let touched = self.trial.touched.iter().map(|touched| touched.makespan_ns).max();
+        if self.best.is_none() && touched > Some(self.best_ns) {
             self.best = Some(self.slots.clone());
         }
     }
@@ -193,9 +217,9 @@ impl<'a> Plan<'a> {
     fn apply(&mut self, change: Change, budget: &mut Budget) {
         change.apply(self.problem, &mut self.slots);
         self.redealt.apply(self.problem, &self.slots, change);
-        for &(rank, _) in &self.trial.touched {
-            self.timeline.settle(&mut self.ranks[rank]);
-            budget.spend(2 * self.timeline.passes());
+        for touched in &self.trial.touched {
+            self.timeline.settle(&mut self.ranks[touched.rank], touched.from, touched.to);
+            budget.spend(self.timeline.passes());
         }
         self.find_slowest();
         if self.makespan_ns() < self.best_ns {
@@ -237,7 +261,7 @@ impl<'a> Plan<'a> {
             }
         }
         for rank in &mut self.ranks {
-            self.timeline.settle(rank);
+            self.timeline.settle(rank, 0, self.microbatches - 1);
         }
         self.find_slowest();
     }

@@ -51,10 +51,17 @@ struct Window {
 pub(super) struct Timeline {
     passes: Vec<Pass>,
     microbatches: usize,
+    /// Passes of every stage, in order.
+    stages: Vec<Vec<u32>>,
+    /// `[stages * microbatches]`, places of a microbatch's forward and backward pass on its stage.
+    places: Vec<(usize, usize)>,
+    /// Index of every microbatch's first and last pass.
+    spans: Vec<(usize, usize)>,
+    /// The window of everything, then those of single microbatches, of neighbours, and so on; made when
+    /// they are asked for.
     windows: Vec<Window>,
-    /// `[microbatches * microbatches]`, index of the window from the first to the last of two microbatches.
-    window_of: Vec<u32>,
-    longest_window: usize,
+    /// Index of every pass in the window under construction, counted like [`Step::before`].
+    codes: Vec<u32>,
 }
 
 /// Times of one rank, and what follows from them.
@@ -74,14 +81,22 @@ impl Timeline {
     /// Sorts the passes of 1F1B; `rows` is the module of every stage.
     pub(super) fn new(rows: &[usize], modules: usize, microbatches: usize) -> Result<Self> {
         let passes = sorted_passes(rows, modules, microbatches)?;
-        let mut timeline = Self {
-            passes,
-            microbatches,
-            windows: Vec::new(),
-            window_of: vec![0; microbatches * microbatches],
-            longest_window: 0,
-        };
-        timeline.add_windows(rows.len());
+        let mut stages = vec![Vec::new(); rows.len()];
+        let mut places = vec![(usize::MAX, 0); rows.len() * microbatches];
+        let mut spans = vec![(usize::MAX, 0); microbatches];
+        for (at, pass) in passes.iter().enumerate() {
+            let microbatch = pass.time as usize / (2 * modules);
+            let place = &mut places[pass.stage * microbatches + microbatch];
+            *place = (place.0.min(stages[pass.stage].len()), stages[pass.stage].len());
+            spans[microbatch] = (spans[microbatch].0.min(at), at);
+            stages[pass.stage].push(at as u32);
+        }
+        let codes = (0..=passes.len() as u32).collect();
+        let windows = Vec::new();
+        let mut timeline = Self { passes, microbatches, stages, places, spans, windows, codes };
+        timeline.windows = vec![Window::default(); timeline.windows_that_fit()];
+        let all: Vec<u32> = (0..timeline.passes.len() as u32).collect();
+        timeline.windows[0] = timeline.window_of(&all);
         Ok(timeline)
     }
 
@@ -90,81 +105,68 @@ impl Timeline {
         self.passes.len() as u64
     }
 
-    /// Passes that a change of these two microbatches walks over.
-    pub(super) fn window_passes(&self, first: usize, last: usize) -> u64 {
-        self.window(first, last).steps.len() as u64
-    }
-
-    fn window(&self, first: usize, last: usize) -> &Window {
-        &self.windows[self.window_of[first * self.microbatches + last] as usize]
-    }
-
-    /// Window 0 is everything; then single microbatches, then pairs, near ones first, while there is room.
-    fn add_windows(&mut self, stages: usize) {
-        self.windows.push(self.window_where(|_, _| true));
-        self.longest_window = self.windows[0].steps.len();
-        let places = self.places(stages);
-        let mut total = 0;
+    /// Counts the windows, that of everything included, up to [`WINDOW_PASSES_MAX`].
+    fn windows_that_fit(&self) -> usize {
+        let (mut windows, mut total) = (1, 0);
         for distance in 0..self.microbatches {
             for first in 0..self.microbatches - distance {
-                let last = first + distance;
-                let from = |stage: usize| places[stage * self.microbatches + first].0;
-                let to = |stage: usize| places[stage * self.microbatches + last].1;
-                let size: u32 = (0..stages).map(|stage| to(stage) - from(stage) + 1).sum();
-                total += size as usize;
+                total +=
+                    self.places_of(first, first + distance).map(|(from, to)| to + 1 - from).sum::<usize>();
                 if total > WINDOW_PASSES_MAX {
-                    return;
+                    return windows;
                 }
-                let window = self.window_where(|stage, place| (from(stage)..=to(stage)).contains(&place));
-                for cell in [first * self.microbatches + last, last * self.microbatches + first] {
-                    self.window_of[cell] = self.windows.len() as u32;
-                }
-                self.windows.push(window);
+                windows += 1;
             }
         }
+        windows
     }
 
-    /// Places of every microbatch's two passes on its stage, `[stages * microbatches]`.
-    fn places(&self, stages: usize) -> Vec<(u32, u32)> {
-        let mut places = vec![(u32::MAX, 0); stages * self.microbatches];
-        let mut counts = vec![0; stages];
-        let modules = self.passes.iter().map(|pass| pass.time).max().unwrap_or(0) as usize + 1;
-        let cells = modules / self.microbatches;
-        for pass in &self.passes {
-            let microbatch = pass.time as usize / cells;
-            let place = &mut places[pass.stage * self.microbatches + microbatch];
-            if place.0 == u32::MAX { place.0 = counts[pass.stage] } else { place.1 = counts[pass.stage] }
-            counts[pass.stage] += 1;
+    /// From where to where the window of these microbatches goes, on every stage.
+    fn places_of(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let stages = self.places.chunks_exact(self.microbatches);
+        stages.map(move |stage| (stage[first].0, stage[last].1))
+    }
+
+    /// Index of the window of two microbatches, the first not after the last; it is made if need be.
+    fn window(&mut self, first: usize, last: usize) -> usize {
+        let distance = last - first;
+        // Before those of this distance come `K`, `K - 1`, ... of the smaller ones.
+        let before = distance * self.microbatches - distance * distance.saturating_sub(1) / 2;
+        let index = 1 + before + first;
+        if index >= self.windows.len() {
+            return 0;
         }
-        places
+        if self.windows[index].steps.is_empty() {
+            let places: Vec<_> = self.places_of(first, last).collect();
+            let on_stages = self.stages.iter().zip(places);
+            let mut members: Vec<u32> =
+                on_stages.flat_map(|(stage, (from, to))| &stage[from..=to]).copied().collect();
+            members.sort_unstable();
+            self.windows[index] = self.window_of(&members);
+        }
+        index
     }
 
-    /// The window of all passes for which `is_inside(stage, place on it)`.
-    fn window_where(&self, is_inside: impl Fn(usize, u32) -> bool) -> Window {
+    /// The window of these passes, ascending.
+    fn window_of(&mut self, members: &[u32]) -> Window {
         let nothing = self.passes.len() as u32;
-        let mut code: Vec<u32> = (0..=nothing).collect();
-        let mut counts = vec![0_u32; self.passes.iter().map(|pass| pass.stage + 1).max().unwrap_or(0)];
         let mut window = Window::default();
-        let mut members = Vec::new();
-        for (at, pass) in self.passes.iter().enumerate() {
-            let place = counts[pass.stage];
-            counts[pass.stage] += 1;
-            if is_inside(pass.stage, place) {
-                let before = pass.before.map(|before| code[before as usize]);
-                code[at] = nothing + 1 + window.steps.len() as u32;
-                window.steps.push(Step { time: pass.time, before });
-                members.push(at);
+        for &at in members {
+            let pass = self.passes[at as usize];
+            let before = pass.before.map(|before| self.codes[before as usize]);
+            self.codes[at as usize] = nothing + 1 + window.steps.len() as u32;
+            window.steps.push(Step { time: pass.time, before });
+        }
+        for &at in members {
+            let after = self.passes[at as usize].after;
+            let is_outside = |pass: &u32| *pass < nothing && self.codes[*pass as usize] == *pass;
+            let code = self.codes[at as usize];
+            window.exits.extend(after.iter().filter(|pass| is_outside(pass)).map(|&pass| (code, pass)));
+            if after == [nothing; 2] {
+                window.exits.push((code, nothing));
             }
         }
-        for at in members {
-            let after = self.passes[at].after;
-            let leaves = |after: u32| after < nothing && code[after as usize] <= nothing;
-            let is_last = after == [nothing; 2];
-            window.exits.extend(after.iter().filter(|after| leaves(**after)).map(|&after| (code[at], after)));
-            if is_last {
-                window.exits.push((code[at], nothing));
-            }
-        }
+        members.iter().for_each(|&at| self.codes[at as usize] = at);
         window
     }
 
@@ -175,51 +177,53 @@ impl Timeline {
             times_ns: vec![0; cells],
             makespan_ns: 0,
             critical: vec![0; cells],
-            ends_ns: vec![0; passes + 1 + self.longest_window],
+            ends_ns: vec![0; 2 * passes + 1],
             tails_ns: vec![0; passes + 1],
         }
     }
 
-    /// The makespan after a change of the times of two microbatches (or one, twice).
-    pub(super) fn makespan_with(&self, rank: &mut RankTimes, first: usize, last: usize) -> u64 {
-        let window = self.window(first, last);
-        let (start, times_ns) = (self.passes.len() + 1, &rank.times_ns);
+    /// The makespan after a change of the times of two microbatches (or one, twice), and the number of
+    /// passes that it took.
+    pub(super) fn makespan_with(&mut self, rank: &mut RankTimes, first: usize, last: usize) -> (u64, u64) {
+        let index = self.window(first, last);
+        let window = &self.windows[index];
+        let (start, times_ns, ends_ns) = (self.passes.len() + 1, &rank.times_ns, &mut rank.ends_ns);
         for (at, step) in window.steps.iter().enumerate() {
-            let begin = rank.ends_ns[step.before[0] as usize].max(rank.ends_ns[step.before[1] as usize]);
-            rank.ends_ns[start + at] = begin + times_ns[step.time as usize];
+            let begin = ends_ns[step.before[0] as usize].max(ends_ns[step.before[1] as usize]);
+            ends_ns[start + at] = begin + times_ns[step.time as usize];
         }
-        let path = |&(end, after): &(u32, u32)| rank.ends_ns[end as usize] + rank.tails_ns[after as usize];
-        window.exits.iter().map(path).max().unwrap_or(0)
+        let path = |&(end, after): &(u32, u32)| ends_ns[end as usize] + rank.tails_ns[after as usize];
+        let makespan_ns = window.exits.iter().map(path).max().unwrap_or(0);
+        (makespan_ns, window.steps.len() as u64)
     }
 
-    /// Works out ends, tails, makespan and longest path after the times have changed.
-    pub(super) fn settle(&self, rank: &mut RankTimes) {
-        let nothing = self.passes.len();
-        for (at, pass) in self.passes.iter().enumerate() {
+    /// Works out ends, tails, makespan and longest path after the times of these microbatches changed.
+    pub(super) fn settle(&self, rank: &mut RankTimes, first: usize, last: usize) {
+        let (from, to) = (self.spans[first].0, self.spans[last].1);
+        for (at, pass) in self.passes.iter().enumerate().skip(from) {
             let begin = rank.ends_ns[pass.before[0] as usize].max(rank.ends_ns[pass.before[1] as usize]);
             rank.ends_ns[at] = begin + rank.times_ns[pass.time as usize];
         }
-        for (at, pass) in self.passes.iter().enumerate().rev() {
+        for (at, pass) in self.passes.iter().enumerate().take(to + 1).rev() {
             let rest = rank.tails_ns[pass.after[0] as usize].max(rank.tails_ns[pass.after[1] as usize]);
             rank.tails_ns[at] = rest + rank.times_ns[pass.time as usize];
         }
-        let mut last = nothing;
-        for at in 0..nothing {
-            if rank.ends_ns[at] > rank.ends_ns[last] || last == nothing {
-                last = at;
-            }
-        }
-        rank.makespan_ns = rank.ends_ns[last];
+        self.follow_longest_path(rank);
+    }
+
+    /// Finds the last pass, and the passes that it waited for without a gap.
+    fn follow_longest_path(&self, rank: &mut RankTimes) {
+        // The first stage's last backward pass comes after all others, in time and in this list.
+        let nothing = self.passes.len();
+        let mut at = nothing - 1;
+        rank.makespan_ns = rank.ends_ns[at];
         rank.critical.fill(0);
-        while last < nothing {
-            let pass = self.passes[last];
+        while at < nothing {
+            let pass = self.passes[at];
             rank.critical[pass.time as usize] += 1;
             let [same_stage, input] = pass.before.map(|before| before as usize);
-            last = if rank.ends_ns[input] > rank.ends_ns[same_stage] || same_stage == nothing {
-                input
-            } else {
-                same_stage
-            };
+            let waits_for_input = rank.ends_ns[input] > rank.ends_ns[same_stage] || same_stage == nothing;
+            at = if waits_for_input { input } else { same_stage };
         }
     }
 }
@@ -246,7 +250,8 @@ fn sorted_passes(rows: &[usize], modules: usize, microbatches: usize) -> Result<
         let sender = if event.is_backward { stage.checked_add(1) } else { stage.checked_sub(1) };
         let sender = sender.filter(|sender| *sender < stages);
         let input = sender.map_or(nothing, |sender| place[cell(sender, microbatch, event.is_backward)]);
-        let time = ((microbatch as usize * modules + rows[stage]) * 2 + usize::from(event.is_backward)) as u32;
+        let time =
+            ((microbatch as usize * modules + rows[stage]) * 2 + usize::from(event.is_backward)) as u32;
         for (edge, from) in [before[stage], input].into_iter().enumerate() {
             if let Some(from) = passes.get_mut(from as usize) {
                 from.after[edge] = at as u32;
@@ -257,4 +262,71 @@ fn sorted_passes(rows: &[usize], modules: usize, microbatches: usize) -> Result<
         before[stage] = at as u32;
     }
     Ok(passes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::makespan::CompiledSchedule;
+    use proptest::prelude::*;
+
+    /// The makespan by a full simulation.
+    fn simulated(rows: &[usize], modules: usize, microbatches: usize, rank: &RankTimes) -> u64 {
+        let cells = (0..modules)
+            .flat_map(|module| (0..microbatches).map(move |microbatch| 2 * (microbatch * modules + module)));
+        let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) =
+            cells.map(|cell| (rank.times_ns[cell], rank.times_ns[cell + 1])).unzip();
+        let times = StageTimes::new(modules, microbatches, forward_ns, backward_ns).unwrap();
+        let mut compiled =
+            CompiledSchedule::new(ScheduleKind::OneForwardOneBackward, rows, microbatches).unwrap();
+        compiled.makespan_ns(&times)
+    }
+
+    fn check(stages: &[usize], microbatches: usize, times_ns: &[u64], changes: &[(usize, usize, u64)]) {
+        let rows: Vec<usize> =
+            stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]).collect();
+        let modules = stages.len();
+        let mut timeline = Timeline::new(&rows, modules, microbatches).unwrap();
+        let mut rank = timeline.rank(2 * modules * microbatches);
+        let cells = rank.times_ns.len();
+        rank.times_ns.iter_mut().zip(times_ns.iter().cycle()).for_each(|(cell, time)| *cell = *time);
+        timeline.settle(&mut rank, 0, microbatches - 1);
+        assert_eq!(rank.makespan_ns, simulated(&rows, modules, microbatches, &rank));
+        for &(one, other, time) in changes {
+            let (one, other) = (one % microbatches, other % microbatches);
+            for microbatch in [one, other] {
+                rank.times_ns[2 * modules * microbatch + time as usize % (2 * modules)] = time;
+            }
+            let (first, last) = (one.min(other), one.max(other));
+            let found = timeline.makespan_with(&mut rank, first, last).0;
+            assert_eq!(found, simulated(&rows, modules, microbatches, &rank));
+            timeline.settle(&mut rank, first, last);
+            assert_eq!(rank.makespan_ns, found);
+            let path: u64 = (0..cells).map(|at| u64::from(rank.critical[at]) * rank.times_ns[at]).sum();
+            assert_eq!(path, found);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_window_gives_the_makespan_of_a_full_simulation(
+            stages in prop::collection::vec(1..4_usize, 1..4),
+            microbatches in 1..14_usize,
+            times_ns in prop::collection::vec(0..1000_u64, 60),
+            changes in prop::collection::vec((0..14_usize, 0..14_usize, 0..1000_u64), 8),
+        ) {
+            check(&stages, microbatches, &times_ns, &changes);
+        }
+    }
+
+    #[test]
+    fn pairs_beyond_the_room_for_windows_are_simulated_whole() {
+        let times_ns: Vec<u64> = (0..97).map(|i| i * 7919 % 1009).collect();
+        check(
+            &[2, 6],
+            120,
+            &times_ns,
+            &[(3, 3, 500), (10, 11, 900), (5, 118, 700), (0, 119, 1), (60, 2, 80)],
+        );
+    }
 }
