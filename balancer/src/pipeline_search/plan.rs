@@ -266,3 +266,89 @@ impl<'a> Plan<'a> {
         self.find_slowest();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::makespan::CompiledSchedule;
+    use crate::pipeline_search::change::ChangeKind;
+    use crate::rng::SplitMix64;
+    use crate::schedule::ScheduleKind;
+    use crate::{Caps, Instance};
+    use proptest::prelude::*;
+
+    /// The makespans of a plan's ranks, simulated from its items.
+    fn simulated(instance: &Instance, config: &PipelineConfig, plan: &Plan<'_>) -> Vec<u64> {
+        let ranks: Vec<Vec<Vec<u32>>> =
+            plan.slots.groups.chunks(plan.microbatches).map(<[_]>::to_vec).collect();
+        let rows: Vec<usize> = (0..config.rows().len()).collect();
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let mut compiled = CompiledSchedule::new(kind, &rows, plan.microbatches).unwrap();
+        let times = config.ranks_times(instance, &ranks).unwrap();
+        times.iter().map(|times| compiled.makespan_ns(times)).collect()
+    }
+
+    fn random_change(plan: &Plan<'_>, rng: &mut SplitMix64) -> Option<Change> {
+        let [first, second] = [(); 2].map(|()| rng.below(plan.problem.groups));
+        let (givers, takers) = (plan.items(first), plan.items(second));
+        let kind = match rng.below(3) {
+            0 => ChangeKind::Slots,
+            1 if givers > 0 => ChangeKind::Items { gives: rng.below(givers), takes: None },
+            _ if givers > 0 && takers > 0 => {
+                ChangeKind::Items { gives: rng.below(givers), takes: Some(rng.below(takers)) }
+            }
+            _ => return None,
+        };
+        (first != second).then_some(Change { first, second, kind })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn makespans_follow_every_change(
+            times_ns in prop::collection::vec(0..1000_u64, 60),
+            stages in prop::collection::vec(1..4_usize, 2),
+            shape in prop::sample::select(vec![(1, 6), (2, 3), (3, 4), (4, 1)]),
+            encoder_dp in 1..6_usize,
+            seed in any::<u64>(),
+        ) {
+            let (dp_size, microbatches) = shape;
+            let instance = Instance::new(dp_size * microbatches, 2, times_ns).unwrap();
+            let config = PipelineConfig::new(dp_size, stages).module_dp_sizes(vec![encoder_dp, dp_size]);
+            let problem = Problem::new(&instance, &Caps::default()).unwrap();
+            let mut rng = SplitMix64::new(seed);
+            let mut groups = vec![Vec::new(); instance.groups()];
+            (0..30).for_each(|item| groups[rng.below(instance.groups())].push(item));
+            let mut plan = Plan::new(&problem, Partition::from_groups(&problem, groups), &config).unwrap();
+            let mut best_ns = plan.makespan_ns();
+            for _ in 0..40 {
+                let limit_ns = if rng.below(2) == 0 { u64::MAX / 4 } else { 100 };
+                let Some(change) = random_change(&plan, &mut rng) else { continue };
+                plan.try_change(change, limit_ns, &mut Budget::work(u64::MAX));
+                let makespans_ns: Vec<u64> = plan.ranks.iter().map(|rank| rank.makespan_ns).collect();
+                prop_assert_eq!(&makespans_ns, &simulated(&instance, &config, &plan));
+                prop_assert_eq!(plan.makespan_ns(), makespans_ns.into_iter().max().unwrap());
+                best_ns = best_ns.min(plan.makespan_ns());
+            }
+            plan.return_to_best();
+            prop_assert_eq!(plan.makespan_ns(), best_ns);
+            prop_assert_eq!(simulated(&instance, &config, &plan).into_iter().max(), Some(best_ns));
+        }
+    }
+
+    #[test]
+    fn a_change_above_the_limit_leaves_no_trace() {
+        let instance = Instance::new(4, 1, vec![90, 90, 90, 90]).unwrap();
+        let config = PipelineConfig::new(2, vec![2]);
+        let problem = Problem::new(&instance, &Caps::default()).unwrap();
+        let groups = (0..4).map(|item| vec![item]).collect();
+        let mut plan = Plan::new(&problem, Partition::from_groups(&problem, groups), &config).unwrap();
+        let kind = ChangeKind::Items { gives: 0, takes: None };
+        plan.try_change(Change { first: 0, second: 2, kind }, 149, &mut Budget::work(1));
+        assert_eq!(plan.slots.groups, [[0], [1], [2], [3]]);
+        assert_eq!(simulated(&instance, &config, &plan), [270, 270]);
+        plan.try_change(Change { first: 0, second: 2, kind }, 150, &mut Budget::work(1));
+        assert_eq!(simulated(&instance, &config, &plan), [180, 420]);
+    }
+}

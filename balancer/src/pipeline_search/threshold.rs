@@ -47,3 +47,32 @@ impl Threshold {
         ((u128::from(self.mean_ns) * u128::from(logarithm)) >> FRACTION_BITS) as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_falls_to_nothing() {
+        let mut threshold = Threshold::new(64 << 20, 1 << 20);
+        let mut means = Vec::new();
+        for done in [0, 1 << 19, 1 << 20, 1 << 21] {
+            threshold.shrink(done);
+            means.push(threshold.mean_ns);
+        }
+        assert_eq!(means, [1 << 20, 1 << 18, 0, 0]);
+        assert_eq!(threshold.draw(&mut SplitMix64::new(1)), 0);
+    }
+
+    #[test]
+    fn thresholds_are_twice_as_high_half_as_often() {
+        let threshold = Threshold::new(64 << 20, 1);
+        let mut rng = SplitMix64::new(3);
+        let drawn: Vec<u64> = (0..100_000).map(|_| threshold.draw(&mut rng)).collect();
+        for halvings in 1..8 {
+            let above = drawn.iter().filter(|drawn| **drawn > halvings << 20).count();
+            let expected = 100_000 >> halvings;
+            assert!(above.abs_diff(expected) < expected / 8, "{above} above {halvings} for {expected}");
+        }
+    }
+}
