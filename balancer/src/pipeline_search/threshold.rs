@@ -5,8 +5,6 @@
 
 use crate::rng::SplitMix64;
 
-/// The first mean, as a share of the mean time of a microbatch: 1 / 64.
-const START_SHIFT: u32 = 6;
 /// Fraction bits of the logarithm, and of the progress.
 const FRACTION_BITS: u32 = 10;
 
@@ -20,9 +18,8 @@ pub(super) struct Threshold {
 }
 
 impl Threshold {
-    /// Starts a cycle of so many elementary steps; `microbatch_ns` sets the scale.
-    pub(super) fn new(microbatch_ns: u64, steps: u64) -> Self {
-        let start_ns = microbatch_ns >> START_SHIFT;
+    /// Starts a cycle of so many elementary steps with a mean.
+    pub(super) fn new(start_ns: u64, steps: u64) -> Self {
         Self { start_ns, steps, mean_ns: start_ns, next_shrink: 0 }
     }
 
@@ -54,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_mean_falls_to_nothing() {
-        let mut threshold = Threshold::new(64 << 20, 1 << 20);
+        let mut threshold = Threshold::new(1 << 20, 1 << 20);
         let mut means = Vec::new();
         for done in [0, 1 << 19, 1 << 20, 1 << 21] {
             threshold.shrink(done);
@@ -66,7 +63,7 @@ mod tests {
 
     #[test]
     fn thresholds_are_twice_as_high_half_as_often() {
-        let threshold = Threshold::new(64 << 20, 1);
+        let threshold = Threshold::new(1 << 20, 1);
         let mut rng = SplitMix64::new(3);
         let drawn: Vec<u64> = (0..100_000).map(|_| threshold.draw(&mut rng)).collect();
         for halvings in 1..8 {
