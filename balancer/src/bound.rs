@@ -30,6 +30,8 @@ pub enum BoundKind {
     FillAndDrain,
     /// One item passes all stages, forward and backward.
     LongestPath,
+    /// However the mean load of a rank is cut into microbatches, some path through the stages is long.
+    Fluid,
 }
 
 impl BoundKind {
@@ -43,6 +45,7 @@ impl BoundKind {
             Self::Lattice => "lattice",
             Self::FillAndDrain => "fill_and_drain",
             Self::LongestPath => "longest_path",
+            Self::Fluid => "fluid",
         }
     }
 }

@@ -37,6 +37,7 @@ mod budget;
 mod constraint;
 mod digest;
 mod error;
+mod fluid_bound;
 mod instance;
 mod makespan;
 mod order;

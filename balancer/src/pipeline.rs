@@ -25,6 +25,8 @@ use crate::strategy::{self, Strategy};
 
 /// Most stages of one pipeline; a simulation takes time in proportion.
 const STAGES_MAX: usize = 4_096;
+/// Passes that the lower bound walks over at least and at most.
+const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
 /// Most elementary steps of a partition search before the order is looked at, for each item.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
@@ -260,8 +262,10 @@ pub fn balance_pipeline(
         _ => deal(&problem, partition, config.dp_size),
     };
     let mut plan = Plan::new(&problem, Partition::from_groups(&problem, dealt), config)?;
-    let bound = pipeline_bound::pipeline_lower_bound(instance, config)?;
+    let passes_max = bound_passes(strategy, budget);
+    let bound = pipeline_bound::pipeline_lower_bound(instance, config, passes_max)?;
     if strategy == Strategy::Search {
+        budget.spend(passes_max.min(budget.steps_left() / 16));
         let freedom = match config.objective {
             PipelineObjective::Makespan => Freedom::Contents,
             PipelineObjective::MinMax => Freedom::Order,
@@ -277,6 +281,14 @@ pub fn balance_pipeline(
         work_spent: budget.work_spent() - work_before,
         is_reproducible: budget.is_reproducible(),
     })
+}
+
+/// How many passes the bound may walk over: a share of a search, and as many as in a small one without.
+fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
+    if strategy != Strategy::Search {
+        return BOUND_PASSES.start;
+    }
+    (budget.steps_left() / 16).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
 }
 
 /// The partition that is dealt out.

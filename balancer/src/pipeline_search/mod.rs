@@ -16,7 +16,7 @@ mod plan;
 mod redealt;
 mod slots;
 mod threshold;
-mod timeline;
+pub(crate) mod timeline;
 
 use crate::budget::Budget;
 use crate::rng::SplitMix64;

@@ -48,7 +48,7 @@ struct Window {
 
 /// The graph of passes that all ranks share.
 #[derive(Debug)]
-pub(super) struct Timeline {
+pub(crate) struct Timeline {
     passes: Vec<Pass>,
     microbatches: usize,
     /// Passes of every stage, in order.
@@ -66,12 +66,12 @@ pub(super) struct Timeline {
 
 /// Times of one rank, and what follows from them.
 #[derive(Debug, Clone)]
-pub(super) struct RankTimes {
+pub(crate) struct RankTimes {
     /// `[microbatches * modules * 2]`, forward and backward.
-    pub(super) times_ns: Vec<u64>,
-    pub(super) makespan_ns: u64,
+    pub(crate) times_ns: Vec<u64>,
+    pub(crate) makespan_ns: u64,
     /// How often the longest path takes each cell of `times_ns`.
-    pub(super) critical: Vec<u32>,
+    pub(crate) critical: Vec<u32>,
     /// End of every pass, a zero for what the first wait for, then room for a window.
     ends_ns: Vec<u64>,
     tails_ns: Vec<u64>,
@@ -79,7 +79,7 @@ pub(super) struct RankTimes {
 
 impl Timeline {
     /// Sorts the passes of 1F1B; `rows` is the module of every stage.
-    pub(super) fn new(rows: &[usize], modules: usize, microbatches: usize) -> Result<Self> {
+    pub(crate) fn new(rows: &[usize], modules: usize, microbatches: usize) -> Result<Self> {
         let passes = sorted_passes(rows, modules, microbatches)?;
         let mut stages = vec![Vec::new(); rows.len()];
         let mut places = vec![(usize::MAX, 0); rows.len() * microbatches];
@@ -101,7 +101,7 @@ impl Timeline {
     }
 
     /// Passes that a full simulation walks over.
-    pub(super) fn passes(&self) -> u64 {
+    pub(crate) fn passes(&self) -> u64 {
         self.passes.len() as u64
     }
 
@@ -171,7 +171,7 @@ impl Timeline {
     }
 
     /// Room for a rank whose times are all zero.
-    pub(super) fn rank(&self, cells: usize) -> RankTimes {
+    pub(crate) fn rank(&self, cells: usize) -> RankTimes {
         let passes = self.passes.len();
         RankTimes {
             times_ns: vec![0; cells],
@@ -200,15 +200,25 @@ impl Timeline {
     /// Works out ends, tails, makespan and longest path after the times of these microbatches changed.
     pub(super) fn settle(&self, rank: &mut RankTimes, first: usize, last: usize) {
         let (from, to) = (self.spans[first].0, self.spans[last].1);
-        for (at, pass) in self.passes.iter().enumerate().skip(from) {
-            let begin = rank.ends_ns[pass.before[0] as usize].max(rank.ends_ns[pass.before[1] as usize]);
-            rank.ends_ns[at] = begin + rank.times_ns[pass.time as usize];
-        }
+        self.find_ends(rank, from);
         for (at, pass) in self.passes.iter().enumerate().take(to + 1).rev() {
             let rest = rank.tails_ns[pass.after[0] as usize].max(rank.tails_ns[pass.after[1] as usize]);
             rank.tails_ns[at] = rest + rank.times_ns[pass.time as usize];
         }
         self.follow_longest_path(rank);
+    }
+
+    /// Works out the makespan and the longest path from the times alone.
+    pub(crate) fn find_longest_path(&self, rank: &mut RankTimes) {
+        self.find_ends(rank, 0);
+        self.follow_longest_path(rank);
+    }
+
+    fn find_ends(&self, rank: &mut RankTimes, from: usize) {
+        for (at, pass) in self.passes.iter().enumerate().skip(from) {
+            let begin = rank.ends_ns[pass.before[0] as usize].max(rank.ends_ns[pass.before[1] as usize]);
+            rank.ends_ns[at] = begin + rank.times_ns[pass.time as usize];
+        }
     }
 
     /// Finds the last pass, and the passes that it waited for without a gap.
