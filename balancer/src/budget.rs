@@ -68,6 +68,20 @@ impl Budget {
         self.steps = self.steps.saturating_add(steps);
     }
 
+    /// Elementary steps that are left by work; nearly endless if only a deadline is set.
+    pub(crate) fn steps_left(&self) -> u64 {
+        self.steps_max.saturating_sub(self.steps)
+    }
+
+    /// Runs part of a search, which gets so many of the elementary steps that are left.
+    pub(crate) fn within<R>(&mut self, steps: u64, run: impl FnOnce(&mut Self) -> R) -> R {
+        let steps_max = self.steps_max;
+        self.steps_max = steps_max.min(self.steps.saturating_add(steps));
+        let answer = run(self);
+        self.steps_max = steps_max;
+        answer
+    }
+
     /// Whether nothing is left, by work or by deadline.
     pub(crate) fn is_spent(&mut self) -> bool {
         if self.steps >= self.steps_max || self.is_cut {

@@ -37,11 +37,13 @@ mod budget;
 mod constraint;
 mod digest;
 mod error;
+mod fluid_bound;
 mod instance;
 mod makespan;
 mod order;
 mod partition;
 mod pipeline;
+mod pipeline_bound;
 mod pipeline_search;
 mod problem;
 mod rng;
@@ -59,7 +61,7 @@ pub use error::{Error, Result};
 pub use instance::Instance;
 pub use makespan::CompiledSchedule;
 pub use order::{assign_ranks, small_ends};
-pub use pipeline::{PipelineAssignment, PipelineConfig, balance_pipeline};
+pub use pipeline::{PipelineAssignment, PipelineConfig, PipelineObjective, balance_pipeline};
 pub use simulate::{
     Activity, Communication, CriticalStep, Event, Simulation, StageTimes, simulate, split_time,
 };

@@ -124,11 +124,6 @@ impl CompiledSchedule {
         self.walk(forward_ns, backward_ns, |cell| weight_part(backward_ns.get(cell).copied().unwrap_or(0)))
     }
 
-    /// Passes that a makespan walks over.
-    pub(crate) fn passes(&self) -> usize {
-        self.passes
-    }
-
     fn walk(&mut self, forward_ns: &[u64], backward_ns: &[u64], weight_of: impl Fn(usize) -> u64) -> u64 {
         if self.is_plain {
             return self.walk_plain(forward_ns, backward_ns);

@@ -46,7 +46,7 @@ fn bench_search(c: &mut Criterion) {
 
 fn pipeline() -> (Instance, PipelineConfig) {
     let instance = instance(GLOBAL_BATCH, DP_SIZE * MICROBATCHES);
-    (instance, PipelineConfig { dp_size: DP_SIZE, stages: STAGES.to_vec() })
+    (instance, PipelineConfig::new(DP_SIZE, STAGES.to_vec()))
 }
 
 fn bench_pipeline(c: &mut Criterion) {

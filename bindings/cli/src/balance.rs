@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::{
-    Assignment, Budget, Instance, LowerBound, PipelineAssignment, PipelineConfig, Strategy, balance,
-    balance_pipeline,
+    Assignment, Budget, Instance, LowerBound, PipelineAssignment, PipelineConfig, PipelineObjective,
+    Strategy, balance, balance_pipeline,
 };
 use serde::Serialize;
 
@@ -23,19 +23,23 @@ pub(crate) struct BalanceArgs {
     /// What is minimised.
     #[arg(long, value_enum, default_value_t = Objective::Partition)]
     objective: Objective,
-    /// Data-parallel ranks; needed by the pipeline objective.
-    #[arg(long, value_name = "D", required_if_eq("objective", "pipeline"))]
+    /// Data-parallel ranks; needed by the objectives with a pipeline.
+    #[arg(long, value_name = "D", required_if_eq_any(PIPELINES))]
     dp: Option<usize>,
-    /// Pipeline stages of every module, such as `1,3`; needed by the pipeline objective.
-    #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq("objective", "pipeline"))]
+    /// Pipeline stages of every module, such as `1,3`; needed by the objectives with a pipeline.
+    #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq_any(PIPELINES))]
     stages: Option<Vec<usize>>,
+    /// Data-parallel ranks of the encoders, if not `--dp`: one number for all modules but the last, or one
+    /// each. Their items of a slot are then shared by these ranks, whichever pipeline they are for.
+    #[arg(long, value_name = "D", value_delimiter = ',')]
+    encoder_dp: Option<Vec<usize>>,
     /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
     /// Work units that the search spends, about: the same answer on every machine [default: 20000].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
     work: Option<u64>,
-    /// Milliseconds that the search may take: the answer depends on the machine.
+    /// Milliseconds that the search may take: if they cut it short, the answer depends on the machine.
     #[arg(long, value_name = "T")]
     deadline_ms: Option<u64>,
     #[command(flatten)]
@@ -51,7 +55,14 @@ enum Objective {
     Partition,
     /// The 1F1B makespan of the slowest rank.
     Pipeline,
+    /// The same by order alone, after the largest sum in one group: to compare with.
+    MinMax,
 }
+
+/// Objectives that need a pipeline.
+const PIPELINES: [(&str, &str); 2] = [("objective", "pipeline"), ("objective", "min-max")];
+/// Work units that a search for pipelines does in a millisecond, about: a deadline plans as much.
+const PIPELINE_WORK_PER_MS: u64 = 14_000;
 
 #[derive(Debug, Serialize)]
 struct BalanceReport {
@@ -73,17 +84,19 @@ struct BalanceReport {
 }
 
 pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
-    if args.objective == Objective::Partition && (args.dp.is_some() || args.stages.is_some()) {
-        return Err(Failure::Misuse("`--dp` and `--stages` need `--objective pipeline`".into()));
+    let has_pipeline = args.dp.is_some() || args.stages.is_some() || args.encoder_dp.is_some();
+    if args.objective == Objective::Partition && has_pipeline {
+        let message = "`--dp`, `--stages` and `--encoder-dp` need `--objective pipeline`";
+        return Err(Failure::Misuse(message.into()));
     }
     let in_file = |error| Failure::from(error).in_file(&args.instance);
     let instance = Instance::from_json(&read_text(&args.instance)?).map_err(in_file)?;
     let caps = args.caps.caps();
     let mut budget = budget(args);
     let started = Instant::now();
-    let report = match (args.objective, args.dp, &args.stages) {
-        (Objective::Pipeline, Some(dp_size), Some(stages)) => {
-            let config = PipelineConfig { dp_size, stages: stages.clone() };
+    let report = match (args.dp, &args.stages) {
+        (Some(dp_size), Some(stages)) => {
+            let config = pipeline_config(args, &instance, dp_size, stages)?;
             pipeline_report(balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget)?)
         }
         _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget)?),
@@ -95,6 +108,32 @@ pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
         ..report
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+/// The pipeline that the arguments describe; the last module is the LLM.
+fn pipeline_config(
+    args: &BalanceArgs,
+    instance: &Instance,
+    dp_size: usize,
+    stages: &[usize],
+) -> Result<PipelineConfig, Failure> {
+    let objective = match args.objective {
+        Objective::MinMax => PipelineObjective::MinMax,
+        Objective::Partition | Objective::Pipeline => PipelineObjective::Makespan,
+    };
+    let config = PipelineConfig::new(dp_size, stages.to_vec()).objective(objective);
+    let encoders = instance.modules() - 1;
+    let mut dp_sizes = match args.encoder_dp.as_deref() {
+        None => return Ok(config),
+        Some(&[size]) => vec![size; encoders],
+        Some(sizes) if sizes.len() == encoders => sizes.to_vec(),
+        Some(sizes) => {
+            let message = format!("`--encoder-dp` has {} numbers for {encoders} encoders", sizes.len());
+            return Err(Failure::Misuse(message));
+        }
+    };
+    dp_sizes.push(dp_size);
+    Ok(config.module_dp_sizes(dp_sizes))
 }
 
 fn read_text(path: &PathBuf) -> Result<String, Failure> {
@@ -114,7 +153,12 @@ fn budget(args: &BalanceArgs) -> Budget {
     match args.deadline_ms {
         Some(milliseconds) => {
             let end = Instant::now() + Duration::from_millis(milliseconds);
-            Budget::work(u64::MAX).deadline(move || Instant::now() >= end)
+            let work = match args.objective {
+                Objective::Partition => u64::MAX,
+                // Cooling has to know its end.
+                Objective::Pipeline | Objective::MinMax => milliseconds.saturating_mul(PIPELINE_WORK_PER_MS),
+            };
+            Budget::work(work).deadline(move || Instant::now() >= end)
         }
         None => Budget::work(args.work.unwrap_or(20_000)),
     }
