@@ -95,7 +95,7 @@ impl CompiledSchedule {
     /// let kind = ScheduleKind::OneForwardOneBackward;
     /// let mut compiled = CompiledSchedule::of_layout(kind, &layout, &[0, 1], &Communication::free(2, 2))?;
     /// let times = StageTimes::split(2, 2, &[3, 3, 6, 6])?;
-    /// assert_eq!(compiled.makespan_ns(&times), 2 * 1 + 6 + 2);
+    /// assert_eq!(compiled.makespan_ns(&times), 1 + 2 + 4 + 2 + 2);
     /// # Ok::<(), dflop_balancer::Error>(())
     /// ```
     pub fn of_layout(
