@@ -1,10 +1,8 @@
 //! Who holds which stage, who runs which microbatch there, and what feeds what.
 
 use super::action::Part;
+use super::module_stages::{ModuleStages, Replicas, check_count, check_modules, check_parts};
 use crate::error::{Error, Result};
-
-/// Most ranks, and most stages; actions count them in 16 bits.
-const COUNT_MAX: usize = u16::MAX as usize;
 
 /// Stages, ranks and microbatches of a step: what a schedule is made for.
 ///
@@ -51,20 +49,6 @@ pub struct Layout {
     modules: Vec<Replicas>,
 }
 
-/// Pipeline stages and replicas of one module of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModuleStages {
-    /// Pipeline stages of a replica, at least 1.
-    pub stages: usize,
-    /// Replicas, at least 1.
-    pub dp_size: usize,
-    /// Index of the module that takes the activations; by default the one after. The last module's is
-    /// ignored.
-    pub feeds: Option<usize>,
-    /// Whether each replica computes a share of every round's items.
-    pub shares_rounds: bool,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stage {
     module: usize,
@@ -76,42 +60,6 @@ struct Stage {
     after: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Replicas {
-    count: usize,
-    /// Microbatches of a round.
-    round: usize,
-    microbatches: usize,
-    shares_rounds: bool,
-    /// Ranks from one replica to the next.
-    ranks_apart: usize,
-    /// The replica of every microbatch; empty if it is `u mod count`.
-    route: Vec<u16>,
-}
-
-impl ModuleStages {
-    /// Describes a module that feeds the one after it.
-    #[must_use]
-    pub fn new(stages: usize, dp_size: usize) -> Self {
-        Self { stages, dp_size, feeds: None, shares_rounds: false }
-    }
-
-    /// Names the module that takes this one's activations, past those between: a parallel branch.
-    #[must_use]
-    pub fn feeds(mut self, module: usize) -> Self {
-        self.feeds = Some(module);
-        self
-    }
-
-    /// Lets each replica compute a share of every round's items, whichever microbatches these are in. The
-    /// last module's items stay in their microbatches. Modules between a sharing one and the last share too.
-    #[must_use]
-    pub fn share_rounds(mut self) -> Self {
-        self.shares_rounds = true;
-        self
-    }
-}
-
 impl Layout {
     /// Describes one pipeline; rank `r` holds the stages `r`, `r + ranks`, …, one for each chunk.
     ///
@@ -119,7 +67,7 @@ impl Layout {
     /// [`Error::Config`] if there is no rank or no chunk, or there are too many of anything.
     pub fn chain(ranks: usize, chunks: usize, microbatches: usize) -> Result<Self> {
         let count = ranks.saturating_mul(chunks);
-        check("stages", count, 1)?;
+        check_count("stages", count)?;
         check_parts(count, microbatches)?;
         let stages = (0..count).map(|stage| Stage {
             module: 0,
@@ -128,14 +76,7 @@ impl Layout {
             first_rank: stage % ranks,
             after: count - stage - 1,
         });
-        let only = Replicas {
-            count: 1,
-            round: 1,
-            microbatches,
-            shares_rounds: false,
-            ranks_apart: 0,
-            route: Vec::new(),
-        };
+        let only = Replicas::new(&[ModuleStages::new(count, 1)], 0, microbatches);
         Ok(Self { ranks, microbatches, chunks, stages: stages.collect(), modules: vec![only] })
     }
 
@@ -151,7 +92,7 @@ impl Layout {
         };
         let starts = check_modules(modules)?;
         let replicas: Vec<Replicas> =
-            modules.iter().enumerate().map(|(at, _)| replicas(modules, at, microbatches)).collect();
+            (0..modules.len()).map(|at| Replicas::new(modules, at, microbatches)).collect();
         let most = replicas.iter().map(|own| own.microbatches).max().unwrap_or(0);
         check_parts(starts.iter().map(|start| start.stage).max().unwrap_or(0) + last.stages, most)?;
 
@@ -248,10 +189,14 @@ impl Layout {
     #[must_use]
     pub fn rank(&self, part: Part) -> usize {
         let stage = &self.stages[part.stage as usize];
-        let replicas = &self.modules[stage.module];
+        stage.first_rank + self.replica(part) * self.modules[stage.module].ranks_apart
+    }
+
+    /// The replica of the module that runs a microbatch.
+    pub(crate) fn replica(&self, part: Part) -> usize {
+        let replicas = &self.modules[self.stages[part.stage as usize].module];
         let by_number = || part.microbatch as usize % replicas.count;
-        let replica = replicas.route.get(part.microbatch as usize).map_or_else(by_number, |&to| to as usize);
-        stage.first_rank + replica * replicas.ranks_apart
+        replicas.route.get(part.microbatch as usize).map_or_else(by_number, |&to| to as usize)
     }
 
     /// Returns the ranks that hold a stage, one for each replica.
@@ -314,78 +259,4 @@ impl Layout {
         let stage = part.stage as usize;
         stage < self.stages.len() && (part.microbatch as usize) < self.microbatches_of(stage)
     }
-}
-
-/// First stage and first rank of a module.
-struct Start {
-    stage: usize,
-    rank: usize,
-}
-
-/// Replicas and microbatches of a module; `microbatches` are those of one rank of the last module.
-fn replicas(modules: &[ModuleStages], module: usize, microbatches: usize) -> Replicas {
-    let own = &modules[module];
-    let shares_rounds = own.shares_rounds && module + 1 < modules.len();
-    let last = modules.last().map_or(1, |last| last.dp_size);
-    let round = if shares_rounds { own.dp_size } else { last };
-    Replicas {
-        count: own.dp_size,
-        round,
-        microbatches: microbatches.saturating_mul(round),
-        shares_rounds,
-        ranks_apart: own.stages,
-        route: Vec::new(),
-    }
-}
-
-/// Returns where each module starts.
-fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
-    let (mut stage, mut rank) = (0_usize, 0_usize);
-    let mut starts = Vec::with_capacity(modules.len());
-    for (module, own) in modules.iter().enumerate() {
-        let is_last = module + 1 == modules.len();
-        if !is_last && own.feeds.is_some_and(|fed| fed <= module || fed >= modules.len()) {
-            let reason = format!("module {module} feeds module {}, not one after it", own.feeds.unwrap_or(0));
-            return Err(Error::Config { setting: "modules", reason });
-        }
-        check_sharing(modules, module)?;
-        check("stages", own.stages, 1)?;
-        check("dp_size", own.dp_size, 1)?;
-        starts.push(Start { stage, rank });
-        stage += own.stages;
-        rank += own.stages * own.dp_size;
-        check("stages", stage, 1)?;
-        check("ranks", rank, 1)?;
-    }
-    Ok(starts)
-}
-
-/// What a shared round is exchanged with has one microbatch a rank and round, or messages could not be told
-/// apart by their ends.
-fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
-    let last = modules.len() - 1;
-    let fed = modules[module].feeds.unwrap_or(module + 1);
-    let has_one = |module: usize| module == last || modules[module].shares_rounds;
-    let is_shared = |module: usize| module < last && modules[module].shares_rounds;
-    if module == last || !(is_shared(module) || is_shared(fed)) || (has_one(module) && has_one(fed)) {
-        return Ok(());
-    }
-    let reason = format!("modules {module} and {fed} must both share rounds, or neither");
-    Err(Error::Config { setting: "modules", reason })
-}
-
-fn check(setting: &'static str, count: usize, least: usize) -> Result<()> {
-    if (least..=COUNT_MAX).contains(&count) {
-        return Ok(());
-    }
-    Err(Error::Config { setting, reason: format!("{count} is not in {least}..={COUNT_MAX}") })
-}
-
-/// Parts are numbered in 32 bits, up to three passes each.
-fn check_parts(stages: usize, microbatches: usize) -> Result<()> {
-    if stages.saturating_mul(microbatches) < u32::MAX as usize / 8 {
-        return Ok(());
-    }
-    let reason = format!("{microbatches} in {stages} stages are too many");
-    Err(Error::Config { setting: "microbatches", reason })
 }

@@ -15,6 +15,7 @@ mod interleaved;
 mod kind;
 mod layout;
 mod messages;
+mod module_stages;
 mod one_forward_one_backward;
 mod window;
 mod zero_bubble;
@@ -22,7 +23,8 @@ mod zero_bubble;
 pub use action::{Action, Message, Part, Pass, PassKind};
 pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
-pub use layout::{Layout, ModuleStages};
+pub use layout::Layout;
+pub use module_stages::ModuleStages;
 
 use crate::error::{Error, Result};
 use window::Share;
