@@ -1,10 +1,11 @@
 //! How much a search may do: work units, never time.
 //!
 //! An *elementary step* is one candidate looked at: one group compared with one item moved or exchanged,
-//! one subset sum listed or compared, one action of a pipeline stage simulated. A **work unit is 16
-//! elementary steps**, some tens of nanoseconds. Steps are counted at fixed points of the algorithms, so
-//! the same budget ends at the same candidate on every machine. Strategies without a search spend
-//! nothing, and neither does the assignment that a search starts from.
+//! one subset sum listed or compared, one action of a pipeline stage simulated, an eighth of a cell of an integer
+//! program at one of its nodes. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are
+//! counted at fixed points of the algorithms, so the same budget ends at the same candidate on every
+//! machine. Strategies without a search spend nothing, and neither does the assignment that a search starts
+//! from.
 
 /// Elementary steps in one work unit.
 const STEPS_PER_UNIT: u64 = 16;

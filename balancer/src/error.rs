@@ -21,6 +21,9 @@ pub enum Error {
     /// One item has another number of modules than the instance.
     #[error("item {item} has times for {found} modules, expected {expected}")]
     ItemLength { item: usize, found: usize, expected: usize },
+    /// A time, a token count or a size is a fraction, or too large.
+    #[error("`{field}` of item {item} is no whole number of 63 bits: {value}")]
+    NotWhole { field: &'static str, item: usize, value: String },
     /// A time, a token count or a size is below zero.
     #[error("`{field}` of item {item} is negative: {value}")]
     Negative { field: &'static str, item: usize, value: i64 },

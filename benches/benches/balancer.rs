@@ -5,9 +5,10 @@ use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_gr
 use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind, schedule};
 use dflop_balancer::{
     Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, StageTimes, Strategy, balance,
-    balance_pipeline, simulate,
+    balance_pipeline, lower_bound, simulate,
 };
-use dflop_benches::instances::instance;
+use dflop_benches::families::Family;
+use dflop_benches::instances::{Target, instance};
 
 /// Items and groups of the partition problems.
 const SIZES: [(usize, usize); 3] = [(512, 64), (2_048, 128), (8_192, 1_024)];
@@ -41,6 +42,38 @@ fn bench_multi_lpt(c: &mut Criterion) {
 fn bench_search(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/search_20k");
     bench_partition(&mut group, Strategy::Search);
+    group.finish();
+}
+
+/// The time to each target: bound, start and the fewest work units that get there.
+fn bench_targets(c: &mut Criterion) {
+    let mut group = c.benchmark_group("balancer/to_gap");
+    for target in Target::all() {
+        let Target { family, items, groups, gap } = target;
+        let (instance, work) = target.reached().expect("every target is within reach");
+        let name = format!("{family:?}_n{items}_m{groups}/{gap}");
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let budget = &mut Budget::work(work);
+                balance(&instance, Strategy::Search, &Caps::default(), budget).expect("no cap is set")
+            });
+        });
+    }
+    group.finish();
+}
+
+fn bench_bound(c: &mut Criterion) {
+    let mut group = c.benchmark_group("balancer/lower_bound");
+    for family in Family::REALISTIC {
+        let instance = family.instance(8_192, 1_024, 0);
+        group.bench_function(format!("{family:?}_n8192_m1024"), |b| b.iter(|| lower_bound(&instance)));
+    }
+    group.finish();
+}
+
+fn bench_differencing(c: &mut Criterion) {
+    let mut group = c.benchmark_group("balancer/kk");
+    bench_partition(&mut group, Strategy::KarmarkarKarp);
     group.finish();
 }
 
@@ -139,5 +172,15 @@ fn bench_layout(
     });
 }
 
-criterion_group!(benches, bench_multi_lpt, bench_search, bench_pipeline, bench_simulator, bench_compiled);
+criterion_group!(
+    benches,
+    bench_multi_lpt,
+    bench_differencing,
+    bench_search,
+    bench_bound,
+    bench_targets,
+    bench_pipeline,
+    bench_simulator,
+    bench_compiled
+);
 criterion_main!(benches);

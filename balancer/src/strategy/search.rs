@@ -29,8 +29,9 @@ const SHAKES_FROM_BEST: u32 = 50;
 const SHAKES_MAX: u32 = 4096;
 /// The same, once the answer is as good as at its bound.
 const SHAKES_MAX_NEAR: u32 = 50;
-/// Within 2 to the power of minus this above the bound, 15 ns in a second, an answer is as good as at it.
-const NEAR_SHIFT: u32 = 26;
+/// Within 2 to the power of minus this above the bound, 240 ns in a second, an answer is as good as at it: so
+/// much may be lost to the rounding of tiles.
+const NEAR_SHIFT: u32 = 22;
 /// Groups of this many items at most, in the mean, are few: the excess search takes turns.
 const FEW_ITEMS: usize = 5;
 /// Steps that an excess search may take at least.

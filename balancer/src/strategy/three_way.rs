@@ -40,16 +40,12 @@ pub(super) fn find(
     target: u64,
     budget: &mut Budget,
 ) -> Option<[Vec<u32>; GROUPS]> {
-    let mut limits = problem.limits_within(target);
+    let limits = problem.limits_within(target);
     for (column, limit) in limits.iter().enumerate() {
         let total: u64 = groups.iter().map(|&group| partition.load(problem, group)[column]).sum();
         if total.div_ceil(GROUPS as u64) > *limit {
             return None;
         }
-    }
-    // Sums of a load and a row stay below 2^63, but so must a limit without a cap.
-    for limit in &mut limits {
-        *limit = (*limit).min(i64::MAX as u64);
     }
     let mut items: Vec<u32> = groups.iter().flat_map(|&group| &partition.groups[group]).copied().collect();
     items.sort_by_key(|&item| (Reverse(problem.value(problem.row(item))), item));

@@ -33,13 +33,15 @@ pub(crate) struct BalanceArgs {
     /// each. Their items of a slot are then shared by these ranks, whichever pipeline they are for.
     #[arg(long, value_name = "D", value_delimiter = ',')]
     encoder_dp: Option<Vec<usize>>,
-    /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
+    /// Strategy: `search`, `exact` (small instances, proven), `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin`
+    /// (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
-    /// Work units that the search spends, about: the same answer on every machine [default: 20000].
+    /// Work units that the search spends, about: the same answer on every machine [default: 20000; 4000000 if exact].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
     work: Option<u64>,
-    /// Milliseconds that the search may take: if they cut it short, the answer depends on the machine.
+    /// Milliseconds that the search may take, for use offline: if they cut it short, the answer depends on the machine,
+    /// and says so.
     #[arg(long, value_name = "T")]
     deadline_ms: Option<u64>,
     #[command(flatten)]
@@ -78,6 +80,7 @@ struct BalanceReport {
     lower_bound_ns: u64,
     bound: String,
     gap: f64,
+    is_optimal: bool,
     work_spent: u64,
     is_reproducible: bool,
     solve_ms: f64,
@@ -97,9 +100,10 @@ pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
     let report = match (args.dp, &args.stages) {
         (Some(dp_size), Some(stages)) => {
             let config = pipeline_config(args, &instance, dp_size, stages)?;
-            pipeline_report(balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget)?)
+            let found = balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget);
+            pipeline_report(found.map_err(in_file)?)
         }
-        _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget)?),
+        _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget).map_err(in_file)?),
     };
     let report = BalanceReport {
         name: instance.name().to_owned(),
@@ -160,7 +164,7 @@ fn budget(args: &BalanceArgs) -> Budget {
             };
             Budget::work(work).deadline(move || Instant::now() >= end)
         }
-        None => Budget::work(args.work.unwrap_or(20_000)),
+        None => Budget::work(args.work.unwrap_or_else(|| args.strategy.work_default())),
     }
 }
 
@@ -194,6 +198,7 @@ fn report(
         lower_bound_ns: bound.ns,
         bound: bound.kind.to_string(),
         gap,
+        is_optimal: makespan_ns == bound.ns,
         work_spent,
         is_reproducible,
         solve_ms: 0.0,
@@ -203,7 +208,9 @@ fn report(
 fn print(out: &mut impl Write, report: &BalanceReport) -> Result<(), Failure> {
     let BalanceReport { name, strategy, makespan_ns, lower_bound_ns, bound, gap, work_spent, .. } = report;
     writeln!(out, "{name}: {strategy}, makespan {:.3} ms", *makespan_ns as f64 / 1e6)?;
-    writeln!(out, "lower bound {:.3} ms ({bound}), gap {:.4} %", *lower_bound_ns as f64 / 1e6, gap * 100.0)?;
+    let optimal = if report.is_optimal { ", optimal" } else { "" };
+    let lower_bound_ms = *lower_bound_ns as f64 / 1e6;
+    writeln!(out, "lower bound {lower_bound_ms:.3} ms ({bound}), gap {:.4} %{optimal}", gap * 100.0)?;
     writeln!(out, "{work_spent} work units, {:.3} ms", report.solve_ms)?;
     if !report.is_reproducible {
         writeln!(out, "cut short by the deadline: another run may find another answer")?;
