@@ -75,7 +75,7 @@ fn anneal(
     budget: &mut Budget,
 ) {
     let start = budget.steps_left();
-    let mut threshold = Threshold::new(start_threshold(plan), steps);
+    let mut threshold = Threshold::new(start_threshold(plan, goal_ns), steps);
     loop {
         let done = start - budget.steps_left();
         if done >= steps || budget.is_spent() || plan.makespan_ns() <= goal_ns {
@@ -90,14 +90,15 @@ fn anneal(
     plan.return_to_best();
 }
 
-/// The mean threshold that a cycle begins with: a 64th of a microbatch, more if these hold few items, as
-/// changes are coarse then.
-fn start_threshold(plan: &Plan<'_>) -> u64 {
+/// The mean threshold that a cycle begins with: a 256th of what is left to the goal, a 64th of a microbatch
+/// at most; but more if microbatches hold few items, as changes are coarse then.
+fn start_threshold(plan: &Plan<'_>, goal_ns: u64) -> u64 {
     let microbatch_ns = plan.makespan_ns() / plan.microbatches() as u64;
     let (items, groups) = (plan.problem().items.max(1) as u128, plan.problem().groups as u128);
     let per_item = |time_ns: u128, _| (time_ns * groups / items).min(u128::from(microbatch_ns));
     let coarse_ns = (0..3).fold(u128::from(microbatch_ns), per_item);
-    (coarse_ns as u64).max(microbatch_ns / 64)
+    let fine_ns = plan.makespan_ns().saturating_sub(goal_ns) / 256;
+    fine_ns.min(microbatch_ns / 64).max(coarse_ns as u64)
 }
 
 /// Draws a change of two different slots; nothing if a slot would be empty.
