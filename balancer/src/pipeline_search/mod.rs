@@ -28,6 +28,8 @@ use threshold::Threshold;
 const FIRST_CYCLE_STEPS: u64 = 4_096;
 /// A budget above this, about a quarter of an hour, is taken for endless.
 const STEPS_ENDLESS: u64 = 1 << 38;
+/// Within 2 to the power of minus this above the goal, 15 ns in a second, a plan is as good as at it.
+const NEAR_SHIFT: u32 = 26;
 /// Cycles in a row that may find nothing better.
 const VAIN_CYCLES_MAX: u32 = 2;
 
@@ -52,6 +54,7 @@ pub(crate) fn improve(plan: &mut Plan<'_>, freedom: Freedom, goal_ns: u64, budge
     if plan.problem().groups == 1 {
         return;
     }
+    let goal_ns = goal_ns + (goal_ns >> NEAR_SHIFT);
     let mut rng = SplitMix64::new(plan.problem().seed);
     let left = budget.steps_left();
     let is_endless = left > STEPS_ENDLESS;
