@@ -7,7 +7,9 @@
 //!
 //! Which mean of paths is best is a game: one side cuts the mean loads into microbatches, the other
 //! answers with the longest path. Regret matching makes the cuts better, and the paths answered, weighted
-//! by round, are the mean. It is a bound whatever the rounds were; more of them make it tighter.
+//! by round, are the mean. It is a bound whatever the rounds were; more of them make it tighter. Shares are
+//! floating-point numbers, added, multiplied and divided in a fixed order: all machines choose the same
+//! paths. The bound itself is worked out from their counts, in integers.
 //!
 //! # Source
 //! Regret matching with positive regrets and linear weights: Tammelin et al., "Solving heads-up limit Texas

@@ -107,7 +107,8 @@ fn start_threshold(plan: &Plan<'_>, goal_ns: u64) -> u64 {
 /// Draws a change of two different slots; nothing if a slot would be empty.
 fn draw(plan: &Plan<'_>, freedom: Freedom, rng: &mut SplitMix64) -> Option<Change> {
     let (ranks, microbatches) = (plan.ranks(), plan.microbatches());
-    // The bits of one number: at the slowest rank in 1 of 2, inside one rank and whole slots in 3 of 8.
+    // The bits of one number: at the slowest rank in 1 of 2, inside one rank in 3 of
+    // 8, whole slots in 2 of 8.
     let bits = rng.next_u64() as usize;
     let rank = if bits & 1 == 0 { plan.slowest() } else { rng.below(ranks) };
     let is_inside = ranks == 1 || (bits >> 1) & 7 < 3;
@@ -118,8 +119,8 @@ fn draw(plan: &Plan<'_>, freedom: Freedom, rng: &mut SplitMix64) -> Option<Chang
         return None;
     }
     match freedom {
-        Freedom::Order => slots::draw(first, second),
-        Freedom::Contents if (bits >> 4) & 7 < 2 => slots::draw(first, second),
+        Freedom::Order => Some(slots::swap(first, second)),
+        Freedom::Contents if (bits >> 4) & 7 < 2 => Some(slots::swap(first, second)),
         Freedom::Contents => items::draw(plan, first, second, rng),
     }
 }
