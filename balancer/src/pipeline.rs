@@ -7,13 +7,15 @@
 //!
 //! Strategies that look at costs go three steps: partition into microbatches, deal these out to ranks,
 //! order them with small ends. [`Strategy::Search`] then goes on in `crate::pipeline_search`, with the
-//! simulated makespan itself as the objective.
+//! simulated makespan itself as the objective, from there or from where `crate::fluid_start` leads.
 
 use crate::assignment;
 use crate::bound::LowerBound;
 use crate::budget::Budget;
 use crate::constraint::Caps;
 use crate::error::{Error, Result};
+use crate::fluid::Fluid;
+use crate::fluid_start;
 use crate::instance::Instance;
 use crate::order;
 use crate::partition::Partition;
@@ -27,6 +29,8 @@ use crate::strategy::{self, Strategy};
 const STAGES_MAX: usize = 4_096;
 /// Passes that the lower bound walks over at least and at most.
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
+/// Elementary steps of a search for each that its bound takes.
+const BOUND_SHARE: u64 = 16;
 /// Most elementary steps of a partition search before the order is looked at, for each item.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
@@ -263,14 +267,11 @@ pub fn balance_pipeline(
     };
     let mut plan = Plan::new(&problem, Partition::from_groups(&problem, dealt), config)?;
     let passes_max = bound_passes(strategy, budget);
-    let bound = pipeline_bound::pipeline_lower_bound(instance, config, passes_max)?;
+    let fluid = Fluid::new(instance, config, passes_max)?;
+    let bound = pipeline_bound::pipeline_lower_bound(instance, config, &fluid)?;
     if strategy == Strategy::Search {
-        budget.spend(passes_max.min(budget.steps_left() / 16));
-        let freedom = match config.objective {
-            PipelineObjective::Makespan => Freedom::Contents,
-            PipelineObjective::MinMax => Freedom::Order,
-        };
-        pipeline_search::improve(&mut plan, freedom, bound.ns, budget);
+        budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
+        plan = search(&problem, config, plan, &fluid, bound.ns, budget)?;
     }
     let (groups, ranks_ns) = plan.into_parts();
     Ok(PipelineAssignment {
@@ -288,7 +289,7 @@ fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
     if strategy != Strategy::Search {
         return BOUND_PASSES.start;
     }
-    (budget.steps_left() / 16).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
+    (budget.steps_left() / BOUND_SHARE).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
 }
 
 /// The partition that is dealt out.
@@ -308,6 +309,31 @@ fn start(
             budget.within(steps, |budget| strategy::assign(problem, strategy, budget))
         }
     }
+}
+
+/// Searches from a plan, or from one that follows the fluid if that is better.
+fn search<'a>(
+    problem: &'a Problem<'a>,
+    config: &PipelineConfig,
+    mut plan: Plan<'a>,
+    fluid: &Fluid,
+    goal_ns: u64,
+    budget: &mut Budget,
+) -> Result<Plan<'a>> {
+    let freedom = match config.objective {
+        PipelineObjective::Makespan => Freedom::Contents,
+        PipelineObjective::MinMax => Freedom::Order,
+    };
+    if freedom == Freedom::Contents
+        && let Some(slots) = fluid_start::deal(problem, fluid, budget)
+    {
+        let other = Plan::new(problem, slots, config)?;
+        if other.makespan_ns() < plan.makespan_ns() {
+            plan = other;
+        }
+    }
+    pipeline_search::improve(&mut plan, freedom, goal_ns, budget);
+    Ok(plan)
 }
 
 /// Group `g` to rank `g mod ranks`; returns the groups rank by rank.

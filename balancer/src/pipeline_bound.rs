@@ -5,7 +5,7 @@
 
 use crate::bound::{BoundKind, LowerBound, lower_bound_for};
 use crate::error::Result;
-use crate::fluid_bound::fluid_bound;
+use crate::fluid::Fluid;
 use crate::instance::Instance;
 use crate::pipeline::PipelineConfig;
 use crate::simulate::split_time;
@@ -21,11 +21,11 @@ use crate::simulate::split_time;
 ///   than one of its items. So the ranks together take at least the module's total and the `dp_size`
 ///   smallest fills and drains of an item, and the slowest takes the mean of that.
 /// - *Longest path.* A microbatch passes all stages twice, no faster than any of its items would.
-/// - *Fluid.* See [`crate::fluid_bound`]; it walks over `passes_max` passes, about.
+/// - *Fluid.* See [`crate::fluid`].
 pub(crate) fn pipeline_lower_bound(
     instance: &Instance,
     config: &PipelineConfig,
-    passes_max: u64,
+    fluid: &Fluid,
 ) -> Result<LowerBound> {
     let mut best = own_modules_bound(instance, config)?;
     let mut offer = |ns: u64, kind: BoundKind| {
@@ -44,7 +44,7 @@ pub(crate) fn pipeline_lower_bound(
     let path = |row: &[u64]| row.iter().zip(&config.stages).map(|(time, count)| time * *count as u64).sum();
     let paths = instance.rows_ns().chunks_exact(instance.modules()).map(path);
     offer(paths.max().unwrap_or(0), BoundKind::LongestPath);
-    offer(fluid_bound(instance, config, passes_max)?, BoundKind::Fluid);
+    offer(fluid.bound_ns, BoundKind::Fluid);
     Ok(best)
 }
 

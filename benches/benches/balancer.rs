@@ -4,8 +4,8 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind, schedule};
 use dflop_balancer::{
-    Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, StageTimes, Strategy, balance,
-    balance_pipeline, lower_bound, simulate,
+    Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, PipelineObjective, StageTimes,
+    Strategy, balance, balance_pipeline, lower_bound, simulate,
 };
 use dflop_benches::families::Family;
 use dflop_benches::instances::{Target, instance};
@@ -86,10 +86,17 @@ fn bench_pipeline(c: &mut Criterion) {
     let (instance, config) = pipeline();
     let mut group = c.benchmark_group("balancer/pipeline_4x16");
     group.throughput(Throughput::Elements(GLOBAL_BATCH as u64));
-    for strategy in [Strategy::MultiLpt, Strategy::Search] {
-        group.bench_function(strategy.name(), |b| {
+    let (makespan, min_max) = (PipelineObjective::Makespan, PipelineObjective::MinMax);
+    for (name, strategy, objective, work) in [
+        ("multi_lpt", Strategy::MultiLpt, makespan, 0),
+        ("min_max_20k", Strategy::Search, min_max, WORK),
+        ("search_20k", Strategy::Search, makespan, WORK),
+        ("search_1400k", Strategy::Search, makespan, 70 * WORK),
+    ] {
+        let config = config.clone().objective(objective);
+        group.bench_function(name, |b| {
             b.iter(|| {
-                balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(WORK))
+                balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(work))
                     .expect("it fits")
             });
         });

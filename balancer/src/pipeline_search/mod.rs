@@ -28,6 +28,8 @@ use threshold::Threshold;
 const FIRST_CYCLE_STEPS: u64 = 4_096;
 /// A budget above this, about a quarter of an hour, is taken for endless.
 const STEPS_ENDLESS: u64 = 1 << 38;
+/// Within 2 to the power of minus this above the goal, 15 ns in a second, a plan is as good as at it.
+const NEAR_SHIFT: u32 = 26;
 /// Cycles in a row that may find nothing better.
 const VAIN_CYCLES_MAX: u32 = 2;
 
@@ -52,6 +54,7 @@ pub(crate) fn improve(plan: &mut Plan<'_>, freedom: Freedom, goal_ns: u64, budge
     if plan.problem().groups == 1 {
         return;
     }
+    let goal_ns = goal_ns + (goal_ns >> NEAR_SHIFT);
     let mut rng = SplitMix64::new(plan.problem().seed);
     let left = budget.steps_left();
     let is_endless = left > STEPS_ENDLESS;
@@ -75,7 +78,7 @@ fn anneal(
     budget: &mut Budget,
 ) {
     let start = budget.steps_left();
-    let mut threshold = Threshold::new(start_threshold(plan), steps);
+    let mut threshold = Threshold::new(start_threshold(plan, goal_ns), steps);
     loop {
         let done = start - budget.steps_left();
         if done >= steps || budget.is_spent() || plan.makespan_ns() <= goal_ns {
@@ -90,20 +93,22 @@ fn anneal(
     plan.return_to_best();
 }
 
-/// The mean threshold that a cycle begins with: a 64th of a microbatch, more if these hold few items, as
-/// changes are coarse then.
-fn start_threshold(plan: &Plan<'_>) -> u64 {
+/// The mean threshold that a cycle begins with: a 256th of what is left to the goal, a 64th of a microbatch
+/// at most; but more if microbatches hold few items, as changes are coarse then.
+fn start_threshold(plan: &Plan<'_>, goal_ns: u64) -> u64 {
     let microbatch_ns = plan.makespan_ns() / plan.microbatches() as u64;
     let (items, groups) = (plan.problem().items.max(1) as u128, plan.problem().groups as u128);
     let per_item = |time_ns: u128, _| (time_ns * groups / items).min(u128::from(microbatch_ns));
     let coarse_ns = (0..3).fold(u128::from(microbatch_ns), per_item);
-    (coarse_ns as u64).max(microbatch_ns / 64)
+    let fine_ns = plan.makespan_ns().saturating_sub(goal_ns) / 256;
+    fine_ns.min(microbatch_ns / 64).max(coarse_ns as u64)
 }
 
 /// Draws a change of two different slots; nothing if a slot would be empty.
 fn draw(plan: &Plan<'_>, freedom: Freedom, rng: &mut SplitMix64) -> Option<Change> {
     let (ranks, microbatches) = (plan.ranks(), plan.microbatches());
-    // The bits of one number: at the slowest rank in 1 of 2, inside one rank and whole slots in 3 of 8.
+    // The bits of one number: at the slowest rank in 1 of 2, inside one rank in 3 of
+    // 8, whole slots in 2 of 8.
     let bits = rng.next_u64() as usize;
     let rank = if bits & 1 == 0 { plan.slowest() } else { rng.below(ranks) };
     let is_inside = ranks == 1 || (bits >> 1) & 7 < 3;
@@ -114,8 +119,8 @@ fn draw(plan: &Plan<'_>, freedom: Freedom, rng: &mut SplitMix64) -> Option<Chang
         return None;
     }
     match freedom {
-        Freedom::Order => slots::draw(first, second),
-        Freedom::Contents if (bits >> 4) & 7 < 2 => slots::draw(first, second),
+        Freedom::Order => Some(slots::swap(first, second)),
+        Freedom::Contents if (bits >> 4) & 7 < 2 => Some(slots::swap(first, second)),
         Freedom::Contents => items::draw(plan, first, second, rng),
     }
 }

@@ -3,6 +3,6 @@
 use super::change::{Change, ChangeKind};
 
 /// Makes the change of two different slots.
-pub(super) fn draw(first: usize, second: usize) -> Option<Change> {
-    Some(Change { first, second, kind: ChangeKind::Slots })
+pub(super) fn swap(first: usize, second: usize) -> Change {
+    Change { first, second, kind: ChangeKind::Slots }
 }

@@ -259,9 +259,10 @@ fn sorted_passes(rows: &[usize], modules: usize, microbatches: usize) -> Result<
         let (stage, microbatch) = (event.stage, event.microbatch);
         let sender = if event.kind.is_backward() { stage.checked_add(1) } else { stage.checked_sub(1) };
         let sender = sender.filter(|sender| *sender < stages);
-        let input = sender.map_or(nothing, |sender| place[cell(sender, microbatch, event.kind.is_backward())]);
-        let time =
-            ((microbatch as usize * modules + rows[stage]) * 2 + usize::from(event.kind.is_backward())) as u32;
+        let input =
+            sender.map_or(nothing, |sender| place[cell(sender, microbatch, event.kind.is_backward())]);
+        let time = ((microbatch as usize * modules + rows[stage]) * 2 + usize::from(event.kind.is_backward()))
+            as u32;
         for (edge, from) in [before[stage], input].into_iter().enumerate() {
             if let Some(from) = passes.get_mut(from as usize) {
                 from.after[edge] = at as u32;

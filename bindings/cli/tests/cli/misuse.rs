@@ -222,6 +222,11 @@ fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_mo
     refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "do not divide");
     refuse(&[&pipeline[..], &["--dp", "2", "--stages", "1"]].concat(), 2, "2 modules");
     refuse(&[&pipeline[..], &["--dp", "2", "--stages", "0,1"]].concat(), 2, "above 0");
+    let whole = [&pipeline[..], &["--dp", "2", "--stages", "1,1"]].concat();
+    refuse(&[&whole[..], &["--encoder-dp", "1,2"]].concat(), 2, "1 encoders");
+    refuse(&[&whole[..], &["--encoder-dp", "0"]].concat(), 2, "above 0");
+    refuse(&["balance", "--instance", text(&path), "--encoder-dp", "2"], 2, "--objective pipeline");
+    refuse(&["balance", "--instance", text(&path), "--objective", "min-max"], 2, "--dp");
 }
 
 #[test]
