@@ -42,6 +42,9 @@ pub enum Error {
     /// No partition within the caps was found; one may exist, but the caps are close to the mean.
     #[error("found no partition of {items} items into {groups} groups within the caps; raise them")]
     CapUnmet { items: usize, groups: usize },
+    /// No plan fits into the devices' memory, or onto the devices at all; says the smallest change that would do.
+    #[error("no plan fits: {reason}")]
+    NothingFits { reason: String },
     /// The action lists wait for one another, or one asks for what never comes.
     #[error("stage {stage} waits for ever at {action:?}")]
     Deadlock { stage: usize, action: Action },

@@ -43,6 +43,7 @@ mod order;
 mod partition;
 mod pipeline;
 mod pipeline_search;
+pub mod plan;
 mod problem;
 mod rng;
 pub mod schedule;

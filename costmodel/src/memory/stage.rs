@@ -108,9 +108,7 @@ impl ModuleMemory {
         };
         let all = per_token(stage.layers)?;
         Ok(match kept {
-            Kept::All => {
-                StageMemory { fixed_bytes, kept_bytes_per_token: all, working_bytes_per_token: 0.0 }
-            }
+            Kept::All => StageMemory { fixed_bytes, kept_bytes_per_token: all, working_bytes_per_token: 0.0 },
             Kept::LayerInputs => StageMemory {
                 fixed_bytes,
                 kept_bytes_per_token: inputs.min(all),

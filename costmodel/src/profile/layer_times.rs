@@ -78,9 +78,8 @@ impl LayerTimes {
         rate: &DeviceRate,
         sequence_tokens: u32,
     ) -> Self {
-        let ns = |flops: f64| {
-            flops * 1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)))
-        };
+        let ns =
+            |flops: f64| flops * 1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)));
         let rates = match encoder_of(spec, module) {
             Some(encoder) => {
                 let tokens = f64::from(sequence_tokens.max(1));
@@ -94,11 +93,7 @@ impl LayerTimes {
             None => {
                 let Proportion { layer, ends } = llm_proportion(&spec.llm);
                 let square = llm_square_flops(&spec.llm);
-                Rates {
-                    layer_per_token: ns(layer),
-                    layer_per_square: ns(square),
-                    ends_per_token: ns(ends),
-                }
+                Rates { layer_per_token: ns(layer), layer_per_square: ns(square), ends_per_token: ns(ends) }
             }
         };
         Self { source: Source::Rate(rates) }

@@ -47,7 +47,11 @@ pub fn reference_model(profile: &Profile) -> Option<Result<ModelSpec>> {
         let Some((family, model, size)) = names(&file.name) else { continue };
         families.insert(family);
         let is_encoder = ENCODERS.iter().any(|(name, known, _)| (*name, *known) == (model, size));
-        if is_encoder { encoders.insert((model, size)) } else { llms.insert((model, size)) };
+        if is_encoder {
+            encoders.insert((model, size))
+        } else {
+            llms.insert((model, size))
+        };
     }
     if families.is_empty() {
         return None;

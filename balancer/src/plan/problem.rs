@@ -1,0 +1,122 @@
+//! The planner's entry points: a problem in, a plan out; or the score of a given plan.
+
+use super::cluster::Cluster;
+use super::costs::ModuleCosts;
+use super::fit::Need;
+use super::halving::Halving;
+use super::report::{Plan, PlanReport};
+use super::score::{Balancing, EncoderShare};
+use super::space::{Freedom, Space};
+use super::timeline::Timeline;
+use super::workload::Workload;
+use crate::error::{Error, Result};
+
+/// Plans that are simulated in the first round of halving, at most.
+const SWEEP_MAX: usize = 160;
+/// What the first round may take, in samples and passes; large problems start with fewer plans.
+const SWEEP_UNITS: u64 = 12_000_000;
+/// Up to so much, in samples of all batches of all plans, every plan is looked at.
+const ALL_UNITS: u64 = 2_000_000;
+
+/// What is to be planned.
+#[derive(Clone, Copy)]
+pub struct PlanProblem<'a> {
+    /// Costs of the encoder, whose units are tiles.
+    pub encoder: &'a dyn ModuleCosts,
+    /// Costs of the LLM, whose units are tokens.
+    pub llm: &'a dyn ModuleCosts,
+    /// Batches that plans are judged on.
+    pub workload: &'a Workload,
+    /// The devices.
+    pub cluster: Cluster,
+    /// What may be planned.
+    pub freedom: Freedom,
+    /// How encoder ranks share a slot.
+    pub share: EncoderShare,
+}
+
+/// What a given plan takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// Makespan of each batch, nanoseconds.
+    pub makespans_ns: Vec<u64>,
+    /// Fullest GPU of the encoder over all batches, bytes.
+    pub encoder_bytes: u64,
+    /// Fullest GPU of the LLM.
+    pub llm_bytes: u64,
+    /// What the plan cannot beat on these batches, nanoseconds.
+    pub lower_bound_ns: f64,
+}
+
+impl Evaluation {
+    /// Returns the mean makespan in seconds.
+    #[must_use]
+    pub fn mean_seconds(&self) -> f64 {
+        self.makespans_ns.iter().map(|ns| *ns as f64).sum::<f64>() / self.makespans_ns.len() as f64 / 1e9
+    }
+}
+
+/// Finds the fastest plan.
+///
+/// # Errors
+/// [`Error::NothingFits`] with the smallest change that would, [`Error::Config`] if the problem makes no sense,
+/// [`Error::Overflow`] if times are too long to compute with.
+pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
+    let space = problem.space()?;
+    let items = u64::from(space.load.global_batch());
+    let batches = space.load.batches().len() as u64;
+    let length = (SWEEP_UNITS / (items * 24)).clamp(16, SWEEP_MAX as u64) as usize;
+    let swept = space.sweep(length, (ALL_UNITS / (items * batches)) as usize);
+    let mut halving = Halving::new(&space);
+    let finals =
+        if swept.is_all { halving.run_all(swept.candidates)? } else { halving.run(swept.candidates)? };
+    let Some(best) = finals.first() else {
+        return Err(Error::NothingFits { reason: problem.remedy(&space) });
+    };
+    let mean_ns = best.score.mean_ns();
+    Ok(PlanReport {
+        plan: space.plan(&best.candidate),
+        step_seconds: mean_ns / 1e9,
+        step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
+        lower_bound_seconds: space.least_bound_ns(mean_ns) / 1e9,
+        plans_bounded: swept.plans,
+        plans_simulated: halving.simulated(),
+        is_exhaustive: swept.is_all,
+        batches: best.score.makespans_ns.len(),
+        explanation: space.explain(&finals)?,
+    })
+}
+
+/// Scores a given plan on the batches of a problem, with the balancing of finalists; memory is reported, not checked.
+///
+/// # Errors
+/// [`Error::Config`] if the problem's space has no such plan.
+pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
+    let mut space = problem.space()?;
+    let outside = || Error::Config { setting: "plan", reason: format!("{plan:?} is not one of the space") };
+    let candidate = space.candidate(plan).ok_or_else(outside)?;
+    if !space.holds(&candidate) {
+        return Err(outside());
+    }
+    space.cluster.memory_bytes = u64::MAX;
+    let search = Balancing::Search(super::halving::FINAL_WORK);
+    let all = 0..space.load.batches().len();
+    let score = space.score(&candidate, all, search, &mut Timeline::default())?.ok_or_else(outside)?;
+    let Need { encoder_bytes, llm_bytes } = score.need;
+    Ok(Evaluation {
+        makespans_ns: score.makespans_ns,
+        encoder_bytes: encoder_bytes as u64,
+        llm_bytes: llm_bytes as u64,
+        lower_bound_ns: space.bound_ns(&candidate),
+    })
+}
+
+impl<'a> PlanProblem<'a> {
+    pub(super) fn space(&self) -> Result<Space<'a>> {
+        self.cluster.check()?;
+        if self.encoder.layers() == 0 || self.llm.layers() == 0 {
+            return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
+        }
+        Ok(Space::new(self.encoder, self.llm, self.workload, self.cluster, self.freedom, self.share))
+    }
+}
