@@ -24,6 +24,14 @@ pub(super) struct Figures {
     pub(super) estimate_ns: f64,
 }
 
+/// The LLM's part of a range's figures.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LlmFigures {
+    own: ModuleFigures,
+    /// The longest sample through all stages, mean over batches.
+    longest_ns: f64,
+}
+
 /// Busy time of the slowest stage, its time for one microbatch, and the way of one microbatch through all stages.
 #[derive(Debug, Clone, Copy)]
 struct ModuleFigures {
@@ -35,43 +43,43 @@ struct ModuleFigures {
 impl Space<'_> {
     /// Figures of the plans of a family with `few` to `many` microbatches.
     pub(super) fn figures(&self, family: &Family, few: u32, many: u32) -> Figures {
-        let llm = self.llm_figures(family, few, many);
-        let longest_ns = self.longest_ns(family);
-        let long_ns = llm.path_ns.max(longest_ns);
-        let typical_path_ns = llm.path_ns + 0.5 * (long_ns - llm.path_ns);
+        let llm = self.llm_figures(family.llm, family.llm_dp, few, many);
+        self.figures_with(&llm, family, few, many)
+    }
+
+    /// The same with the LLM's part known.
+    pub(super) fn figures_with(&self, llm: &LlmFigures, family: &Family, few: u32, many: u32) -> Figures {
+        let LlmFigures { own, longest_ns } = llm;
+        let typical_path_ns = own.path_ns + 0.5 * (longest_ns - own.path_ns).max(0.0);
         match family.placement {
             Placement::Disaggregated => {
                 let encoder = self.encoder_figures(family, few, many);
-                let path_ns = (llm.path_ns + encoder.path_ns).max(longest_ns);
-                let bound_ns = llm.busy_ns.max(encoder.busy_ns).max(path_ns);
-                let others_ns = typical_path_ns + encoder.path_ns - llm.stage_ns.max(encoder.stage_ns);
-                Figures {
-                    bound_ns: bound_ns * (1.0 - ROUNDING),
-                    estimate_ns: bound_ns.max(llm.busy_ns.max(encoder.busy_ns) + others_ns),
-                }
+                let path_ns = (own.path_ns + encoder.path_ns).max(*longest_ns);
+                let busy_ns = own.busy_ns.max(encoder.busy_ns);
+                let others_ns = typical_path_ns + encoder.path_ns - own.stage_ns.max(encoder.stage_ns);
+                Figures::new(busy_ns.max(path_ns), busy_ns + others_ns)
             }
             Placement::Colocated => {
                 let phase_ns = self.encoder_phase_ns(family);
-                let bound_ns = phase_ns + llm.busy_ns.max(long_ns);
-                let others_ns = typical_path_ns - llm.stage_ns;
-                Figures {
-                    bound_ns: bound_ns * (1.0 - ROUNDING),
-                    estimate_ns: bound_ns.max(phase_ns + llm.busy_ns + others_ns),
-                }
+                let bound_ns = phase_ns + own.busy_ns.max(own.path_ns).max(*longest_ns);
+                Figures::new(bound_ns, phase_ns + own.busy_ns + typical_path_ns - own.stage_ns)
             }
         }
+    }
+
+    /// What the LLM alone takes, whatever the encoder.
+    pub(super) fn llm_figures(&self, llm: usize, ranks: u32, few: u32, many: u32) -> LlmFigures {
+        let shape = &self.llm_shapes[llm];
+        let times = &self.llm_times[shape.times];
+        let counts = [few, many].map(f64::from);
+        let own = module_figures(shape, times, counts, f64::from(ranks), self.load.batch_tokens);
+        let [layer_ns, ends_ns] = times.longest_ns;
+        LlmFigures { own, longest_ns: shape.all * layer_ns + ends_ns }
     }
 
     /// A lower bound of one plan, nanoseconds.
     pub(super) fn bound_ns(&self, candidate: &Candidate) -> f64 {
         self.figures(&candidate.family, candidate.microbatches, candidate.microbatches).bound_ns
-    }
-
-    fn llm_figures(&self, family: &Family, few: u32, many: u32) -> ModuleFigures {
-        let shape = &self.llm_shapes[family.llm];
-        let times = &self.llm_times[shape.times];
-        let ranks = f64::from(family.llm_dp);
-        module_figures(shape, times, [few, many].map(f64::from), ranks, self.load.batch_tokens)
     }
 
     fn encoder_figures(&self, family: &Family, few: u32, many: u32) -> ModuleFigures {
@@ -88,12 +96,25 @@ impl Space<'_> {
         let share = self.load.batch_tiles / f64::from(family.encoder_dp);
         shape.all * times.layer_hull.at(share) + times.ends_hull.at(share)
     }
+}
 
-    /// The longest sample through all stages of the LLM, mean over batches.
-    fn longest_ns(&self, family: &Family) -> f64 {
-        let shape = &self.llm_shapes[family.llm];
-        let [layer_ns, ends_ns] = self.llm_times[shape.times].longest_ns;
-        shape.all * layer_ns + ends_ns
+impl Figures {
+    fn new(bound_ns: f64, estimate_ns: f64) -> Self {
+        Self { bound_ns: bound_ns * (1.0 - ROUNDING), estimate_ns: estimate_ns.max(bound_ns) }
+    }
+}
+
+impl LlmFigures {
+    /// What no plan with this LLM takes less than.
+    pub(super) fn bound_ns(&self) -> f64 {
+        self.own.busy_ns.max(self.own.path_ns).max(self.longest_ns) * (1.0 - ROUNDING)
+    }
+
+    /// What the estimate of any plan with this LLM is not below.
+    pub(super) fn least_ns(&self) -> f64 {
+        // An encoder's way is at least as long as its slowest stage, so it takes nothing off.
+        let ModuleFigures { busy_ns, stage_ns, path_ns } = self.own;
+        (busy_ns + path_ns - stage_ns).max(self.longest_ns)
     }
 }
 

@@ -23,26 +23,34 @@ impl Need {
 }
 
 impl Space<'_> {
-    /// What plans of a family with `few` to `many` microbatches need, at least.
+    /// What plans of a family with `few` to `many` microbatches need, at least, on the fullest batch.
     ///
-    /// The longest sample comes one day; in flight with it are average microbatches.
+    /// The longest sample comes one day; in flight with it are average microbatches, times the space's slack.
     pub(super) fn need(&self, family: &Family, few: u32, many: u32) -> Need {
         let llm = &self.llm_shapes[family.llm];
         let encoder = &self.encoder_shapes[family.encoder];
-        let tokens = self.load.batch_tokens / (f64::from(many) * f64::from(family.llm_dp));
-        let llm_bytes = fullest(llm, llm.pp, few, tokens, self.load.tokens_max as f64);
+        let llm_bytes = self.llm_bytes(family.llm, family.llm_dp, few, many);
         match family.placement {
             Placement::Disaggregated => {
-                let tiles = self.load.batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
+                let batch_tiles = self.slack * self.load.batch_tiles_max as f64;
+                let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
                 let largest = (self.load.tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
                 let encoder_bytes = fullest(encoder, encoder.pp + llm.pp, few, tiles, largest);
                 Need { encoder_bytes, llm_bytes }
             }
             Placement::Colocated => {
-                let all = llm_bytes + self.phase_bytes(family, self.load.batch_tiles);
+                let all = llm_bytes + self.phase_bytes(family, self.load.batch_tiles_max as f64);
                 Need { encoder_bytes: all, llm_bytes: all }
             }
         }
+    }
+
+    /// What an LLM with `few` to `many` microbatches of `ranks` ranks needs, at least.
+    pub(super) fn llm_bytes(&self, llm: usize, ranks: u32, few: u32, many: u32) -> f64 {
+        let shape = &self.llm_shapes[llm];
+        let batch_tokens = self.slack * self.load.batch_tokens_max as f64;
+        let tokens = batch_tokens / (f64::from(many) * f64::from(ranks));
+        fullest(shape, shape.pp, few, tokens, self.load.tokens_max as f64)
     }
 
     /// What the encoder holds of a batch of so many tiles that runs in one phase.

@@ -47,20 +47,28 @@ impl<'a> Halving<'a> {
         self.seen.len() as u64
     }
 
-    /// Returns the finalists, the best first; none if no plan fits.
-    pub(super) fn run(&mut self, candidates: Vec<Candidate>) -> Result<Vec<Scored>> {
+    /// Adds the finalists, the best first; none if no plan fits. Returns whether most of the plans fit.
+    pub(super) fn run(&mut self, candidates: Vec<Candidate>, finals: &mut Vec<Scored>) -> Result<bool> {
         let batches = self.space.load.batches().len();
         let mut left = self.variants(candidates);
+        let mut has_room = true;
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
             let mut scored = self.score_all(&left, count)?;
+            has_room &= scored.len() * 2 > left.len();
             if round == 1 {
                 scored = self.walk(scored, count)?;
             }
             scored.truncate(keep);
             left = scored.into_iter().map(|plan| plan.candidate).collect();
         }
-        self.finals(left)
+        for plan in self.finals(left)? {
+            if finals.iter().all(|known| known.candidate != plan.candidate) {
+                finals.push(plan);
+            }
+        }
+        self.sort(finals);
+        Ok(has_room)
     }
 
     /// Scores all plans on all batches in the order of their bounds until no bound is below the best score.

@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::costs::ModuleCosts;
 use super::fit::Need;
-use super::halving::Halving;
+use super::halving::{Halving, Scored};
 use super::report::{Plan, PlanReport};
 use super::score::{Balancing, EncoderShare};
 use super::space::{Freedom, Space};
@@ -17,6 +17,9 @@ const SWEEP_MAX: usize = 160;
 const SWEEP_UNITS: u64 = 12_000_000;
 /// Up to so much, in samples of all batches of all plans, every plan is looked at.
 const ALL_UNITS: u64 = 2_000_000;
+
+/// Room in memory for microbatches above the mean, tried one after another.
+const SLACKS: [f64; 4] = [1.0, 1.15, 1.35, 1.7];
 
 /// What is to be planned.
 #[derive(Clone, Copy)]
@@ -63,14 +66,8 @@ impl Evaluation {
 /// [`Error::Overflow`] if times are too long to compute with.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
-    let items = u64::from(space.load.global_batch());
-    let batches = space.load.batches().len() as u64;
-    let length = (SWEEP_UNITS / (items * 24)).clamp(16, SWEEP_MAX as u64) as usize;
-    let swept = space.sweep(length, (ALL_UNITS / (items * batches)) as usize);
-    let mut halving = Halving::new(&space);
-    let finals =
-        if swept.is_all { halving.run_all(swept.candidates)? } else { halving.run(swept.candidates)? };
-    let Some(best) = finals.first() else {
+    let search = Search::run(&space)?;
+    let Some(best) = search.finals.first() else {
         return Err(Error::NothingFits { reason: problem.remedy(&space) });
     };
     let mean_ns = best.score.mean_ns();
@@ -79,11 +76,11 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         step_seconds: mean_ns / 1e9,
         step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
         lower_bound_seconds: space.least_bound_ns(mean_ns) / 1e9,
-        plans_bounded: swept.plans,
-        plans_simulated: halving.simulated(),
-        is_exhaustive: swept.is_all,
+        plans_bounded: search.bounded,
+        plans_simulated: search.simulated,
+        is_exhaustive: search.is_exhaustive,
         batches: best.score.makespans_ns.len(),
-        explanation: space.explain(&finals)?,
+        explanation: space.explain(&search.finals)?,
     })
 }
 
@@ -109,6 +106,41 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
         llm_bytes: llm_bytes as u64,
         lower_bound_ns: space.bound_ns(&candidate),
     })
+}
+
+/// What a search found.
+struct Search {
+    finals: Vec<Scored>,
+    bounded: u64,
+    simulated: u64,
+    is_exhaustive: bool,
+}
+
+impl Search {
+    /// Sweeps and halves, once more with room in memory as long as most of the plans turn out not to fit.
+    fn run(space: &Space<'_>) -> Result<Self> {
+        let items = u64::from(space.load.global_batch());
+        let batches = space.load.batches().len() as u64;
+        let length = (SWEEP_UNITS / (items * 24)).clamp(16, SWEEP_MAX as u64) as usize;
+        let mut halving = Halving::new(space);
+        let mut search = Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false };
+        for slack in SLACKS {
+            let with_slack = Space { slack, ..space.clone() };
+            let swept = with_slack.sweep(length, (ALL_UNITS / (items * batches)) as usize);
+            search.bounded = swept.plans;
+            search.is_exhaustive = swept.is_all;
+            if swept.is_all {
+                search.finals = halving.run_all(swept.candidates)?;
+                break;
+            }
+            let has_room = halving.run(swept.candidates, &mut search.finals)?;
+            if has_room && !search.finals.is_empty() {
+                break;
+            }
+        }
+        search.simulated = halving.simulated();
+        Ok(search)
+    }
 }
 
 impl<'a> PlanProblem<'a> {

@@ -113,13 +113,20 @@ impl Space<'_> {
     /// The family that needs least memory, and how much; `None` if there is no family.
     pub(super) fn least_need(&self) -> Option<(f64, Family)> {
         let mut least: Option<(f64, Family)> = None;
-        self.visit(|family| {
-            for microbatches in [1, self.microbatches_max(family)] {
-                let need = self.need(family, microbatches, microbatches).most();
-                if least.is_none_or(|(bytes, _)| need < bytes) {
-                    least = Some((need, *family));
-                }
+        self.visit_llms(|llm, llm_dp| {
+            // Memory hardly changes between: powers of two, and the most ranks that there can be.
+            let is_most = (llm_dp + 1) * self.llm_shapes[llm].gpus() >= self.cluster.gpus;
+            if !llm_dp.is_power_of_two() && !is_most {
+                return;
             }
+            self.visit_encoders(llm, llm_dp, &mut |family| {
+                for microbatches in [1, self.microbatches_max(family)] {
+                    let need = self.need(family, microbatches, microbatches).most();
+                    if least.is_none_or(|(bytes, _)| need < bytes) {
+                        least = Some((need, *family));
+                    }
+                }
+            });
         });
         least
     }

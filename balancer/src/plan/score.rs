@@ -104,9 +104,17 @@ impl Space<'_> {
         timeline: &mut Timeline,
     ) -> Result<Option<(u64, Need)>> {
         let mut best = None;
-        for cells in self.dealt(candidate, batch, balancing)? {
+        let memory_bytes = self.cluster.memory_bytes as f64;
+        let mut dealt = self.dealt(candidate, batch, balancing)?;
+        if dealt.iter().all(|cells| cells.need(self, candidate).most() > memory_bytes) {
+            // Even tokens take least memory.
+            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+            let groups = lpt_groups(&tokens, self.groups(candidate));
+            dealt = vec![self.cells(candidate, batch, &tokens, &groups)];
+        }
+        for cells in dealt {
             let need = cells.need(self, candidate);
-            if need.most() > self.cluster.memory_bytes as f64 {
+            if need.most() > memory_bytes {
                 continue;
             }
             let makespan_ns = self.makespan_ns(candidate, &cells, timeline);

@@ -61,6 +61,8 @@ pub(super) struct Space<'a> {
     pub(super) freedom: Freedom,
     pub(super) share: EncoderShare,
     pub(super) traffic: Traffic,
+    /// Room for microbatches above the mean, a factor on it, in what is expected to fit.
+    pub(super) slack: f64,
     pub(super) load: &'a Workload,
     pub(super) encoder_times: Vec<TpTimes>,
     pub(super) encoder_shapes: Vec<StageShape>,
@@ -94,15 +96,31 @@ impl<'a> Space<'a> {
             encoder_gradient_bytes: gradients(encoder, &encoder_shapes),
             llm_gradient_bytes: gradients(llm, &llm_shapes),
         };
-        Self { cluster, freedom, share, traffic, load, encoder_times, encoder_shapes, llm_times, llm_shapes }
+        Self {
+            cluster,
+            freedom,
+            share,
+            traffic,
+            slack: 1.0,
+            load,
+            encoder_times,
+            encoder_shapes,
+            llm_times,
+            llm_shapes,
+        }
     }
 
-    /// Calls `visit` with every family, the LLM's ranks from many to few.
+    /// Calls `visit` with every family.
     pub(super) fn visit(&self, mut visit: impl FnMut(&Family)) {
+        self.visit_llms(|llm, llm_dp| self.visit_encoders(llm, llm_dp, &mut visit));
+    }
+
+    /// Calls `visit` with every LLM: the index of its shape, and its ranks from many to few.
+    pub(super) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
         for llm in 0..self.llm_shapes.len() {
             let ranks_max = (self.cluster.gpus / self.llm_shapes[llm].gpus()).min(self.load.global_batch());
             for llm_dp in (1..=ranks_max).rev() {
-                self.visit_encoders(llm, llm_dp, &mut visit);
+                visit(llm, llm_dp);
             }
         }
     }

@@ -10,6 +10,8 @@ const STEPS: u64 = 16;
 #[derive(Debug, Clone)]
 pub(super) struct TimeTable {
     ns: Vec<f64>,
+    /// From each knot to the next, nanoseconds a unit.
+    slopes: Vec<f64>,
 }
 
 impl TimeTable {
@@ -20,14 +22,18 @@ impl TimeTable {
             let before: f64 = ns[at - 1];
             ns.push(time_ns(knot(at)).max(before));
         }
-        Self { ns }
+        Self::of(ns)
+    }
+
+    fn of(ns: Vec<f64>) -> Self {
+        let slope = |at: usize| (ns[at + 1] - ns[at]) / (knot(at + 1) - knot(at)) as f64;
+        Self { slopes: (0..ns.len() - 1).map(slope).collect(), ns }
     }
 
     /// The time of this many units; beyond the table with the slope of its end.
     pub(super) fn at(&self, units: f64) -> f64 {
-        let low = index(units as u64).min(self.ns.len() - 2);
-        let (from, to) = (knot(low) as f64, knot(low + 1) as f64);
-        self.ns[low] + (units - from) / (to - from) * (self.ns[low + 1] - self.ns[low])
+        let low = index(units as u64).min(self.slopes.len() - 1);
+        self.ns[low] + self.slopes[low] * (units - knot(low) as f64)
     }
 
     /// The greatest convex function below the times from `units_min` units on, and below no time at none.
@@ -59,7 +65,7 @@ impl TimeTable {
         for at in 0..first {
             hull[at] = (hull[first] - slope * (knot(first) - knot(at)) as f64).max(0.0);
         }
-        Self { ns: hull }
+        Self::of(hull)
     }
 
     fn slope(&self, low: usize, high: usize) -> f64 {
