@@ -1,28 +1,24 @@
 //! From samples to cells: which slot of which LLM rank each sample of a batch goes to.
 //!
-//! Groups are made by LPT, dealt out to ranks so that these are even, and ordered with small ends, so that slot `k` of
+//! Groups are made greedily, the longest samples first, dealt out to ranks so that these are even, and ordered with small ends, so that slot `k` of
 //! all ranks is of about the same size.
 
 use crate::order::small_ends;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Cuts items into `slots * ranks` groups by LPT on one size; returns each item's group.
+/// Cuts items into groups, one after another, each to the group with the smallest sum; returns each item's group.
 ///
-/// There are at least as many items as groups; the largest items seed the groups, so none is empty. Ties go to the
-/// lower index.
-pub(super) fn lpt_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..sizes_ns.len() as u32).collect();
-    order.sort_unstable_by_key(|&item| (Reverse(sizes_ns[item as usize]), item));
-    let mut group_of = vec![0; sizes_ns.len()];
-    let mut heap = BinaryHeap::with_capacity(groups);
-    for (place, &item) in order.iter().enumerate() {
-        let size = sizes_ns[item as usize];
-        if place < groups {
-            group_of[item as usize] = place as u32;
-            heap.push(Reverse((size, place as u32)));
-        } else if let Some(mut least) = heap.peek_mut() {
-            group_of[item as usize] = least.0.1;
+/// LPT if the items come by size. There are at least as many items as groups; the first items seed the groups, so none
+/// is empty. Ties go to the lower index.
+pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
+    let seeds = sizes_ns.iter().take(groups).enumerate();
+    let seeds: Vec<Reverse<(u64, u32)>> = seeds.map(|(group, size)| Reverse((*size, group as u32))).collect();
+    let mut group_of: Vec<u32> = (0..groups as u32).collect();
+    let mut heap = BinaryHeap::from(seeds);
+    for size in &sizes_ns[groups.min(sizes_ns.len())..] {
+        if let Some(mut least) = heap.peek_mut() {
+            group_of.push(least.0.1);
             least.0.0 += size;
         }
     }
@@ -86,7 +82,7 @@ mod tests {
             sizes in prop::collection::vec(0u64..50, 24..60), ranks in 1usize..5, slots in 1usize..6,
         ) {
             let groups = ranks * slots;
-            let group_of = lpt_groups(&sizes, groups);
+            let group_of = greedy_groups(&sizes, groups);
             let mut loads = vec![0; groups];
             let mut counts = vec![0; groups];
             for (item, &group) in group_of.iter().enumerate() {

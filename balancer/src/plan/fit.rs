@@ -16,6 +16,14 @@ pub(super) struct Need {
 }
 
 impl Need {
+    /// The larger of both for each module.
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            encoder_bytes: self.encoder_bytes.max(other.encoder_bytes),
+            llm_bytes: self.llm_bytes.max(other.llm_bytes),
+        }
+    }
+
     /// The fuller module.
     pub(super) fn most(&self) -> f64 {
         self.encoder_bytes.max(self.llm_bytes)

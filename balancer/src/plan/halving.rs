@@ -11,7 +11,7 @@ use super::score::{Balancing, Score};
 use super::space::{Candidate, Family, Space};
 use super::timeline::Timeline;
 use crate::error::Result;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A plan with its score.
 #[derive(Debug, Clone)]
@@ -21,25 +21,22 @@ pub(super) struct Scored {
 }
 
 /// Batches of each round, and how many plans go into the next one.
-const ROUNDS: [(usize, usize); 3] = [(1, 48), (4, 16), (12, 4)];
+const ROUNDS: [(usize, usize); 3] = [(1, 24), (4, 8), (12, 3)];
 
 /// Plans around which neighbours are tried, and how often.
-const CENTRES: usize = 4;
+const CENTRES: usize = 3;
 const WALKS: usize = 3;
-
-/// Work units of balancing one batch of a finalist.
-pub(super) const FINAL_WORK: u64 = 400;
 
 pub(super) struct Halving<'a> {
     space: &'a Space<'a>,
     timeline: Timeline,
-    /// Plans that were simulated at least once.
-    seen: BTreeSet<Candidate>,
+    /// Plans that were simulated at least once, with their quick scores on the first batches; `None` if they do not fit.
+    seen: BTreeMap<Candidate, Option<Score>>,
 }
 
 impl<'a> Halving<'a> {
     pub(super) fn new(space: &'a Space<'a>) -> Self {
-        Self { space, timeline: Timeline::default(), seen: BTreeSet::new() }
+        Self { space, timeline: Timeline::default(), seen: BTreeMap::new() }
     }
 
     /// Plans that were simulated.
@@ -52,10 +49,11 @@ impl<'a> Halving<'a> {
         let batches = self.space.load.batches().len();
         let mut left = self.variants(candidates);
         let mut has_room = true;
+        left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
             let mut scored = self.score_all(&left, count)?;
-            has_room &= scored.len() * 2 > left.len();
+            has_room &= left.is_empty() || scored.len() * 2 > left.len();
             if round == 1 {
                 scored = self.walk(scored, count)?;
             }
@@ -92,9 +90,8 @@ impl<'a> Halving<'a> {
         let batches = self.space.load.batches().len();
         let mut finals: Vec<Scored> = Vec::new();
         for candidate in candidates {
-            self.seen.insert(candidate);
-            let search = Balancing::Search(FINAL_WORK);
-            let score = self.space.score(&candidate, 0..batches, search, &mut self.timeline)?;
+            self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
+            let score = self.space.score(&candidate, 0..batches, Balancing::Search, &mut self.timeline)?;
             finals.extend(score.map(|score| Scored { candidate, score }));
         }
         self.sort(&mut finals);
@@ -105,12 +102,25 @@ impl<'a> Halving<'a> {
     fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Result<Vec<Scored>> {
         let mut scored = Vec::new();
         for &candidate in candidates {
-            self.seen.insert(candidate);
-            let score = self.space.score(&candidate, 0..batches, Balancing::Quick, &mut self.timeline)?;
+            let score = self.quick(candidate, batches)?;
             scored.extend(score.map(|score| Scored { candidate, score }));
         }
         self.sort(&mut scored);
         Ok(scored)
+    }
+
+    /// The quick score on the first batches, from where an earlier round left it.
+    fn quick(&mut self, candidate: Candidate, batches: usize) -> Result<Option<Score>> {
+        let known = self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
+        let Some(score) = known else { return Ok(None) };
+        let done = score.makespans_ns.len();
+        if done < batches {
+            match self.space.score(&candidate, done..batches, Balancing::Quick, &mut self.timeline)? {
+                Some(more) => score.append(more),
+                None => *known = None,
+            }
+        }
+        Ok(known.clone())
     }
 
     /// By mean; ties to fewer GPUs, then to the lower plan.

@@ -12,9 +12,9 @@ use super::workload::Workload;
 use crate::error::{Error, Result};
 
 /// Plans that are simulated in the first round of halving, at most.
-const SWEEP_MAX: usize = 160;
+const SWEEP_MAX: usize = 64;
 /// What the first round may take, in samples and passes; large problems start with fewer plans.
-const SWEEP_UNITS: u64 = 12_000_000;
+const SWEEP_UNITS: u64 = 8_000_000;
 /// Up to so much, in samples of all batches of all plans, every plan is looked at.
 const ALL_UNITS: u64 = 2_000_000;
 
@@ -96,9 +96,9 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
         return Err(outside());
     }
     space.cluster.memory_bytes = u64::MAX;
-    let search = Balancing::Search(super::halving::FINAL_WORK);
     let all = 0..space.load.batches().len();
-    let score = space.score(&candidate, all, search, &mut Timeline::default())?.ok_or_else(outside)?;
+    let score =
+        space.score(&candidate, all, Balancing::Search, &mut Timeline::default())?.ok_or_else(outside)?;
     let Need { encoder_bytes, llm_bytes } = score.need;
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,

@@ -1,7 +1,7 @@
 //! What a plan takes on sampled batches: each is balanced, dealt out and simulated.
 
 use super::cluster::Placement;
-use super::deal::{cells, lpt_groups};
+use super::deal::{cells, greedy_groups};
 use super::fit::Need;
 use super::space::{Candidate, Space};
 use super::step::Cells;
@@ -39,14 +39,19 @@ impl EncoderShare {
 /// How batches are balanced before they are simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Balancing {
-    /// LPT on the sum of both modules' times.
+    /// Greedy on the sum of both modules' times, the longest samples first.
     Quick,
-    /// The better of that and a search of so many work units, batch by batch.
-    Search(u64),
+    /// The better of that and [`Strategy::Search`], batch by batch; that alone where it would take too long.
+    Search,
 }
 
+/// Work units of balancing one batch of a finalist.
+const SEARCH_WORK: u64 = 400;
+/// Samples times groups up to which finalists are searched for; its first partition takes time in proportion.
+const SEARCH_CELLS_MAX: usize = 4_000_000;
+
 /// A plan's makespans, and what it needs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Score {
     /// In the order of the batches.
     pub(super) makespans_ns: Vec<u64>,
@@ -55,6 +60,12 @@ pub(super) struct Score {
 }
 
 impl Score {
+    /// Adds the scores of further batches.
+    pub(super) fn append(&mut self, more: Self) {
+        self.makespans_ns.extend(more.makespans_ns);
+        self.need = self.need.max(more.need);
+    }
+
     pub(super) fn mean_ns(&self) -> f64 {
         let sum: u128 = self.makespans_ns.iter().map(|ns| u128::from(*ns)).sum();
         sum as f64 / self.makespans_ns.len().max(1) as f64
@@ -87,10 +98,7 @@ impl Space<'_> {
                 return Ok(None);
             };
             score.makespans_ns.push(makespan_ns);
-            score.need = Need {
-                encoder_bytes: score.need.encoder_bytes.max(need.encoder_bytes),
-                llm_bytes: score.need.llm_bytes.max(need.llm_bytes),
-            };
+            score.need = score.need.max(need);
         }
         Ok(Some(score))
     }
@@ -109,7 +117,7 @@ impl Space<'_> {
         if dealt.iter().all(|cells| cells.need(self, candidate).most() > memory_bytes) {
             // Even tokens take least memory.
             let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-            let groups = lpt_groups(&tokens, self.groups(candidate));
+            let groups = greedy_groups(&tokens, self.groups(candidate));
             dealt = vec![self.cells(candidate, batch, &tokens, &groups)];
         }
         for cells in dealt {
@@ -134,10 +142,12 @@ impl Space<'_> {
     ) -> Result<Vec<Cells>> {
         let (groups, sizes_ns) = (self.groups(candidate), self.sizes_ns(candidate, batch));
         let sums_ns: Vec<u64> = sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect();
-        let mut dealt = vec![self.cells(candidate, batch, &sums_ns, &lpt_groups(&sums_ns, groups))];
-        let Balancing::Search(work) = balancing else { return Ok(dealt) };
+        let mut dealt = vec![self.cells(candidate, batch, &sums_ns, &greedy_groups(&sums_ns, groups))];
+        if balancing == Balancing::Quick || batch.len() * groups > SEARCH_CELLS_MAX {
+            return Ok(dealt);
+        }
         let instance = Instance::new(groups, 2, sizes_ns.concat())?;
-        let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(work))?;
+        let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(SEARCH_WORK))?;
         let mut group_of = vec![0; batch.len()];
         for (group, items) in found.groups.iter().enumerate() {
             for &item in items {

@@ -57,7 +57,12 @@ impl Workload {
             next += 1;
             sizes[order[next - 1] as usize]
         };
-        let drawn = (0..batches).map(|_| (0..global_batch).map(|_| draw()).collect()).collect();
+        let mut batch = || {
+            let mut batch: Vec<ItemSize> = (0..global_batch).map(|_| draw()).collect();
+            batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles)));
+            batch
+        };
+        let drawn = (0..batches).map(|_| batch()).collect();
         Ok(Self::of(drawn, sizes))
     }
 
@@ -78,7 +83,7 @@ impl Workload {
         }
     }
 
-    /// Returns the batches.
+    /// Returns the batches, each with the longest sample first.
     #[must_use]
     pub fn batches(&self) -> &[Vec<ItemSize>] {
         &self.batches
