@@ -21,11 +21,11 @@ pub(super) struct Scored {
 }
 
 /// Batches of each round, and how many plans go into the next one.
-const ROUNDS: [(usize, usize); 3] = [(1, 24), (4, 8), (12, 3)];
+const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
 
 /// Plans around which neighbours are tried, and how often.
-const CENTRES: usize = 3;
-const WALKS: usize = 3;
+const CENTRES: usize = 4;
+const WALKS: usize = 5;
 
 pub(super) struct Halving<'a> {
     space: &'a Space<'a>,

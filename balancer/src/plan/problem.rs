@@ -12,9 +12,9 @@ use super::workload::Workload;
 use crate::error::{Error, Result};
 
 /// Plans that are simulated in the first round of halving, at most.
-const SWEEP_MAX: usize = 64;
-/// What the first round may take, in samples and passes; large problems start with fewer plans.
-const SWEEP_UNITS: u64 = 8_000_000;
+const SWEEP_MAX: usize = 128;
+/// Samples that the first round may simulate for each GPU; large batches start with fewer plans.
+const SWEEP_UNITS: u64 = 512;
 /// Up to so much, in samples of all batches of all plans, every plan is looked at.
 const ALL_UNITS: u64 = 2_000_000;
 
@@ -121,7 +121,8 @@ impl Search {
     fn run(space: &Space<'_>) -> Result<Self> {
         let items = u64::from(space.load.global_batch());
         let batches = space.load.batches().len() as u64;
-        let length = (SWEEP_UNITS / (items * 24)).clamp(16, SWEEP_MAX as u64) as usize;
+        let gpus = u64::from(space.cluster.gpus.max(64));
+        let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
         let mut halving = Halving::new(space);
         let mut search = Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false };
         for slack in SLACKS {
