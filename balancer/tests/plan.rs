@@ -113,6 +113,7 @@ fn problem<'a>(
         cluster,
         freedom: Freedom::default(),
         share: EncoderShare::Tile,
+        memory_margin: 1.0,
     }
 }
 

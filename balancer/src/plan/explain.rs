@@ -64,6 +64,9 @@ impl Space<'_> {
             bytes: bytes as u64,
             headroom_bytes: (self.cluster.memory_bytes as f64 - bytes) as i64,
         };
+        // Of the sampled batches, and of the longest sample of all.
+        let Candidate { family, microbatches } = best.candidate;
+        let need = best.score.need.max(self.need(&family, microbatches, microbatches));
         let next = finals.iter().find(|plan| plan.candidate.family != best.candidate.family);
         let runner_up = next.or(finals.get(1)).map(|next| -> Result<RunnerUp> {
             Ok(RunnerUp {
@@ -74,8 +77,8 @@ impl Space<'_> {
         });
         Ok(Explanation {
             bottleneck,
-            encoder_memory: bytes(best.score.need.encoder_bytes),
-            llm_memory: bytes(best.score.need.llm_bytes),
+            encoder_memory: bytes(need.encoder_bytes),
+            llm_memory: bytes(need.llm_bytes),
             runner_up: runner_up.transpose()?,
         })
     }

@@ -70,7 +70,7 @@ impl Space<'_> {
 
     /// Whether some plan of the range may fit.
     pub(super) fn may_fit(&self, family: &Family, few: u32, many: u32) -> bool {
-        self.need(family, few, many).most() <= self.cluster.memory_bytes as f64
+        self.need(family, few, many).most() <= self.budget_bytes
     }
 }
 

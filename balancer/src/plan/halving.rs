@@ -57,6 +57,9 @@ impl<'a> Halving<'a> {
             if round == 1 {
                 scored = self.walk(scored, count)?;
             }
+            if round == 2 {
+                scored = self.recount(scored, count)?;
+            }
             scored.truncate(keep);
             left = scored.into_iter().map(|plan| plan.candidate).collect();
         }
@@ -151,6 +154,21 @@ impl<'a> Halving<'a> {
                 break;
             }
         }
+        Ok(scored)
+    }
+
+    /// Tries other numbers of microbatches for the best plan: what it takes is flat in them, and what is best is a sample.
+    fn recount(&mut self, mut scored: Vec<Scored>, batches: usize) -> Result<Vec<Scored>> {
+        let Some(best) = scored.first().map(|best| best.candidate) else { return Ok(scored) };
+        let step = (best.microbatches / 8).max(1);
+        let counts = (1..=2).flat_map(|steps| {
+            [best.microbatches.saturating_sub(steps * step), best.microbatches + steps * step]
+        });
+        let known = |plan: &Candidate| scored.iter().any(|old| old.candidate == *plan);
+        let fresh = counts.map(|microbatches| Candidate { microbatches, ..best });
+        let fresh: Vec<Candidate> = fresh.filter(|plan| self.is_possible(plan) && !known(plan)).collect();
+        scored.extend(self.score_all(&fresh, batches)?);
+        self.sort(&mut scored);
         Ok(scored)
     }
 

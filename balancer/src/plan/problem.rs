@@ -36,6 +36,8 @@ pub struct PlanProblem<'a> {
     pub freedom: Freedom,
     /// How encoder ranks share a slot.
     pub share: EncoderShare,
+    /// What is allocated over what is counted: fragments, communication buffers. 1 counts on none, and is the least.
+    pub memory_margin: f64,
 }
 
 /// What a given plan takes.
@@ -95,7 +97,7 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
     if !space.holds(&candidate) {
         return Err(outside());
     }
-    space.cluster.memory_bytes = u64::MAX;
+    space.budget_bytes = f64::INFINITY;
     let all = 0..space.load.batches().len();
     let score =
         space.score(&candidate, all, Balancing::Search, &mut Timeline::default())?.ok_or_else(outside)?;
@@ -150,6 +152,13 @@ impl<'a> PlanProblem<'a> {
         if self.encoder.layers() == 0 || self.llm.layers() == 0 {
             return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
         }
-        Ok(Space::new(self.encoder, self.llm, self.workload, self.cluster, self.freedom, self.share))
+        if !(self.memory_margin >= 1.0 && self.memory_margin.is_finite()) {
+            let reason = format!("{} is no number of at least 1", self.memory_margin);
+            return Err(Error::Config { setting: "memory_margin", reason });
+        }
+        let mut space = Space::new(self.encoder, self.llm, self.workload, self.cluster, self.freedom);
+        space.share = self.share;
+        space.budget_bytes = self.cluster.memory_bytes as f64 / self.memory_margin;
+        Ok(space)
     }
 }

@@ -14,7 +14,7 @@ impl PlanProblem<'_> {
         let Some((least_bytes, family)) = space.least_need() else {
             return self.no_plan(space);
         };
-        let have = self.cluster.memory_bytes as f64;
+        let have = space.budget_bytes;
         let plan = {
             let encoder = &space.encoder_shapes[family.encoder];
             let llm = &space.llm_shapes[family.llm];
@@ -26,7 +26,8 @@ impl PlanProblem<'_> {
         let gib = |bytes: f64| (bytes / BYTES_PER_GIB * 10.0).ceil() / 10.0;
         let mut changes = Vec::new();
         if least_bytes > have {
-            changes.push(format!("{:.1} GiB more memory a GPU", gib(least_bytes - have)));
+            changes
+                .push(format!("{:.1} GiB more memory a GPU", gib((least_bytes - have) * self.memory_margin)));
         } else {
             changes.push("a little more memory: balanced microbatches are above the mean".to_owned());
         }
@@ -41,8 +42,10 @@ impl PlanProblem<'_> {
         }
         let refused = self.refused_degrees(space);
         format!(
-            "the least that a plan needs is {:.1} GiB a GPU ({plan}), there are {:.1}; what would do: {}{refused}",
+            "the least that a plan needs is {:.1} GiB a GPU ({plan}), there are {:.1}, of which {:.1} count with the \
+             margin; what would do: {}{refused}",
             gib(least_bytes),
+            self.cluster.memory_bytes as f64 / BYTES_PER_GIB,
             have / BYTES_PER_GIB,
             changes.join(", or ")
         )
@@ -69,7 +72,7 @@ impl PlanProblem<'_> {
     fn would_fit(&self, cluster: Cluster, freedom: Freedom) -> bool {
         let problem = PlanProblem { cluster, freedom, ..*self };
         let least = problem.space().ok().and_then(|space| space.least_need());
-        least.is_some_and(|(bytes, _)| bytes <= cluster.memory_bytes as f64)
+        least.is_some_and(|(bytes, _)| bytes <= cluster.memory_bytes as f64 / self.memory_margin)
     }
 
     /// The smallest doubled cluster with a plan, refined by whole nodes.

@@ -112,7 +112,7 @@ impl Space<'_> {
         timeline: &mut Timeline,
     ) -> Result<Option<(u64, Need)>> {
         let mut best = None;
-        let memory_bytes = self.cluster.memory_bytes as f64;
+        let memory_bytes = self.budget_bytes;
         let mut dealt = self.dealt(candidate, batch, balancing)?;
         if dealt.iter().all(|cells| cells.need(self, candidate).most() > memory_bytes) {
             // Even tokens take least memory.

@@ -58,6 +58,8 @@ pub(super) struct Candidate {
 #[derive(Debug, Clone)]
 pub(super) struct Space<'a> {
     pub(super) cluster: Cluster,
+    /// Memory of a GPU that plans may count on.
+    pub(super) budget_bytes: f64,
     pub(super) freedom: Freedom,
     pub(super) share: EncoderShare,
     pub(super) traffic: Traffic,
@@ -77,7 +79,6 @@ impl<'a> Space<'a> {
         load: &'a Workload,
         cluster: Cluster,
         freedom: Freedom,
-        share: EncoderShare,
     ) -> Self {
         let degrees = |costs: &dyn ModuleCosts| {
             let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
@@ -98,8 +99,9 @@ impl<'a> Space<'a> {
         };
         Self {
             cluster,
+            budget_bytes: cluster.memory_bytes as f64,
             freedom,
-            share,
+            share: EncoderShare::Tile,
             traffic,
             slack: 1.0,
             load,

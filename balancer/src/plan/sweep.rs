@@ -72,7 +72,7 @@ impl Space<'_> {
         self.visit_llms(|llm, llm_dp| {
             let many = self.load.global_batch() / llm_dp;
             let figures = self.llm_figures(llm, llm_dp, 1, many);
-            let fits = self.llm_bytes(llm, llm_dp, 1, many) <= self.cluster.memory_bytes as f64;
+            let fits = self.llm_bytes(llm, llm_dp, 1, many) <= self.budget_bytes;
             if !ranks(llm_dp) || !fits || figures.least_ns() >= shortlist.limit_ns {
                 return;
             }
@@ -128,7 +128,7 @@ impl Space<'_> {
         self.visit_llms(|llm, llm_dp| {
             let many = self.load.global_batch() / llm_dp;
             let figures = self.llm_figures(llm, llm_dp, 1, many);
-            let fits = self.llm_bytes(llm, llm_dp, 1, many) <= self.cluster.memory_bytes as f64;
+            let fits = self.llm_bytes(llm, llm_dp, 1, many) <= self.budget_bytes;
             if !fits || figures.bound_ns() >= least_ns {
                 return;
             }

@@ -18,6 +18,7 @@ mod model;
 mod order;
 mod output;
 mod pack;
+mod plan;
 mod planner;
 mod profile;
 mod progress;
@@ -57,6 +58,7 @@ enum Command {
     Batches(batches::BatchesArgs),
     Stats(stats::StatsArgs),
     Balance(balance::BalanceArgs),
+    Plan(plan::PlanCommandArgs),
     Simulate(simulate::SimulateArgs),
     Accuracy(accuracy::AccuracyArgs),
 }
@@ -82,6 +84,7 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Batches(args) => batches::run(&args, out),
         Command::Stats(args) => stats::run(&args, out),
         Command::Balance(args) => balance::run(&args, out),
+        Command::Plan(args) => plan::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Accuracy(args) => accuracy::run(&args, out),
     }

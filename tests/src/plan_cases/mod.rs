@@ -6,11 +6,9 @@
 mod profile;
 pub mod rules;
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use dflop_balancer::plan::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, Workload};
-use dflop_costmodel::ModelSpec;
 use dflop_costmodel::profile::{Profile, reference_model};
 
 pub use profile::files;
@@ -81,8 +79,6 @@ const fn case(
 /// A case with everything that planning it needs.
 #[derive(Debug)]
 pub struct Prepared {
-    /// The model.
-    pub spec: ModelSpec,
     /// The profile.
     pub profile: Profile,
     /// Costs of encoder and LLM.
@@ -95,6 +91,9 @@ pub struct Prepared {
 
 impl Case {
     /// Makes profile, costs and shapes.
+    ///
+    /// # Panics
+    /// Never: made-up profiles are whole.
     #[must_use]
     pub fn prepare(&self) -> Prepared {
         let files = files(self);
@@ -104,27 +103,23 @@ impl Case {
         let costs = ModelCostsBuilder::new(&spec).profile(&profile).build().unwrap();
         let cluster =
             Cluster { gpus: self.gpus, gpus_per_node: NODE, memory_bytes: MEMORY_BYTES, links: None };
-        Prepared { costs, sizes: self.shapes.sizes(), cluster, spec, profile }
+        Prepared { costs, sizes: self.shapes.sizes(), cluster, profile }
     }
 }
 
 impl Prepared {
     /// Draws the batches that plans are judged on.
+    ///
+    /// # Panics
+    /// If there is no batch or no sample in it.
     #[must_use]
     pub fn workload(&self, global_batch: u32, batches: usize) -> Workload {
         Workload::draw(&self.sizes, global_batch, batches, 0).unwrap()
     }
-
-    /// Tokens of a tile.
-    #[must_use]
-    pub fn tile_tokens(&self) -> NonZeroU32 {
-        let tokens = if self.spec.name.contains("internvit") { 1024 } else { 729 };
-        NonZeroU32::new(tokens).unwrap()
-    }
 }
 
 impl Shapes {
-    /// The samples.
+    /// The samples, made up where there is no table.
     #[must_use]
     pub fn sizes(self) -> Vec<ItemSize> {
         let file = match self {

@@ -21,6 +21,9 @@ const DEGREES: [u32; 4] = [1, 2, 4, 8];
 const STATE_BYTES: [f64; 2] = [6.0, 8.0];
 
 /// Returns names and texts of the files of a case.
+///
+/// # Panics
+/// Never: the names are those of known models.
 #[must_use]
 pub fn files(case: &Case) -> Vec<(String, String)> {
     let spec = spec(case);
@@ -89,8 +92,9 @@ fn llm_times(llm: &LlmSpec, has_attention: bool) -> String {
     let measured = LlmFlops::new(&LlmSpec { layers: 4, ..*llm });
     for tp in DEGREES.into_iter().filter(|tp| llm.heads.is_multiple_of(*tp)) {
         for tokens in [1024_u32, 2048, 3072, 4096, 6144, 8192] {
-            let [full, causal] = [Attention::Full, Attention::Causal]
-                .map(|attention| measured.training(&[tokens], attention, Recomputation::Layers).total() as f64);
+            let [full, causal] = [Attention::Full, Attention::Causal].map(|attention| {
+                measured.training(&[tokens], attention, Recomputation::Layers).total() as f64
+            });
             let attention = full - causal;
             let linear = ms(causal - attention, 0.62, 4e12, tp);
             let attention = if has_attention { ms(attention, 0.4, 1.5e11, tp) } else { 0.0 };

@@ -36,11 +36,13 @@ struct Means {
     global_batch: f64,
 }
 
-/// Rates in FLOP-free form: how many layers' time a microbatch takes at the rate of its size.
+/// Rates of a profile, as both rules compute with them.
 struct Rates<'a> {
     prepared: &'a Prepared,
-    /// Mean over samples of the rate of attention, as a factor on time per token; by TP degree.
-    samples: &'a [ItemSize],
+    /// Mean of squared tokens over the mean of tokens.
+    squares_per_token: f64,
+    /// By TP degree of the LLM: degree, mean nanoseconds of attention per squared token, mean of the inverse.
+    attention: Vec<(u32, f64, f64)>,
 }
 
 /// A configuration while it is looked at.
@@ -66,7 +68,7 @@ pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<Plan> {
         tokens_max: most(|size| size.tokens),
         global_batch: f64::from(case.global_batch),
     };
-    let rates = Rates { prepared, samples: &prepared.sizes };
+    let rates = Rates::new(prepared);
     let mut best: Option<(f64, u32, Configuration)> = None;
     for_each(case.gpus, &prepared.costs, |found| {
         if rule == Rule::Reference && !fits(prepared, &means, found) {
@@ -151,7 +153,22 @@ fn bytes(costs: &dyn ModuleCosts, degrees: Degrees, units: f64) -> f64 {
     costs.memory(degrees.tp, part, false).at(units, 0.0)
 }
 
-impl Rates<'_> {
+impl<'a> Rates<'a> {
+    fn new(prepared: &'a Prepared) -> Self {
+        let costs = &prepared.costs[1];
+        let tokens: Vec<f64> = prepared.sizes.iter().map(|size| f64::from(size.tokens)).collect();
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let squares: Vec<f64> = tokens.iter().map(|tokens| tokens * tokens).collect();
+        let attention = costs.tp_degrees().into_iter().map(|tp| {
+            let layers = f64::from(costs.layers());
+            let of_sample = |tokens: &f64| layers * costs.sample_ns(tp, *tokens as u64) / (tokens * tokens);
+            let each_ns: Vec<f64> = tokens.iter().map(of_sample).collect();
+            let rates: Vec<f64> = each_ns.iter().map(|ns| 1.0 / ns).collect();
+            (tp, mean(&each_ns), mean(&rates))
+        });
+        Self { prepared, squares_per_token: mean(&squares) / mean(&tokens), attention: attention.collect() }
+    }
+
     fn makespan(&self, rule: Rule, means: &Means, found: Configuration, m: u32) -> f64 {
         let Configuration { encoder, llm } = found;
         let tiles = means.tiles * means.global_batch / (f64::from(m) * f64::from(encoder.dp));
@@ -174,18 +191,13 @@ impl Rates<'_> {
         let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.ends_ns(tp, tokens);
         let places = [1024, 2048, 3072, 4096, 6144, 8192];
         let linear_ns = interpolated_by_rate(&linear, tokens, &places);
-        // Attention of the samples that the microbatch has on average.
-        let count = self.samples.len() as f64;
-        let squares = self.samples.iter().map(|size| f64::from(size.tokens).powi(2)).sum::<f64>() / count;
-        let mean = self.samples.iter().map(|size| f64::from(size.tokens)).sum::<f64>() / count;
-        let of_sample = |tokens: f64| layers * costs.sample_ns(tp, tokens as u64) / (tokens * tokens);
-        let work = squares * tokens / mean;
-        let inverse_rates = self.samples.iter().step_by(7).map(|size| of_sample(f64::from(size.tokens)));
-        let sampled = self.samples.iter().step_by(7).count() as f64;
+        let known = self.attention.iter().find(|(degree, ..)| *degree == tp);
+        let (_, mean_ns, mean_rate) = known.expect("the degree is one of the profile");
+        let work = self.squares_per_token * tokens;
         let attention_ns = match rule {
             // The mean of the rates, which the harmonic mean should be.
-            Rule::Reference => work / (inverse_rates.map(|inverse| 1.0 / inverse).sum::<f64>() / sampled),
-            Rule::Paper => work * inverse_rates.sum::<f64>() / sampled,
+            Rule::Reference => work / mean_rate,
+            Rule::Paper => work * mean_ns,
         };
         (linear_ns + attention_ns) / f64::from(degrees.pp)
     }
