@@ -50,6 +50,9 @@ pub enum Error {
         "{items} items in {groups} groups are too many for the exact strategy: its program would have {cells} cells, at most {cells_max} are taken"
     )]
     TooLarge { items: usize, groups: usize, cells: usize, cells_max: usize },
+    /// No plan fits into the devices' memory, or onto the devices at all; says the smallest change that would do.
+    #[error("no plan fits: {reason}")]
+    NothingFits { reason: String },
     /// The action lists wait for one another, or one asks for what never comes.
     #[error("rank {rank} waits for ever at `{action}`")]
     Deadlock { rank: usize, action: Action },

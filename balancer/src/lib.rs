@@ -46,6 +46,7 @@ mod partition;
 mod pipeline;
 mod pipeline_bound;
 mod pipeline_search;
+pub mod plan;
 mod problem;
 mod rng;
 pub mod schedule;

@@ -1,7 +1,8 @@
-//! How long it takes to partition a global batch, and to simulate a pipeline.
+//! How long it takes to partition a global batch, to simulate a pipeline, and to plan the parallelism of a cluster.
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dflop_balancer::plan::{Cluster, EncoderShare, Freedom, PlanProblem, plan};
 use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind, schedule};
 use dflop_balancer::{
     Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, PipelineObjective, StageTimes,
@@ -9,6 +10,7 @@ use dflop_balancer::{
 };
 use dflop_benches::families::Family;
 use dflop_benches::instances::{Target, instance};
+use dflop_tests::plan_cases::CASES;
 
 /// Items and groups of the partition problems.
 const SIZES: [(usize, usize); 3] = [(512, 64), (2_048, 128), (8_192, 1_024)];
@@ -179,6 +181,31 @@ fn bench_layout(
     });
 }
 
+/// GPUs and global batches that are planned for; the targets are 0.1, 1 and 10 seconds.
+const CLUSTERS: [(u32, u32); 3] = [(64, 512), (1_024, 2_048), (16_384, 8_192)];
+
+fn bench_plan(c: &mut Criterion) {
+    let case = &CASES[3].prepare();
+    let mut group = c.benchmark_group("balancer/plan");
+    group.sample_size(10);
+    for (gpus, global_batch) in CLUSTERS {
+        let workload = case.workload(global_batch, 50);
+        let problem = PlanProblem {
+            encoder: &case.costs[0],
+            llm: &case.costs[1],
+            workload: &workload,
+            cluster: Cluster { gpus, ..case.cluster },
+            freedom: Freedom::default(),
+            share: EncoderShare::Tile,
+            memory_margin: 1.1,
+        };
+        group.bench_function(BenchmarkId::new("gpus", gpus), |b| {
+            b.iter(|| plan(&problem).expect("a plan fits"));
+        });
+    }
+    group.finish();
+}
+
 criterion_group!(
     benches,
     bench_multi_lpt,
@@ -188,6 +215,7 @@ criterion_group!(
     bench_targets,
     bench_pipeline,
     bench_simulator,
-    bench_compiled
+    bench_compiled,
+    bench_plan
 );
 criterion_main!(benches);

@@ -19,6 +19,7 @@ mod model;
 mod order;
 mod output;
 mod pack;
+mod plan;
 mod planner;
 mod profile;
 mod progress;
@@ -59,6 +60,7 @@ enum Command {
     Stats(stats::StatsArgs),
     Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
+    Plan(plan::PlanCommandArgs),
     Simulate(simulate::SimulateArgs),
     Accuracy(accuracy::AccuracyArgs),
 }
@@ -85,6 +87,7 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Stats(args) => stats::run(&args, out),
         Command::Memory(args) => memory::run(&args, out),
         Command::Balance(args) => balance::run(&args, out),
+        Command::Plan(args) => plan::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Accuracy(args) => accuracy::run(&args, out),
     }

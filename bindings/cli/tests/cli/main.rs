@@ -9,6 +9,7 @@ mod misuse;
 mod order;
 mod packing;
 mod pipes;
+mod plan;
 mod profiles;
 mod real_input;
 mod remote;

@@ -56,12 +56,12 @@ fn layers_are_split_as_given_and_measured_memory_is_taken() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("mem_llavaov_qwen2.5_7b.csv");
     let rows = "batch_size,seq_len,model_mem,fwd_peak,model_state_peak,num_layers,tp_size\n\
-                1,1024,6.0,0.5,6.5,3,1\n1,1024,8.0,0.6,8.6,4,1\n";
+                1,1024,6.0,0.5,7.0,3,1\n1,1024,8.0,0.6,9.0,4,1\n";
     std::fs::write(&path, rows).expect("a file");
     let run = dflop(&[&MODEL[..], &["--profile", path.to_str().expect("a path"), "--json"]].concat());
     assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "times are not needed");
     let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
-    assert_eq!(report["stages"][1]["state_bytes"].as_u64(), Some(56 << 30), "2 GiB a layer, none beside");
+    assert_eq!(report["stages"][1]["state_bytes"].as_u64(), Some(57 << 30), "2 GiB a layer, one beside");
     assert_eq!(
         [&report["stages"][0]["is_measured"], &report["stages"][1]["is_measured"]],
         [&Value::Bool(false), &Value::Bool(true)]
