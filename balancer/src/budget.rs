@@ -31,7 +31,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Allows this many work units. A search overshoots by some hundred at most: it ends between candidates.
+    /// Allows this many work units. A search overshoots by a thousand or so at most: it ends between candidates.
     #[must_use]
     pub fn work(units: u64) -> Self {
         let steps_max = units.saturating_mul(STEPS_PER_UNIT);

@@ -10,7 +10,7 @@ use crate::problem::Problem;
 use crate::rng::SplitMix64;
 
 /// Group-item checks of one search for a chain.
-const CHECKS_MAX: u64 = 400_000;
+const CHECKS_MAX: u64 = 60_000;
 /// No item.
 const NONE: u32 = u32::MAX;
 

@@ -28,7 +28,7 @@ const SHAKES_FROM_BEST: u32 = 50;
 /// Shakes in a row, without a better answer, before the search gives up.
 const SHAKES_MAX: u32 = 4096;
 /// The same, once the answer is as good as at its bound.
-const SHAKES_MAX_NEAR: u32 = 50;
+const SHAKES_MAX_NEAR: u32 = 8;
 /// Within 2 to the power of minus this above the bound, 240 ns in a second, an answer is as good as at it: so
 /// much may be lost to the rounding of tiles.
 const NEAR_SHIFT: u32 = 22;
