@@ -172,7 +172,7 @@ fn read_arguments() -> Result<Settings> {
         }
     }
     if settings.cases.is_empty() {
-        settings.cases.push(case(generated(), 2, vec![1, 3])?);
+        settings.cases.push(case(&generated(), 2, vec![1, 3])?);
         settings.work = settings.work.min(100_000);
     }
     Ok(settings)
@@ -184,11 +184,11 @@ fn read_case(arg: &str) -> Result<Case> {
     let (file, pipeline) = arg.rsplit_once('@').ok_or_else(usage)?;
     let (dp_size, stages) = pipeline.split_once(':').ok_or_else(usage)?;
     let stages = stages.split(',').map(str::parse).collect::<std::result::Result<_, _>>()?;
-    case(std::fs::read_to_string(file)?, dp_size.parse()?, stages)
+    case(&std::fs::read_to_string(file)?, dp_size.parse()?, stages)
 }
 
-fn case(text: String, dp_size: usize, stages: Vec<usize>) -> Result<Case> {
-    let (instance, file) = (Instance::from_json(&text)?, serde_json::from_str(&text)?);
+fn case(text: &str, dp_size: usize, stages: Vec<usize>) -> Result<Case> {
+    let (instance, file) = (Instance::from_json(text)?, serde_json::from_str(text)?);
     let name = format!("{} {dp_size}x{stages:?}", instance.name()).replace(' ', "");
     Ok(Case { name, file, instance, config: PipelineConfig::new(dp_size, stages) })
 }

@@ -60,7 +60,9 @@ impl Fluid {
         let mut cuts: Vec<Cut> = (0..modules).map(|module| Cut::new(instance, config, module)).collect();
         let (mut weights, mut forward) = (0, 0);
         for round in 1..=(passes_max / timeline.passes()).max(ROUNDS_MIN) {
-            cuts.iter().for_each(|cut| cut.write(&mut rank.times_ns));
+            for cut in &cuts {
+                cut.write(&mut rank.times_ns);
+            }
             timeline.find_longest_path(&mut rank);
             for cut in &mut cuts {
                 forward += round * cut.learn(&rank.critical, round);
@@ -128,7 +130,9 @@ impl Cut {
         }
         let sum: f64 = self.regrets.iter().sum();
         if sum > 0.0 {
-            self.shares.iter_mut().zip(&self.regrets).for_each(|(share, regret)| *share = regret / sum);
+            for (share, regret) in self.shares.iter_mut().zip(&self.regrets) {
+                *share = regret / sum;
+            }
         }
         forward_passes
     }

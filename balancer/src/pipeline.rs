@@ -143,7 +143,7 @@ impl PipelineConfig {
             let reason = "the times of one rank depend on the others".to_owned();
             return Err(Error::Config { setting: "module_dp_sizes", reason });
         }
-        self.split_loads(&self.loads(instance, microbatches))
+        self.split_loads(&slot_loads(instance, microbatches))
     }
 
     /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
@@ -167,22 +167,19 @@ impl PipelineConfig {
                 return Err(Error::Length { field, found, expected });
             }
         }
-        let mut loads: Vec<_> = ranks.iter().map(|rank| self.loads(instance, rank)).collect();
+        let mut loads: Vec<_> = ranks.iter().map(|rank| slot_loads(instance, rank)).collect();
         for module in (0..instance.modules()).filter(|&module| self.module_dp_size(module) != self.dp_size) {
             for slot in 0..microbatches {
                 let pool_ns: u64 = loads.iter().map(|rank| rank[slot][module]).sum();
                 let items = ranks.iter().flat_map(|rank| &rank[slot]);
                 let longest_ns = items.map(|&item| instance.times_ns(item)[module]).max().unwrap_or(0);
                 let time_ns = pool_ns.div_ceil(self.module_dp_size(module) as u64).max(longest_ns);
-                loads.iter_mut().for_each(|rank| rank[slot][module] = time_ns);
+                for rank in &mut loads {
+                    rank[slot][module] = time_ns;
+                }
             }
         }
         loads.iter().map(|rank| self.split_loads(rank)).collect()
-    }
-
-    /// Sums by microbatch and module.
-    fn loads(&self, instance: &Instance, microbatches: &[Vec<u32>]) -> Vec<Vec<u64>> {
-        microbatches.iter().map(|items| instance.load_ns(items)).collect()
     }
 
     fn split_loads(&self, loads: &[Vec<u64>]) -> Result<StageTimes> {
@@ -226,6 +223,11 @@ impl PipelineConfig {
         }
         Ok(())
     }
+}
+
+/// Sums by microbatch and module.
+fn slot_loads(instance: &Instance, microbatches: &[Vec<u32>]) -> Vec<Vec<u64>> {
+    microbatches.iter().map(|items| instance.load_ns(items)).collect()
 }
 
 /// Partitions an instance into ordered microbatches of every DP rank.

@@ -13,11 +13,11 @@ use crate::problem::Problem;
 pub(super) struct Redealt {
     /// Index in `modules`, by module of the problem.
     index: Vec<Option<usize>>,
-    modules: Vec<Module>,
+    modules: Vec<Pools>,
 }
 
-/// One such module.
-struct Module {
+/// The pools of one such module.
+struct Pools {
     module: usize,
     dp_size: u64,
     microbatches: usize,
@@ -37,7 +37,7 @@ impl Redealt {
             let dp_size = config.module_dp_size(module);
             if dp_size != config.dp_size {
                 redealt.index[module] = Some(redealt.modules.len());
-                redealt.modules.push(Module {
+                redealt.modules.push(Pools {
                     module,
                     dp_size: dp_size as u64,
                     microbatches,
@@ -114,7 +114,7 @@ impl Redealt {
     }
 }
 
-impl Module {
+impl Pools {
     fn time_ns(&self, pool_ns: u64, longest_ns: u64) -> u64 {
         pool_ns.div_ceil(self.dp_size).max(longest_ns)
     }

@@ -166,7 +166,9 @@ impl Timeline {
                 window.exits.push((code, nothing));
             }
         }
-        members.iter().for_each(|&at| self.codes[at as usize] = at);
+        for &at in members {
+            self.codes[at as usize] = at;
+        }
         window
     }
 
