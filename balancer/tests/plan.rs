@@ -2,8 +2,8 @@
 
 use dflop_balancer::Error;
 use dflop_balancer::plan::{
-    Cluster, Degrees, EncoderShare, Freedom, ItemSize, Link, Links, ModuleCosts, Placement, Plan,
-    PlanProblem, StageBytes, StagePart, Workload, evaluate, plan,
+    Cluster, Degrees, EncoderShare, Freedom, ItemSize, Link, Links, Method, ModuleCosts, Placement, Plan,
+    PlanProblem, StageBytes, StagePart, Workload, compare, evaluate, plan,
 };
 use proptest::prelude::*;
 
@@ -173,6 +173,49 @@ fn a_small_cluster_gets_the_plan_of_brute_force() {
         assert!(tried > 100, "{tried}");
         assert!((found.step_seconds - best).abs() < 1e-12, "{gpus}: {} {best}", found.step_seconds);
         assert!(found.lower_bound_seconds <= best);
+    }
+}
+
+#[test]
+fn methods_are_compared_on_the_same_batches() {
+    let costs = (encoder(), llm());
+    let workload = Workload::draw(&sizes(), 96, 10, 3).unwrap();
+    let problem = problem(&costs, &workload, cluster(32, 1 << 40));
+    let found = plan(&problem).unwrap();
+    let compared = compare(&problem, &found).unwrap();
+    assert_eq!(compared, compare(&problem, &found).unwrap());
+    let names: Vec<&str> = compared.methods.iter().map(|score| score.method.name()).collect();
+    assert_eq!(names, ["data-blind, uniform", "data-blind", "lpt", "paper", "dflop"]);
+    let of = |method: Method| compared.methods.iter().find(|score| score.method == method).unwrap();
+    let ours = of(Method::Ours);
+    for score in &compared.methods {
+        assert!(ours.step_seconds <= score.step_seconds, "{:?}", score.method);
+        assert!(score.step_seconds <= score.step_seconds_p95 && score.fits);
+        assert!((0.0..1.0).contains(&score.idle_fraction), "{:?} {}", score.method, score.idle_fraction);
+        assert!(compared.ideal_seconds <= score.step_seconds);
+        assert!(score.plan.gpus() <= 32);
+    }
+    assert!(ours.step_seconds <= found.step_seconds + 1e-12, "{} {}", ours.step_seconds, found.step_seconds);
+    assert!(of(Method::DataBlind).step_seconds > 1.05 * ours.step_seconds);
+    let uniform = of(Method::DataBlindUniform);
+    assert_eq!(
+        (uniform.plan.encoder.tp, uniform.plan.encoder.dp),
+        (uniform.plan.llm.tp, uniform.plan.llm.dp)
+    );
+    assert_eq!(of(Method::Lpt).plan, found.plan);
+}
+
+/// One rank, one stage each, one microbatch: every method runs the same two passes one after another.
+#[test]
+fn without_a_choice_all_methods_agree() {
+    let costs = (ClosedForm { degrees: vec![1], ..encoder() }, ClosedForm { degrees: vec![1], ..llm() });
+    let workload = Workload::draw(&[ItemSize { tiles: 3, tokens: 500 }], 1, 1, 0).unwrap();
+    let problem = problem(&costs, &workload, cluster(2, 1 << 40));
+    let found = plan(&problem).unwrap();
+    let compared = compare(&problem, &found).unwrap();
+    for score in &compared.methods {
+        assert!((score.step_seconds - found.step_seconds).abs() < 1e-12, "{score:?}");
+        assert!((score.idle_fraction - 0.5).abs() < 1e-9, "{score:?}");
     }
 }
 

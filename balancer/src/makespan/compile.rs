@@ -58,7 +58,7 @@ impl<'a> Compiler<'a> {
         for (_, stage) in sums {
             self.push_sum(stage);
         }
-        Ok(self.finish(graph.passes.len()))
+        Ok(self.finish())
     }
 
     /// Adds a pass; passes with several inputs wait for a chain of steps that take no time.
@@ -132,7 +132,7 @@ impl<'a> Compiler<'a> {
         self.steps.len() as u32 - 1
     }
 
-    fn finish(mut self, passes: usize) -> CompiledSchedule {
+    fn finish(mut self) -> CompiledSchedule {
         let nothing = self.steps.len() as u32;
         for step in &mut self.steps {
             step.waits_for = step.waits_for.map(|other| other.min(nothing));
@@ -142,7 +142,6 @@ impl<'a> Compiler<'a> {
         CompiledSchedule {
             rows: self.rows.iter().max().map_or(0, |row| row + 1),
             microbatches: self.layout.microbatches(),
-            passes,
             is_plain: self.delay_ns.iter().all(|delay| *delay == 0) && self.steps.iter().all(is_plain),
             end_ns: vec![0; self.steps.len() + 1],
             last: ends.filter(|step| *step != NOTHING).collect(),

@@ -8,7 +8,7 @@ mod compile;
 
 use crate::error::{Error, Result};
 use crate::schedule::{Layout, ScheduleKind};
-use crate::simulate::{Communication, StageTimes, weight_part};
+use crate::simulate::{Communication, StageTimes};
 
 /// A schedule whose passes are sorted by what waits for what.
 ///
@@ -30,7 +30,6 @@ use crate::simulate::{Communication, StageTimes, weight_part};
 pub struct CompiledSchedule {
     rows: usize,
     microbatches: usize,
-    passes: usize,
     steps: Vec<Step>,
     /// What the input of each step takes on its way.
     delay_ns: Vec<u64>,
@@ -119,11 +118,6 @@ impl CompiledSchedule {
         let fits = times.stages() >= self.rows && times.microbatches() == self.microbatches;
         assert!(fits, "times of {} rows, {} microbatches", times.stages(), times.microbatches());
         self.walk(times.forward_ns(), times.backward_ns(), |cell| times.weight_of(cell))
-    }
-
-    /// The same on bare times, `[rows * microbatches]` each.
-    pub(crate) fn makespan_of(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
-        self.walk(forward_ns, backward_ns, |cell| weight_part(backward_ns.get(cell).copied().unwrap_or(0)))
     }
 
     fn walk(&mut self, forward_ns: &[u64], backward_ns: &[u64], weight_of: impl Fn(usize) -> u64) -> u64 {

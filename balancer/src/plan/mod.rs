@@ -6,7 +6,8 @@
 //! batches, and explains its choice. The same arguments give the same answer on every machine.
 //!
 //! - problem: [`PlanProblem`], [`Cluster`], [`Freedom`], [`ItemSize`], [`ModuleCosts`], [`ModelCosts`]
-//! - answer: [`PlanReport`], [`Plan`], [`Explanation`]; [`evaluate`] scores any plan in the same way
+//! - answer: [`PlanReport`], [`Plan`], [`Explanation`]; [`evaluate`] scores any plan in the same way, [`compare`] holds
+//!   planning and balancing of others against ours
 //! - inside: `space` (what there is), `bound` and `fit` (what it takes at least), `sweep` (branch and bound),
 //!   `halving` (simulations), `step` and `timeline` (one batch), `explain` and `remedy` (reasons)
 //!
@@ -16,6 +17,7 @@
 
 mod bound;
 mod cluster;
+mod compare;
 mod costs;
 mod deal;
 mod explain;
@@ -36,6 +38,7 @@ mod transfer;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
+pub use compare::{Comparison, Method, MethodScore, compare};
 pub use costs::{ModuleCosts, StageBytes, StagePart};
 pub use explain::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
 pub use model::{ModelCosts, ModelCostsBuilder};

@@ -168,12 +168,12 @@ impl Space<'_> {
         }
     }
 
-    fn groups(&self, candidate: &Candidate) -> usize {
+    pub(super) fn groups(&self, candidate: &Candidate) -> usize {
         candidate.family.llm_dp as usize * candidate.microbatches as usize
     }
 
     /// What a sample adds to the slowest stage of each module, about; the encoder's ranks serve all LLM ranks.
-    fn sizes_ns(&self, candidate: &Candidate, batch: &[ItemSize]) -> Vec<[u64; 2]> {
+    pub(super) fn sizes_ns(&self, candidate: &Candidate, batch: &[ItemSize]) -> Vec<[u64; 2]> {
         let family = &candidate.family;
         let (encoder, llm) = (&self.encoder_shapes[family.encoder], &self.llm_shapes[family.llm]);
         let llm_times = &self.llm_times[llm.times];
