@@ -35,7 +35,7 @@ struct Row {
 }
 
 /// Reads both links; figures are checked by the planner.
-pub(super) fn read(path: &Path) -> Result<Links, Failure> {
+pub(crate) fn read(path: &Path) -> Result<Links, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
     let parsed = if text.trim_start().starts_with('{') { parse_json(&text) } else { parse_csv(&text) };
     parsed.map_err(|message| Failure::Failed(message).in_file(path))

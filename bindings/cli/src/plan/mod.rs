@@ -1,8 +1,8 @@
 //! `dflop plan`: degrees of parallelism, GPUs and microbatches for a model, a data set and a cluster.
 
-mod links;
+pub(crate) mod links;
 mod report;
-mod shapes;
+pub(crate) mod shapes;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,6 +17,7 @@ use dflop_costmodel::{DeviceRate, ModelSpec};
 use crate::model::spec_of;
 use crate::output::{Failure, Output, write_json};
 use crate::profile::read_profile;
+pub(crate) use report::DegreesJson;
 use report::PlanJson;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;

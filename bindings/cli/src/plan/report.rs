@@ -33,7 +33,7 @@ pub(super) struct PlanJson {
 }
 
 #[derive(Debug, Serialize)]
-struct DegreesJson {
+pub(crate) struct DegreesJson {
     encoder: ModuleJson,
     llm: ModuleJson,
     microbatches: u32,
@@ -167,12 +167,7 @@ impl PlanJson {
         let busy = busy_fraction * 100.0;
         writeln!(out, "bottleneck: {module} stage {} of {stages}, busy {busy:.1} % of the step", stage + 1)?;
         if let Some(next) = &self.runner_up {
-            let DegreesJson { encoder, llm, microbatches, placement, .. } = &next.plan;
-            writeln!(
-                out,
-                "runner-up: encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}: {}",
-                next.reason
-            )?;
+            writeln!(out, "runner-up: {}: {}", next.plan, next.reason)?;
         }
         let how =
             if self.is_exhaustive { "every plan is proven or simulated" } else { "the rest by estimate" };
@@ -194,6 +189,13 @@ fn shown_layers(layers: &[u32]) -> String {
 impl std::fmt::Display for ModuleJson {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "tp {} pp {} dp {}", self.tp, self.pp, self.dp)
+    }
+}
+
+impl std::fmt::Display for DegreesJson {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { encoder, llm, microbatches, placement, .. } = self;
+        write!(formatter, "encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}")
     }
 }
 

@@ -16,7 +16,7 @@ struct Row {
 }
 
 /// Reads all samples.
-pub(super) fn read(path: &Path) -> Result<Vec<ItemSize>, Failure> {
+pub(crate) fn read(path: &Path) -> Result<Vec<ItemSize>, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
     parse(&text).map_err(|message| Failure::Failed(message).in_file(path))
 }

@@ -1,8 +1,11 @@
-//! `dflop simulate`: what strategies would cost on the data set's own global batches.
+//! `dflop simulate`: what strategies would cost, on the data set's own global batches or on a table of shapes.
+
+mod shapes;
 
 use std::io::Write;
 
-use clap::Args;
+use clap::builder::ArgPredicate;
+use clap::{Arg, Args};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::plan::StepPlanner;
@@ -29,7 +32,9 @@ pub(crate) struct SimulateArgs {
     plan: PlanArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Steps to simulate [default: an epoch, 50 at most].
+    #[command(flatten)]
+    shapes: shapes::ShapesArgs,
+    /// Steps to simulate [default: an epoch, 50 at most; 50 of shapes].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
     /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages on every pipeline rank, or
@@ -64,7 +69,24 @@ pub(crate) struct StrategyReport {
     pub(crate) speedup: f64,
 }
 
+/// Shapes take the place of shards.
+fn no_data_set(arg: Arg) -> Arg {
+    arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
+}
+
+/// A plan says how many ranks there are.
+fn no_dp_size(arg: Arg) -> Arg {
+    arg.required(false).required_unless_present("shapes").default_value_if(
+        "shapes",
+        ArgPredicate::IsPresent,
+        "1",
+    )
+}
+
 pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> {
+    if let Some(path) = args.shapes.path() {
+        return shapes::run(args, path, out);
+    }
     let text_counts = args.tokenizer.text_counts(Some(&args.plan.model.spec()?))?;
     let planner = args.plan.planner(args.data.open(text_counts)?, 0, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
