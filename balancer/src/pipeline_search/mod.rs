@@ -107,8 +107,7 @@ fn start_threshold(plan: &Plan<'_>, goal_ns: u64) -> u64 {
 /// Draws a change of two different slots; nothing if a slot would be empty.
 fn draw(plan: &Plan<'_>, freedom: Freedom, rng: &mut SplitMix64) -> Option<Change> {
     let (ranks, microbatches) = (plan.ranks(), plan.microbatches());
-    // The bits of one number: at the slowest rank in 1 of 2, inside one rank in 3 of
-    // 8, whole slots in 2 of 8.
+    // The bits of one number: at the slowest rank 1 in 2, inside one rank 3 in 8, whole slots 1 in 4.
     let bits = rng.next_u64() as usize;
     let rank = if bits & 1 == 0 { plan.slowest() } else { rng.below(ranks) };
     let is_inside = ranks == 1 || (bits >> 1) & 7 < 3;
