@@ -28,6 +28,8 @@ use threshold::Threshold;
 const FIRST_CYCLE_STEPS: u64 = 4_096;
 /// A budget above this, about a quarter of an hour, is taken for endless.
 const STEPS_ENDLESS: u64 = 1 << 38;
+/// What drawing a change and adding up its slots counts as; the cells and passes looked at come on top.
+const DRAW_STEPS: u64 = 8;
 /// Within 2 to the power of minus this above the goal, 15 ns in a second, a plan is as good as at it.
 const NEAR_SHIFT: u32 = 26;
 /// Cycles in a row that may find nothing better.
@@ -84,7 +86,7 @@ fn anneal(
         if done >= steps || budget.is_spent() || plan.makespan_ns() <= goal_ns {
             break;
         }
-        budget.spend(1);
+        budget.spend(DRAW_STEPS);
         threshold.shrink(done);
         if let Some(change) = draw(plan, freedom, rng) {
             plan.try_change(change, threshold.draw(rng), budget);
