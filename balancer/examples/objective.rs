@@ -1,6 +1,6 @@
 //! Compares what pipelines gain from each strategy, in CPU time of one thread:
 //! `cargo run --release --example objective -- [--work N | --cpu-ms T] [--noise PERCENT] [--draws N]
-//! [--cap FACTOR] [FILE@DP:STAGES,...]...`
+//! [--cap FACTOR] [FILE@DP:STAGES,...[:ENCODER_DP]]...`
 //!
 //! A line per instance: makespan / floor of every strategy, where the floor is the mean load of a rank in
 //! the slowest module; how much lower the search ends than min-max with the best order; its bound; CPU
@@ -178,13 +178,19 @@ fn read_arguments() -> Result<Settings> {
     Ok(settings)
 }
 
-/// Reads `FILE@DP:STAGES,...`.
+/// Reads `FILE@DP:STAGES,...[:ENCODER_DP]`.
 fn read_case(arg: &str) -> Result<Case> {
-    let usage = || format!("`{arg}` is not FILE@DP:STAGES,...");
+    let usage = || format!("`{arg}` is not FILE@DP:STAGES,...[:ENCODER_DP]");
     let (file, pipeline) = arg.rsplit_once('@').ok_or_else(usage)?;
     let (dp_size, stages) = pipeline.split_once(':').ok_or_else(usage)?;
-    let stages = stages.split(',').map(str::parse).collect::<std::result::Result<_, _>>()?;
-    case(&std::fs::read_to_string(file)?, dp_size.parse()?, stages)
+    let (stages, encoder_dp) = stages.split_once(':').unwrap_or((stages, dp_size));
+    let stages: Vec<usize> = stages.split(',').map(str::parse).collect::<std::result::Result<_, _>>()?;
+    let (dp_size, encoder_dp) = (dp_size.parse()?, encoder_dp.parse()?);
+    let mut dp_sizes = vec![encoder_dp; stages.len() - 1];
+    dp_sizes.push(dp_size);
+    let mut case = case(&std::fs::read_to_string(file)?, dp_size, stages)?;
+    case.config = case.config.module_dp_sizes(dp_sizes);
+    Ok(case)
 }
 
 fn case(text: &str, dp_size: usize, stages: Vec<usize>) -> Result<Case> {

@@ -234,7 +234,8 @@ fn slot_loads(instance: &Instance, microbatches: &[Vec<u32>]) -> Vec<Vec<u64>> {
 ///
 /// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`,
 /// and nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic
-/// as [`balance`](crate::balance); caps hold for every microbatch.
+/// as [`balance`](crate::balance); caps hold for every microbatch. Of a search's budget, a sixteenth goes
+/// into the bound, and what the search starts from counts as well.
 ///
 /// # Errors
 /// [`Error::Config`] if the configuration does not fit the instance; else those of

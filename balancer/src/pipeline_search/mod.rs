@@ -28,6 +28,8 @@ use threshold::Threshold;
 const FIRST_CYCLE_STEPS: u64 = 4_096;
 /// A budget above this, about a quarter of an hour, is taken for endless.
 const STEPS_ENDLESS: u64 = 1 << 38;
+/// What drawing a change and adding up its slots counts as; the cells and passes looked at come on top.
+const DRAW_STEPS: u64 = 8;
 /// Within 2 to the power of minus this above the goal, 15 ns in a second, a plan is as good as at it.
 const NEAR_SHIFT: u32 = 26;
 /// Cycles in a row that may find nothing better.
@@ -84,7 +86,7 @@ fn anneal(
         if done >= steps || budget.is_spent() || plan.makespan_ns() <= goal_ns {
             break;
         }
-        budget.spend(1);
+        budget.spend(DRAW_STEPS);
         threshold.shrink(done);
         if let Some(change) = draw(plan, freedom, rng) {
             plan.try_change(change, threshold.draw(rng), budget);
@@ -107,8 +109,7 @@ fn start_threshold(plan: &Plan<'_>, goal_ns: u64) -> u64 {
 /// Draws a change of two different slots; nothing if a slot would be empty.
 fn draw(plan: &Plan<'_>, freedom: Freedom, rng: &mut SplitMix64) -> Option<Change> {
     let (ranks, microbatches) = (plan.ranks(), plan.microbatches());
-    // The bits of one number: at the slowest rank in 1 of 2, inside one rank in 3 of
-    // 8, whole slots in 2 of 8.
+    // The bits of one number: at the slowest rank 1 in 2, inside one rank 3 in 8, whole slots 1 in 4.
     let bits = rng.next_u64() as usize;
     let rank = if bits & 1 == 0 { plan.slowest() } else { rng.below(ranks) };
     let is_inside = ranks == 1 || (bits >> 1) & 7 < 3;
