@@ -69,6 +69,20 @@ proptest! {
         }
     }
 
+    /// Whole tiles in one module, rounded, some a little off or far; the other module is free.
+    #[test]
+    fn bound_of_tiles_is_at_most_the_optimum(
+        unit in 100.0..5_000_000.0_f64,
+        tiles in prop::collection::vec((0..12_u32, 0..2_000_000_u64, prop_oneof![9 => Just(0), 1 => 0..2_000_u64]), 3..8),
+        groups in 1..4_usize,
+    ) {
+        let times_ns = tiles.iter().flat_map(|(count, llm_ns, off)| {
+            [(unit * f64::from(*count)).round() as u64 + off, *llm_ns]
+        });
+        let instance = Instance::new(groups, MODULES, times_ns.collect()).unwrap();
+        prop_assert!(lower_bound(&instance).ns <= brute_force(&instance));
+    }
+
     #[test]
     fn search_finds_the_optimum_of_small_instances(times_ns in times(3..8), groups in 1..4_usize) {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();

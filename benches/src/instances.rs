@@ -93,4 +93,11 @@ mod tests {
             assert!(found.work_spent >= 20_000, "{items} items: {} units", found.work_spent);
         }
     }
+
+    #[test]
+    fn every_target_is_within_reach() {
+        for target in Target::all() {
+            assert!(target.reached().is_some(), "{target:?}");
+        }
+    }
 }

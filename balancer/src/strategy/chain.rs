@@ -50,8 +50,9 @@ impl ChainFinder {
     ///
     /// # Source
     /// Glover, "Ejection chains, reference structures and alternating path methods for traveling salesman
-    /// problems", Discrete Applied Mathematics 65, 1996; cyclic exchanges for machine scheduling: Frangioni,
-    /// Necciari and Scutellà, J. Combinatorial Optimization 8, 2004.
+    /// problems", Discrete Applied Mathematics 65, 1996; for machines: Frangioni, Necciari and Scutellà, "A
+    /// multi-exchange neighborhood for minimum makespan parallel machine scheduling problems", J. Combinatorial
+    /// Optimization 8, 2004.
     pub(super) fn find(
         &mut self,
         (problem, partition): (&Problem<'_>, &Partition),

@@ -51,8 +51,9 @@ struct Program {
 /// [`Error::TooLarge`] if the program would have more than [`CELLS_MAX`] cells.
 ///
 /// # Source
-/// The program is the one of Graham, Lawler, Lenstra and Rinnooy Kan's `P || Cmax`, 1979, with a row for
-/// every module; branch and bound is that of the crate `microlp`.
+/// The assignment program of parallel machines, as in Martello, Soumis and Toth, "Exact and approximation
+/// algorithms for makespan minimization on unrelated parallel machines", Discrete Applied Mathematics 75, 1997,
+/// with a row for every module; branch and bound is that of the crate `microlp`.
 pub(crate) fn prove(
     problem: &Problem<'_>,
     mut partition: Partition,

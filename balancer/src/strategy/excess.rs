@@ -30,9 +30,9 @@ struct Exchange {
 /// Looks for a better partition until `steps_max` are spent; returns whether one was found.
 ///
 /// # Source
-/// The excess as objective: Vansteenwegen and Hertz's minimum-conflict view of bin packing, as in Alvim,
-/// Ribeiro, Glover and Aloise, "A hybrid improvement heuristic for the one-dimensional bin packing problem",
-/// J. Heuristics 10, 2004; acceptance as in Kirkpatrick et al., "Optimization by simulated annealing", 1983.
+/// A fixed number of bins whose overfull rest is lowered: Alvim, Ribeiro, Glover and Aloise, "A hybrid
+/// improvement heuristic for the one-dimensional bin packing problem", J. Heuristics 10, 2004; acceptance as in
+/// Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
 pub(super) fn lower(
     problem: &Problem<'_>,
     best: &mut Partition,

@@ -34,7 +34,7 @@ struct Lists {
 ///
 /// # Source
 /// Karmarkar and Karp, "The differencing method of set partitioning", UC Berkeley technical report
-/// UCB/CSD 81/113, 1982.
+/// UCB/CSD 82/113, 1982.
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let sum = |item: u32| problem.value(problem.row(item));
     let items = 0..problem.items as u32;
