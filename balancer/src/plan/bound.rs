@@ -34,6 +34,7 @@ pub(super) struct LlmFigures {
 
 /// Busy time of the slowest stage, its time for one microbatch, and the way of one microbatch through all stages.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_field_names, reason = "units end the names")]
 struct ModuleFigures {
     busy_ns: f64,
     stage_ns: f64,

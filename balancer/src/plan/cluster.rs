@@ -123,7 +123,7 @@ impl Cluster {
         let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
         let (large_tp, small_tp) = (u64::from(large.0), u64::from(small.0));
         let per_node = node / large_tp;
-        let full = if per_node == 0 { 0 } else { (large.1 / per_node).min(nodes) };
+        let full = large.1.checked_div(per_node).map_or(0, |full| full.min(nodes));
         let mut left = large.1 - full * per_node;
         let mut small_groups = full * ((node - per_node * large_tp) / small_tp);
         if full < nodes {

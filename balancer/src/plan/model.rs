@@ -100,13 +100,11 @@ impl<'a> ModelCostsBuilder<'a> {
             Module::Audio => self.spec.audio.map(|audio| audio.encoder),
             Module::Llm => None,
         };
-        let (layers, hidden, heads, kv_heads) = match encoder {
-            Some(encoder) => (encoder.layers, encoder.hidden, encoder.heads, encoder.heads),
-            None => {
-                let llm = &self.spec.llm;
-                (llm.layers, llm.hidden, llm.heads, llm.kv_heads)
-            }
-        };
+        let llm = &self.spec.llm;
+        let (layers, hidden, heads, kv_heads) = encoder
+            .map_or((llm.layers, llm.hidden, llm.heads, llm.kv_heads), |encoder| {
+                (encoder.layers, encoder.hidden, encoder.heads, encoder.heads)
+            });
         let mut memory = ModuleMemory::of(self.spec, module, self.state)
             .ok_or_else(|| invalid(format!("the model has no module {module}")))?;
         let points = self.profile.map(|profile| MeasuredMemory::of_profile(profile, self.spec, module));

@@ -86,21 +86,30 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     })
 }
 
-/// Scores a given plan on the batches of a problem, with the balancing of finalists; memory is reported, not checked.
+/// Scores a given plan on the batches of a problem, with the balancing of finalists.
+///
+/// Memory is reported; batches of a plan that does not fit are balanced as if there were enough.
 ///
 /// # Errors
 /// [`Error::Config`] if the problem's space has no such plan.
 pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
-    let mut space = problem.space()?;
+    let (mut space, mut timeline) = (problem.space()?, Timeline::default());
     let outside = || Error::Config { setting: "plan", reason: format!("{plan:?} is not one of the space") };
     let candidate = space.candidate(plan).ok_or_else(outside)?;
     if !space.holds(&candidate) {
         return Err(outside());
     }
-    space.budget_bytes = f64::INFINITY;
-    let all = 0..space.load.batches().len();
-    let score =
-        space.score(&candidate, all, Balancing::Search, &mut Timeline::default())?.ok_or_else(outside)?;
+    let mut score = |space: &Space<'_>| {
+        let all = 0..space.load.batches().len();
+        space.score(&candidate, all, Balancing::Search, &mut timeline)
+    };
+    let score = match score(&space)? {
+        Some(score) => score,
+        None => {
+            space.budget_bytes = f64::INFINITY;
+            score(&space)?.ok_or_else(outside)?
+        }
+    };
     let Need { encoder_bytes, llm_bytes } = score.need;
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,

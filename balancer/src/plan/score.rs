@@ -117,7 +117,7 @@ impl Space<'_> {
         if dealt.iter().all(|cells| cells.need(self, candidate).most() > memory_bytes) {
             // Even tokens take least memory.
             let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-            let groups = greedy_groups(&tokens, self.groups(candidate));
+            let groups = greedy_groups(&tokens, candidate.groups());
             dealt = vec![self.cells(candidate, batch, &tokens, &groups)];
         }
         for cells in dealt {
@@ -140,7 +140,7 @@ impl Space<'_> {
         batch: &[ItemSize],
         balancing: Balancing,
     ) -> Result<Vec<Cells>> {
-        let (groups, sizes_ns) = (self.groups(candidate), self.sizes_ns(candidate, batch));
+        let (groups, sizes_ns) = (candidate.groups(), self.sizes_ns(candidate, batch));
         let sums_ns: Vec<u64> = sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect();
         let mut dealt = vec![self.cells(candidate, batch, &sums_ns, &greedy_groups(&sums_ns, groups))];
         if balancing == Balancing::Quick || batch.len() * groups > SEARCH_CELLS_MAX {
@@ -168,16 +168,12 @@ impl Space<'_> {
         }
     }
 
-    pub(super) fn groups(&self, candidate: &Candidate) -> usize {
-        candidate.family.llm_dp as usize * candidate.microbatches as usize
-    }
-
     /// What a sample adds to the slowest stage of each module, about; the encoder's ranks serve all LLM ranks.
     pub(super) fn sizes_ns(&self, candidate: &Candidate, batch: &[ItemSize]) -> Vec<[u64; 2]> {
         let family = &candidate.family;
         let (encoder, llm) = (&self.encoder_shapes[family.encoder], &self.llm_shapes[family.llm]);
         let llm_times = &self.llm_times[llm.times];
-        let tokens = self.load.batch_tokens / self.groups(candidate) as f64;
+        let tokens = self.load.batch_tokens / candidate.groups() as f64;
         let token_ns = llm_times.layer.at(tokens) / tokens;
         let layers = llm.inner.max(llm.last);
         let tile_ns = match family.placement {
@@ -200,7 +196,7 @@ impl Space<'_> {
     }
 
     fn cells(&self, candidate: &Candidate, batch: &[ItemSize], sums_ns: &[u64], group_of: &[u32]) -> Cells {
-        let mut group_ns = vec![0; self.groups(candidate)];
+        let mut group_ns = vec![0; candidate.groups()];
         for (&group, &sum_ns) in group_of.iter().zip(sums_ns) {
             group_ns[group as usize] += sum_ns;
         }

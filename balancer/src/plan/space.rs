@@ -54,6 +54,13 @@ pub(super) struct Candidate {
     pub(super) microbatches: u32,
 }
 
+impl Candidate {
+    /// Microbatches of all LLM ranks.
+    pub(super) fn groups(&self) -> usize {
+        self.family.llm_dp as usize * self.microbatches as usize
+    }
+}
+
 /// Shapes of both modules, and where they go.
 #[derive(Debug, Clone)]
 pub(super) struct Space<'a> {

@@ -55,15 +55,16 @@ impl TimeTable {
         let mut hull = self.ns.clone();
         for pair in corners.windows(2) {
             let slope = self.slope(pair[0], pair[1]);
-            for at in pair[0]..pair[1] {
-                hull[at] = self.ns[pair[0]] + slope * (knot(at) - knot(pair[0])) as f64;
+            for (at, below) in hull.iter_mut().enumerate().take(pair[1]).skip(pair[0]) {
+                *below = self.ns[pair[0]] + slope * (knot(at) - knot(pair[0])) as f64;
             }
         }
         // Below the least part the first slope goes on, never below 0.
         let slope = hull[first + 1] - hull[first];
         let slope = slope / (knot(first + 1) - knot(first)) as f64;
-        for at in 0..first {
-            hull[at] = (hull[first] - slope * (knot(first) - knot(at)) as f64).max(0.0);
+        let least = hull[first];
+        for (at, below) in hull.iter_mut().enumerate().take(first) {
+            *below = (least - slope * (knot(first) - knot(at)) as f64).max(0.0);
         }
         Self::of(hull)
     }
@@ -84,7 +85,7 @@ fn index(units: u64) -> usize {
     if units < STEPS {
         return units as usize;
     }
-    let octave = u64::from(63 - units.leading_zeros()) - 4;
+    let octave = u64::from(units.ilog2()) - 4;
     (octave * STEPS + (units >> octave)) as usize
 }
 

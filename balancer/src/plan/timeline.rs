@@ -33,6 +33,7 @@ pub(super) struct StepTimes {
 
 /// When passes end; kept between steps so that nothing is allocated.
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_field_names, reason = "units end the names")]
 pub(super) struct Timeline {
     /// By stage and rank; the encoder has one rank.
     end_ns: Vec<u64>,

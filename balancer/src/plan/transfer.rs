@@ -12,6 +12,7 @@ use super::timeline::StepTimes;
 
 /// Bytes that the modules of a space send, precomputed.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[expect(clippy::struct_field_names, reason = "units end the names")]
 pub(super) struct Traffic {
     pub(super) encoder_border_bytes: f64,
     pub(super) llm_border_bytes: f64,

@@ -12,7 +12,6 @@ mod times;
 
 pub use communication::Communication;
 pub use critical_path::{Activity, CriticalStep};
-pub(crate) use times::weight_part;
 pub use times::{StageTimes, split_time};
 
 use crate::error::{Error, Result};

@@ -61,7 +61,7 @@ enum Command {
     Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
     Plan(plan::PlanCommandArgs),
-    Simulate(simulate::SimulateArgs),
+    Simulate(simulate::SimulateCommand),
     Accuracy(accuracy::AccuracyArgs),
 }
 

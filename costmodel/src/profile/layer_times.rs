@@ -80,20 +80,20 @@ impl LayerTimes {
     ) -> Self {
         let ns =
             |flops: f64| flops * 1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)));
-        let rates = match encoder_of(spec, module) {
-            Some(encoder) => {
-                let tokens = f64::from(sequence_tokens.max(1));
-                let tile = encoder_proportion(&encoder, spec.llm.hidden, sequence_tokens);
-                Rates {
-                    layer_per_token: ns(tile.layer / tokens),
-                    layer_per_square: 0.0,
-                    ends_per_token: ns(tile.ends / tokens),
-                }
+        let rates = if let Some(encoder) = encoder_of(spec, module) {
+            let tokens = f64::from(sequence_tokens.max(1));
+            let tile = encoder_proportion(&encoder, spec.llm.hidden, sequence_tokens);
+            Rates {
+                layer_per_token: ns(tile.layer / tokens),
+                layer_per_square: 0.0,
+                ends_per_token: ns(tile.ends / tokens),
             }
-            None => {
-                let Proportion { layer, ends } = llm_proportion(&spec.llm);
-                let square = llm_square_flops(&spec.llm);
-                Rates { layer_per_token: ns(layer), layer_per_square: ns(square), ends_per_token: ns(ends) }
+        } else {
+            let Proportion { layer, ends } = llm_proportion(&spec.llm);
+            Rates {
+                layer_per_token: ns(layer),
+                layer_per_square: ns(llm_square_flops(&spec.llm)),
+                ends_per_token: ns(ends),
             }
         };
         Self { source: Source::Rate(rates) }

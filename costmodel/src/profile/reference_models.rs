@@ -41,6 +41,7 @@ const LLMS: [(&str, &str, &str); 5] = [
 ///
 /// # Errors
 /// [`Error::ProfileMixed`] if the files name two families, two encoders or two LLMs, or one of them is missing.
+#[must_use]
 pub fn reference_model(profile: &Profile) -> Option<Result<ModelSpec>> {
     let (mut families, mut encoders, mut llms) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for file in profile.files() {

@@ -45,7 +45,7 @@ impl Space<'_> {
             [encoder_ns.saturating_mul(encoder_ranks as u64) / ranks as u64, llm_ns]
         };
         let sizes_ns: Vec<[u64; 2]> = self.sizes_ns(candidate, batch).into_iter().map(alone).collect();
-        let instance = Instance::new(self.groups(candidate), 2, sizes_ns.concat())?;
+        let instance = Instance::new(candidate.groups(), 2, sizes_ns.concat())?;
         let config = PipelineConfig::new(ranks, stages.map(|stages| stages as usize).to_vec());
         let config = config.module_dp_sizes(vec![encoder_ranks, ranks]);
         let found = balance_pipeline(

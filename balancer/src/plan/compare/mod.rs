@@ -113,7 +113,7 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<Comparis
     let mut methods = Vec::new();
     for method in Method::ALL {
         let candidate = match method {
-            Method::DataBlindUniform => uniform::best(&space)?,
+            Method::DataBlindUniform => uniform::best(&space),
             Method::Paper => paper::best(&space),
             _ => Some(ours),
         };
@@ -170,7 +170,7 @@ impl Space<'_> {
         strategy: Strategy,
         timeline: &mut Timeline,
     ) -> Result<Outcome> {
-        let instance = Instance::new(self.groups(candidate), 2, self.sizes_ns(candidate, batch).concat())?;
+        let instance = Instance::new(candidate.groups(), 2, self.sizes_ns(candidate, batch).concat())?;
         let found = crate::balance(&instance, strategy, &Caps::default(), &mut Budget::work(makespan::WORK))?;
         let cell_of = group_of(&found.groups, batch.len());
         let cells = Cells::new(self, candidate, batch, |item| cell_of[item], self.share);

@@ -4,7 +4,6 @@
 //! microbatch, are simulated on the data-blind batches themselves; so is a plan tuned by hand.
 
 use super::paper;
-use crate::error::Result;
 use crate::plan::cluster::Placement;
 use crate::plan::space::{Candidate, Family, Space};
 use crate::plan::timeline::Timeline;
@@ -15,7 +14,7 @@ const TRIED: usize = 48;
 const BATCHES: usize = 8;
 
 /// Finds the plan; one that fits into memory before one that does not; `None` if there is none at all.
-pub(super) fn best(space: &Space<'_>) -> Result<Option<Candidate>> {
+pub(super) fn best(space: &Space<'_>) -> Option<Candidate> {
     let mut timeline = Timeline::default();
     let mut best: Option<((bool, u128), Candidate)> = None;
     for candidate in promising(space) {
@@ -30,7 +29,7 @@ pub(super) fn best(space: &Space<'_>) -> Result<Option<Candidate>> {
             best = Some((rank, candidate));
         }
     }
-    Ok(best.map(|(_, candidate)| candidate))
+    best.map(|(_, candidate)| candidate)
 }
 
 /// The shortest by the mean microbatch that it fits, shortest first.

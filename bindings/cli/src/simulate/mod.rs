@@ -5,7 +5,7 @@ mod shapes;
 use std::io::Write;
 
 use clap::builder::ArgPredicate;
-use clap::{Arg, Args};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::plan::StepPlanner;
@@ -23,9 +23,14 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 
 /// Simulate the pipeline on the first steps of the data set: data-blind, LPT and ours.
 ///
-/// Simulated: predicted times summed by a pipeline schedule; no device is measured.
+/// Simulated: predicted times summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus` instead
+/// of a data set, whole methods are compared, planning and balancing: data-blind with uniform parallelism, data-blind
+/// with our plan, LPT, the paper's, and ours.
+#[derive(Debug)]
+pub(crate) struct SimulateCommand(SimulateArgs);
+
 #[derive(Debug, Args)]
-pub(crate) struct SimulateArgs {
+struct SimulateArgs {
     #[command(flatten)]
     data: MixtureArgs,
     #[command(flatten)]
@@ -69,6 +74,27 @@ pub(crate) struct StrategyReport {
     pub(crate) speedup: f64,
 }
 
+impl Args for SimulateCommand {
+    /// The arguments of a data set are required where there are no shapes.
+    fn augment_args(command: Command) -> Command {
+        SimulateArgs::augment_args(command).mut_arg("shards", no_data_set).mut_arg("dp_size", no_dp_size)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SimulateCommand {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        SimulateArgs::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
 /// Shapes take the place of shards.
 fn no_data_set(arg: Arg) -> Arg {
     arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
@@ -83,7 +109,8 @@ fn no_dp_size(arg: Arg) -> Arg {
     )
 }
 
-pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> {
+pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Failure> {
+    let args = &command.0;
     if let Some(path) = args.shapes.path() {
         return shapes::run(args, path, out);
     }
