@@ -7,7 +7,7 @@
 //! | data-blind, uniform | the best with one TP and one DP degree for both modules | dealt round robin |
 //! | data-blind | ours | dealt round robin |
 //! | LPT | ours | longest processing time first, on each sample's slower module |
-//! | paper | Algorithm 1 of the paper | the least largest sum of a module in a microbatch |
+//! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | the least largest sum of a module in a microbatch |
 //! | ours | ours | the makespan itself |
 //!
 //! The *ideal* is a lower bound of every plan on these batches, whatever the balancing.
@@ -112,14 +112,18 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<Comparis
     let ours = space.candidate(&found.plan).ok_or_else(outside)?;
     let mut methods = Vec::new();
     for method in Method::ALL {
-        let candidate = match method {
-            Method::DataBlindUniform => uniform::best(&space),
-            Method::Paper => paper::best(&space),
-            _ => Some(ours),
+        let candidates = match method {
+            Method::DataBlindUniform => uniform::best(&space).into_iter().collect(),
+            Method::Paper => paper::plans(&space),
+            _ => vec![ours],
         };
-        if let Some(candidate) = candidate {
-            methods.push(space.judge(method, &candidate)?);
-        }
+        let scores = candidates.iter().map(|candidate| space.judge(method, candidate));
+        let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
+        let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
+        methods.extend(scores.into_iter().min_by(|a, b| {
+            let (a, b) = (rank(a), rank(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        }));
     }
     Ok(Comparison { methods, ideal_seconds: found.lower_bound_seconds })
 }

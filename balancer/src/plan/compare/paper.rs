@@ -6,29 +6,45 @@ use crate::plan::fit::in_flight;
 use crate::plan::shape::{StageShape, TpTimes};
 use crate::plan::space::{Candidate, Family, Space};
 
-/// Finds the plan of Algorithm 1.
+/// Finds the plans of Algorithm 1: with every number of microbatches that there may be, and with the one number that
+/// the authors' implementation tries for each configuration.
 ///
-/// For every split of the GPUs, all degrees and every number `m` of microbatches: `T = (m + E_pp + L_pp - 1) *
-/// max(E_dur, L_dur)` at the mean shapes, if these fit into memory.
+/// For every split of the GPUs and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean shapes of
+/// `m` microbatches, if these fit into memory. The mean knows nothing of uneven batches, so the first plan may have as
+/// many microbatches as samples; the second has the fewest whose mean is no larger than the largest sample.
 ///
 /// # Source
 /// An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3. Times are interpolated here, not rates.
-pub(super) fn best(space: &Space<'_>) -> Option<Candidate> {
-    let mut best: Option<(f64, Candidate)> = None;
+pub(super) fn plans(space: &Space<'_>) -> Vec<Candidate> {
+    let mut best: [Option<(f64, Candidate)>; 2] = [None, None];
     space.visit(|family| {
         if family.placement == Placement::Colocated {
             return;
         }
-        let most = space.load.global_batch() / family.llm_dp;
-        for microbatches in 1..=most {
+        let fewest = fewest(space, family);
+        for microbatches in 1..=space.load.global_batch() / family.llm_dp {
             let candidate = Candidate { family: *family, microbatches };
             let ns = makespan_ns(space, &candidate);
-            if best.as_ref().is_none_or(|(least, _)| ns < *least) && fits(space, &candidate) {
-                best = Some((ns, candidate));
+            let rules = [true, Some(microbatches) == fewest];
+            for (best, _) in best.iter_mut().zip(rules).filter(|(_, is_tried)| *is_tried) {
+                if best.as_ref().is_none_or(|(least, _)| ns < *least) && fits(space, &candidate) {
+                    *best = Some((ns, candidate));
+                }
             }
         }
     });
-    best.map(|(_, candidate)| candidate)
+    best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
+}
+
+/// The fewest microbatches whose mean has at least a sample for every rank, and is no larger than the largest sample.
+fn fewest(space: &Space<'_>, family: &Family) -> Option<u32> {
+    let samples = f64::from(space.load.global_batch());
+    let (tiles_max, tokens_max) = (space.load.tiles_max as f64, space.load.tokens_max as f64);
+    (1..=space.load.global_batch()).find(|&microbatches| {
+        let [tiles, tokens] = means(space, &Candidate { family: *family, microbatches });
+        let ranks = f64::from(family.encoder_dp.max(family.llm_dp));
+        tiles <= tiles_max && tokens <= tokens_max && samples >= f64::from(microbatches) * ranks
+    })
 }
 
 /// `T` at the mean microbatch.

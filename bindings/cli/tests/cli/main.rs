@@ -5,6 +5,7 @@ mod command;
 mod contract;
 mod index_cache;
 mod memory;
+mod methods;
 mod misuse;
 mod order;
 mod packing;
