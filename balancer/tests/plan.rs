@@ -289,8 +289,10 @@ fn uneven_layers_relieve_the_stage_with_the_head() {
     costs.1.ends_ns = 120.0;
     costs.1.degrees = vec![1];
     costs.1.layer_bytes = 30e6;
+    costs.1.layers = 7;
+    (costs.0.unit_ns, costs.0.ends_ns) = (3_000.0, 0.0);
     let workload = Workload::draw(&sizes(), 24, 2, 1).unwrap();
-    let mut problem = problem(&costs, &workload, cluster(4, 100_000_000));
+    let mut problem = problem(&costs, &workload, cluster(4, 140_000_000));
     let even = plan(&problem).unwrap();
     problem.freedom.has_uneven_layers = true;
     let uneven = plan(&problem).unwrap();
@@ -303,7 +305,7 @@ fn uneven_layers_relieve_the_stage_with_the_head() {
 fn nothing_fits_names_what_would() {
     let costs = (encoder(), llm());
     let workload = Workload::draw(&sizes(), 12, 2, 1).unwrap();
-    let mut problem = problem(&costs, &workload, cluster(4, 17_000_000));
+    let mut problem = problem(&costs, &workload, cluster(4, 28_000_000));
     let Err(error) = plan(&problem) else { panic!("{:?}", plan(&problem)) };
     assert!(matches!(error, Error::NothingFits { .. }));
     let message = error.to_string();
