@@ -9,10 +9,8 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     }
     let (numbers, rest) = rest[1..].split_once(']')?;
     let first = numbers.split([',', '-']).next().filter(|number| !number.is_empty())?;
-    // what follows a bracket may be a suffix, or another bracket
-    let suffix_end = rest.find(',').unwrap_or(rest.len());
-    let suffix = &rest[..suffix_end];
-    let suffix = if suffix.is_empty() { String::new() } else { first_host(suffix)? };
+    // what follows a bracket may be a suffix, with brackets of its own
+    let suffix = if rest.is_empty() || rest.starts_with(',') { String::new() } else { first_host(rest)? };
     Some(format!("{prefix}{first}{suffix}"))
 }
 
