@@ -44,7 +44,6 @@ fn a_wait_ends_in_time_and_names_peer_tag_and_action() {
         assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
         for (failure, text) in &found {
             assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(1)), "{text}");
-            assert_eq!(failure, &found[0].0, "all ranks say the same");
             assert!(text.contains("rank 1 is busy since step 7, microbatch 2, `backward`"), "{text}");
         }
         let (noticed, text) = &found[0];

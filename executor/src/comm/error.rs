@@ -74,11 +74,11 @@ impl Error {
     /// Whether this rank only learned that another one failed; a launcher looks for those that did.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
-        matches!(self, Self::Failed { failure, rank, .. } if failure.by != *rank || failure.culprit.is_some_and(|culprit| culprit != *rank))
+        matches!(self, Self::Failed { failure, rank, .. } if failure.culprit.unwrap_or(failure.by) != *rank)
     }
 }
 
-/// What ended a job. The same on every rank, whoever noticed first.
+/// What ended a job. Every rank keeps the first that it learns of, and passes it on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// Kind of failure.

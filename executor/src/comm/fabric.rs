@@ -22,8 +22,9 @@ pub(super) trait Wire: Send + Sync {
     /// Whether [`wait_sent`](Self::wait_sent) would return at once.
     fn is_sent(&self, to: usize, sent: &Sent) -> bool;
 
-    /// Tells all others that the job is over, as far as they can still be reached.
-    fn abort(&self, failure: &Failure);
+    /// Ends the job: tells all others, as far as they can still be reached, then this rank's mailbox. Returns
+    /// what the job failed of, which is another failure if one came first.
+    fn end_job(&self, failure: Failure) -> Failure;
 
     /// Asks a rank what it is doing; `None` if it does not answer in time.
     fn ask(&self, peer: usize, timeout: Duration) -> Option<Status>;
@@ -94,11 +95,7 @@ impl Fabric {
     /// Ends the job for everyone and returns the error of this rank. The first failure stays.
     pub(super) fn fail(&self, failure: Failure) -> Error {
         let at = failure.at;
-        let (kept, is_first) = self.mailbox.set_failure(failure);
-        if is_first {
-            self.wire.abort(&kept);
-        }
-        self.failed(kept, at)
+        self.failed(self.wire.end_job(failure), at)
     }
 
     /// The error of this rank in a job that is over.

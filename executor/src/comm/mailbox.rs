@@ -183,7 +183,10 @@ impl Mailbox {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        state.end_wait(id, peer);
+        // a wait without an end stays on record: others that wait in turn ask for it
+        if !matches!(ended, Err(Interrupt::TimedOut)) {
+            state.end_wait(id, peer);
+        }
         drop(state);
         self.changed.notify_all();
         ended
@@ -254,14 +257,10 @@ impl Mailbox {
         self.lock().peers[peer].has_left
     }
 
-    /// Keeps the first failure of the job, and returns it with whether it is this one.
-    pub(super) fn set_failure(&self, failure: Failure) -> (Failure, bool) {
-        let mut state = self.lock();
-        let is_first = state.failure.is_none();
-        let kept = state.failure.get_or_insert(failure).clone();
-        drop(state);
+    /// Ends all waits; the first failure stays.
+    pub(super) fn set_failure(&self, failure: Failure) {
+        self.lock().failure.get_or_insert(failure);
         self.changed.notify_all();
-        (kept, is_first)
     }
 
     /// What the job failed of.

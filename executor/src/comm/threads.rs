@@ -7,7 +7,7 @@ use super::fabric::{Fabric, Sent, Wire};
 use super::mailbox::{Interrupt, Mailbox, Status};
 use super::message::Message;
 use super::settings::Settings;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The communicator of a rank that is a thread.
@@ -26,9 +26,10 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     }
     let mailboxes = (0..size).map(|_| Arc::new(Mailbox::new(size, settings.buffered_bytes_max)));
     let mailboxes: Arc<[_]> = mailboxes.collect();
+    let failure = Arc::default();
     let comm = |rank: usize| {
         let mailbox = mailboxes[rank].clone();
-        let wire = Box::new(Threads { rank, mailboxes: mailboxes.clone() });
+        let wire = Box::new(Threads { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
         Communicator::world(Arc::new(Fabric { rank, size, mailbox, wire, settings }))
     };
     Ok((0..size).map(comm).collect())
@@ -38,6 +39,8 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
 struct Threads {
     rank: usize,
     mailboxes: Arc<[Arc<Mailbox>]>,
+    /// What the job failed of.
+    failure: Arc<Mutex<Option<Failure>>>,
 }
 
 impl Threads {
@@ -65,7 +68,9 @@ impl Wire for Threads {
         let own = &self.mailboxes[self.rank];
         let wait = own.begin_wait(to, at);
         let waited = self.mailboxes[to].wait_for_room(self.rank, timeout);
-        own.end_wait(wait, to);
+        if !matches!(waited, Err(Interrupt::TimedOut)) {
+            own.end_wait(wait, to);
+        }
         waited
     }
 
@@ -73,10 +78,13 @@ impl Wire for Threads {
         matches!(sent, Sent::Done | Sent::Closed) || self.mailboxes[to].has_room(self.rank)
     }
 
-    fn abort(&self, failure: &Failure) {
-        for mailbox in self.others() {
-            mailbox.set_failure(failure.clone());
+    fn end_job(&self, failure: Failure) -> Failure {
+        let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = kept.get_or_insert(failure);
+        for mailbox in self.mailboxes.iter() {
+            mailbox.set_failure(kept.clone());
         }
+        kept.clone()
     }
 
     fn ask(&self, peer: usize, _timeout: Duration) -> Option<Status> {
@@ -90,7 +98,7 @@ impl Drop for Threads {
             let at = self.mailboxes[self.rank].status().last.unwrap_or(At::step(0, "start"));
             let message = format!("the thread of rank {} panicked at {at}", self.rank);
             let culprit = Some(self.rank);
-            self.abort(&Failure { cause: Cause::Died, culprit, by: self.rank, at, message });
+            self.end_job(Failure { cause: Cause::Died, culprit, by: self.rank, at, message });
         }
         for mailbox in self.others() {
             mailbox.set_left(self.rank);

@@ -29,6 +29,8 @@ pub(super) struct Links {
     answers: Mutex<BTreeMap<u64, Option<Status>>>,
     answered: Condvar,
     asked: AtomicU64,
+    /// What the job failed of; locked while others are told.
+    failure: Mutex<Option<Failure>>,
     /// This rank is leaving: connections end now.
     is_closing: AtomicBool,
 }
@@ -53,6 +55,7 @@ impl Links {
             answers: Mutex::default(),
             answered: Condvar::new(),
             asked: AtomicU64::new(0),
+            failure: Mutex::default(),
             is_closing: AtomicBool::new(false),
         })
     }
@@ -64,12 +67,21 @@ impl Links {
         control.write(&mut *stream).is_ok()
     }
 
-    /// Tells everyone that the job is over.
-    pub(super) fn abort(&self, failure: &Failure) {
+    /// Ends the job: tells everyone, then ends all waits here. The first failure stays, and is returned.
+    ///
+    /// Whoever learns of a failure passes it on before its own waits end. So no rank can be missed by others,
+    /// because it ended, before they know why.
+    pub(super) fn end_job(&self, failure: Failure) -> Failure {
+        let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = &*kept {
+            return kept.clone();
+        }
         let control = Control::Abort(failure.clone());
         for peer in (0..self.controls.len()).filter(|&peer| peer != self.rank) {
             self.tell(peer, &control);
         }
+        self.mailbox.set_failure(failure.clone());
+        kept.insert(failure).clone()
     }
 
     /// Asks a peer what it is doing.
@@ -96,7 +108,7 @@ impl Links {
         while let Ok(Some(control)) = Control::read(&mut stream) {
             match control {
                 Control::Abort(failure) => {
-                    self.mailbox.set_failure(failure);
+                    self.end_job(failure);
                 }
                 Control::Ask(id) => {
                     self.tell(peer, &Control::Tell(id, self.mailbox.status()));
@@ -144,10 +156,7 @@ impl Links {
         let status = self.mailbox.status();
         let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(At::step(0, "start"));
         let failure = Failure { cause, culprit: Some(peer), by: self.rank, at, message };
-        let (kept, is_first) = self.mailbox.set_failure(failure);
-        if is_first {
-            self.abort(&kept);
-        }
+        self.end_job(failure);
     }
 
     /// From now on, the end of a connection means nothing.

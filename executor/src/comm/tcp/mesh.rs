@@ -76,8 +76,8 @@ impl Wire for Mesh {
         }
     }
 
-    fn abort(&self, failure: &Failure) {
-        self.links.abort(failure);
+    fn end_job(&self, failure: Failure) -> Failure {
+        self.links.end_job(failure)
     }
 
     fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
