@@ -1,5 +1,7 @@
 //! What every transport does: the same tests over threads and TCP.
 
+#![allow(clippy::float_cmp, reason = "sums are exact, or the same bit by bit")]
+
 mod support;
 
 use dflop_executor::comm::{At, Buffer, Comm, Dtype, Error, Exchange, Payload, Shape, Slice, even_parts};
@@ -90,7 +92,9 @@ fn receives_take_messages_in_the_order_in_which_they_were_begun() {
                 stay(&comm);
                 let sends: Vec<_> =
                     (0..3).map(|value| comm.start_send(1, 0, at(0), row(&[value as f32])).unwrap()).collect();
-                sends.into_iter().for_each(|send| send.wait().unwrap());
+                for send in sends {
+                    send.wait().unwrap();
+                }
             } else {
                 let receive = || comm.start_recv(0, 0, at(0), Shape::f32(1, 1)).unwrap();
                 let receives = [receive(), receive(), receive()];
@@ -319,7 +323,9 @@ fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
                 let payload = |_| comm.start_send(1, 0, at(0), row(&floats(0, elements))).unwrap();
                 let sends: Vec<_> = (0..40).map(payload).collect();
                 comm.send(1, 1, at(0), row(&[1.0])).unwrap();
-                sends.into_iter().for_each(|send| send.wait().unwrap());
+                for send in sends {
+                    send.wait().unwrap();
+                }
             } else {
                 std::thread::sleep(Duration::from_millis(100));
                 // behind 32 MB of messages that no one has received

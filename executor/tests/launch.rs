@@ -2,11 +2,14 @@
 //!
 //! This very binary is the program of the ranks: [`rank_process`] looks into the environment what to do.
 
+#![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
+
 mod support;
 
 use dflop_executor::comm::{At, Comm, Communicator, Result, Settings, tcp};
-use dflop_executor::launch::{EXIT_SECONDARY, Launcher, Layout, Outcome};
+use dflop_executor::launch::{EXIT_SECONDARY, Launcher, Layout, Outcome, end_with_launcher};
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -53,6 +56,7 @@ fn outcome(what: &str, ranks: usize) -> (Outcome, PathBuf, Duration) {
 #[ignore = "a process of the other tests"]
 fn rank_process() {
     let (Ok(what), Ok(folder)) = (std::env::var(WHAT), std::env::var(FOLDER)) else { return };
+    end_with_launcher().unwrap();
     let layout = Layout::from_environment().unwrap();
     let file = Path::new(&folder).join(format!("rank-{}", layout.rank));
     std::fs::write(file.with_extension("pid"), std::process::id().to_string()).unwrap();
@@ -167,7 +171,7 @@ fn launcher_process() {
     let (Ok(what), Ok(folder)) = (std::env::var(WHAT), std::env::var(FOLDER)) else { return };
     let outcome = launcher(&what, 3, Path::new(&folder)).run().unwrap();
     std::fs::write(Path::new(&folder).join("outcome"), format!("{:?}", outcome.interrupted)).unwrap();
-    std::process::exit(if outcome.is_success() { 0 } else { 1 });
+    std::process::exit(i32::from(!outcome.is_success()));
 }
 
 /// Starts a launcher in a process of its own.
@@ -190,22 +194,83 @@ fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
     assert!(output.status.success());
 }
 
+/// Waits until three ranks run.
+fn running_ranks(folder: &Path) -> Vec<Pid> {
+    let pid_of = |rank: usize| -> Option<Pid> {
+        let text = std::fs::read_to_string(folder.join(format!("rank-{rank}.pid"))).ok()?;
+        Pid::from_raw(text.parse().ok()?)
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let ranks: Option<Vec<Pid>> = (0..3).map(pid_of).collect();
+        if let Some(ranks) = ranks {
+            assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_ok()), "all ranks run");
+            return ranks;
+        }
+        assert!(Instant::now() < deadline, "the ranks begin");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether the process is there and does not merely wait for its parent to notice its end.
+#[cfg(target_os = "linux")]
+fn is_running(rank: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_pid())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_do_not_outlive_a_killed_launcher() {
+    let folder = folder("killed-launcher");
+    let mut child = launcher_command("runs", &folder).spawn().unwrap();
+    let ranks = running_ranks(&folder);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while ranks.iter().any(|&rank| is_running(rank)) {
+        assert!(Instant::now() < deadline, "the ranks end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Two neighbouring ports: one that is taken, as torchrun takes `MASTER_PORT`, and a free one.
+fn taken_and_free() -> (TcpListener, u16) {
+    loop {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let next = taken.local_addr().unwrap().port().checked_add(1);
+        if let Some(next) = next.filter(|&next| TcpListener::bind((Ipv4Addr::LOCALHOST, next)).is_ok()) {
+            return (taken, next - 1);
+        }
+    }
+}
+
+#[test]
+fn processes_of_torchrun_find_one_another_beside_its_own_store() {
+    let (_store, port) = taken_and_free();
+    let folder = folder("torchrun");
+    let start = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(RANK_ARGS).env(WHAT, "prints").env(FOLDER, &folder);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.env("DFLOP_JOB_TOKEN", "of this test").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    for child in [0, 1].map(start) {
+        let output = child.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors} {} {}", said(&folder, 0), said(&folder, 1));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("is done"));
+    }
+}
+
 #[test]
 fn an_interrupt_ends_all_ranks() {
     for signal in [Signal::INT, Signal::TERM] {
         let folder = folder(&format!("interrupt-{}", signal.as_raw()));
         let mut child = launcher_command("runs", &folder).spawn().unwrap();
-        let pid_of = |rank: usize| -> Option<Pid> {
-            let text = std::fs::read_to_string(folder.join(format!("rank-{rank}.pid"))).ok()?;
-            Pid::from_raw(text.parse().ok()?)
-        };
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !(0..3).all(|rank| pid_of(rank).is_some()) {
-            assert!(Instant::now() < deadline, "the ranks begin");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let ranks: Vec<Pid> = (0..3).map(|rank| pid_of(rank).unwrap()).collect();
-        assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_ok()), "all ranks run");
+        let ranks = running_ranks(&folder);
         kill_process(Pid::from_child(&child), signal).unwrap();
         let begin = Instant::now();
         assert_eq!(child.wait().unwrap().code(), Some(1));

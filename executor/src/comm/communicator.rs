@@ -155,7 +155,7 @@ impl Comm for Communicator {
 /// A number for a new communicator, the same on all its ranks; never 0, which is the job's.
 ///
 /// # Source
-/// The finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+/// The finalizer of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014).
 fn split_id(parent: u64, number: u64, color: u64) -> u64 {
     [parent, number, color].into_iter().fold(0x9e37_79b9_7f4a_7c15, |hash: u64, word| {
         let mut mixed = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);

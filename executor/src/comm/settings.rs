@@ -15,7 +15,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             wait: Duration::from_secs(30),
-            rendezvous: Duration::from_secs(60),
+            rendezvous: Duration::from_mins(1),
             buffered_bytes_max: 1 << 30,
         }
     }

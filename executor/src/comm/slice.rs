@@ -67,7 +67,7 @@ impl Slice<'_> {
             (Self::F64(from), Buffer::F64(into)) => add(into, &from[range], |a, b| a + b),
             (Self::Bf16(from), Buffer::Bf16(into)) => add(into, &from[range], |a, b| a + b),
             (Self::U64(from), Buffer::U64(into)) => add(into, &from[range], u64::wrapping_add),
-            (Self::U8(_), _) | (_, _) => return Err(Error::NotSummable { dtype: self.dtype() }),
+            _ => return Err(Error::NotSummable { dtype: self.dtype() }),
         }
         Ok(())
     }

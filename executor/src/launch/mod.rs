@@ -7,9 +7,11 @@ mod environment;
 mod host_list;
 mod layout;
 mod local;
+mod orphan;
 mod output;
 mod status;
 
 pub use layout::{Layout, Rendezvous};
 pub use local::{Launcher, Outcome};
+pub use orphan::end_with_launcher;
 pub use status::{EXIT_SECONDARY, RankStatus};

@@ -101,6 +101,9 @@ pub(in crate::comm) fn greet(
 ) -> io::Result<Option<Hello>> {
     set_patience(stream, Some(PATIENCE))?;
     let said: [u8; HELLO_BYTES] = read(stream)?;
+    if said[..3] != MAGIC[..3] {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not the protocol of this job"));
+    }
     let theirs: [u8; 32] = read(stream)?;
     let own = nonce().map_err(io::Error::other)?;
     stream.write_all(&own)?;

@@ -32,7 +32,12 @@ impl Token {
     /// # Errors
     /// [`Error::Io`] if the system has no random numbers.
     pub fn random() -> Result<Self> {
-        let digits = nonce()?.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut digits = String::new();
+        for byte in nonce()? {
+            for digit in [byte >> 4, byte & 15] {
+                digits.extend(char::from_digit(digit.into(), 16));
+            }
+        }
         Self::new(&digits)
     }
 

@@ -148,7 +148,9 @@ mod tests {
             Control::Tell(78, Status::default()),
         ];
         let mut bytes = Vec::new();
-        all.iter().for_each(|control| control.write(&mut bytes).unwrap());
+        for control in &all {
+            control.write(&mut bytes).unwrap();
+        }
         let mut bytes = bytes.as_slice();
         for control in all {
             assert_eq!(Control::read(&mut bytes).unwrap(), Some(control));

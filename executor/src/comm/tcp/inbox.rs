@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Holds the headers of many small messages; large ones pass by it.
 const BUFFER_BYTES: usize = 32 << 10;
 /// A reader that found no room looks again after this, at the latest.
-const ROOM: Duration = Duration::from_secs(3600);
+const ROOM: Duration = Duration::from_hours(1);
 
 /// Reads until the connection ends.
 pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
