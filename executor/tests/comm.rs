@@ -372,9 +372,18 @@ fn mistakes_of_the_caller_do_not_end_the_job() {
             assert!(matches!(no_rank, Error::Rank { rank: 2, size: 2 }), "{no_rank}");
             assert!(matches!(comm.recv(9, 0, at(0), Shape::f32(1, 1)), Err(Error::Rank { rank: 9, .. })));
             assert!(matches!(Payload::f32(2, 3, vec![0.0; 5]), Err(Error::Length { found: 5, .. })));
+            let shape = Shape::f32(1, 1);
+            let receives =
+                vec![Exchange::Recv { from: 0, tag: 0, shape }, Exchange::Recv { from: 5, tag: 0, shape }];
+            assert!(matches!(comm.group(at(0), receives), Err(Error::Rank { rank: 5, .. })));
+            let summed = comm.all_reduce(at(0), Slice::U8(&mut [1, 2]));
+            assert!(matches!(summed, Err(Error::NotSummable { dtype: Dtype::U8 })));
             let mut values = [0.0_f32; 4];
             let parts = comm.all_gather(at(0), values.as_mut_slice().into(), &[1, 2]);
             assert!(matches!(parts, Err(Error::Parts { sum: 3, elements: 4, .. })), "{parts:?}");
+            // what was refused left nothing behind
+            comm.send(1 - comm.rank(), 0, at(1), row(&[5.0])).unwrap();
+            assert_eq!(comm.recv(1 - comm.rank(), 0, at(1), shape).unwrap().into_f32().unwrap(), [5.0]);
             stay(&comm);
         });
     }
@@ -442,4 +451,21 @@ fn a_job_of_one_rank_opens_no_socket_and_does_everything() {
         assert!(comm.split(at(0), Some(1), 0).unwrap().is_some());
     });
     assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+/// A receiver that leaves with the last message did not leave its sender alone.
+#[test]
+fn a_receiver_may_leave_with_the_last_message() {
+    let elements = 100_000;
+    for _ in 0..30 {
+        run(Transport::Tcp, 3, patient(), |comm| match comm.rank() {
+            0 => {
+                let send = |to| comm.start_send(to, 0, at(0), row(&floats(0, elements))).unwrap();
+                for send in [send(1), send(2)] {
+                    send.wait().unwrap();
+                }
+            }
+            _ => drop(comm.recv(0, 0, at(0), Shape::f32(1, elements)).unwrap()),
+        });
+    }
 }

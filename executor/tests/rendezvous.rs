@@ -50,6 +50,23 @@ fn rank_0_hosts_the_store_whoever_comes_first() {
 }
 
 #[test]
+fn an_address_to_listen_on_is_also_that_of_the_store() {
+    // the name of rank 0 means an address of another machine: nothing could listen there
+    let port = free_port();
+    let mut host = layout(0, 2, port, "t");
+    let rendezvous = host.rendezvous.as_mut().unwrap();
+    rendezvous.host = "192.0.2.1".into();
+    assert!(matches!(tcp::connect(&host, brief()), Err(Error::Listen { .. })));
+    host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::LOCALHOST.into());
+    std::thread::scope(|scope| {
+        scope.spawn(|| sum(&tcp::connect(&host, patient()).unwrap(), 2));
+        sum(&tcp::connect(&layout(1, 2, port, "t"), patient()).unwrap(), 2);
+    });
+    host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::UNSPECIFIED.into());
+    assert!(matches!(tcp::connect(&host, brief()), Err(Error::Config { setting: "listen", .. })));
+}
+
+#[test]
 fn ipv6_does_as_well() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return;

@@ -36,7 +36,8 @@ pub trait Comm: Send + Sync + Debug {
     /// As said of the trait.
     fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>>;
 
-    /// Begins to receive. Handles of the same sender and tag take messages in the order of these calls.
+    /// Begins to receive. Handles of the same sender and tag take messages in the order of these calls; one that
+    /// is dropped takes its message all the same, and no one sees it.
     ///
     /// # Errors
     /// As said of the trait.
@@ -120,6 +121,13 @@ pub trait Comm: Send + Sync + Debug {
     /// # Errors
     /// As said of the trait.
     fn group(&self, at: At, exchanges: Vec<Exchange>) -> Result<Vec<Payload>> {
+        let size = self.size();
+        let peer = |exchange: &Exchange| match *exchange {
+            Exchange::Send { to: rank, .. } | Exchange::Recv { from: rank, .. } => rank,
+        };
+        if let Some(rank) = exchanges.iter().map(peer).find(|&rank| rank >= size) {
+            return Err(Error::Rank { rank, size });
+        }
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for exchange in exchanges {
             match exchange {

@@ -44,6 +44,8 @@ struct Peer {
     buffered_bytes: usize,
     awaiting: usize,
     written: u64,
+    /// Nothing more can be written.
+    is_broken: bool,
     has_left: bool,
     heard: Option<At>,
 }
@@ -128,15 +130,21 @@ impl Mailbox {
         at: At,
         timeout: Duration,
     ) -> Result<Message, Interrupt> {
-        self.wait(peer, at, timeout, |state| {
-            let queue = state.queues.get_mut(&key)?;
-            let message = queue.messages.remove(&number)?;
-            if queue.messages.is_empty() && queue.posted == queue.arrived {
-                state.queues.remove(&key);
-            }
-            state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
-            Some(message)
-        })
+        self.wait(
+            peer,
+            at,
+            timeout,
+            |peer| peer.has_left,
+            |state| {
+                let queue = state.queues.get_mut(&key)?;
+                let message = queue.messages.remove(&number)?;
+                if queue.messages.is_empty() && queue.posted == queue.arrived {
+                    state.queues.remove(&key);
+                }
+                state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
+                Some(message)
+            },
+        )
     }
 
     /// Waits until the transport wrote as many messages to a peer.
@@ -147,7 +155,9 @@ impl Mailbox {
         at: At,
         timeout: Duration,
     ) -> Result<(), Interrupt> {
-        self.wait(peer, at, timeout, |state| (state.peers[peer].written >= count).then_some(()))
+        // a peer may leave with the last message before its writer says that it was written
+        let is_gone = |peer: &Peer| peer.has_left && peer.is_broken;
+        self.wait(peer, at, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
     }
 
     fn wait<T>(
@@ -155,6 +165,7 @@ impl Mailbox {
         peer: usize,
         at: At,
         timeout: Duration,
+        is_gone: impl Fn(&Peer) -> bool,
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T, Interrupt> {
         let mut state = self.lock();
@@ -174,7 +185,7 @@ impl Mailbox {
             if let Some(failure) = &state.failure {
                 break Err(Interrupt::Failed(failure.clone()));
             }
-            if state.peers[peer].has_left {
+            if is_gone(&state.peers[peer]) {
                 break Err(Interrupt::Left);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -233,6 +244,12 @@ impl Mailbox {
     /// Says that one more message to a peer was written.
     pub(super) fn note_written(&self, peer: usize) {
         self.lock().peers[peer].written += 1;
+        self.changed.notify_all();
+    }
+
+    /// Says that nothing more can be written to a peer.
+    pub(super) fn set_broken(&self, peer: usize) {
+        self.lock().peers[peer].is_broken = true;
         self.changed.notify_all();
     }
 

@@ -52,7 +52,8 @@ impl Layout {
     /// `MASTER_ADDR` counts with all of them; without it, Slurm's first host is taken, and 127.0.0.1 where all
     /// ranks of Open MPI are on one machine. The store listens on port `DFLOP_PORT`; without it on
     /// `MASTER_PORT` + 1, because the store of torchrun itself has `MASTER_PORT`; without that on 29501, plus
-    /// the last three digits of Slurm's job number. `DFLOP_LISTEN` is an address to listen on,
+    /// the last three digits of Slurm's job number. `DFLOP_LISTEN` is an address to listen on (on
+    /// the machine of rank 0, whose own name may mean a loopback address there, also that of the store),
     /// `DFLOP_JOB_TOKEN` the secret, and `DFLOP_STORE=launcher` says that the launcher hosts the store.
     ///
     /// # Errors

@@ -42,13 +42,18 @@ pub fn connect(layout: &Layout, settings: Settings) -> Result<Session> {
         let mut ranks = threads::world(1, settings)?;
         return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
     };
+    if rendezvous.listen.is_some_and(|ip| ip.is_unspecified()) {
+        let reason = "that is every address; name the one by which other ranks reach this one".into();
+        return Err(Error::Config { setting: "listen", reason });
+    }
     let deadline = Deadline::after(settings.rendezvous);
     let Some(token) = rendezvous.token.clone() else {
         return Err(Error::TokenMissing { size: layout.size });
     };
     let addresses = resolve(&rendezvous.host, rendezvous.port, &deadline)?;
     let hosts = layout.rank == 0 && !rendezvous.is_hosted_elsewhere;
-    let host = hosts.then(|| Host::start(&addresses, layout.size, token.clone())).transpose()?;
+    let host = hosts.then(|| start_host(rendezvous, &addresses, layout.size, &token)).transpose()?;
+    let addresses = host.as_ref().map_or(addresses, |host| vec![host.address()]);
     let store = Store::connect(&addresses, layout.rank, layout.size, &token, &deadline)?;
     let joining = Joining { layout, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
     let pairs = joining.pairs()?;
@@ -59,6 +64,12 @@ pub fn connect(layout: &Layout, settings: Settings) -> Result<Session> {
     store.join();
     let fabric = Fabric { rank: layout.rank, size: layout.size, mailbox, wire, settings };
     Ok(Session { comm: Communicator::world(Arc::new(fabric)), store: Some(store), _host: host })
+}
+
+/// The store of rank 0: at the address to listen on, if one is given, else at those of the rendezvous.
+fn start_host(rendezvous: &Rendezvous, addresses: &[SocketAddr], size: usize, token: &Token) -> Result<Host> {
+    let given = rendezvous.listen.map(|ip| vec![SocketAddr::new(ip, rendezvous.port)]);
+    Host::start(given.as_deref().unwrap_or(addresses), size, token.clone())
 }
 
 struct Joining<'a> {

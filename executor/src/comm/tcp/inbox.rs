@@ -53,3 +53,47 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
     mailbox.deliver(peer, Message { header, buffer });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::encode;
+    use super::*;
+    use crate::comm::at::At;
+    use crate::comm::error::Failure;
+    use crate::comm::mailbox::Mailbox;
+    use crate::comm::message::Op;
+    use crate::comm::payload::Shape;
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::sync::Arc;
+
+    /// What a rank thinks of a peer that sent these bytes and hung up.
+    fn failure_after(bytes: &[u8]) -> Option<Failure> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        peer.write_all(bytes).unwrap();
+        drop(peer);
+        let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
+        let links = Links::new(0, mailbox.clone(), vec![None, None]).unwrap();
+        read_messages(&links, 1, stream.try_clone().unwrap());
+        // the control connection has ended as well
+        links.read_controls(1, stream);
+        mailbox.failure()
+    }
+
+    #[test]
+    fn what_is_no_message_and_what_ends_within_one_has_the_sender_to_blame() {
+        let at = At::microbatch(6, 2, "send");
+        let header = Header { comm: 0, op: Op::Point, tag: 1, at, shape: Shape::f32(2, 2) };
+        let whole = [encode(&header).as_slice(), &[0; 16]].concat();
+        let cut = failure_after(&whole[..whole.len() - 1]).unwrap();
+        assert_eq!((cut.cause, cut.culprit), (Cause::Died, Some(1)));
+        assert!(cut.message.contains("before it sent anything"), "{cut}");
+        let heard = failure_after(&whole).unwrap();
+        assert!(heard.message.contains("last heard of at step 6, microbatch 2, `send`"), "{heard}");
+        let noise = failure_after(&[whole.as_slice(), &[9; HEADER_BYTES]].concat()).unwrap();
+        assert_eq!((noise.cause, noise.culprit), (Cause::Protocol, Some(1)));
+        assert_eq!(failure_after(&[whole, super::super::frame::farewell().to_vec()].concat()), None);
+    }
+}

@@ -103,6 +103,7 @@ fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiv
         };
         if let Err(error) = written {
             tracing::debug!(peer, %error, "a message could not be written");
+            links.mailbox.set_broken(peer);
             return;
         }
         if let Job::Message(message) = job {
