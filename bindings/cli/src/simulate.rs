@@ -4,6 +4,7 @@ use std::io::Write;
 
 use clap::Args;
 use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::simulate::{StrategySummary, compare_strategies};
 use serde::Serialize;
@@ -19,7 +20,7 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 
 /// Simulate the pipeline on the first steps of the data set: data-blind, LPT and ours.
 ///
-/// Simulated: predicted times summed by a 1F1B schedule; no device is measured.
+/// Simulated: predicted times summed by a pipeline schedule; no device is measured.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
@@ -31,6 +32,10 @@ pub(crate) struct SimulateArgs {
     /// Steps to simulate [default: an epoch, 50 at most].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
+    /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages on every pipeline rank, or
+    /// `zb-h1`. Plans are made for 1F1B.
+    #[arg(long, value_name = "NAME", default_value = "1f1b")]
+    schedule: ScheduleKind,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -39,6 +44,7 @@ pub(crate) struct SimulateArgs {
 #[derive(Debug, Serialize)]
 struct SimulateReport {
     steps: u64,
+    schedule: String,
     model: String,
     device: String,
     /// Whether times come from a measured profile; else from a stated rate.
@@ -68,17 +74,22 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> 
     }
     let report = SimulateReport {
         steps,
+        schedule: args.schedule.to_string(),
         model: args.plan.model.name(),
         device: args.plan.model.device_name(),
         is_measured: args.plan.model.profile.is_given(),
-        strategies: compare(&planner, steps)?,
+        strategies: compare(&planner, steps, args.schedule)?,
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
 /// Simulates the first `steps` steps by every strategy of [`COMPARED`].
-pub(crate) fn compare(planner: &StepPlanner, steps: u64) -> Result<Vec<StrategyReport>, Failure> {
-    let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps)?;
+pub(crate) fn compare(
+    planner: &StepPlanner,
+    steps: u64,
+    schedule: ScheduleKind,
+) -> Result<Vec<StrategyReport>, Failure> {
+    let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps, schedule)?;
     let blind_seconds = summaries[0].mean_seconds();
     let report = |(summary, (_, name)): (&StrategySummary, (Strategy, &'static str))| StrategyReport {
         name,
@@ -91,9 +102,9 @@ pub(crate) fn compare(planner: &StepPlanner, steps: u64) -> Result<Vec<StrategyR
 }
 
 fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
-    let SimulateReport { steps, model, device, is_measured, .. } = report;
+    let SimulateReport { steps, schedule, model, device, is_measured, .. } = report;
     let source = if *is_measured { "measured" } else { "a stated rate" };
-    writeln!(out, "simulated: {steps} steps, {model} on {device} ({source})")?;
+    writeln!(out, "simulated: {steps} {schedule} steps, {model} on {device} ({source})")?;
     print_strategies(out, &report.strategies)
 }
 
