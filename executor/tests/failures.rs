@@ -3,7 +3,6 @@
 mod support;
 
 use dflop_executor::comm::{At, Buffer, Cause, Comm, Communicator, Failure, Settings, Shape};
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::{ALL, Transport, failure, floats, patient, row, run};
 
@@ -19,12 +18,11 @@ fn failures(
     settings: Settings,
     rank: impl Fn(&Communicator) -> (Failure, String) + Sync,
 ) -> Vec<(Failure, String)> {
-    let all_failed = Barrier::new(size);
-    run(transport, size, settings, |comm| {
+    let ended = run(transport, size, settings, |comm| {
         let failed = rank(&comm);
-        all_failed.wait();
-        failed
-    })
+        (failed, comm)
+    });
+    ended.into_iter().map(|(failed, _comm)| failed).collect()
 }
 
 #[test]
@@ -105,8 +103,7 @@ fn messages_of_another_plan_are_refused() {
                 if comm.rank() == 0 {
                     let payload = support::row(&vec![1.0; sent.rows * sent.cols]).into_buffer();
                     let payload = dflop_executor::comm::Payload::new(sent.rows, sent.cols, payload).unwrap();
-                    comm.send(1, 9, sent_at, payload).unwrap();
-                    failure(comm.barrier(at))
+                    failure(comm.send(1, 9, sent_at, payload).and_then(|()| comm.barrier(at)))
                 } else {
                     failure(comm.recv(0, 9, at.action("recv"), shape))
                 }
@@ -124,8 +121,7 @@ fn messages_of_another_plan_are_refused() {
         let found = failures(transport, 2, patient(), |comm| {
             if comm.rank() == 0 {
                 let bytes = dflop_executor::comm::Payload::flat(Buffer::U8(vec![0; 6]));
-                comm.send(1, 9, at, bytes).unwrap();
-                failure(comm.barrier(at))
+                failure(comm.send(1, 9, at, bytes).and_then(|()| comm.barrier(at)))
             } else {
                 failure(comm.recv(0, 9, at, Shape::f32(1, 6)))
             }
