@@ -24,6 +24,7 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-loader --example stream
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
 	$(CARGO) run --quiet --locked -p dflop-loader --example model_inputs
+	$(CARGO) run --quiet --locked -p dflop-executor --example comm_speed
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.
 STORES_VENV ?= target/stores-venv

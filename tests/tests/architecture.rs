@@ -10,9 +10,10 @@ fn root() -> PathBuf {
 /// Every Rust file below the crates.
 fn rust_files() -> Vec<PathBuf> {
     let mut files = Vec::new();
-    let mut folders: Vec<PathBuf> = ["loader", "costmodel", "balancer", "bindings", "tests", "benches"]
-        .map(|name| root().join(name))
-        .into();
+    let mut folders: Vec<PathBuf> =
+        ["loader", "costmodel", "balancer", "executor", "bindings", "tests", "benches"]
+            .map(|name| root().join(name))
+            .into();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
             let path = entry.path();
