@@ -39,7 +39,7 @@ pub(crate) struct MemoryArgs {
     /// Microbatches of a step on one DP rank.
     #[arg(long, value_name = "M", default_value_t = NonZeroU32::MIN)]
     microbatches: NonZeroU32,
-    /// DP ranks that share the optimizer's state (`ZeRO` stage 1).
+    /// DP ranks that share the optimizer's state (ZeRO stage 1).
     #[arg(long, value_name = "R", default_value_t = NonZeroU32::MIN)]
     optimizer_ranks: NonZeroU32,
     /// Accumulate gradients in 32 bits.

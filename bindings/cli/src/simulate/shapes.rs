@@ -96,12 +96,11 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let cluster = args.shapes.cluster()?;
     let profile = model.profile.path().map(read_profile).transpose()?;
     let builder = ModelCostsBuilder::new(&spec);
-    let [encoder, llm] = match &profile {
-        Some(profile) => builder.profile(profile).build()?,
-        None => {
-            let link = cluster.links.map(|links| links.nvlink);
-            builder.rate(DeviceRate::preset(&model.device)?).tensor_parallel_link(link).build()?
-        }
+    let [encoder, llm] = if let Some(profile) = &profile {
+        builder.profile(profile).build()?
+    } else {
+        let link = cluster.links.map(|links| links.nvlink);
+        builder.rate(DeviceRate::preset(&model.device)?).tensor_parallel_link(link).build()?
     };
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;

@@ -49,17 +49,21 @@ fn number(value: &Value, path: &str) -> f64 {
     value.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} in {value}"))
 }
 
-fn gpus(plan: &Value, module: &str) -> f64 {
-    ["tp", "pp", "dp"].iter().map(|degree| number(plan, &format!("/{module}/{degree}"))).product()
+fn whole(value: &Value, path: &str) -> u64 {
+    value.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path} in {value}"))
+}
+
+fn gpus(plan: &Value, module: &str) -> u64 {
+    ["tp", "pp", "dp"].iter().map(|degree| whole(plan, &format!("/{module}/{degree}"))).product()
 }
 
 #[test]
 fn the_fields_of_a_plan_are_there_and_agree() {
     let inputs = inputs();
     let plan = object(&inputs.args(&["--memory-gib", "80", "--json"]));
-    assert!(gpus(&plan, "encoder") + gpus(&plan, "llm") <= 16.0);
-    assert_eq!(number(&plan, "/gpus_used"), gpus(&plan, "encoder") + gpus(&plan, "llm"));
-    assert!(number(&plan, "/microbatches") * number(&plan, "/llm/dp") <= 64.0);
+    assert!(gpus(&plan, "encoder") + gpus(&plan, "llm") <= 16);
+    assert_eq!(whole(&plan, "/gpus_used"), gpus(&plan, "encoder") + gpus(&plan, "llm"));
+    assert!(whole(&plan, "/microbatches") * whole(&plan, "/llm/dp") <= 64);
     assert!(number(&plan, "/step_seconds") >= number(&plan, "/lower_bound_seconds"));
     assert!(number(&plan, "/step_seconds_p95") >= number(&plan, "/step_seconds"));
     assert!(number(&plan, "/search_seconds") >= 0.0);
@@ -67,10 +71,10 @@ fn the_fields_of_a_plan_are_there_and_agree() {
     assert_eq!(plan["placement"], "disaggregated");
     assert_eq!(plan["encoder_share"], "tile");
     assert_eq!(plan["model"], "llavaov-siglip-400m-qwen2.5-7b");
-    for (module, layers) in [("encoder", 27.0), ("llm", 28.0)] {
+    for (module, layers) in [("encoder", 27), ("llm", 28)] {
         let stages = plan["layers"][module].as_array().unwrap();
-        assert_eq!(stages.len() as f64, number(&plan, &format!("/{module}/pp")));
-        assert_eq!(stages.iter().filter_map(Value::as_f64).sum::<f64>(), layers);
+        assert_eq!(stages.len() as u64, whole(&plan, &format!("/{module}/pp")));
+        assert_eq!(stages.iter().filter_map(Value::as_u64).sum::<u64>(), layers);
         let memory = &plan["memory"][module];
         assert!((number(memory, "/gib") + number(memory, "/headroom_gib") - 80.0).abs() < 1e-6);
     }
