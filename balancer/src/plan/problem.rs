@@ -103,12 +103,11 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
         let all = 0..space.load.batches().len();
         space.score(&candidate, all, Balancing::Search, &mut timeline)
     };
-    let score = match score(&space)? {
-        Some(score) => score,
-        None => {
-            space.budget_bytes = f64::INFINITY;
-            score(&space)?.ok_or_else(outside)?
-        }
+    let score = if let Some(score) = score(&space)? {
+        score
+    } else {
+        space.budget_bytes = f64::INFINITY;
+        score(&space)?.ok_or_else(outside)?
     };
     let Need { encoder_bytes, llm_bytes } = score.need;
     Ok(Evaluation {
