@@ -103,12 +103,12 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
         let all = 0..space.load.batches().len();
         space.score(&candidate, all, Balancing::Search, &mut timeline)
     };
-    let mut found = score(&space)?;
-    if found.is_none() {
+    let score = if let Some(score) = score(&space)? {
+        score
+    } else {
         space.budget_bytes = f64::INFINITY;
-        found = score(&space)?;
-    }
-    let score = found.ok_or_else(outside)?;
+        score(&space)?.ok_or_else(outside)?
+    };
     let Need { encoder_bytes, llm_bytes } = score.need;
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,

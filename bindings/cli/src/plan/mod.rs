@@ -73,7 +73,7 @@ pub(crate) struct PlanCommandArgs {
     /// Allow recomputation of activations beyond what was profiled.
     #[arg(long)]
     recompute: bool,
-    /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: transfers are free].
+    /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: transfers are free].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
     /// Print one JSON object.
