@@ -6,6 +6,8 @@
 //! CPU version [`device::Cpu`] is in [`ops`], one operation a file. Every backward is written by hand: there is no tape
 //! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
 
+#![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
+
 pub mod device;
 pub mod error;
 pub mod model;

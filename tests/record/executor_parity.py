@@ -192,7 +192,7 @@ def internvl(generator):
     config = transformers.InternVLConfig(
         vision_config=dict(image_size=[16, 16], patch_size=[4, 4], attention_bias=True, **TOWER),
         text_config=dict(model_type="qwen2", **TEXT),
-        image_token_id=IMAGE, downsample_ratio=0.5, tie_word_embeddings=False,
+        image_token_id=IMAGE, image_seq_length=4, downsample_ratio=0.5, tie_word_embeddings=False,
     )
     samples, pixels = [], []
     for tiles in (2, 0, 1):

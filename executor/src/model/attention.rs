@@ -22,7 +22,7 @@ pub enum Sight {
 }
 
 /// How queries, keys and values are named and stored.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum QkvNames {
     /// Three layers, each with or without a bias.
     Apart([(String, bool); 3]),
@@ -31,7 +31,7 @@ pub enum QkvNames {
 }
 
 /// What an attention is made of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
     /// Width of the model.
     pub hidden: usize,

@@ -58,10 +58,6 @@ impl<'a> Object<'a> {
         Ok(self.read(key, "a whole number above 0", count)?.map(|count| count as usize))
     }
 
-    pub(crate) fn require_count(&self, key: &str) -> Result<usize> {
-        self.count(key)?.ok_or_else(|| self.refused(key, "is missing"))
-    }
-
     /// A whole number, or a list of two that are equal.
     pub(crate) fn side(&self, key: &str, default: usize) -> Result<usize> {
         let side = |value: &Value| match value.as_array().map(Vec::as_slice) {
@@ -100,16 +96,6 @@ impl<'a> Object<'a> {
             Some(other) => Err(self.refused(key, format!("= \"{other}\" is no activation that is known"))),
         }
     }
-
-    /// Fails unless a field is left out or is this text.
-    pub(crate) fn require_text(&self, key: &str, only: &str) -> Result<()> {
-        match self.text(key)? {
-            Some(found) if found != only => {
-                Err(self.refused(key, format!("= \"{found}\" is not supported, must be \"{only}\"")))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -130,8 +116,8 @@ mod tests {
         assert!(
             message(object.activation("act", Activation::Silu).unwrap_err()).contains("vision_config.act")
         );
-        assert!(message(object.require_count("n").unwrap_err()).contains("above 0, found 0"));
-        assert!(message(object.require_count("m").unwrap_err()).contains("vision_config.m` is missing"));
+        assert!(message(object.count("n").unwrap_err()).contains("above 0, found 0"));
+        assert_eq!(object.count("m").unwrap(), None);
         assert!(message(object.side("sides", 1).unwrap_err()).contains("found [1,2]"));
         assert!(message(object.flag("on", true).unwrap_err()).contains("found 3"));
         assert_eq!(object.side("none", 4).unwrap(), 4);

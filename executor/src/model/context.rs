@@ -101,6 +101,10 @@ pub struct EncoderInputs<D: Device> {
     pub class: Option<DeviceMix<D>>,
     /// From rows of the last layer to those that are projected.
     pub taken: Option<DeviceMix<D>>,
+    /// Rows that come out of the projector's matrices.
+    pub projected_rows: usize,
+    /// Rows that the LLM reads.
+    pub tokens: usize,
     /// From projected rows to what the LLM reads.
     pub arranged: Option<DeviceMix<D>>,
     /// From a learned row that ends every line of a picture to what the LLM reads.

@@ -12,7 +12,7 @@ use crate::device::{Buffer, Device};
 use crate::error::Result;
 
 /// What a layer is made of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// Kind of both norms.
     pub norm: NormKind,

@@ -30,6 +30,7 @@ impl Linear {
     }
 
     /// A layer of parameters that are declared; the weight may have any shape of `outputs * inputs` elements.
+    #[must_use]
     pub fn of(weight: ParameterId, bias: Option<ParameterId>, [outputs, inputs]: [usize; 2]) -> Self {
         Self { weight, bias, inputs, outputs }
     }

@@ -9,7 +9,7 @@ use crate::ops::activation::Activation;
 use crate::ops::bias::Columns;
 
 /// What an MLP is made of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MlpSpec {
     /// Width of the rows that enter.
     pub inputs: usize,
@@ -26,9 +26,9 @@ pub struct MlpSpec {
 }
 
 /// Names and kind.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum MlpNames {
-    /// Gate, up, down, with SiLU on the gate.
+    /// Gate, up, down, with `SiLU` on the gate.
     Gated([String; 3]),
     /// Up, down, and what stands between.
     Plain([String; 2], Activation),

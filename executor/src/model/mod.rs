@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod config;
 pub mod context;
+pub mod encoder;
 pub mod layer;
 pub mod linear;
 pub mod llm;
@@ -18,6 +19,7 @@ pub mod mlp;
 pub mod norm;
 pub mod parameters;
 pub mod rope;
+pub mod whole;
 
 use crate::device::Device;
 use crate::error::Result;

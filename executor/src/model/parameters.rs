@@ -17,6 +17,8 @@ pub enum Init {
     Zeros,
     /// The same value everywhere.
     Constant(f64),
+    /// Whisper's positions: sines in the first half of the columns, cosines in the second.
+    Sinusoids,
 }
 
 /// A parameter as checkpoints have it.
@@ -72,6 +74,13 @@ impl Declaration {
         ParameterId(self.specs.len() - 1)
     }
 
+    /// Declares a parameter that is never trained.
+    pub fn add_frozen(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
+        let id = self.add(name, shape, init);
+        self.specs[id.0].is_trained = false;
+        id
+    }
+
     /// Declares a second use of a parameter if this stage has it, or a copy of it if another stage does.
     pub fn add_shared(&mut self, name: &str, shape: &[usize], init: Init) -> ParameterId {
         let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
@@ -104,6 +113,9 @@ impl Declaration {
         self.specs
     }
 }
+
+/// The gradients of the two parameters of a norm, if they are trained.
+pub type GradientPair<'a, D> = Option<(&'a mut <D as Device>::Floats, &'a mut <D as Device>::Floats)>;
 
 /// Values and gradients of the parameters of a stage.
 ///
@@ -160,11 +172,7 @@ impl<D: Device> Parameters<D> {
     ///
     /// # Panics
     /// If both gradients are the same parameter's.
-    pub fn norm(
-        &mut self,
-        weight: ParameterId,
-        bias: ParameterId,
-    ) -> (&D::Floats, Option<(&mut D::Floats, &mut D::Floats)>) {
+    pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&D::Floats, GradientPair<'_, D>) {
         let value = self.values[weight.0].as_ref().expect("norms share nothing");
         let [weight, bias] =
             self.gradients.get_disjoint_mut([weight.0, bias.0]).expect("a norm has two parameters");
@@ -181,6 +189,9 @@ impl<D: Device> Parameters<D> {
     ///
     /// Called once after the last backward of a step. Until then the two uses are summed apart, as they are where a
     /// pipeline has them on two stages, so that both give the same bits.
+    ///
+    /// # Panics
+    /// Never: a parameter does not share its own values.
     pub fn fold_shared_gradients(&mut self, device: &D) -> Result<()> {
         for index in 0..self.specs.len() {
             let Some(owner) = self.specs[index].shares else { continue };

@@ -35,7 +35,9 @@ impl Rope {
             None | Some("default" | "mrope") => {}
             Some("linear") => {
                 let factor = scaling.number("factor", 1.0)? as f32;
-                frequencies.iter_mut().for_each(|frequency| *frequency /= factor);
+                for frequency in &mut frequencies {
+                    *frequency /= factor;
+                }
             }
             Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
             Some(other) => return Err(scaling.refused(key, format!("= \"{other}\" is not supported"))),

@@ -64,7 +64,7 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
 #[inline]
 fn larger<F: Real>(most: F, value: F) -> F {
     // A NaN compares with nothing: not less or equal, it is taken, and nothing is above it, it stays.
-    if most >= value || most != most { most } else { value }
+    if most >= value || most.is_nan() { most } else { value }
 }
 
 #[inline]

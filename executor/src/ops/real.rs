@@ -29,22 +29,29 @@ pub trait Real:
     const ONE: Self;
     /// Rounds to this type.
     fn of(value: f64) -> Self;
+    /// Whether this is no number.
+    fn is_nan(self) -> bool;
     /// Widens to `f64`.
     fn to_f64(self) -> f64;
     /// Square root.
+    #[must_use]
     fn sqrt(self) -> Self;
     /// `e` to this power; NaN stays NaN.
+    #[must_use]
     fn exp(self) -> Self;
     /// Error function.
+    #[must_use]
     fn erf(self) -> Self;
 
     /// Hyperbolic tangent.
+    #[must_use]
     fn tanh(self) -> Self {
         let two = Self::ONE + Self::ONE;
         Self::ONE - two / ((self * two).exp() + Self::ONE)
     }
 
     /// Logistic function.
+    #[must_use]
     fn sigmoid(self) -> Self {
         Self::ONE / (Self::ONE + (-self).exp())
     }
@@ -55,6 +62,9 @@ impl Real for f64 {
     const ONE: Self = 1.0;
     fn of(value: f64) -> Self {
         value
+    }
+    fn is_nan(self) -> bool {
+        f64::is_nan(self)
     }
     fn to_f64(self) -> f64 {
         self
@@ -75,6 +85,10 @@ impl Real for f32 {
     const ONE: Self = 1.0;
     fn of(value: f64) -> Self {
         value as f32
+    }
+    #[inline]
+    fn is_nan(self) -> bool {
+        f32::is_nan(self)
     }
     fn to_f64(self) -> f64 {
         f64::from(self)

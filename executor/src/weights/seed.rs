@@ -18,6 +18,7 @@ impl WeightSource for Seed {
             Init::Zeros => vec![0.0; elements],
             Init::Ones => vec![1.0; elements],
             Init::Constant(value) => vec![value as f32; elements],
+            Init::Sinusoids => sinusoids(&spec.shape),
             Init::Normal(deviation) => {
                 normal(xxh3_64_with_seed(spec.name.as_bytes(), self.0), deviation, elements)
             }
@@ -43,6 +44,21 @@ fn normal(mut state: u64, deviation: f64, elements: usize) -> Vec<f32> {
         values.extend([(radius * cos) as f32, (radius * sin) as f32]);
     }
     values.truncate(elements);
+    values
+}
+
+/// Angles of `position / 10000^(column / (half - 1))`.
+fn sinusoids(shape: &[usize]) -> Vec<f32> {
+    let [positions, columns] = shape else { return vec![0.0; shape.iter().product()] };
+    let half = columns / 2;
+    let step = libm::log(10_000.0) / (half.max(2) - 1) as f64;
+    let mut values = vec![0.0; positions * columns];
+    for (position, row) in values.chunks_mut((*columns).max(1)).enumerate() {
+        for column in 0..half {
+            let (sin, cos) = libm::sincos(position as f64 * libm::exp(-step * column as f64));
+            (row[column], row[half + column]) = (sin as f32, cos as f32);
+        }
+    }
     values
 }
 

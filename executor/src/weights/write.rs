@@ -40,12 +40,14 @@ pub fn write(folder: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> R
     let mut pieces: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;
     for tensor in tensors {
-        if bytes + tensor.bytes() > piece_bytes_max && bytes > 0 {
-            pieces.push(Vec::new());
-            bytes = 0;
-        }
         bytes += tensor.bytes();
-        pieces.last_mut().expect("there is a piece").push(tensor);
+        match pieces.last_mut() {
+            Some(piece) if piece.is_empty() || bytes <= piece_bytes_max => piece.push(tensor),
+            _ => {
+                bytes = tensor.bytes();
+                pieces.push(vec![tensor]);
+            }
+        }
     }
     if let [only] = &pieces[..] {
         write_piece(&folder.join(WEIGHTS_FILE), only)?;

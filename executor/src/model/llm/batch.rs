@@ -42,7 +42,7 @@ impl LlmConfig {
             [] => None,
             places => {
                 let sources = (0..).zip(places).map(|(source, &place)| (source, place));
-                Some((scatter(sources, tokens)?.upload(device)?, places.len()))
+                Some((scatter(sources, tokens).upload(device)?, places.len()))
             }
         };
         let axes = self.rope.axes();
@@ -124,10 +124,10 @@ impl LlmConfig {
 }
 
 /// Rows `source` to rows `target`, of `targets` rows.
-fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> Result<RowMix> {
+fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> RowMix {
     let mut sources = vec![None; targets];
     pairs.for_each(|(source, target)| sources[target as usize] = Some(source));
-    Ok(RowMix::gather(sources))
+    RowMix::gather(sources)
 }
 
 pub(in super::super) fn to_u32(input: &'static str, values: &[i64]) -> Result<Vec<u32>> {

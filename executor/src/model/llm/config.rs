@@ -54,15 +54,17 @@ impl LlmConfig {
         if act != crate::ops::activation::Activation::Silu {
             return Err(text.refused("hidden_act", "must be \"silu\" in a gated MLP"));
         }
-        spec.details.has_tied_embeddings = match top.has("tie_word_embeddings") {
-            true => top.flag("tie_word_embeddings", false)?,
-            false => text.flag("tie_word_embeddings", false)?,
+        spec.details.has_tied_embeddings = if top.has("tie_word_embeddings") {
+            top.flag("tie_word_embeddings", false)?
+        } else {
+            text.flag("tie_word_embeddings", false)?
         };
         let is_qwen_vl = model_type.starts_with("qwen2_vl") || model_type.starts_with("qwen2_5_vl");
         let is_alone = matches!(model_type, "llama" | "qwen2") || is_qwen_vl;
-        let (prefix, head) = match is_alone {
-            true => ("model.", "lm_head.weight"),
-            false => ("language_model.model.", "language_model.lm_head.weight"),
+        let (prefix, head) = if is_alone {
+            ("model.", "lm_head.weight")
+        } else {
+            ("language_model.model.", "language_model.lm_head.weight")
         };
         Ok(Self {
             rope: Rope::read(&text, spec.head_dim as usize, if is_qwen_vl { 1e6 } else { 1e4 })?,
@@ -72,6 +74,16 @@ impl LlmConfig {
             prefix,
             head,
         })
+    }
+
+    /// Returns tensors of checkpoints that nothing here reads: the second copy of a tied embedding.
+    #[must_use]
+    pub fn ignored(&self) -> Vec<String> {
+        if self.spec.details.has_tied_embeddings {
+            vec![self.head.to_owned(), "lm_head.weight".to_owned()]
+        } else {
+            Vec::new()
+        }
     }
 
     /// Returns the transformer layers.
@@ -116,9 +128,10 @@ impl LlmConfig {
         }
         if layers.end == self.layers() {
             let norm = format!("{}norm", self.prefix);
-            let head = match self.spec.details.has_tied_embeddings {
-                true => declaration.add_shared(&embedding, &[vocabulary, hidden], self.init),
-                false => declaration.add(self.head, &[vocabulary, hidden], self.init),
+            let head = if self.spec.details.has_tied_embeddings {
+                declaration.add_shared(&embedding, &[vocabulary, hidden], self.init)
+            } else {
+                declaration.add(self.head, &[vocabulary, hidden], self.init)
             };
             blocks.push(Box::new(Head::declare(
                 declaration,
