@@ -49,12 +49,12 @@ impl Layout {
         if self.is_transposed { (1, self.stride as isize) } else { (self.stride as isize, 1) }
     }
 
-    /// Elements that a slice must have for a matrix of this shape.
+    /// Elements that a slice must have for a matrix of this shape; none for an empty one.
     fn end(self, rows: usize, columns: usize) -> usize {
         let (stored_rows, stored_columns) =
             if self.is_transposed { (columns, rows) } else { (rows, columns) };
         if rows == 0 || columns == 0 {
-            return self.offset;
+            return 0;
         }
         assert!(stored_columns <= self.stride || stored_rows == 1, "rows overlap");
         (stored_rows - 1)
@@ -105,10 +105,8 @@ pub(crate) fn gemm<F: Real>(
         threads if threads > 1 && !is_small => gemm::Parallelism::Rayon(threads),
         _ => gemm::Parallelism::None,
     };
-    let at = |layout: Layout, rows, columns| {
-        if layout.end(rows, columns) == layout.offset { 0 } else { layout.offset }
-    };
-    let (a_at, b_at) = (at(a_layout, rows, inner), at(b_layout, inner, columns));
+    let first = |layout: Layout| if inner == 0 { 0 } else { layout.offset };
+    let (a_at, b_at) = (first(a_layout), first(b_layout));
     // SAFETY: the three matrices lie in their slices, as asserted above, rows of the result do not overlap, and the
     // result is borrowed mutably, so that it is neither of the others. Where `inner` is 0 nothing is read of them.
     unsafe {

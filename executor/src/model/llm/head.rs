@@ -156,3 +156,65 @@ impl<D: Device> Block<D> for Head {
         self.project(pass, &normal, 0, pass.context.layers.rows).map(Some)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::parameters::{Init, Parameters};
+    use super::super::{LlmConfig, TextBatch};
+    use super::*;
+    use crate::device::Cpu;
+    use crate::weights::Seed;
+
+    const VOCABULARY: usize = 40;
+    const HIDDEN: usize = 16;
+
+    /// Loss, gradient of the input and gradients of the parameters, with so many logits kept.
+    fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        let device = Cpu::new(2).unwrap();
+        let config = LlmConfig::from_config(
+            &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
+            "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}),
+        );
+        let input_ids: Vec<i64> = (0..30).collect();
+        let mut labels = input_ids.clone();
+        labels[3] = super::super::IGNORED;
+        let batch = TextBatch {
+            input_ids: &input_ids,
+            labels: &labels,
+            positions: &input_ids,
+            cu_seqlens: &[0, 11, 30],
+            media_places: &[],
+            loss_scale: 0.1,
+        };
+        let context = config.unwrap().context(&device, &batch).unwrap();
+        let mut declaration = Declaration::default();
+        let weight = declaration.add("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3));
+        let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
+        head.kept = kept;
+        let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
+        let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
+        let mut saved = Saved::default();
+        let pass = Pass { device: &device, parameters: &parameters, context: &context };
+        let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
+        let Output::Loss(loss) = output else { panic!("a head has a loss") };
+        let mut pass = BackwardPass { device: &device, parameters: &mut parameters, context: &context };
+        let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
+        assert_eq!(saved.elements(), 0);
+        (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
+    }
+
+    #[test]
+    fn logits_made_anew_in_chunks_give_what_kept_ones_give() {
+        let (loss, dx, gradients) = run(LOGITS_KEPT);
+        for rows in [1, 4, 27] {
+            let (chunked_loss, chunked_dx, chunked) = run(rows * VOCABULARY);
+            assert!((chunked_loss - loss).abs() < 1e-6 * loss);
+            let (chunked, kept) = (chunked.iter().flatten(), gradients.iter().flatten());
+            for (chunked, kept) in chunked.zip(kept).chain(chunked_dx.iter().zip(&dx)) {
+                assert!((chunked - kept).abs() < 1e-6, "{rows}: {chunked} {kept}");
+            }
+        }
+    }
+}
