@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::chunk_len;
+use super::parallel::{chunk_len, vectorised};
 use super::real::Real;
 
 /// A function of one number.
@@ -28,7 +28,7 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 
 impl Activation {
     /// Value and derivative.
-    #[inline]
+    #[inline(always)]
     fn both<F: Real>(self, x: F) -> (F, F) {
         let half = F::of(0.5);
         match self {
@@ -50,7 +50,7 @@ impl Activation {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn gated<F: Real>(x: F, steepness: F) -> (F, F) {
     let open = (steepness * x).sigmoid();
     (x * open, open * (F::ONE + steepness * x * (F::ONE - open)))
@@ -61,20 +61,25 @@ pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "shapes agree");
     let chunk = chunk_len(1);
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
-        // The kind is matched outside the loop, which becomes vector instructions.
-        macro_rules! run {
-            ($kind:ident) => {
-                for (y, &x) in y.iter_mut().zip(x) {
-                    *y = Activation::$kind.both(x).0;
+        vectorised(
+            #[inline(always)]
+            || {
+                // The kind is matched outside the loop, which becomes vector instructions.
+                macro_rules! run {
+                    ($kind:ident) => {
+                        for (y, &x) in y.iter_mut().zip(x) {
+                            *y = Activation::$kind.both(x).0;
+                        }
+                    };
                 }
-            };
-        }
-        match activation {
-            Activation::GeluExact => run!(GeluExact),
-            Activation::GeluTanh => run!(GeluTanh),
-            Activation::GeluQuick => run!(GeluQuick),
-            Activation::Silu => run!(Silu),
-        }
+                match activation {
+                    Activation::GeluExact => run!(GeluExact),
+                    Activation::GeluTanh => run!(GeluTanh),
+                    Activation::GeluQuick => run!(GeluQuick),
+                    Activation::Silu => run!(Silu),
+                }
+            },
+        );
     });
 }
 
@@ -83,19 +88,24 @@ pub fn backward<F: Real>(activation: Activation, x: &[F], d: &mut [F]) {
     assert_eq!(x.len(), d.len(), "shapes agree");
     let chunk = chunk_len(1);
     d.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(d, x)| {
-        macro_rules! run {
-            ($kind:ident) => {
-                for (d, &x) in d.iter_mut().zip(x) {
-                    *d *= Activation::$kind.both(x).1;
+        vectorised(
+            #[inline(always)]
+            || {
+                macro_rules! run {
+                    ($kind:ident) => {
+                        for (d, &x) in d.iter_mut().zip(x) {
+                            *d *= Activation::$kind.both(x).1;
+                        }
+                    };
                 }
-            };
-        }
-        match activation {
-            Activation::GeluExact => run!(GeluExact),
-            Activation::GeluTanh => run!(GeluTanh),
-            Activation::GeluQuick => run!(GeluQuick),
-            Activation::Silu => run!(Silu),
-        }
+                match activation {
+                    Activation::GeluExact => run!(GeluExact),
+                    Activation::GeluTanh => run!(GeluTanh),
+                    Activation::GeluQuick => run!(GeluQuick),
+                    Activation::Silu => run!(Silu),
+                }
+            },
+        );
     });
 }
 

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::chunk_len;
+use super::parallel::{chunk_len, vectorised};
 use super::real::Real;
 
 /// What a step of the optimizer takes.
@@ -57,13 +57,18 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
     let means = mean.par_chunks_mut(chunk).zip(square.par_chunks_mut(chunk));
     let all = weights.par_chunks_mut(chunk).zip(gradients.par_chunks(chunk)).zip(means);
     all.for_each(|((weights, gradients), (means, squares))| {
-        let all = weights.iter_mut().zip(gradients).zip(means.iter_mut().zip(squares));
-        for ((weight, &gradient), (mean, square)) in all {
-            let gradient = gradient * factor;
-            *mean = beta1 * *mean + rest1 * gradient;
-            *square = beta2 * *square + rest2 * gradient * gradient;
-            *weight = *weight * decay - rate * *mean / (square.sqrt() * root + epsilon);
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let all = weights.iter_mut().zip(gradients).zip(means.iter_mut().zip(squares));
+                for ((weight, &gradient), (mean, square)) in all {
+                    let gradient = gradient * factor;
+                    *mean = beta1 * *mean + rest1 * gradient;
+                    *square = beta2 * *square + rest2 * gradient * gradient;
+                    *weight = *weight * decay - rate * *mean / (square.sqrt() * root + epsilon);
+                }
+            },
+        );
     });
 }
 

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, max, sum};
+use super::parallel::{chunk_rows, max, sum, vectorised};
 use super::real::Real;
 
 /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns the sum of
@@ -27,13 +27,17 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
     let losses: Vec<f64> = chunks
         .map(|(logits, targets)| {
             let rows = logits.chunks_mut(vocabulary).zip(targets);
-            rows.map(|(logits, &target)| row(logits, target as usize, F::of(scale))).sum()
+            vectorised(
+                #[inline(always)]
+                || rows.map(|(logits, &target)| row(logits, target as usize, F::of(scale))).sum(),
+            )
         })
         .collect();
     losses.iter().sum()
 }
 
 /// One row: its loss; its logits become `scale (p - 1 at the target)`.
+#[inline(always)]
 fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
     let most = max(logits);
     let of_target = (logits[target] - most).to_f64();

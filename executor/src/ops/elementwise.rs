@@ -2,14 +2,19 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, dot};
+use super::parallel::{add_to, chunk_len, dot, vectorised};
 use super::real::Real;
 
 /// `y += x`.
 pub fn add<F: Real>(x: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "summands have the same shape");
     let chunk = chunk_len(1);
-    y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| super::parallel::add_to(y, x));
+    y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
+        vectorised(
+            #[inline(always)]
+            || add_to(y, x),
+        );
+    });
 }
 
 /// `y *= factor`.
@@ -24,7 +29,16 @@ pub fn zero<F: Real>(y: &mut [F]) {
 
 /// Sum of squares: within chunks in the type of the numbers, over chunks in `f64`.
 pub fn sum_of_squares<F: Real>(x: &[F]) -> f64 {
-    let sums: Vec<f64> = x.par_chunks(chunk_len(1)).map(|x| dot(x, x).to_f64()).collect();
+    let sums: Vec<f64> = x
+        .par_chunks(chunk_len(1))
+        .map(|x| {
+            vectorised(
+                #[inline(always)]
+                || dot(x, x),
+            )
+            .to_f64()
+        })
+        .collect();
     sums.iter().sum()
 }
 

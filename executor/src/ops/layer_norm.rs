@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks};
+use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorised};
 use super::real::Real;
 
 /// Writes the normalised rows and, for backward, mean and 1 / standard deviation of every row.
@@ -18,18 +18,23 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
     let chunk = chunk_len(columns);
     let outputs = y.par_chunks_mut(chunk).zip(statistics.par_chunks_mut(2 * chunk_rows(columns)));
     outputs.zip(x.par_chunks(chunk)).for_each(|((y, statistics), x)| {
-        let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(statistics.chunks_mut(2));
-        for ((y, x), statistics) in rows {
-            let mean = sum(x) * over;
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = x - mean;
-            }
-            let inverse = F::ONE / (dot(y, y) * over + epsilon).sqrt();
-            for ((y, &weight), &bias) in y.iter_mut().zip(weight).zip(bias) {
-                *y = *y * inverse * weight + bias;
-            }
-            statistics.copy_from_slice(&[mean, inverse]);
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(statistics.chunks_mut(2));
+                for ((y, x), statistics) in rows {
+                    let mean = sum(x) * over;
+                    for (y, &x) in y.iter_mut().zip(x) {
+                        *y = x - mean;
+                    }
+                    let inverse = F::ONE / (dot(y, y) * over + epsilon).sqrt();
+                    for ((y, &weight), &bias) in y.iter_mut().zip(weight).zip(bias) {
+                        *y = *y * inverse * weight + bias;
+                    }
+                    statistics.copy_from_slice(&[mean, inverse]);
+                }
+            },
+        );
     });
 }
 
@@ -51,14 +56,19 @@ pub fn backward<F: Real>(
     let rows = chunk_rows(columns);
     let mut both = vec![F::ZERO; 2 * columns];
     sum_chunks((x.len() / columns).div_ceil(rows), &mut both, |index, sums| {
-        let (weights, biases) = sums.split_at_mut(columns);
-        let inputs = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));
-        for ((dy, x), statistics) in inputs.skip(index * rows).take(rows) {
-            for (((weight, bias), &dy), &x) in weights.iter_mut().zip(&mut *biases).zip(dy).zip(x) {
-                *weight += dy * (x - statistics[0]) * statistics[1];
-                *bias += dy;
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let (weights, biases) = sums.split_at_mut(columns);
+                let inputs = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));
+                for ((dy, x), statistics) in inputs.skip(index * rows).take(rows) {
+                    for (((weight, bias), &dy), &x) in weights.iter_mut().zip(&mut *biases).zip(dy).zip(x) {
+                        *weight += dy * (x - statistics[0]) * statistics[1];
+                        *bias += dy;
+                    }
+                }
+            },
+        );
     });
     super::parallel::add_to(d_weight, &both[..columns]);
     super::parallel::add_to(d_bias, &both[columns..]);
@@ -74,20 +84,25 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx
     dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
         || (vec![F::ZERO; columns], vec![F::ZERO; columns]),
         |(scaled, normal), (dx, ((dy, x), statistics))| {
-            let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));
-            for (dx, ((dy, x), statistics)) in dx.chunks_mut(columns).zip(rows) {
-                let (mean, inverse) = (statistics[0], statistics[1]);
-                for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
-                    *scaled = dy * weight;
-                }
-                for (normal, &x) in normal.iter_mut().zip(x) {
-                    *normal = (x - mean) * inverse;
-                }
-                let (along, average) = (dot(scaled, normal) * over, sum(scaled) * over);
-                for ((dx, &scaled), &normal) in dx.iter_mut().zip(&*scaled).zip(&*normal) {
-                    *dx += (scaled - average - normal * along) * inverse;
-                }
-            }
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));
+                    for (dx, ((dy, x), statistics)) in dx.chunks_mut(columns).zip(rows) {
+                        let (mean, inverse) = (statistics[0], statistics[1]);
+                        for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
+                            *scaled = dy * weight;
+                        }
+                        for (normal, &x) in normal.iter_mut().zip(x) {
+                            *normal = (x - mean) * inverse;
+                        }
+                        let (along, average) = (dot(scaled, normal) * over, sum(scaled) * over);
+                        for ((dx, &scaled), &normal) in dx.iter_mut().zip(&*scaled).zip(&*normal) {
+                            *dx += (scaled - average - normal * along) * inverse;
+                        }
+                    }
+                },
+            );
         },
     );
 }

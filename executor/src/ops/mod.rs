@@ -8,6 +8,10 @@
 //! a fixed order and chunks are added in order. Results are bit-equal for any number of threads. Slices whose lengths do
 //! not agree are an error of the caller's code, and panic.
 
+#![allow(
+    clippy::inline_always,
+    reason = "loops are compiled once for each kind of vector instructions, with all they call"
+)]
 #![expect(clippy::missing_panics_doc, reason = "shapes that do not agree panic, as said above")]
 
 pub mod activation;

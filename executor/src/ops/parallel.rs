@@ -19,8 +19,17 @@ pub(crate) fn chunk_len(columns: usize) -> usize {
     chunk_rows(columns) * columns.max(1)
 }
 
+/// Runs a loop with the widest vector instructions of this machine.
+///
+/// Rust fuses no multiplication with an addition by itself, and sums have fixed lanes: results do not depend on the
+/// machine's width.
+#[inline(always)]
+pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(body)
+}
+
 /// Scalar product, as [`LANES`] sums beside each other.
-#[inline]
+#[inline(always)]
 pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     let mut sums = [F::ZERO; LANES];
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
@@ -35,7 +44,7 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
 }
 
 /// Sum, as [`LANES`] sums beside each other.
-#[inline]
+#[inline(always)]
 pub(crate) fn sum<F: Real>(a: &[F]) -> F {
     let mut sums = [F::ZERO; LANES];
     let (blocks, rest) = a.as_chunks::<LANES>();
@@ -48,7 +57,7 @@ pub(crate) fn sum<F: Real>(a: &[F]) -> F {
 }
 
 /// Largest element; NaN if there is one, minus infinity of nothing.
-#[inline]
+#[inline(always)]
 pub(crate) fn max<F: Real>(a: &[F]) -> F {
     let least = -F::ONE / F::ZERO;
     let mut most = [least; LANES];
@@ -61,13 +70,13 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
     rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
 }
 
-#[inline]
+#[inline(always)]
 fn larger<F: Real>(most: F, value: F) -> F {
     // A NaN compares with nothing: not less or equal, it is taken, and nothing is above it, it stays.
     if most >= value || most.is_nan() { most } else { value }
 }
 
-#[inline]
+#[inline(always)]
 fn fold<F: Real>(mut sums: [F; LANES]) -> F {
     let mut width = LANES / 2;
     while width > 0 {
@@ -96,7 +105,7 @@ pub(crate) fn sum_chunks<F: Real>(chunks: usize, total: &mut [F], add: impl Fn(u
 }
 
 /// `total += values`.
-#[inline]
+#[inline(always)]
 pub(crate) fn add_to<F: Real>(total: &mut [F], values: &[F]) {
     for (total, &value) in total.iter_mut().zip(values) {
         *total += value;

@@ -45,6 +45,7 @@ pub trait Real:
 
     /// Hyperbolic tangent.
     #[must_use]
+    #[inline(always)]
     fn tanh(self) -> Self {
         let two = Self::ONE + Self::ONE;
         Self::ONE - two / ((self * two).exp() + Self::ONE)
@@ -52,6 +53,7 @@ pub trait Real:
 
     /// Logistic function.
     #[must_use]
+    #[inline(always)]
     fn sigmoid(self) -> Self {
         Self::ONE / (Self::ONE + (-self).exp())
     }
@@ -86,18 +88,18 @@ impl Real for f32 {
     fn of(value: f64) -> Self {
         value as f32
     }
-    #[inline]
+    #[inline(always)]
     fn is_nan(self) -> bool {
         f32::is_nan(self)
     }
     fn to_f64(self) -> f64 {
         f64::from(self)
     }
-    #[inline]
+    #[inline(always)]
     fn sqrt(self) -> Self {
         f32::sqrt(self)
     }
-    #[inline]
+    #[inline(always)]
     fn exp(self) -> Self {
         exp_f32(self)
     }
@@ -111,7 +113,7 @@ impl Real for f32 {
 ///
 /// # Source
 /// Range reduction and polynomial: Moshier, Cephes Mathematical Library, `expf`.
-#[inline]
+#[inline(always)]
 fn exp_f32(x: f32) -> f32 {
     const LEAST: f32 = -86.9;
     const MOST: f32 = 88.722_83;

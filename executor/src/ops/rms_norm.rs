@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks};
+use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorised};
 use super::real::Real;
 
 /// Writes the normalised rows and, for backward, 1 / root mean square of every row.
@@ -18,13 +18,18 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], invers
     let rows = chunk_rows(columns);
     let chunks = y.par_chunks_mut(chunk_len(columns)).zip(inverse.par_chunks_mut(rows));
     chunks.zip(x.par_chunks(chunk_len(columns))).for_each(|((y, inverse), x)| {
-        let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(inverse);
-        for ((y, x), inverse) in rows {
-            *inverse = F::ONE / (dot(x, x) * mean + epsilon).sqrt();
-            for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
-                *y = x * *inverse * weight;
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(inverse);
+                for ((y, x), inverse) in rows {
+                    *inverse = F::ONE / (dot(x, x) * mean + epsilon).sqrt();
+                    for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
+                        *y = x * *inverse * weight;
+                    }
+                }
+            },
+        );
     });
 }
 
@@ -45,12 +50,18 @@ pub fn backward<F: Real>(
     let Some(d_weight) = d_weight else { return };
     let rows = chunk_rows(columns);
     sum_chunks(inverse.len().div_ceil(rows), d_weight, |index, sums| {
-        let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(inverse).skip(index * rows).take(rows);
-        for ((dy, x), &inverse) in rows {
-            for ((sum, &dy), &x) in sums.iter_mut().zip(dy).zip(x) {
-                *sum += dy * x * inverse;
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows =
+                    dy.chunks(columns).zip(x.chunks(columns)).zip(inverse).skip(index * rows).take(rows);
+                for ((dy, x), &inverse) in rows {
+                    for ((sum, &dy), &x) in sums.iter_mut().zip(dy).zip(x) {
+                        *sum += dy * x * inverse;
+                    }
+                }
+            },
+        );
     });
 }
 
@@ -63,16 +74,21 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &
     dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
         || vec![F::ZERO; columns],
         |scaled, (dx, ((dy, x), inverse))| {
-            let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(inverse);
-            for (dx, ((dy, x), &inverse)) in dx.chunks_mut(columns).zip(rows) {
-                for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
-                    *scaled = dy * weight;
-                }
-                let along = dot(scaled, x) * mean * inverse * inverse;
-                for ((dx, &scaled), &x) in dx.iter_mut().zip(&*scaled).zip(x) {
-                    *dx += (scaled - x * along) * inverse;
-                }
-            }
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(inverse);
+                    for (dx, ((dy, x), &inverse)) in dx.chunks_mut(columns).zip(rows) {
+                        for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
+                            *scaled = dy * weight;
+                        }
+                        let along = dot(scaled, x) * mean * inverse * inverse;
+                        for ((dx, &scaled), &x) in dx.iter_mut().zip(&*scaled).zip(x) {
+                            *dx += (scaled - x * along) * inverse;
+                        }
+                    }
+                },
+            );
         },
     );
 }

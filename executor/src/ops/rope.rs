@@ -8,7 +8,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows};
+use super::parallel::{chunk_len, chunk_rows, vectorised};
 use super::real::Real;
 
 /// The way to turn.
@@ -46,18 +46,23 @@ pub fn turn<F: Real>(turn: Turn, shape: RopeShape, cos: &[F], sin: &[F], x: &mut
     let angles = chunk_rows(stride) * half;
     let tables = cos.par_chunks(angles).zip(sin.par_chunks(angles));
     x.par_chunks_mut(chunk_len(stride)).zip(tables).for_each(|(x, (cos, sin))| {
-        let tables = cos.chunks(half).zip(sin.chunks(half));
-        for (row, (cos, sin)) in x.chunks_mut(stride).zip(tables) {
-            for head in row[..heads * head_dim].chunks_mut(head_dim) {
-                let (low, high) = head.split_at_mut(half);
-                let angles = cos.iter().zip(sin);
-                for ((low, high), (&cos, &sin)) in low.iter_mut().zip(high).zip(angles) {
-                    let (a, b, sin) = (*low, *high, sign * sin);
-                    *low = a * cos - b * sin;
-                    *high = b * cos + a * sin;
+        vectorised(
+            #[inline(always)]
+            || {
+                let tables = cos.chunks(half).zip(sin.chunks(half));
+                for (row, (cos, sin)) in x.chunks_mut(stride).zip(tables) {
+                    for head in row[..heads * head_dim].chunks_mut(head_dim) {
+                        let (low, high) = head.split_at_mut(half);
+                        let angles = cos.iter().zip(sin);
+                        for ((low, high), (&cos, &sin)) in low.iter_mut().zip(high).zip(angles) {
+                            let (a, b, sin) = (*low, *high, sign * sin);
+                            *low = a * cos - b * sin;
+                            *high = b * cos + a * sin;
+                        }
+                    }
                 }
-            }
-        }
+            },
+        );
     });
 }
 

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::chunk_rows;
+use super::parallel::{chunk_rows, vectorised};
 use super::real::Real;
 
 /// Writes the gated rows.
@@ -16,12 +16,17 @@ pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
     let rows = chunk_rows(2 * columns);
     let chunks = y.par_chunks_mut(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
     chunks.for_each(|(y, gate_up)| {
-        for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
-            let (gate, up) = row.split_at(columns);
-            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-                *y = gate * gate.sigmoid() * up;
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
+                    let (gate, up) = row.split_at(columns);
+                    for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                        *y = gate * gate.sigmoid() * up;
+                    }
+                }
+            },
+        );
     });
 }
 
@@ -31,17 +36,22 @@ pub fn backward<F: Real>(dy: &[F], gate_up: &[F], columns: usize, d_gate_up: &mu
     let rows = chunk_rows(2 * columns);
     let inputs = dy.par_chunks(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
     d_gate_up.par_chunks_mut(2 * rows * columns).zip(inputs).for_each(|(d, (dy, gate_up))| {
-        let rows = dy.chunks(columns).zip(gate_up.chunks(2 * columns));
-        for (d, (dy, row)) in d.chunks_mut(2 * columns).zip(rows) {
-            let (gate, up) = row.split_at(columns);
-            let (d_gate, d_up) = d.split_at_mut(columns);
-            let inputs = dy.iter().zip(gate).zip(up);
-            for ((d_gate, d_up), ((&dy, &gate), &up)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
-                let open = gate.sigmoid();
-                *d_gate = dy * up * open * (F::ONE + gate * (F::ONE - open));
-                *d_up = dy * gate * open;
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = dy.chunks(columns).zip(gate_up.chunks(2 * columns));
+                for (d, (dy, row)) in d.chunks_mut(2 * columns).zip(rows) {
+                    let (gate, up) = row.split_at(columns);
+                    let (d_gate, d_up) = d.split_at_mut(columns);
+                    let inputs = dy.iter().zip(gate).zip(up);
+                    for ((d_gate, d_up), ((&dy, &gate), &up)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
+                        let open = gate.sigmoid();
+                        *d_gate = dy * up * open * (F::ONE + gate * (F::ONE - open));
+                        *d_up = dy * gate * open;
+                    }
+                }
+            },
+        );
     });
 }
 

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, dot};
+use super::parallel::{chunk_rows, dot, vectorised};
 use super::{AttentionShape, Tile, grown, scores};
 use crate::device::gemm::{Layout, Shape, gemm};
 use crate::ops::real::Real;
@@ -86,7 +86,10 @@ fn run<F: Real>(
     let sizes = Shape { rows: tile.rows(), columns: keys, inner: dim };
     let values = (saved.qkv, rows.transposed().at(first + value));
     gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, Layout::rows(keys)));
-    softmax_backward(shape, tile, head, saved, weights, d_weights);
+    vectorised(
+        #[inline(always)]
+        || softmax_backward(shape, tile, head, saved, weights, d_weights),
+    );
 
     let width = (group + 2) * dim;
     let target = Layout::rows(width);
@@ -103,6 +106,7 @@ fn run<F: Real>(
 }
 
 /// Turns scores into probabilities and their gradients into those of scores: `dS = P (dP - rowsum(dO O))`.
+#[inline(always)]
 fn softmax_backward<F: Real>(
     shape: &AttentionShape,
     tile: Tile,

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::max;
+use super::parallel::{max, vectorised};
 use super::{AttentionShape, Tile, grown, scores};
 use crate::device::gemm::{Layout, Shape, gemm};
 use crate::ops::real::Real;
@@ -52,11 +52,16 @@ fn run<F: Real>(
     let keys = tile.keys(shape.is_causal);
     let weights = grown(buffer, tile.rows() * keys);
     scores(shape, tile, head, qkv, weights);
-    for (row, weights) in weights.chunks_mut(keys).enumerate() {
-        let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
-        log_sums[row * shape.heads + head] = softmax(seen);
-        unseen.fill(F::ZERO);
-    }
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, weights) in weights.chunks_mut(keys).enumerate() {
+                let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
+                log_sums[row * shape.heads + head] = softmax(seen);
+                unseen.fill(F::ZERO);
+            }
+        },
+    );
     let (_, _, value) = shape.columns(head);
     let sizes = Shape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
     let values = (qkv, Layout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
@@ -65,6 +70,7 @@ fn run<F: Real>(
 }
 
 /// Turns scores into probabilities and returns the logarithm of the sum of their exponentials.
+#[inline(always)]
 fn softmax<F: Real>(row: &mut [F]) -> F {
     let most = max(row);
     for value in row.iter_mut() {
