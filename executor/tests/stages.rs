@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dflop_executor::Error;
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::context::Context;
-use dflop_executor::model::encoder::{Medium, Picture};
+use dflop_executor::model::encoder::{Medium, Shown};
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::{Output, encoder::EncoderConfig};
@@ -163,20 +163,20 @@ fn media_that_do_not_fit_are_named() {
     let llava = EncoderConfig::vision(&read("llava_onevision")).unwrap().unwrap();
     let qwen = EncoderConfig::vision(&read("qwen2_5_vl")).unwrap().unwrap();
     let audio = EncoderConfig::audio(&read("qwen2_audio")).unwrap().unwrap();
-    let picture = |tiles| Picture { height: 24, width: 12, tiles };
+    let picture = |tiles| Shown::Picture { height: 24, width: 12, tiles };
     let pixels = vec![0.0; 3 * 12 * 12 * 3];
     for (encoder, medium, expected) in [
         (
             &llava,
-            Medium::Tiles { pixels: &pixels, pictures: &[picture(2)] },
+            Medium::Tiles { pixels: &pixels, shown: &[picture(2)] },
             "`pixel_values`: has 1296 elements for 2",
         ),
         (
             &llava,
-            Medium::Tiles { pixels: &pixels[..864], pictures: &[picture(2)] },
+            Medium::Tiles { pixels: &pixels[..864], shown: &[picture(2)] },
             "says 2 tiles of a picture of 12 x 24",
         ),
-        (&llava, Medium::Tiles { pixels: &[], pictures: &[picture(0)] }, "picture 0 has no tile"),
+        (&llava, Medium::Tiles { pixels: &[], shown: &[picture(0)] }, "medium 0 has no tile"),
         (&llava, Medium::Windows { features: &[], frames: &[] }, "`medium`: is of another kind"),
         (&qwen, Medium::Patches { values: &[], grids: &[[1, 3, 2]] }, "picture 0 has 3 x 2 patches"),
         (

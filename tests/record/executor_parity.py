@@ -184,6 +184,12 @@ def llava_onevision(generator):
         samples.append((input_ids, counted(input_ids), arguments))
         pixels += values
         sizes += [[height, width, count] for (height, width), count in zip(pictures, tiles)]
+    # A video: every frame a tile, at half its size, one newline behind all. Its height and width are recorded as 0.
+    frames = torch.randn(2, 3, 12, 12, generator=generator)
+    input_ids = with_media(generator, 2, [(VIDEO, 2 * 4 + 1)], 3)
+    samples.append((input_ids, counted(input_ids), dict(pixel_values_videos=frames[None])))
+    pixels.append(frames)
+    sizes.append([0, 0, 2])
     extra = dict(pixel_values=torch.cat(pixels), image_sizes=torch.tensor(sizes))
     record("llava_onevision", model, samples, extra, generator)
 

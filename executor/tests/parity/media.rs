@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dflop_executor::device::Cpu;
 use dflop_executor::model::Output;
 use dflop_executor::model::context::Context;
-use dflop_executor::model::encoder::{EncoderConfig, FrozenEncoder, Medium, Picture};
+use dflop_executor::model::encoder::{EncoderConfig, FrozenEncoder, Medium, Shown};
 use dflop_executor::model::llm::LlmConfig;
 use dflop_executor::stage::{Activations, Stage, StageOptions, StageParts};
 
@@ -29,16 +29,18 @@ pub(crate) fn encoder_context(fixture: &Fixture, config: &EncoderConfig, device:
     let context = match fixture.name {
         "llava_onevision" => {
             let pictures = unsigned("image_sizes");
-            let pictures = pictures.as_chunks::<3>().0.iter();
-            let pictures: Vec<Picture> =
-                pictures.map(|&[height, width, tiles]| Picture { height, width, tiles }).collect();
+            let shown = |&[height, width, tiles]: &[u32; 3]| match height {
+                0 => Shown::Video { frames: tiles },
+                _ => Shown::Picture { height, width, tiles },
+            };
+            let shown: Vec<Shown> = pictures.as_chunks::<3>().0.iter().map(shown).collect();
             let pixels = fixture.floats("pixel_values");
-            config.context(device, &Medium::Tiles { pixels: &pixels, pictures: &pictures })
+            config.context(device, &Medium::Tiles { pixels: &pixels, shown: &shown })
         }
         "internvl" | "clip" | "siglip" => {
-            let pictures = [Picture { height: 1, width: 1, tiles: 3 }];
+            let shown = [Shown::Picture { height: 1, width: 1, tiles: 3 }];
             let pixels = fixture.floats("pixel_values");
-            config.context(device, &Medium::Tiles { pixels: &pixels, pictures: &pictures })
+            config.context(device, &Medium::Tiles { pixels: &pixels, shown: &shown })
         }
         "qwen2_audio" => {
             let (features, frames) = (fixture.floats("input_features"), unsigned("frames"));

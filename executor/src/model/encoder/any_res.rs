@@ -1,13 +1,13 @@
 //! The arrangement of LLaVA-OneVision: the base tile, then the map of all other tiles without the padding, perhaps scaled
-//! down, with a newline behind every row.
+//! down, with a newline behind every row; frames of a video at half their size, with one newline behind all.
 //!
 //! # Source
 //! Li et al.: "LLaVA-OneVision", 2024, arXiv:2408.03326; rounding as in transformers.
 
 use dflop_costmodel::ImageSize;
-use dflop_costmodel::tokens::any_res::AnyRes;
+use dflop_costmodel::tokens::any_res::{AnyRes, VideoNewline};
 
-use super::Picture;
+use super::Shown;
 use super::input::refuse;
 use crate::error::Result;
 use crate::row_mix::RowMix;
@@ -15,23 +15,46 @@ use crate::row_mix::RowMix;
 /// How much larger than the limit, along a side, a map may be before it is scaled down.
 const SCALED_ABOVE: f64 = 1.1;
 
-/// Which projected rows make the tokens of some pictures, and where newlines stand.
-pub(super) fn arrange(rule: &AnyRes, pictures: &[Picture]) -> Result<(RowMix, RowMix)> {
+/// Which projected rows make the tokens of some media, and where newlines stand.
+pub(super) fn arrange(rule: &AnyRes, shown: &[Shown]) -> Result<(RowMix, RowMix)> {
     let side = usize::from(rule.patches_per_side);
     let mut tokens = Tokens::default();
     let mut first = 0;
-    for picture in pictures {
-        for row in 0..side * side {
-            tokens.row(first + row);
+    for medium in shown {
+        match *medium {
+            Shown::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
+            Shown::Picture { height, width, tiles } => {
+                (0..side * side).for_each(|row| tokens.row(first + row));
+                match tiles {
+                    1 => tokens.newline(),
+                    _ => map_of(rule, ImageSize { width, height }, tiles, first, &mut tokens)?,
+                }
+            }
         }
-        if picture.tiles == 1 {
-            tokens.newline();
-        } else {
-            map_of(rule, picture, first, &mut tokens)?;
-        }
-        first += picture.tiles as usize * side * side;
+        first += medium.tiles() * side * side;
     }
     Ok((RowMix::weighted(tokens.rows), RowMix::gather(tokens.newlines)))
+}
+
+/// Every frame at half its size, and where the rule has newlines.
+fn video_of(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
+    let side = usize::from(rule.patches_per_side);
+    let half = side.div_ceil(2);
+    for frame in 0..frames {
+        let start = first + frame * side * side;
+        for row in 0..half {
+            for column in 0..half {
+                let places = [taps(row, side, half), taps(column, side, half)];
+                tokens.scaled(places, |row, column| (start + row * side + column) as u32);
+            }
+            if rule.video_newline == VideoNewline::EveryRow {
+                tokens.newline();
+            }
+        }
+    }
+    if rule.video_newline == VideoNewline::Once {
+        tokens.newline();
+    }
 }
 
 /// Tokens in order: weighted rows, or a newline.
@@ -51,6 +74,12 @@ impl Tokens {
         self.newlines.push(None);
     }
 
+    /// A row between four others.
+    fn scaled(&mut self, [y, x]: [[(usize, f32); 2]; 2], place: impl Fn(usize, usize) -> u32) {
+        let pairs = y.iter().flat_map(|y| x.iter().map(move |x| (y, x)));
+        self.mixed(pairs.map(|(y, x)| (place(y.0, x.0), y.1 * x.1)).collect());
+    }
+
     fn newline(&mut self) {
         self.rows.push(Vec::new());
         self.newlines.push(Some(0));
@@ -58,19 +87,19 @@ impl Tokens {
 }
 
 /// The map of the tiles behind the base tile, which is the one at `first`.
-fn map_of(rule: &AnyRes, picture: &Picture, first: usize, tokens: &mut Tokens) -> Result<()> {
+fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut Tokens) -> Result<()> {
     let side = usize::from(rule.patches_per_side);
-    let grid = rule.grid(ImageSize { width: picture.width, height: picture.height })?;
+    let grid = rule.grid(size)?;
     let (grid_columns, grid_rows) = (grid.columns as usize, grid.rows as usize);
-    if picture.tiles as usize != 1 + grid_columns * grid_rows {
+    if tiles as usize != 1 + grid_columns * grid_rows {
         let problem = format!(
-            "says {} tiles of a picture of {} x {} pixels, which has 1 + {grid_columns} x {grid_rows}",
-            picture.tiles, picture.width, picture.height
+            "says {tiles} tiles of a picture of {} x {} pixels, which has 1 + {grid_columns} x {grid_rows}",
+            size.width, size.height
         );
-        return refuse("pictures", problem);
+        return refuse("shown", problem);
     }
     let (columns, rows) = (side * grid_columns, side * grid_rows);
-    let [top, left] = padding(picture, columns, rows);
+    let [top, left] = padding(size, columns, rows);
     let (columns, rows) = (columns - 2 * left, rows - 2 * top);
     let place = |row: usize, column: usize| {
         let (row, column) = (top + row, left + column);
@@ -90,9 +119,7 @@ fn map_of(rule: &AnyRes, picture: &Picture, first: usize, tokens: &mut Tokens) -
     let (out_columns, out_rows) = (scaled(columns), scaled(rows));
     for row in 0..out_rows {
         for column in 0..out_columns {
-            let (y, x) = (taps(row, rows, out_rows), taps(column, columns, out_columns));
-            let pairs = y.iter().flat_map(|y| x.iter().map(move |x| (y, x)));
-            tokens.mixed(pairs.map(|(y, x)| (place(y.0, x.0), y.1 * x.1)).collect());
+            tokens.scaled([taps(row, rows, out_rows), taps(column, columns, out_columns)], place);
         }
         tokens.newline();
     }
@@ -100,8 +127,8 @@ fn map_of(rule: &AnyRes, picture: &Picture, first: usize, tokens: &mut Tokens) -
 }
 
 /// Rows and columns of padding on each side that the aspect ratio left on the grid.
-fn padding(picture: &Picture, columns: usize, rows: usize) -> [usize; 2] {
-    let (width, height) = (u64::from(picture.width), u64::from(picture.height));
+fn padding(size: ImageSize, columns: usize, rows: usize) -> [usize; 2] {
+    let (width, height) = (u64::from(size.width), u64::from(size.height));
     let (columns, rows) = (columns as u64, rows as u64);
     if width * rows > height * columns {
         [((rows - height * columns / width) / 2) as usize, 0]

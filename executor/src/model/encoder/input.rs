@@ -13,8 +13,8 @@ pub enum Medium<'a> {
     Tiles {
         /// `[tiles, channels, side, side]`, the tiles of a picture one behind the other.
         pixels: &'a [f32],
-        /// What the tiles belong to.
-        pictures: &'a [Picture],
+        /// What the tiles show, in order.
+        shown: &'a [Shown],
     },
     /// Patches of pictures and videos of their own resolution.
     Patches {
@@ -32,15 +32,34 @@ pub enum Medium<'a> {
     },
 }
 
-/// A picture in tiles.
+/// What a run of tiles shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Picture {
-    /// Rows of pixels before it was scaled.
-    pub height: u32,
-    /// Columns of pixels before it was scaled.
-    pub width: u32,
-    /// Its tiles, the one that shows it whole among them.
-    pub tiles: u32,
+pub enum Shown {
+    /// A picture.
+    Picture {
+        /// Rows of pixels before it was scaled.
+        height: u32,
+        /// Columns of pixels before it was scaled.
+        width: u32,
+        /// Its tiles, the one that shows it whole among them.
+        tiles: u32,
+    },
+    /// A video, a tile a frame.
+    Video {
+        /// Its frames.
+        frames: u32,
+    },
+}
+
+impl Shown {
+    /// Returns the tiles.
+    #[must_use]
+    pub const fn tiles(&self) -> usize {
+        match self {
+            Self::Picture { tiles, .. } => *tiles as usize,
+            Self::Video { frames } => *frames as usize,
+        }
+    }
 }
 
 /// A context before it is on a device.
@@ -68,9 +87,7 @@ impl EncoderConfig {
     /// [`Error::Input`] that names the input which does not fit.
     pub fn context<D: Device>(&self, device: &D, medium: &Medium<'_>) -> Result<Context<D>> {
         let plan = match (&self.arrangement, *medium) {
-            (Arrangement::Tiles(tiles), Medium::Tiles { pixels, pictures }) => {
-                tiles.plan(pixels, pictures)?
-            }
+            (Arrangement::Tiles(tiles), Medium::Tiles { pixels, shown }) => tiles.plan(pixels, shown)?,
             (Arrangement::Native(native), Medium::Patches { values, grids }) => native.plan(values, grids)?,
             (Arrangement::Audio, Medium::Windows { features, frames }) => {
                 self.audio_plan(features, frames)?

@@ -16,7 +16,7 @@ mod tower;
 
 use std::ops::Range;
 
-pub use input::{Medium, Picture};
+pub use input::{Medium, Shown};
 
 use serde_json::Value;
 

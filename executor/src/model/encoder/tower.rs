@@ -16,7 +16,7 @@ use super::input::{Plan, refuse};
 use super::projector::{Map, ProjectorSpec};
 use super::stem::PatchStemSpec;
 use super::tail::TailSpec;
-use super::{Arrangement, EncoderConfig, INIT, Picture, Stem};
+use super::{Arrangement, EncoderConfig, INIT, Shown, Stem};
 use crate::error::{Error, Result};
 use crate::ops::activation::Activation;
 use crate::row_mix::RowMix;
@@ -293,15 +293,15 @@ impl Tiles {
         self.patches() + usize::from(self.has_class)
     }
 
-    pub(super) fn plan(&self, pixels: &[f32], pictures: &[Picture]) -> Result<Plan> {
+    pub(super) fn plan(&self, pixels: &[f32], shown: &[Shown]) -> Result<Plan> {
         let of_tile = self.channels * self.side * self.side;
-        let tiles = pictures.iter().map(|picture| picture.tiles as usize).sum::<usize>();
+        let tiles = shown.iter().map(Shown::tiles).sum::<usize>();
         if pixels.len() != tiles * of_tile {
             let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());
             return refuse("pixel_values", problem);
         }
-        if let Some(index) = pictures.iter().position(|picture| picture.tiles == 0) {
-            return refuse("pictures", format!("picture {index} has no tile"));
+        if let Some(index) = shown.iter().position(|shown| shown.tiles() == 0) {
+            return refuse("shown", format!("medium {index} has no tile"));
         }
         let rows = self.rows();
         // Row of a tile to its patch; the class token is the first.
@@ -313,7 +313,7 @@ impl Tiles {
         let all = 0..tiles * rows;
         let (taken, projected_rows) = self.taken(tiles);
         let (arranged, newlines) = match &self.rule {
-            TileRule::AnyRes(rule) => Some(any_res::arrange(rule, pictures)?).unzip(),
+            TileRule::AnyRes(rule) => Some(any_res::arrange(rule, shown)?).unzip(),
             _ => (None, None),
         };
         Ok(Plan {
