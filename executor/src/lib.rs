@@ -1,7 +1,23 @@
-//! Runs a training plan: pipeline stages, their devices and the messages between them.
+//! Runs encoder and LLM stages of multimodal training: forward, backward and optimizer.
 //!
-//! - between ranks: [`comm`], one trait over threads and TCP
-//! - how ranks come to be: [`launch`]
+//! A [`stage::Stage`] is a run of consecutive layers of one module: encoder of pictures or audio with its projector, or
+//! LLM. It takes a microbatch's activations from the stage before it, keeps what backward needs, and turns output
+//! gradients into input gradients, adding up those of its parameters. Models are written against [`device::Device`], whose
+//! CPU version [`device::Cpu`] is in [`ops`], one operation a file. Every backward is written by hand: there is no tape
+//! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
+//!
+//! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be.
+
+#![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
 pub mod comm;
+pub mod device;
+pub mod error;
 pub mod launch;
+pub mod model;
+pub mod ops;
+pub mod row_mix;
+pub mod stage;
+pub mod weights;
+
+pub use error::{Error, Result};

@@ -1,0 +1,220 @@
+//! Matrix products on the CPU: a safe door to the crate `gemm`.
+//!
+//! The crate takes raw pointers and strides; here matrices are slices, and every element that a product can touch is
+//! checked to lie inside them. This is the only file of the crate with unsafe code.
+//!
+//! The sum behind an element of the result runs over `k` in blocks whose size depends on the shapes alone; threads share
+//! out rows and columns, never `k`. Results are therefore bit-equal for any number of threads, which a test holds.
+#![expect(unsafe_code, reason = "`gemm` takes raw pointers; bounds are checked here")]
+
+use crate::ops::real::Real;
+
+/// Multiply-adds below which a product stays on the thread that asks for it.
+const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
+
+/// A matrix inside a slice: rows stand `stride` elements apart, or columns if it is `transposed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// First element.
+    pub offset: usize,
+    /// Elements from one stored row to the next.
+    pub stride: usize,
+    /// Whether stored rows are the columns of the matrix.
+    pub is_transposed: bool,
+}
+
+impl Layout {
+    /// Returns the layout of a matrix whose rows follow each other.
+    #[must_use]
+    pub const fn rows(columns: usize) -> Self {
+        Self { offset: 0, stride: columns, is_transposed: false }
+    }
+
+    /// Returns the layout of the transpose: of what [`Layout::rows`] describes, or back.
+    #[must_use]
+    pub const fn transposed(mut self) -> Self {
+        self.is_transposed = !self.is_transposed;
+        self
+    }
+
+    /// Returns the layout that begins `elements` later.
+    #[must_use]
+    pub const fn at(mut self, elements: usize) -> Self {
+        self.offset += elements;
+        self
+    }
+
+    /// Strides of a row and of a column.
+    const fn strides(self) -> (isize, isize) {
+        if self.is_transposed { (1, self.stride as isize) } else { (self.stride as isize, 1) }
+    }
+
+    /// Elements that a slice must have for a matrix of this shape; none for an empty one.
+    fn end(self, rows: usize, columns: usize) -> usize {
+        let (stored_rows, stored_columns) =
+            if self.is_transposed { (columns, rows) } else { (rows, columns) };
+        if rows == 0 || columns == 0 {
+            return 0;
+        }
+        assert!(stored_columns <= self.stride || stored_rows == 1, "rows overlap");
+        (stored_rows - 1)
+            .checked_mul(self.stride)
+            .and_then(|start| start.checked_add(stored_columns)?.checked_add(self.offset))
+            .expect("a matrix that fits into memory")
+    }
+}
+
+/// Sizes of a product: `[rows, inner] x [inner, columns]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Columns of the result.
+    pub columns: usize,
+    /// Length of the sums.
+    pub inner: usize,
+}
+
+/// Computes `c = keep * c + scale * a b`; with `keep` = 0 what `c` held is not read.
+///
+/// `threads` is how many may take part.
+///
+/// # Panics
+/// If a matrix reaches beyond its slice.
+pub(crate) fn gemm<F: Real>(
+    threads: usize,
+    shape: Shape,
+    scale: F,
+    (a, a_layout): (&[F], Layout),
+    (b, b_layout): (&[F], Layout),
+    keep: F,
+    (c, c_layout): (&mut [F], Layout),
+) {
+    let Shape { rows, columns, inner } = shape;
+    assert!(a_layout.end(rows, inner) <= a.len(), "the left matrix lies in its slice");
+    assert!(b_layout.end(inner, columns) <= b.len(), "the right matrix lies in its slice");
+    assert!(c_layout.end(rows, columns) <= c.len(), "the result lies in its slice");
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let (a_row, a_column) = a_layout.strides();
+    let (b_row, b_column) = b_layout.strides();
+    let (c_row, c_column) = c_layout.strides();
+    let is_small = rows.saturating_mul(columns).saturating_mul(inner) < PARALLEL_MULTIPLY_ADDS;
+    let parallelism = match threads {
+        threads if threads > 1 && !is_small => gemm::Parallelism::Rayon(threads),
+        _ => gemm::Parallelism::None,
+    };
+    let first = |layout: Layout| if inner == 0 { 0 } else { layout.offset };
+    let (a_at, b_at) = (first(a_layout), first(b_layout));
+    // SAFETY: the three matrices lie in their slices, as asserted above, rows of the result do not overlap, and the
+    // result is borrowed mutably, so that it is neither of the others. Where `inner` is 0 nothing is read of them.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            inner,
+            c[c_layout.offset..].as_mut_ptr(),
+            c_column,
+            c_row,
+            keep != F::ZERO,
+            a[a_at..].as_ptr(),
+            a_column,
+            a_row,
+            b[b_at..].as_ptr(),
+            b_column,
+            b_row,
+            keep,
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(len: usize, seed: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * 37 + seed * 11) % 23) as f32 / 7.0 - 1.5).collect()
+    }
+
+    fn naive(shape: Shape, a: (&[f32], Layout), b: (&[f32], Layout)) -> Vec<f32> {
+        let get = |(slice, layout): (&[f32], Layout), row: usize, column: usize| {
+            let (row_stride, column_stride) = layout.strides();
+            slice[layout.offset + row * row_stride as usize + column * column_stride as usize]
+        };
+        let element = |row, column| (0..shape.inner).map(|k| get(a, row, k) * get(b, k, column)).sum();
+        (0..shape.rows)
+            .flat_map(|row| (0..shape.columns).map(move |column| (row, column)))
+            .map(|(r, c)| element(r, c))
+            .collect()
+    }
+
+    #[test]
+    fn products_are_those_of_the_definition() {
+        let shape = Shape { rows: 5, columns: 7, inner: 3 };
+        let (a, b) = (matrix(64, 1), matrix(64, 2));
+        for a_layout in [Layout::rows(3), Layout::rows(6).transposed().at(2), Layout::rows(9).at(1)] {
+            for b_layout in [Layout::rows(7), Layout::rows(4).transposed().at(3)] {
+                let truth = naive(shape, (&a, a_layout), (&b, b_layout));
+                let mut c = vec![1.0; 40];
+                let layout = Layout::rows(7);
+                gemm(1, shape, 2.0, (&a, a_layout), (&b, b_layout), 3.0, (&mut c, layout));
+                for (found, truth) in c.iter().zip(&truth) {
+                    assert!((found - (3.0 + 2.0 * truth)).abs() < 1e-4);
+                }
+                assert_eq!(c[35..], [1.0; 5]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_result_held_is_not_read_unless_it_is_kept() {
+        let shape = Shape { rows: 1, columns: 1, inner: 0 };
+        let mut c = [f32::NAN];
+        gemm(1, shape, 1.0, (&[], Layout::rows(0)), (&[], Layout::rows(1)), 0.0, (&mut c, Layout::rows(1)));
+        assert_eq!(c, [0.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the right matrix lies in its slice")]
+    fn a_matrix_beyond_its_slice_is_refused() {
+        let shape = Shape { rows: 2, columns: 2, inner: 2 };
+        let mut c = [0.0; 4];
+        let layout = Layout::rows(2);
+        gemm(1, shape, 1.0, (&[0.0_f32; 4], layout), (&[0.0; 3], layout), 0.0, (&mut c, layout));
+    }
+
+    #[test]
+    fn threads_change_no_bit() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        for (rows, columns, inner) in
+            [(300, 65, 513), (64, 1000, 129), (1, 700, 600), (700, 1, 600), (33, 257, 2048)]
+        {
+            let shape = Shape { rows, columns, inner };
+            let (a, b) = (matrix(rows * inner, 3), matrix(columns * inner, 4));
+            let product = |threads| {
+                let mut c = vec![0.0_f32; rows * columns];
+                let weight = (&b[..], Layout::rows(inner).transposed());
+                pool.install(|| {
+                    gemm(
+                        threads,
+                        shape,
+                        1.0,
+                        (&a, Layout::rows(inner)),
+                        weight,
+                        0.0,
+                        (&mut c, Layout::rows(columns)),
+                    );
+                });
+                c
+            };
+            assert_eq!(product(1), product(2), "{shape:?}");
+            assert_eq!(product(1), product(3), "{shape:?}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Errors of the executor.
+
+use std::path::PathBuf;
+
+/// Result with an [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a stage could not be built or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum Error {
+    /// A configuration that makes no sense, or that no model here answers to.
+    #[error("`config.json`: `{field}` {problem}")]
+    Config { field: String, problem: String },
+    /// The dimensions of a model, as the cost model reads them.
+    #[error(transparent)]
+    Model(#[from] dflop_costmodel::Error),
+    /// A file of weights could not be read or written.
+    #[error("could not {action} `{}`", path.display())]
+    File { action: &'static str, path: PathBuf, source: std::io::Error },
+    /// A file of weights is not what it says.
+    #[error("`{}` is no file of weights: {problem}", path.display())]
+    Format { path: PathBuf, problem: String },
+    /// The model has a tensor that the checkpoint lacks.
+    #[error("tensor `{tensor}` is missing in the checkpoint")]
+    MissingTensor { tensor: String },
+    /// The checkpoint has a tensor that the model lacks.
+    #[error("tensor `{tensor}` of the checkpoint is none of the model's")]
+    SurplusTensor { tensor: String },
+    /// A tensor has another shape than the model's.
+    #[error("tensor `{tensor}` has shape {found:?}, the model's has {expected:?}")]
+    TensorShape { tensor: String, expected: Vec<usize>, found: Vec<usize> },
+    /// A tensor holds numbers of a type that weights are not read from.
+    #[error("tensor `{tensor}` holds {found}, weights are f32, f16 or bf16")]
+    TensorType { tensor: String, found: String },
+    /// An input of a microbatch does not fit the model or its other inputs.
+    #[error("input `{input}`: {problem}")]
+    Input { input: &'static str, problem: String },
+    /// A stage was asked for something out of turn.
+    #[error("stage {stage}, microbatch {microbatch}: {problem}")]
+    Order { stage: String, microbatch: usize, problem: &'static str },
+    /// The loss is NaN or infinite.
+    #[error("stage {stage}, microbatch {microbatch}: the loss is {loss}")]
+    Loss { stage: String, microbatch: usize, loss: f64 },
+    /// Memory could not be had.
+    #[error("{bytes} bytes of memory could not be had, {used} are in use")]
+    Memory { bytes: usize, used: u64 },
+    /// Threads could not be started.
+    #[error("threads could not be started")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+}

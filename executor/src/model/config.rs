@@ -1,0 +1,125 @@
+//! Fields of a `config.json`, with errors that name them.
+//!
+//! Dimensions come from [`dflop_costmodel::config`], which refuses what it does not know; here is read what costs
+//! nothing and changes results: epsilons, activations, frequencies of rotation.
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+use crate::ops::activation::Activation;
+
+/// An object of a configuration; fields that are `null` count as left out.
+#[derive(Debug, Clone)]
+pub(crate) struct Object<'a> {
+    path: String,
+    fields: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Object<'a> {
+    /// The document.
+    pub(crate) fn of(document: &'a Value) -> Self {
+        Self { path: String::new(), fields: document.as_object() }
+    }
+
+    /// The object under a key; an empty one if it is left out.
+    pub(crate) fn child(&self, key: &str) -> Self {
+        let fields = self.value(key).and_then(Value::as_object);
+        Self { path: format!("{}{key}.", self.path), fields }
+    }
+
+    /// Whether there is such a field.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.value(key).is_some()
+    }
+
+    pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.fields?.get(key).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn refused(&self, key: &str, problem: impl Into<String>) -> Error {
+        Error::Config { field: format!("{}{key}", self.path), problem: problem.into() }
+    }
+
+    fn read<T>(&self, key: &str, what: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match of(value) {
+            Some(read) => Ok(Some(read)),
+            None => Err(self.refused(key, format!("must be {what}, found {value}"))),
+        }
+    }
+
+    pub(crate) fn number(&self, key: &str, default: f64) -> Result<f64> {
+        let positive = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
+        Ok(self.read(key, "a number above 0", positive)?.unwrap_or(default))
+    }
+
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
+        let count = |value: &Value| value.as_u64().filter(|&count| count > 0);
+        Ok(self.read(key, "a whole number above 0", count)?.map(|count| count as usize))
+    }
+
+    /// A whole number, or a list of two that are equal.
+    pub(crate) fn side(&self, key: &str, default: usize) -> Result<usize> {
+        let side = |value: &Value| match value.as_array().map(Vec::as_slice) {
+            Some([height, width]) if height == width => height.as_u64(),
+            Some(_) => None,
+            None => value.as_u64(),
+        };
+        let side = self.read(key, "the side of a square", |value| side(value).filter(|&side| side > 0))?;
+        Ok(side.map_or(default, |side| side as usize))
+    }
+
+    /// Whole numbers, 0 among them.
+    pub(crate) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let counts = |value: &Value| {
+            let numbers = value.as_array()?.iter().map(|number| number.as_u64().map(|n| n as usize));
+            numbers.collect::<Option<Vec<_>>>()
+        };
+        self.read(key, "a list of whole numbers", counts)
+    }
+
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.read(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        self.read(key, "a string", Value::as_str)
+    }
+
+    pub(crate) fn activation(&self, key: &str, default: Activation) -> Result<Activation> {
+        match self.text(key)? {
+            None => Ok(default),
+            Some("gelu") => Ok(Activation::GeluExact),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+            Some("quick_gelu") => Ok(Activation::GeluQuick),
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some(other) => Err(self.refused(key, format!("= \"{other}\" is no activation that is known"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn errors_name_the_field() {
+        let document = json!({"vision_config": {"eps": -1, "act": "relu", "n": 0, "sides": [1, 2], "on": 3}});
+        let object = Object::of(&document).child("vision_config");
+        let message = |error: Error| error.to_string();
+        assert_eq!(
+            message(object.number("eps", 1.0).unwrap_err()),
+            "`config.json`: `vision_config.eps` must be a number above 0, found -1"
+        );
+        assert!(
+            message(object.activation("act", Activation::Silu).unwrap_err()).contains("vision_config.act")
+        );
+        assert!(message(object.count("n").unwrap_err()).contains("above 0, found 0"));
+        assert_eq!(object.count("m").unwrap(), None);
+        assert!(message(object.side("sides", 1).unwrap_err()).contains("found [1,2]"));
+        assert!(message(object.flag("on", true).unwrap_err()).contains("found 3"));
+        assert_eq!(object.side("none", 4).unwrap(), 4);
+    }
+}

@@ -1,0 +1,147 @@
+//! The way into the LLM: neighbouring rows beside each other, a norm, an MLP or one matrix, an arrangement of what comes
+//! out, with a learned row at the end of lines.
+
+use super::super::linear::Linear;
+use super::super::mlp::{Mlp, MlpNames, MlpSpec};
+use super::super::norm::{Norm, NormKind};
+use super::super::parameters::{Declaration, ParameterId};
+use super::super::{BackwardPass, Block, Output, Pass, Saved};
+use super::INIT;
+use crate::device::{Buffer, Device};
+use crate::error::{Error, Result};
+use crate::ops::activation::Activation;
+
+/// What a projector is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ProjectorSpec {
+    /// Rows that become one.
+    pub(super) merged: usize,
+    /// Width of each.
+    pub(super) hidden: usize,
+    /// Kind, name, epsilon and width of the norm: of a row before or behind merging.
+    pub(super) norm: Option<(NormKind, String, f64, usize)>,
+    pub(super) map: Map,
+    /// Width of the LLM.
+    pub(super) outputs: usize,
+    /// Name of the learned row at the end of lines.
+    pub(super) newline: Option<String>,
+}
+
+/// The matrices of a projector.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Map {
+    /// Names, width between, activation, whether there are biases.
+    Mlp([String; 2], usize, Activation, bool),
+    /// Name.
+    Linear(String),
+}
+
+#[derive(Debug)]
+enum Matrices {
+    Mlp(Mlp),
+    Linear(Linear),
+}
+
+/// A projector.
+#[derive(Debug)]
+pub(super) struct Projector {
+    norm: Option<Norm>,
+    map: Matrices,
+    newline: Option<ParameterId>,
+    /// Width of merged rows.
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Projector {
+    pub(super) fn declare(declaration: &mut Declaration, spec: &ProjectorSpec) -> Self {
+        let (inputs, outputs) = (spec.merged * spec.hidden, spec.outputs);
+        let norm = spec
+            .norm
+            .as_ref()
+            .map(|(kind, name, epsilon, width)| Norm::declare(declaration, name, *kind, *width, *epsilon));
+        let map = match &spec.map {
+            Map::Linear(name) => {
+                Matrices::Linear(Linear::declare(declaration, name, [outputs, inputs], true, INIT))
+            }
+            Map::Mlp(names, middle, activation, has_bias) => {
+                let names = MlpNames::Plain(names.clone(), *activation);
+                let (middle, has_bias) = (*middle, *has_bias);
+                let spec = MlpSpec { inputs, middle, outputs, names, has_bias, init: INIT };
+                Matrices::Mlp(Mlp::declare(declaration, &spec))
+            }
+        };
+        let newline = spec.newline.as_ref().map(|name| declaration.add(name, &[outputs], INIT));
+        Self { norm, map, newline, inputs, outputs }
+    }
+}
+
+impl<D: Device> Block<D> for Projector {
+    fn forward(
+        &self,
+        pass: &Pass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut Saved<D>,
+    ) -> Result<Output<D>> {
+        let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
+        let problem = format!("must have whole rows of {} elements", self.inputs);
+        let whole = input.filter(|rows| rows.len().is_multiple_of(self.inputs));
+        let mut x = whole.ok_or(Error::Input { input: "rows of the encoder", problem })?;
+        let rows = x.len() / self.inputs;
+        if let Some(norm) = self.norm {
+            let (y, statistics) = norm.forward(pass, &x)?;
+            saved.keep(x);
+            saved.keep(statistics);
+            x = y;
+        }
+        let projected = match &self.map {
+            Matrices::Mlp(mlp) => mlp.forward(pass, x, rows, saved)?,
+            Matrices::Linear(linear) => {
+                let y = linear.forward(pass, &x, rows)?;
+                saved.keep(x);
+                y
+            }
+        };
+        let Some(arranged) = &inputs.arranged else { return Ok(Output::Rows(projected)) };
+        let mut y = device.zeros(arranged.rows * self.outputs)?;
+        device.mix_rows(&arranged.forward, self.outputs, &projected, &mut y)?;
+        if let (Some(newline), Some(newlines)) = (self.newline, &inputs.newlines) {
+            let newline = pass.parameters.value(newline);
+            device.mix_rows(&newlines.forward, self.outputs, newline, &mut y)?;
+        }
+        Ok(Output::Rows(y))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut Saved<D>,
+        is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
+        let mut d = super::super::rows_of::<D>(gradient, inputs.tokens, self.outputs)?;
+        let newline = self.newline.and_then(|newline| pass.parameters.gradient_mut(newline));
+        if let (Some(newline), Some(newlines)) = (newline, &inputs.newlines) {
+            device.mix_rows(&newlines.backward, self.outputs, &d, newline)?;
+        }
+        if let Some(arranged) = &inputs.arranged {
+            let mut d_projected = device.zeros(inputs.projected_rows * self.outputs)?;
+            device.mix_rows(&arranged.backward, self.outputs, &d, &mut d_projected)?;
+            d = d_projected;
+        }
+        let rows = inputs.projected_rows;
+        let dx = match &self.map {
+            Matrices::Mlp(mlp) => mlp.backward(pass, &d, rows, saved)?,
+            Matrices::Linear(linear) => {
+                let x = saved.take();
+                linear.backward(pass, &x, &d, rows)?
+            }
+        };
+        let Some(norm) = self.norm else { return Ok(Some(dx)) };
+        let (statistics, x) = (saved.take(), saved.take());
+        let mut d_rows = device.zeros(x.len())?;
+        norm.backward(pass, &dx, &x, &statistics, is_input_needed.then_some(&mut d_rows))?;
+        Ok(Some(d_rows))
+    }
+}

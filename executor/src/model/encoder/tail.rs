@@ -1,0 +1,99 @@
+//! What is taken of the last layer: a norm of all rows, a choice or an average of them, a norm of what is left.
+
+use super::super::norm::{Norm, NormKind};
+use super::super::parameters::Declaration;
+use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use crate::device::{Buffer, Device};
+use crate::error::Result;
+
+/// What a tail is made of: names and epsilons of layer norms.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct TailSpec {
+    /// Before rows are taken.
+    pub(super) before: Option<(String, f64)>,
+    /// Behind.
+    pub(super) behind: Option<(String, f64)>,
+}
+
+/// The end of an encoder.
+#[derive(Debug)]
+pub(super) struct Tail {
+    before: Option<Norm>,
+    behind: Option<Norm>,
+    hidden: usize,
+}
+
+impl Tail {
+    pub(super) fn declare(declaration: &mut Declaration, spec: &TailSpec, hidden: usize) -> Self {
+        let mut norm = |spec: &Option<(String, f64)>| {
+            let (name, epsilon) = spec.as_ref()?;
+            Some(Norm::declare(declaration, name, NormKind::Layer, hidden, *epsilon))
+        };
+        Self { before: norm(&spec.before), behind: norm(&spec.behind), hidden }
+    }
+}
+
+fn normalise<D: Device>(
+    norm: Option<Norm>,
+    pass: &Pass<'_, D>,
+    x: D::Floats,
+    saved: &mut Saved<D>,
+) -> Result<D::Floats> {
+    let Some(norm) = norm else { return Ok(x) };
+    let (y, statistics) = norm.forward(pass, &x)?;
+    saved.keep(x);
+    saved.keep(statistics);
+    Ok(y)
+}
+
+fn normalise_backward<D: Device>(
+    norm: Option<Norm>,
+    pass: &mut BackwardPass<'_, D>,
+    d: D::Floats,
+    saved: &mut Saved<D>,
+) -> Result<D::Floats> {
+    let Some(norm) = norm else { return Ok(d) };
+    let (statistics, x) = (saved.take(), saved.take());
+    let mut dx = pass.device.zeros(x.len())?;
+    norm.backward(pass, &d, &x, &statistics, Some(&mut dx))?;
+    Ok(dx)
+}
+
+impl<D: Device> Block<D> for Tail {
+    fn forward(
+        &self,
+        pass: &Pass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut Saved<D>,
+    ) -> Result<Output<D>> {
+        let inputs = pass.context.inputs.encoder()?;
+        let x = rows_of::<D>(input, pass.context.layers.rows, self.hidden)?;
+        let mut rows = normalise(self.before, pass, x, saved)?;
+        if let Some(taken) = &inputs.taken {
+            let mut y = pass.device.zeros(taken.rows * self.hidden)?;
+            pass.device.mix_rows(&taken.forward, self.hidden, &rows, &mut y)?;
+            rows = y;
+        }
+        Ok(Output::Rows(normalise(self.behind, pass, rows, saved)?))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut Saved<D>,
+        _is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let inputs = pass.context.inputs.encoder()?;
+        let rows = pass.context.layers.rows;
+        let out_rows = inputs.taken.as_ref().map_or(rows, |taken| taken.rows);
+        let d = rows_of::<D>(gradient, out_rows, self.hidden)?;
+        let mut d = normalise_backward(self.behind, pass, d, saved)?;
+        if let Some(taken) = &inputs.taken {
+            let mut dx = pass.device.zeros(rows * self.hidden)?;
+            pass.device.mix_rows(&taken.backward, self.hidden, &d, &mut dx)?;
+            d = dx;
+        }
+        normalise_backward(self.before, pass, d, saved).map(Some)
+    }
+}

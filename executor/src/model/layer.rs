@@ -1,0 +1,145 @@
+//! A transformer layer, as decoders and encoders have it: `h = x + a(norm(x))`, `y = h + mlp(norm(h))`.
+//!
+//! Families differ in their norms, in who sees whom, in rotation, biases, the kind of MLP and, `InternViT`, a learned
+//! scale on both branches.
+
+use super::attention::{Attention, AttentionSpec};
+use super::mlp::{Mlp, MlpSpec};
+use super::norm::{Norm, NormKind};
+use super::parameters::{Declaration, Init, ParameterId};
+use super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use crate::device::{Buffer, Device};
+use crate::error::Result;
+
+/// What a layer is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerSpec {
+    /// Kind of both norms.
+    pub norm: NormKind,
+    /// Added under the root of both norms.
+    pub epsilon: f64,
+    /// Names of both norms.
+    pub norm_names: [String; 2],
+    /// The attention.
+    pub attention: AttentionSpec,
+    /// The MLP.
+    pub mlp: MlpSpec,
+    /// Names of the scales of both branches and their beginning, if there are any.
+    pub scales: Option<([String; 2], f64)>,
+}
+
+/// A transformer layer.
+#[derive(Debug)]
+pub struct Layer {
+    norms: [Norm; 2],
+    attention: Attention,
+    mlp: Mlp,
+    scales: Option<[ParameterId; 2]>,
+    hidden: usize,
+}
+
+impl Layer {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &LayerSpec) -> Self {
+        let hidden = spec.attention.hidden;
+        let mut norm = |index: usize| {
+            Norm::declare(declaration, &spec.norm_names[index], spec.norm, hidden, spec.epsilon)
+        };
+        let norms = [norm(0), norm(1)];
+        let attention = Attention::declare(declaration, &spec.attention);
+        let mlp = Mlp::declare(declaration, &spec.mlp);
+        let scales = spec.scales.as_ref().map(|(names, value)| {
+            names.each_ref().map(|name| declaration.add(name, &[hidden], Init::Constant(*value)))
+        });
+        Self { norms, attention, mlp, scales, hidden }
+    }
+
+    /// Adds the residual to a branch; a branch that is scaled is kept.
+    fn join<D: Device>(
+        &self,
+        pass: &Pass<'_, D>,
+        index: usize,
+        mut branch: D::Floats,
+        residual: &D::Floats,
+        saved: &mut Saved<D>,
+    ) -> Result<D::Floats> {
+        let device = pass.device;
+        let Some(scales) = self.scales else {
+            device.add(residual, &mut branch)?;
+            return Ok(branch);
+        };
+        let mut sum = device.zeros(residual.len())?;
+        device.add(residual, &mut sum)?;
+        device.column_scale(&branch, pass.parameters.value(scales[index]), &mut sum)?;
+        saved.keep(branch);
+        Ok(sum)
+    }
+
+    /// The gradient of a branch, if it is not that of the sum.
+    fn split<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        index: usize,
+        dy: &D::Floats,
+        saved: &mut Saved<D>,
+    ) -> Result<Option<D::Floats>> {
+        let Some(scales) = self.scales else { return Ok(None) };
+        let branch = saved.take();
+        let mut d_branch = pass.device.alloc(dy.len())?;
+        let (scale, gradient) = pass.parameters.both(scales[index]);
+        pass.device.column_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
+        Ok(Some(d_branch))
+    }
+}
+
+impl<D: Device> Block<D> for Layer {
+    fn forward(
+        &self,
+        pass: &Pass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut Saved<D>,
+    ) -> Result<Output<D>> {
+        let rows = pass.context.layers.rows;
+        let x = rows_of::<D>(input, rows, self.hidden)?;
+        let (normal, statistics) = self.norms[0].forward(pass, &x)?;
+        let mut inner = Saved::default();
+        let branch = self.attention.forward(pass, normal, &mut inner)?;
+        let h = self.join(pass, 0, branch, &x, &mut inner)?;
+        saved.keep(x);
+        saved.keep(statistics);
+        saved.append(inner);
+        let (normal, statistics) = self.norms[1].forward(pass, &h)?;
+        let mut inner = Saved::default();
+        let branch = self.mlp.forward(pass, normal, rows, &mut inner)?;
+        let y = self.join(pass, 1, branch, &h, &mut inner)?;
+        saved.keep(h);
+        saved.keep(statistics);
+        saved.append(inner);
+        Ok(Output::Rows(y))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut Saved<D>,
+        _is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let rows = pass.context.layers.rows;
+        let mut d = rows_of::<D>(gradient, rows, self.hidden)?;
+        let d_branch = self.split(pass, 1, &d, saved)?;
+        let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
+        let (statistics, h) = (saved.take(), saved.take());
+        self.norms[1].backward(pass, &d_normal, &h, &statistics, Some(&mut d))?;
+        drop((d_branch, d_normal, h));
+        let d_branch = self.split(pass, 0, &d, saved)?;
+        let d_normal = self.attention.backward(pass, d_branch.as_ref().unwrap_or(&d), saved)?;
+        let (statistics, x) = (saved.take(), saved.take());
+        self.norms[0].backward(pass, &d_normal, &x, &statistics, Some(&mut d))?;
+        Ok(Some(d))
+    }
+
+    fn is_recomputable(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,150 @@
+//! The tokens of a microbatch to the context of a decoder.
+
+use super::super::context::{Context, Inputs, LayerContext, TextInputs};
+use super::LlmConfig;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::row_mix::RowMix;
+
+/// The label of a token that is not learned.
+pub const IGNORED: i64 = -100;
+
+/// The tokens of a microbatch, packed.
+#[derive(Debug, Clone, Copy)]
+pub struct TextBatch<'a> {
+    /// Token ids: `[tokens]`.
+    pub input_ids: &'a [i64],
+    /// What each token is to be predicted as, [`IGNORED`] for those that are not: `[tokens]`. A sample's first token is
+    /// never learned, as nothing before it predicts it.
+    pub labels: &'a [i64],
+    /// Positions, of one axis or of layer, row and column: `[axes, tokens]`.
+    pub positions: &'a [i64],
+    /// First token of every sample, then the number of tokens.
+    pub cu_seqlens: &'a [i32],
+    /// Places in the sequence that tokens of media take, in the order in which the encoders' tokens are given; their ids
+    /// are not read.
+    pub media_places: &'a [u32],
+    /// Factor on the sum of losses: 1 / target tokens of the whole step.
+    pub loss_scale: f64,
+}
+
+impl LlmConfig {
+    /// Checks a microbatch and brings what the decoder's stages need of it to the device.
+    ///
+    /// # Errors
+    /// [`Error::Input`] that names the input which does not fit.
+    pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<Context<D>> {
+        let tokens = batch.input_ids.len();
+        let segments = segments(batch.cu_seqlens, tokens)?;
+        let embedding = self.embedding(batch)?;
+        let (predictions, targets) = self.targets(batch, &segments)?;
+        let media = match batch.media_places {
+            [] => None,
+            places => {
+                let sources = (0..).zip(places).map(|(source, &place)| (source, place));
+                Some((scatter(sources, tokens).upload(device)?, places.len()))
+            }
+        };
+        let axes = self.rope.axes();
+        if axes == 0
+            || !batch.positions.len().is_multiple_of(tokens.max(1))
+            || batch.positions.len() < axes * tokens
+        {
+            let problem =
+                format!("has {} elements for {axes} axes of {tokens} tokens", batch.positions.len());
+            return Err(Error::Input { input: "position_ids", problem });
+        }
+        // A row of positions in the text may stand before those of the axes.
+        let rows = batch.positions.len() / tokens.max(1);
+        let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
+        let positions: Vec<u32> = to_u32("position_ids", positions)?;
+        let by_axis: Vec<&[u32]> = positions.chunks(tokens.max(1)).collect();
+        Ok(Context {
+            layers: LayerContext {
+                rows: tokens,
+                segments,
+                windows: Vec::new(),
+                rotation: Some(self.rope.table(device, &by_axis)?),
+            },
+            inputs: Inputs::Text(TextInputs {
+                embedding: embedding.upload(device)?,
+                media,
+                predictions: predictions.upload(device)?,
+                targets,
+                loss_scale: batch.loss_scale,
+            }),
+        })
+    }
+
+    fn embedding(&self, batch: &TextBatch<'_>) -> Result<RowMix> {
+        let mut is_medium = vec![false; batch.input_ids.len()];
+        for &place in batch.media_places {
+            match is_medium.get_mut(place as usize) {
+                Some(taken) if !*taken => *taken = true,
+                _ => {
+                    let problem = format!("place {place} is taken twice or lies behind the tokens");
+                    return Err(Error::Input { input: "media_places", problem });
+                }
+            }
+        }
+        let mut sources = Vec::with_capacity(is_medium.len());
+        for (&id, &is_medium) in batch.input_ids.iter().zip(&is_medium) {
+            sources.push(if is_medium { None } else { Some(self.in_vocabulary("input_ids", id)?) });
+        }
+        Ok(RowMix::gather(sources))
+    }
+
+    /// Rows that predict something, and what.
+    fn targets(&self, batch: &TextBatch<'_>, segments: &[u32]) -> Result<(RowMix, Vec<u32>)> {
+        if batch.labels.len() != batch.input_ids.len() {
+            let problem = format!("has {} elements for {} tokens", batch.labels.len(), batch.input_ids.len());
+            return Err(Error::Input { input: "labels", problem });
+        }
+        let (mut rows, mut targets) = (Vec::new(), Vec::new());
+        for segment in segments.windows(2).filter(|segment| segment[0] < segment[1]) {
+            for token in segment[0] + 1..segment[1] {
+                let label = batch.labels[token as usize];
+                if label != IGNORED {
+                    rows.push(Some(token - 1));
+                    targets.push(self.in_vocabulary("labels", label)?);
+                }
+            }
+        }
+        Ok((RowMix::gather(rows), targets))
+    }
+
+    fn in_vocabulary(&self, input: &'static str, id: i64) -> Result<u32> {
+        match u32::try_from(id) {
+            Ok(id) if id < self.spec.vocab => Ok(id),
+            _ => {
+                Err(Error::Input { input, problem: format!("has {id}, the vocabulary {}", self.spec.vocab) })
+            }
+        }
+    }
+}
+
+/// Rows `source` to rows `target`, of `targets` rows.
+fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> RowMix {
+    let mut sources = vec![None; targets];
+    pairs.for_each(|(source, target)| sources[target as usize] = Some(source));
+    RowMix::gather(sources)
+}
+
+pub(in super::super) fn to_u32(input: &'static str, values: &[i64]) -> Result<Vec<u32>> {
+    let convert = |&value: &i64| {
+        u32::try_from(value).map_err(|_| Error::Input { input, problem: format!("has {value}") })
+    };
+    values.iter().map(convert).collect()
+}
+
+/// First rows that ascend from 0 to the number of rows.
+pub(in super::super) fn segments(cu_seqlens: &[i32], rows: usize) -> Result<Vec<u32>> {
+    let fits = cu_seqlens.first() == Some(&0)
+        && cu_seqlens.is_sorted()
+        && cu_seqlens.last().is_some_and(|&last| last as usize == rows);
+    if !fits {
+        let problem = format!("must ascend from 0 to {rows}, found {cu_seqlens:?}");
+        return Err(Error::Input { input: "cu_seqlens", problem });
+    }
+    Ok(cu_seqlens.iter().map(|&start| start as u32).collect())
+}

@@ -1,0 +1,180 @@
+//! `config.json` to the blocks of a decoder.
+
+use std::ops::Range;
+
+use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::model::{AttentionBias, LlmSpec};
+use serde_json::Value;
+
+use super::super::Block;
+use super::super::attention::{AttentionSpec, QkvNames, Sight};
+use super::super::config::Object;
+use super::super::layer::{Layer, LayerSpec};
+use super::super::mlp::{MlpNames, MlpSpec};
+use super::super::norm::NormKind;
+use super::super::parameters::{Declaration, Init};
+use super::super::rope::Rope;
+use super::{Embedding, Head};
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// A decoder: dimensions, names, rotation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LlmConfig {
+    /// Dimensions.
+    pub spec: LlmSpec,
+    /// Rotation.
+    pub rope: Rope,
+    epsilon: f64,
+    /// Before `embed_tokens`, `layers`, `norm`.
+    prefix: &'static str,
+    /// Of the LM head's weight.
+    head: &'static str,
+    init: Init,
+}
+
+impl LlmConfig {
+    /// Reads the decoder of a checkpoint from its `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
+    pub fn from_config(document: &Value) -> Result<Self> {
+        let documents = Documents { config: document.clone(), ..Documents::default() };
+        let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
+            let problem = "is no language model's".to_owned();
+            return Err(Error::Config { field: "model_type".to_owned(), problem });
+        };
+        let top = Object::of(document);
+        let model_type = top.text("model_type")?.unwrap_or_default();
+        let text = if top.has("text_config") { top.child("text_config") } else { top.clone() };
+        if spec.details.has_qk_norm {
+            return Err(text.refused("model_type", "has norms of queries and keys, which are not supported"));
+        }
+        let act = text.activation("hidden_act", crate::ops::activation::Activation::Silu)?;
+        if act != crate::ops::activation::Activation::Silu {
+            return Err(text.refused("hidden_act", "must be \"silu\" in a gated MLP"));
+        }
+        spec.details.has_tied_embeddings = if top.has("tie_word_embeddings") {
+            top.flag("tie_word_embeddings", false)?
+        } else {
+            text.flag("tie_word_embeddings", false)?
+        };
+        let is_qwen_vl = model_type.starts_with("qwen2_vl") || model_type.starts_with("qwen2_5_vl");
+        let is_alone = matches!(model_type, "llama" | "qwen2") || is_qwen_vl;
+        let (prefix, head) = if is_alone {
+            ("model.", "lm_head.weight")
+        } else {
+            ("language_model.model.", "language_model.lm_head.weight")
+        };
+        Ok(Self {
+            rope: Rope::read(&text, spec.head_dim as usize, if is_qwen_vl { 1e6 } else { 1e4 })?,
+            epsilon: text.number("rms_norm_eps", if is_qwen_vl { 1e-5 } else { 1e-6 })?,
+            init: Init::Normal(text.number("initializer_range", 0.02)?),
+            spec,
+            prefix,
+            head,
+        })
+    }
+
+    /// Returns tensors of checkpoints that nothing here reads: the second copy of a tied embedding.
+    #[must_use]
+    pub fn ignored(&self) -> Vec<String> {
+        if self.spec.details.has_tied_embeddings {
+            vec![self.head.to_owned(), "lm_head.weight".to_owned()]
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Returns the transformer layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.spec.layers as usize
+    }
+
+    /// Returns the width of a row.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        self.spec.hidden as usize
+    }
+
+    /// Declares the parameters of some layers and returns their blocks: with the embedding before the first layer and
+    /// the LM head and its loss behind the last.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are no such layers.
+    pub fn blocks<D: Device>(
+        &self,
+        layers: Range<usize>,
+        declaration: &mut Declaration,
+    ) -> Result<Vec<Box<dyn Block<D>>>> {
+        if layers.start > layers.end || layers.end > self.layers() {
+            let problem = format!("= {} has no layers {layers:?}", self.layers());
+            return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
+        }
+        let (vocabulary, hidden) = (self.spec.vocab as usize, self.hidden());
+        let embedding = format!("{}embed_tokens.weight", self.prefix);
+        let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
+        if layers.start == 0 {
+            blocks.push(Box::new(Embedding::declare(
+                declaration,
+                &embedding,
+                [vocabulary, hidden],
+                self.init,
+            )));
+        }
+        for layer in layers.clone() {
+            blocks.push(Box::new(Layer::declare(declaration, &self.layer(layer))));
+        }
+        if layers.end == self.layers() {
+            let norm = format!("{}norm", self.prefix);
+            let head = if self.spec.details.has_tied_embeddings {
+                declaration.add_shared(&embedding, &[vocabulary, hidden], self.init)
+            } else {
+                declaration.add(self.head, &[vocabulary, hidden], self.init)
+            };
+            blocks.push(Box::new(Head::declare(
+                declaration,
+                &norm,
+                head,
+                [vocabulary, hidden],
+                self.epsilon,
+            )));
+        }
+        Ok(blocks)
+    }
+
+    fn layer(&self, layer: usize) -> LayerSpec {
+        let name = |rest: &str| format!("{}layers.{layer}.{rest}", self.prefix);
+        let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
+        let bias = spec.details.attention_bias;
+        let projection = |rest: &str| (name(rest), bias != AttentionBias::None);
+        LayerSpec {
+            norm: NormKind::Rms,
+            epsilon: self.epsilon,
+            norm_names: [name("input_layernorm"), name("post_attention_layernorm")],
+            attention: AttentionSpec {
+                hidden,
+                heads: spec.heads as usize,
+                kv_heads: spec.kv_heads as usize,
+                head_dim: spec.head_dim as usize,
+                qkv: QkvNames::Apart(
+                    ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
+                ),
+                output: (name("self_attn.o_proj"), bias == AttentionBias::All),
+                sight: Sight::Causal,
+                is_rotated: true,
+                init,
+            },
+            mlp: MlpSpec {
+                inputs: hidden,
+                middle: spec.ffn as usize,
+                outputs: hidden,
+                names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
+                has_bias: spec.details.has_mlp_bias,
+                init,
+            },
+            scales: None,
+        }
+    }
+}

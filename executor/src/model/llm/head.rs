@@ -1,0 +1,220 @@
+//! The last block of a decoder: norm, LM head and loss, of the rows that predict a target alone.
+//!
+//! Logits are made in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns them into their
+//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits.
+
+use super::super::norm::{Norm, NormKind};
+use super::super::parameters::{Declaration, ParameterId};
+use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use crate::device::{Device, Layout, Shape};
+use crate::error::Result;
+
+/// Logits that are kept from forward to backward: 64 MiB.
+const LOGITS_KEPT: usize = 1 << 24;
+
+/// Norm, LM head and loss.
+#[derive(Debug)]
+pub struct Head {
+    norm: Norm,
+    weight: ParameterId,
+    vocabulary: usize,
+    hidden: usize,
+    kept: usize,
+}
+
+impl Head {
+    /// Declares the norm; the head's weight is declared.
+    pub fn declare(
+        declaration: &mut Declaration,
+        norm: &str,
+        weight: ParameterId,
+        [vocabulary, hidden]: [usize; 2],
+        epsilon: f64,
+    ) -> Self {
+        let norm = Norm::declare(declaration, norm, NormKind::Rms, hidden, epsilon);
+        Self { norm, weight, vocabulary, hidden, kept: LOGITS_KEPT }
+    }
+
+    /// Rows of a chunk; all of them if they are kept.
+    fn chunk(&self, rows: usize) -> usize {
+        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.vocabulary).max(1) }
+    }
+
+    fn is_kept(&self, rows: usize) -> bool {
+        rows * self.vocabulary <= self.kept
+    }
+
+    /// Logits of some rows.
+    fn project<D: Device>(
+        &self,
+        pass: &Pass<'_, D>,
+        normal: &D::Floats,
+        first: usize,
+        rows: usize,
+    ) -> Result<D::Floats> {
+        let mut logits = pass.device.alloc(rows * self.vocabulary)?;
+        let shape = Shape { rows, columns: self.vocabulary, inner: self.hidden };
+        let x = (normal, Layout::rows(self.hidden).at(first * self.hidden));
+        let weight = (pass.parameters.value(self.weight), Layout::rows(self.hidden).transposed());
+        pass.device.gemm(shape, x, weight, false, (&mut logits, Layout::rows(self.vocabulary)))?;
+        Ok(logits)
+    }
+
+    /// Adds the gradients that the logits of some rows give.
+    fn project_backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        d_logits: &D::Floats,
+        normal: &D::Floats,
+        (first, rows): (usize, usize),
+        d_normal: &mut D::Floats,
+    ) -> Result<()> {
+        let at = Layout::rows(self.hidden).at(first * self.hidden);
+        let by_row = Layout::rows(self.vocabulary);
+        let (weight, gradient) = pass.parameters.both(self.weight);
+        let shape = Shape { rows, columns: self.hidden, inner: self.vocabulary };
+        pass.device.gemm(
+            shape,
+            (d_logits, by_row),
+            (weight, Layout::rows(self.hidden)),
+            false,
+            (d_normal, at),
+        )?;
+        let Some(gradient) = gradient else { return Ok(()) };
+        let shape = Shape { rows: self.vocabulary, columns: self.hidden, inner: rows };
+        let target = (gradient, Layout::rows(self.hidden));
+        pass.device.gemm(shape, (d_logits, by_row.transposed()), (normal, at), true, target)
+    }
+}
+
+impl<D: Device> Block<D> for Head {
+    fn forward(
+        &self,
+        pass: &Pass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut Saved<D>,
+    ) -> Result<Output<D>> {
+        let text = pass.context.inputs.text()?;
+        let x = rows_of::<D>(input, pass.context.layers.rows, self.hidden)?;
+        let rows = text.targets.len();
+        let mut taken = pass.device.zeros(rows * self.hidden)?;
+        pass.device.mix_rows(&text.predictions.forward, self.hidden, &x, &mut taken)?;
+        drop(x);
+        let (normal, statistics) = self.norm.forward(pass, &taken)?;
+        let (mut loss, mut kept) = (0.0, None);
+        for targets in text.targets.chunks(self.chunk(rows)).enumerate() {
+            let (first, targets) = (targets.0 * self.chunk(rows), targets.1);
+            let mut logits = self.project(pass, &normal, first, targets.len())?;
+            loss += pass.device.cross_entropy(&mut logits, targets, text.loss_scale)?;
+            kept = Some(logits);
+        }
+        for buffer in [taken, statistics, normal] {
+            saved.keep(buffer);
+        }
+        if let Some(logits) = kept.filter(|_| self.is_kept(rows)) {
+            saved.keep(logits);
+        }
+        Ok(Output::Loss(loss))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        _: Option<D::Floats>,
+        saved: &mut Saved<D>,
+        is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let (device, text) = (pass.device, pass.context.inputs.text()?);
+        let rows = text.targets.len();
+        let kept = (self.is_kept(rows) && rows > 0).then(|| saved.take());
+        let (normal, statistics, taken) = (saved.take(), saved.take(), saved.take());
+        let mut d_normal = device.alloc(rows * self.hidden)?;
+        if let Some(d_logits) = kept {
+            self.project_backward(pass, &d_logits, &normal, (0, rows), &mut d_normal)?;
+        } else {
+            for (index, targets) in text.targets.chunks(self.chunk(rows)).enumerate() {
+                let part = (index * self.chunk(rows), targets.len());
+                let forward = Pass { device, parameters: &*pass.parameters, context: pass.context };
+                let mut logits = self.project(&forward, &normal, part.0, part.1)?;
+                device.cross_entropy(&mut logits, targets, text.loss_scale)?;
+                self.project_backward(pass, &logits, &normal, part, &mut d_normal)?;
+            }
+        }
+        let mut d_taken = device.zeros(rows * self.hidden)?;
+        let d_input = is_input_needed.then_some(&mut d_taken);
+        self.norm.backward(pass, &d_normal, &taken, &statistics, d_input)?;
+        if !is_input_needed {
+            return Ok(None);
+        }
+        let mut dx = device.zeros(pass.context.layers.rows * self.hidden)?;
+        device.mix_rows(&text.predictions.backward, self.hidden, &d_taken, &mut dx)?;
+        Ok(Some(dx))
+    }
+
+    fn logits(&self, pass: &Pass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
+        let (normal, _) = self.norm.forward(pass, input)?;
+        self.project(pass, &normal, 0, pass.context.layers.rows).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::parameters::{Init, Parameters};
+    use super::super::{LlmConfig, TextBatch};
+    use super::*;
+    use crate::device::Cpu;
+    use crate::weights::Seed;
+
+    const VOCABULARY: usize = 40;
+    const HIDDEN: usize = 16;
+
+    /// Loss, gradient of the input and gradients of the parameters, with so many logits kept.
+    fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        let device = Cpu::new(2).unwrap();
+        let config = LlmConfig::from_config(
+            &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
+            "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}),
+        );
+        let input_ids: Vec<i64> = (0..30).collect();
+        let mut labels = input_ids.clone();
+        labels[3] = super::super::IGNORED;
+        let batch = TextBatch {
+            input_ids: &input_ids,
+            labels: &labels,
+            positions: &input_ids,
+            cu_seqlens: &[0, 11, 30],
+            media_places: &[],
+            loss_scale: 0.1,
+        };
+        let context = config.unwrap().context(&device, &batch).unwrap();
+        let mut declaration = Declaration::default();
+        let weight = declaration.add("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3));
+        let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
+        head.kept = kept;
+        let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
+        let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
+        let mut saved = Saved::default();
+        let pass = Pass { device: &device, parameters: &parameters, context: &context };
+        let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
+        let Output::Loss(loss) = output else { panic!("a head has a loss") };
+        let mut pass = BackwardPass { device: &device, parameters: &mut parameters, context: &context };
+        let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
+        assert_eq!(saved.elements(), 0);
+        (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
+    }
+
+    #[test]
+    fn logits_made_anew_in_chunks_give_what_kept_ones_give() {
+        let (loss, dx, gradients) = run(LOGITS_KEPT);
+        for rows in [1, 4, 27] {
+            let (chunked_loss, chunked_dx, chunked) = run(rows * VOCABULARY);
+            assert!((chunked_loss - loss).abs() < 1e-6 * loss);
+            let (chunked, kept) = (chunked.iter().flatten(), gradients.iter().flatten());
+            for (chunked, kept) in chunked.zip(kept).chain(chunked_dx.iter().zip(&dx)) {
+                assert!((chunked - kept).abs() < 1e-6, "{rows}: {chunked} {kept}");
+            }
+        }
+    }
+}

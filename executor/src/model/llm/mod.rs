@@ -1,0 +1,11 @@
+//! Decoders: Llama 3, Qwen2 and Qwen2.5, alone or inside a multimodal model.
+
+mod batch;
+mod config;
+mod embedding;
+mod head;
+
+pub use batch::{IGNORED, TextBatch};
+pub use config::LlmConfig;
+pub use embedding::Embedding;
+pub use head::Head;

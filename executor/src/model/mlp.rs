@@ -1,0 +1,126 @@
+//! The MLP of a layer: gated, with three matrices, or plain, with two.
+
+use super::linear::Linear;
+use super::parameters::{Declaration, Init};
+use super::{BackwardPass, Pass, Saved};
+use crate::device::{Buffer, Device};
+use crate::error::Result;
+use crate::ops::activation::Activation;
+use crate::ops::bias::Columns;
+
+/// What an MLP is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MlpSpec {
+    /// Width of the rows that enter.
+    pub inputs: usize,
+    /// Width between the matrices.
+    pub middle: usize,
+    /// Width of the rows that come out.
+    pub outputs: usize,
+    /// Names of the matrices.
+    pub names: MlpNames,
+    /// Whether they have biases.
+    pub has_bias: bool,
+    /// Beginning of the matrices.
+    pub init: Init,
+}
+
+/// Names and kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MlpNames {
+    /// Gate, up, down, with `SiLU` on the gate.
+    Gated([String; 3]),
+    /// Up, down, and what stands between.
+    Plain([String; 2], Activation),
+}
+
+/// The MLP of a layer, or a projector.
+#[derive(Debug)]
+pub struct Mlp {
+    /// Gate and up, or up alone.
+    inner: Vec<Linear>,
+    down: Linear,
+    /// `None` for a gate.
+    activation: Option<Activation>,
+    middle: usize,
+}
+
+impl Mlp {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &MlpSpec) -> Self {
+        let MlpSpec { inputs, middle, outputs, has_bias, init, .. } = *spec;
+        let mut layer = |name: &String, sizes| Linear::declare(declaration, name, sizes, has_bias, init);
+        let (inner, down, activation) = match &spec.names {
+            MlpNames::Gated([gate, up, down]) => {
+                let inner = vec![layer(gate, [middle, inputs]), layer(up, [middle, inputs])];
+                (inner, layer(down, [outputs, middle]), None)
+            }
+            MlpNames::Plain([up, down], activation) => {
+                let inner = vec![layer(up, [middle, inputs])];
+                (inner, layer(down, [outputs, middle]), Some(*activation))
+            }
+        };
+        Self { inner, down, activation, middle }
+    }
+
+    fn stride(&self) -> usize {
+        self.inner.len() * self.middle
+    }
+
+    /// Computes the MLP of rows, which are kept.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &Pass<'_, D>,
+        x: D::Floats,
+        rows: usize,
+        saved: &mut Saved<D>,
+    ) -> Result<D::Floats> {
+        let device = pass.device;
+        let mut before = device.alloc(rows * self.stride())?;
+        for (index, layer) in self.inner.iter().enumerate() {
+            let columns = Columns { first: index * self.middle, stride: self.stride() };
+            layer.forward_into(pass, &x, rows, &mut before, columns)?;
+        }
+        let mut after = device.alloc(rows * self.middle)?;
+        match self.activation {
+            None => device.silu_gate(&before, self.middle, &mut after)?,
+            Some(activation) => device.activate(activation, &before, &mut after)?,
+        }
+        let y = self.down.forward(pass, &after, rows)?;
+        for buffer in [x, before, after] {
+            saved.keep(buffer);
+        }
+        Ok(y)
+    }
+
+    /// Adds the gradients of the parameters and returns that of the rows.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &D::Floats,
+        rows: usize,
+        saved: &mut Saved<D>,
+    ) -> Result<D::Floats> {
+        let device = pass.device;
+        let (after, before, x) = (saved.take(), saved.take(), saved.take());
+        let mut d_after = self.down.backward(pass, &after, dy, rows)?;
+        let d_before = match self.activation {
+            None => {
+                let mut d_before = device.alloc(before.len())?;
+                device.silu_gate_backward(&d_after, &before, self.middle, &mut d_before)?;
+                d_before
+            }
+            Some(activation) => {
+                device.activate_backward(activation, &before, &mut d_after)?;
+                d_after
+            }
+        };
+        let mut dx = device.alloc(x.len())?;
+        for (index, layer) in self.inner.iter().enumerate() {
+            let columns = Columns { first: index * self.middle, stride: self.stride() };
+            layer.backward_weights(device, pass.parameters, &x, &d_before, rows, columns)?;
+            layer.backward_into(pass, &d_before, rows, columns, index > 0, &mut dx)?;
+        }
+        Ok(dx)
+    }
+}

@@ -1,0 +1,76 @@
+//! Norms of rows, of both kinds.
+
+use super::parameters::{Declaration, Init, ParameterId};
+use super::{BackwardPass, Pass};
+use crate::device::{Buffer, Device};
+use crate::error::Result;
+
+/// What rows are normalised by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Their root mean square.
+    Rms,
+    /// Their mean and standard deviation.
+    Layer,
+}
+
+/// A norm with its scale and, for [`NormKind::Layer`], its bias.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm {
+    weight: ParameterId,
+    bias: Option<ParameterId>,
+    epsilon: f64,
+    width: usize,
+}
+
+impl Norm {
+    /// Declares `NAME.weight` and, of a layer norm, `NAME.bias`.
+    pub fn declare(
+        declaration: &mut Declaration,
+        name: &str,
+        kind: NormKind,
+        width: usize,
+        epsilon: f64,
+    ) -> Self {
+        let weight = declaration.add(format!("{name}.weight"), &[width], Init::Ones);
+        let bias =
+            (kind == NormKind::Layer).then(|| declaration.add(format!("{name}.bias"), &[width], Init::Zeros));
+        Self { weight, bias, epsilon, width }
+    }
+
+    /// Returns the normalised rows, and what backward needs of them.
+    pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats) -> Result<(D::Floats, D::Floats)> {
+        let rows = x.len() / self.width;
+        let mut y = pass.device.alloc(x.len())?;
+        let weight = pass.parameters.value(self.weight);
+        let mut statistics = pass.device.alloc(if self.bias.is_some() { 2 * rows } else { rows })?;
+        match self.bias.map(|bias| pass.parameters.value(bias)) {
+            None => pass.device.rms_norm(x, weight, self.epsilon, &mut y, &mut statistics)?,
+            Some(bias) => {
+                pass.device.layer_norm(x, (weight, bias), self.epsilon, &mut y, &mut statistics)?;
+            }
+        }
+        Ok((y, statistics))
+    }
+
+    /// Adds the gradients of the parameters and, if it is asked for, of `x`.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &D::Floats,
+        x: &D::Floats,
+        statistics: &D::Floats,
+        dx: Option<&mut D::Floats>,
+    ) -> Result<()> {
+        match self.bias {
+            None => {
+                let (weight, gradient) = pass.parameters.both(self.weight);
+                pass.device.rms_norm_backward(dy, x, weight, statistics, dx, gradient)
+            }
+            Some(bias) => {
+                let (weight, gradients) = pass.parameters.norm(self.weight, bias);
+                pass.device.layer_norm_backward(dy, x, weight, statistics, dx, gradients)
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The parameters of a stage: names and shapes of checkpoints, values, gradients.
+
+use std::collections::BTreeMap;
+
+use crate::device::{Buffer, Device};
+use crate::error::Result;
+use crate::weights::WeightSource;
+
+/// How a parameter begins where there is no checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// 1 everywhere.
+    Ones,
+    /// 0 everywhere.
+    Zeros,
+    /// The same value everywhere.
+    Constant(f64),
+    /// Whisper's positions: sines in the first half of the columns, cosines in the second.
+    Sinusoids,
+}
+
+/// A parameter as checkpoints have it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterSpec {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Shape in the checkpoint; row-major.
+    pub shape: Vec<usize>,
+    /// Beginning without a checkpoint.
+    pub init: Init,
+    /// Whether it is trained.
+    pub is_trained: bool,
+    /// The parameter whose values this one shares: a tied LM head. It has its own gradient until
+    /// [`Parameters::fold_shared_gradients`].
+    pub shares: Option<ParameterId>,
+}
+
+impl ParameterSpec {
+    /// Returns the elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Index of a parameter of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ParameterId(usize);
+
+/// Collects the parameters of the blocks of a stage.
+#[derive(Debug, Default)]
+pub struct Declaration {
+    specs: Vec<ParameterSpec>,
+    is_frozen: bool,
+}
+
+impl Declaration {
+    /// Says whether the parameters declared from now on are trained.
+    pub fn freeze(&mut self, is_frozen: bool) {
+        self.is_frozen = is_frozen;
+    }
+
+    /// Declares a parameter.
+    pub fn add(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
+        self.specs.push(ParameterSpec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            init,
+            is_trained: !self.is_frozen,
+            shares: None,
+        });
+        ParameterId(self.specs.len() - 1)
+    }
+
+    /// Declares a parameter that is never trained.
+    pub fn add_frozen(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
+        let id = self.add(name, shape, init);
+        self.specs[id.0].is_trained = false;
+        id
+    }
+
+    /// Declares a second use of a parameter if this stage has it, or a copy of it if another stage does.
+    pub fn add_shared(&mut self, name: &str, shape: &[usize], init: Init) -> ParameterId {
+        let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
+        let id = self.add(name, shape, init);
+        self.specs[id.0].shares = shares;
+        id
+    }
+
+    /// Returns whether a parameter declared since `start` is trained.
+    #[must_use]
+    pub fn has_trained_since(&self, start: usize) -> bool {
+        self.specs[start..].iter().any(|spec| spec.is_trained)
+    }
+
+    /// Returns how many parameters are declared.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.specs.len()
+    }
+
+    /// Returns whether none is declared.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.specs.is_empty()
+    }
+
+    /// Returns what was declared.
+    #[must_use]
+    pub fn into_specs(self) -> Vec<ParameterSpec> {
+        self.specs
+    }
+}
+
+/// The gradients of the two parameters of a norm, if they are trained.
+pub type GradientPair<'a, D> = Option<(&'a mut <D as Device>::Floats, &'a mut <D as Device>::Floats)>;
+
+/// Values and gradients of the parameters of a stage.
+///
+/// Gradients are buffers of the same index; frozen parameters have none.
+pub struct Parameters<D: Device> {
+    specs: Vec<ParameterSpec>,
+    /// `None` for those that share another's.
+    values: Vec<Option<D::Floats>>,
+    gradients: Vec<Option<D::Floats>>,
+}
+
+impl<D: Device> Parameters<D> {
+    /// Takes values from a checkpoint or a seed; gradients are zero.
+    pub fn new(device: &D, specs: Vec<ParameterSpec>, source: &dyn WeightSource) -> Result<Self> {
+        let mut values = Vec::with_capacity(specs.len());
+        let mut gradients = Vec::with_capacity(specs.len());
+        for spec in &specs {
+            let value = match spec.shares {
+                Some(_) => None,
+                None => Some(device.upload(&source.values(spec)?)?),
+            };
+            values.push(value);
+            gradients.push(if spec.is_trained { Some(device.zeros(spec.elements())?) } else { None });
+        }
+        Ok(Self { specs, values, gradients })
+    }
+
+    /// Returns the values of a parameter.
+    ///
+    /// # Panics
+    /// If the parameter is another stage's.
+    #[must_use]
+    pub fn value(&self, id: ParameterId) -> &D::Floats {
+        let owner = self.specs[id.0].shares.unwrap_or(id);
+        self.values[owner.0].as_ref().expect("a shared parameter shares one that has values")
+    }
+
+    /// Returns the gradient of a parameter, if it is trained.
+    pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut D::Floats> {
+        self.gradients[id.0].as_mut()
+    }
+
+    /// Returns values and gradient of a parameter.
+    ///
+    /// # Panics
+    /// If the parameter is another stage's.
+    pub fn both(&mut self, id: ParameterId) -> (&D::Floats, Option<&mut D::Floats>) {
+        let owner = self.specs[id.0].shares.unwrap_or(id);
+        let value = self.values[owner.0].as_ref().expect("a shared parameter shares one that has values");
+        (value, self.gradients[id.0].as_mut())
+    }
+
+    /// Returns the values of one parameter and the gradients of two.
+    ///
+    /// # Panics
+    /// If both gradients are the same parameter's.
+    pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&D::Floats, GradientPair<'_, D>) {
+        let value = self.values[weight.0].as_ref().expect("norms share nothing");
+        let [weight, bias] =
+            self.gradients.get_disjoint_mut([weight.0, bias.0]).expect("a norm has two parameters");
+        (value, weight.as_mut().zip(bias.as_mut()))
+    }
+
+    /// Returns names and shapes.
+    #[must_use]
+    pub fn specs(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+
+    /// Adds the gradients of shared parameters to those of the parameters that own the values.
+    ///
+    /// Called once after the last backward of a step. Until then the two uses are summed apart, as they are where a
+    /// pipeline has them on two stages, so that both give the same bits.
+    ///
+    /// # Panics
+    /// Never: a parameter does not share its own values.
+    pub fn fold_shared_gradients(&mut self, device: &D) -> Result<()> {
+        for index in 0..self.specs.len() {
+            let Some(owner) = self.specs[index].shares else { continue };
+            let [owner, shared] =
+                self.gradients.get_disjoint_mut([owner.0, index]).expect("owner and user are two");
+            if let (Some(owner), Some(shared)) = (owner, shared) {
+                device.add(shared, owner)?;
+                device.zero(shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets all gradients to zero.
+    pub fn zero_gradients(&mut self, device: &D) -> Result<()> {
+        self.gradients.iter_mut().flatten().try_for_each(|gradient| device.zero(gradient))
+    }
+
+    /// Walks over trained parameters that own their values: name, values, gradient.
+    pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut D::Floats, &mut D::Floats)> {
+        let all = self.specs.iter().zip(&mut self.values).zip(&mut self.gradients);
+        all.filter_map(|((spec, value), gradient)| Some((spec, value.as_mut()?, gradient.as_mut()?)))
+    }
+
+    /// Walks over parameters that own their values.
+    pub fn owned(&self) -> impl Iterator<Item = (&ParameterSpec, &D::Floats)> {
+        self.specs.iter().zip(&self.values).filter_map(|(spec, value)| Some((spec, value.as_ref()?)))
+    }
+
+    /// Returns all gradients by name, from the device. Two uses of one parameter are summed.
+    pub fn gradients(&self, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
+        let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for (spec, gradient) in self.specs.iter().zip(&self.gradients) {
+            let Some(gradient) = gradient else { continue };
+            let gradient = device.download(gradient)?;
+            match all.get_mut(&spec.name) {
+                Some(sum) => sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value),
+                None => drop(all.insert(spec.name.clone(), gradient)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the bytes of values and gradients, in elements of 4 bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let buffers = self.values.iter().chain(&self.gradients).flatten();
+        buffers.map(|buffer| 4 * buffer.len() as u64).sum()
+    }
+}

@@ -1,0 +1,150 @@
+//! Angles of rotary embeddings: text, multimodal sections, rows and columns of pictures.
+//!
+//! # Source
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191, section
+//! 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024, arXiv:2407.21783, as transformers computes it.
+
+use rayon::prelude::*;
+
+use super::config::Object;
+use crate::device::Device;
+use crate::error::Result;
+
+/// Frequencies of the pairs of columns of a head, and whose position turns each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Angle of a step, for every pair.
+    frequencies: Vec<f32>,
+    /// Axis of the positions, for every pair.
+    axes: Vec<u8>,
+}
+
+impl Rope {
+    /// Reads the rotation of a language model; `default_theta` where the configuration says none.
+    pub(crate) fn read(text: &Object<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+        let (scaling, theta) = if text.has("rope_parameters") {
+            let parameters = text.child("rope_parameters");
+            let theta = parameters.number("rope_theta", default_theta)?;
+            (parameters, theta)
+        } else {
+            (text.child("rope_scaling"), text.number("rope_theta", default_theta)?)
+        };
+        let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
+        let mut frequencies = frequencies(theta, head_dim);
+        match scaling.text(key)? {
+            None | Some("default" | "mrope") => {}
+            Some("linear") => {
+                let factor = scaling.number("factor", 1.0)? as f32;
+                for frequency in &mut frequencies {
+                    *frequency /= factor;
+                }
+            }
+            Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
+            Some(other) => return Err(scaling.refused(key, format!("= \"{other}\" is not supported"))),
+        }
+        let axes = match scaling.counts("mrope_section")? {
+            None => vec![0; frequencies.len()],
+            Some(sections) => {
+                if sections.len() != 3 || sections.iter().sum::<usize>() != frequencies.len() {
+                    let problem = format!("must be three that add up to {}", frequencies.len());
+                    return Err(scaling.refused("mrope_section", problem));
+                }
+                let axes = (0..).zip(&sections).flat_map(|(axis, &pairs)| std::iter::repeat_n(axis, pairs));
+                axes.collect()
+            }
+        };
+        Ok(Self { frequencies, axes })
+    }
+
+    /// The rotation of pictures: the first half of the pairs by the row, the second by the column.
+    #[must_use]
+    pub fn of_pictures(theta: f64, head_dim: usize) -> Self {
+        let half = frequencies(theta, head_dim / 2);
+        let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
+        Self { frequencies: [half.clone(), half].concat(), axes }
+    }
+
+    /// Returns how many axes positions must have.
+    #[must_use]
+    pub fn axes(&self) -> usize {
+        self.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
+    }
+
+    /// Returns cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes][tokens]`.
+    pub fn table<D: Device>(&self, device: &D, positions: &[&[u32]]) -> Result<(D::Floats, D::Floats)> {
+        let tokens = positions.first().map_or(0, |axis| axis.len());
+        let pairs = self.frequencies.len();
+        let (mut cos, mut sin) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
+        device.run(|| {
+            let rows = cos.par_chunks_mut(pairs).zip(sin.par_chunks_mut(pairs)).with_min_len(64);
+            rows.enumerate().for_each(|(token, (cos, sin))| {
+                for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
+                    let position = positions[usize::from(axis)][token] as f32;
+                    (sin[pair], cos[pair]) = libm::sincosf(position * frequency);
+                }
+            });
+        });
+        Ok((device.upload(&cos)?, device.upload(&sin)?))
+    }
+}
+
+/// `1 / theta^(2 i / dim)`.
+fn frequencies(theta: f64, dim: usize) -> Vec<f32> {
+    let frequency = |pair: usize| 1.0 / libm::powf(theta as f32, (2 * pair) as f32 / dim as f32);
+    (0..dim / 2).map(frequency).collect()
+}
+
+/// Long waves are stretched by a factor, short ones stay, those between go over smoothly.
+fn scale_by_wavelength(scaling: &Object<'_>, frequencies: &mut [f32]) -> Result<()> {
+    let factor = scaling.number("factor", 8.0)? as f32;
+    let low = scaling.number("low_freq_factor", 1.0)? as f32;
+    let high = scaling.number("high_freq_factor", 4.0)? as f32;
+    let old = scaling.number("original_max_position_embeddings", 8192.0)? as f32;
+    for frequency in frequencies {
+        let wavelength = 2.0 * std::f32::consts::PI / *frequency;
+        if wavelength > old / low {
+            *frequency /= factor;
+        } else if wavelength >= old / high {
+            let smooth = (old / wavelength - low) / (high - low);
+            *frequency = (1.0 - smooth) * *frequency / factor + smooth * *frequency;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::device::Cpu;
+
+    fn read(document: &serde_json::Value) -> Result<Rope> {
+        Rope::read(&Object::of(document), 8, 10_000.0)
+    }
+
+    #[test]
+    fn sections_take_their_axis() {
+        let rope =
+            read(&json!({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}})).unwrap();
+        assert_eq!((rope.axes(), &rope.axes[..]), (3, &[0, 1, 2, 2][..]));
+        let old =
+            json!({"rope_theta": 10_000.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}});
+        assert_eq!(read(&old).unwrap(), rope);
+        let device = Cpu::new(1).unwrap();
+        let (cos, _) = rope.table(&device, &[&[1], &[2], &[0]]).unwrap();
+        let truth = [1.0_f32.cos(), (2.0 * rope.frequencies[1]).cos(), 1.0, 1.0];
+        assert!(cos.iter().zip(truth).all(|(a, b)| (a - b).abs() < 1e-7));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (document, part) in [
+            (json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_parameters.rope_type` = \"yarn\""),
+            (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),
+            (json!({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}), "add up to 4"),
+        ] {
+            assert!(read(&document).unwrap_err().to_string().contains(part));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Activations of plain MLPs, element by element.
+//!
+//! # Source
+//! Hendrycks, Gimpel: "Gaussian Error Linear Units", 2016, arXiv:1606.08415; the sigmoid form is CLIP's.
+
+use rayon::prelude::*;
+
+use super::parallel::{chunk_len, vectorised};
+use super::real::Real;
+
+/// A function of one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x Phi(x)`, with the error function.
+    GeluExact,
+    /// Its approximation by a hyperbolic tangent.
+    GeluTanh,
+    /// `x sigmoid(1.702 x)`.
+    GeluQuick,
+    /// `x sigmoid(x)`.
+    Silu,
+}
+
+const QUICK: f64 = 1.702;
+/// Of the approximation by a hyperbolic tangent.
+const CUBIC: f64 = 0.044_715;
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+
+impl Activation {
+    /// Value and derivative.
+    #[inline(always)]
+    fn both<F: Real>(self, x: F) -> (F, F) {
+        let half = F::of(0.5);
+        match self {
+            Self::GeluExact => {
+                let below = half * (F::ONE + (x * F::of(std::f64::consts::FRAC_1_SQRT_2)).erf());
+                let density = (-half * x * x).exp() * F::of(0.5 * SQRT_2_OVER_PI);
+                (x * below, below + x * density)
+            }
+            Self::GeluTanh => {
+                let inner = F::of(SQRT_2_OVER_PI) * (x + F::of(CUBIC) * x * x * x);
+                let tanh = inner.tanh();
+                let slope = F::of(SQRT_2_OVER_PI) * (F::ONE + F::of(3.0 * CUBIC) * x * x);
+                let open = half * (F::ONE + tanh);
+                (x * open, open + half * x * (F::ONE - tanh * tanh) * slope)
+            }
+            Self::GeluQuick => gated(x, F::of(QUICK)),
+            Self::Silu => gated(x, F::ONE),
+        }
+    }
+}
+
+#[inline(always)]
+fn gated<F: Real>(x: F, steepness: F) -> (F, F) {
+    let open = (steepness * x).sigmoid();
+    (x * open, open * (F::ONE + steepness * x * (F::ONE - open)))
+}
+
+/// Writes the values.
+pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
+    assert_eq!(x.len(), y.len(), "shapes agree");
+    let chunk = chunk_len(1);
+    y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                // The kind is matched outside the loop, which becomes vector instructions.
+                macro_rules! run {
+                    ($kind:ident) => {
+                        for (y, &x) in y.iter_mut().zip(x) {
+                            *y = Activation::$kind.both(x).0;
+                        }
+                    };
+                }
+                match activation {
+                    Activation::GeluExact => run!(GeluExact),
+                    Activation::GeluTanh => run!(GeluTanh),
+                    Activation::GeluQuick => run!(GeluQuick),
+                    Activation::Silu => run!(Silu),
+                }
+            },
+        );
+    });
+}
+
+/// Turns the gradient of the values into that of `x`, in place.
+pub fn backward<F: Real>(activation: Activation, x: &[F], d: &mut [F]) {
+    assert_eq!(x.len(), d.len(), "shapes agree");
+    let chunk = chunk_len(1);
+    d.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(d, x)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                macro_rules! run {
+                    ($kind:ident) => {
+                        for (d, &x) in d.iter_mut().zip(x) {
+                            *d *= Activation::$kind.both(x).1;
+                        }
+                    };
+                }
+                match activation {
+                    Activation::GeluExact => run!(GeluExact),
+                    Activation::GeluTanh => run!(GeluTanh),
+                    Activation::GeluQuick => run!(GeluQuick),
+                    Activation::Silu => run!(Silu),
+                }
+            },
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers, project};
+    use super::*;
+
+    const ALL: [Activation; 4] =
+        [Activation::GeluExact, Activation::GeluTanh, Activation::GeluQuick, Activation::Silu];
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        for activation in ALL {
+            let x: Vec<f64> = numbers(20_000, 1).iter().map(|x| 4.0 * x).collect();
+            let dy = numbers(x.len(), 2);
+            let mut dx = dy.clone();
+            backward(activation, &x, &mut dx);
+            check(&format!("{activation:?}"), &x, &dx, |x| {
+                let mut y = vec![f64::NAN; x.len()];
+                forward(activation, x, &mut y);
+                project(&y, &dy)
+            });
+        }
+    }
+
+    #[test]
+    fn the_approximations_are_near_the_exact_one() {
+        let x: Vec<f64> = (-500..500).map(|step| f64::from(step) / 100.0).collect();
+        let value = |activation| {
+            let mut y = vec![0.0; x.len()];
+            forward(activation, &x, &mut y);
+            y
+        };
+        let exact = value(Activation::GeluExact);
+        for (activation, bound) in [(Activation::GeluTanh, 5e-4), (Activation::GeluQuick, 0.021)] {
+            let pairs = value(activation).into_iter().zip(&exact).map(|(a, b)| (a - b).abs());
+            assert!(pairs.fold(0.0, f64::max) < bound);
+        }
+    }
+}

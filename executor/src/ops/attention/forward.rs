@@ -1,0 +1,85 @@
+//! Forward: tiles of queries, shared out over threads; a tile writes its rows for all heads.
+
+use rayon::prelude::*;
+
+use super::parallel::{max, vectorised};
+use super::{AttentionShape, Tile, grown, scores};
+use crate::device::gemm::{Layout, Shape, gemm};
+use crate::ops::real::Real;
+
+/// Writes the output, `[tokens, heads * head_dim]`, and the logarithm of every row's sum of exponentials,
+/// `[tokens, heads]`.
+///
+/// `segments` are the first tokens of all segments, then the number of tokens; empty segments are allowed.
+///
+/// # Panics
+/// If shapes do not agree.
+pub fn forward<F: Real>(
+    shape: &AttentionShape,
+    segments: &[u32],
+    qkv: &[F],
+    output: &mut [F],
+    log_sums: &mut [F],
+) {
+    shape.check(segments, qkv, output, log_sums);
+    let mut tasks = Vec::new();
+    let (mut output, mut log_sums) = (output, log_sums);
+    for segment in segments.windows(2) {
+        for tile in Tile::of_segment(segment[0] as usize, segment[1] as usize) {
+            let (rows, rest) = output.split_at_mut(tile.rows() * shape.output());
+            let (sums, rest_of_sums) = log_sums.split_at_mut(tile.rows() * shape.heads);
+            (output, log_sums) = (rest, rest_of_sums);
+            tasks.push((tile, rows, sums));
+        }
+    }
+    tasks.into_par_iter().with_max_len(1).for_each_init(Vec::new, |buffer, (tile, rows, sums)| {
+        for head in 0..shape.heads {
+            run(shape, tile, head, qkv, buffer, rows, sums);
+        }
+    });
+}
+
+/// One head of a tile.
+fn run<F: Real>(
+    shape: &AttentionShape,
+    tile: Tile,
+    head: usize,
+    qkv: &[F],
+    buffer: &mut Vec<F>,
+    output: &mut [F],
+    log_sums: &mut [F],
+) {
+    let keys = tile.keys(shape.is_causal);
+    let weights = grown(buffer, tile.rows() * keys);
+    scores(shape, tile, head, qkv, weights);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, weights) in weights.chunks_mut(keys).enumerate() {
+                let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
+                log_sums[row * shape.heads + head] = softmax(seen);
+                unseen.fill(F::ZERO);
+            }
+        },
+    );
+    let (_, _, value) = shape.columns(head);
+    let sizes = Shape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
+    let values = (qkv, Layout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
+    let target = Layout::rows(shape.output()).at(head * shape.head_dim);
+    gemm(1, sizes, F::ONE, (weights, Layout::rows(keys)), values, F::ZERO, (output, target));
+}
+
+/// Turns scores into probabilities and returns the logarithm of the sum of their exponentials.
+#[inline(always)]
+fn softmax<F: Real>(row: &mut [F]) -> F {
+    let most = max(row);
+    for value in row.iter_mut() {
+        *value = (*value - most).exp();
+    }
+    let sum = super::parallel::sum(row);
+    let inverse = F::ONE / sum;
+    for value in row.iter_mut() {
+        *value *= inverse;
+    }
+    most + F::of(libm::log(sum.to_f64()))
+}

@@ -1,0 +1,129 @@
+//! Attention over packed sequences, causal or full, with grouped queries.
+//!
+//! Queries, keys and values lie beside each other in a row: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens of one
+//! *segment* see each other and no others: a sample of a pack, a picture, a window of a picture. Scores exist for a tile
+//! of [`TILE_ROWS`] queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
+//! exponentials of every row, from which backward makes the probabilities anew.
+//!
+//! # Source
+//! Dao et al.: "`FlashAttention`", 2022, arXiv:2205.14135, for what is kept; Ainslie et al.: "GQA", 2023,
+//! arXiv:2305.13245.
+
+mod backward;
+mod forward;
+
+pub use backward::backward;
+pub use forward::forward;
+
+use super::parallel;
+use super::real::Real;
+use crate::device::gemm::{Layout, Shape, gemm};
+
+/// Queries whose scores exist at the same time.
+const TILE_ROWS: usize = 64;
+
+/// Sizes of an attention, and who sees whom.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; `heads` is a multiple.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on scalar products of queries and keys.
+    pub scale: f64,
+    /// Whether a token sees only itself and those before it.
+    pub is_causal: bool,
+}
+
+impl AttentionShape {
+    /// Returns the elements of a row of queries, keys and values.
+    #[must_use]
+    pub const fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Returns the elements of a row of the output.
+    #[must_use]
+    pub const fn output(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// First columns of a query head, and of its keys and values.
+    fn columns(&self, head: usize) -> (usize, usize, usize) {
+        let keys = self.heads * self.head_dim + head / self.group() * self.head_dim;
+        (head * self.head_dim, keys, keys + self.kv_heads * self.head_dim)
+    }
+
+    fn check<F>(&self, segments: &[u32], qkv: &[F], output: &[F], sums: &[F]) {
+        let tokens = segments.last().map_or(0, |&tokens| tokens as usize);
+        assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "heads share keys evenly");
+        assert!(
+            segments.first().is_none_or(|&first| first == 0) && segments.is_sorted(),
+            "segments begin at 0"
+        );
+        assert_eq!(qkv.len(), tokens * self.row(), "segments end with the tokens");
+        assert_eq!(output.len(), tokens * self.output(), "the output has a row for every token");
+        assert_eq!(sums.len(), tokens * self.heads, "every row of every head has its sum");
+    }
+}
+
+/// Some queries of one segment: their first token and those behind, and the segment's.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    segment: (usize, usize),
+    start: usize,
+    end: usize,
+}
+
+impl Tile {
+    /// Tiles of a segment, in order.
+    fn of_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
+        (start..end).step_by(TILE_ROWS).map(move |first| Self {
+            segment: (start, end),
+            start: first,
+            end: (first + TILE_ROWS).min(end),
+        })
+    }
+
+    fn rows(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Keys that any query of the tile sees; they begin with the segment.
+    fn keys(&self, is_causal: bool) -> usize {
+        (if is_causal { self.end } else { self.segment.1 }) - self.segment.0
+    }
+
+    /// Keys that a query of the tile sees.
+    fn seen(&self, row: usize, is_causal: bool) -> usize {
+        if is_causal { self.start + row + 1 - self.segment.0 } else { self.segment.1 - self.segment.0 }
+    }
+}
+
+/// Writes the scores of a tile, `[rows, keys]`, times the scale.
+fn scores<F: Real>(shape: &AttentionShape, tile: Tile, head: usize, qkv: &[F], scores: &mut [F]) {
+    let (query, key, _) = shape.columns(head);
+    let keys = tile.keys(shape.is_causal);
+    let sizes = Shape { rows: tile.rows(), columns: keys, inner: shape.head_dim };
+    let rows = Layout::rows(shape.row());
+    let a = (qkv, rows.at(tile.start * shape.row() + query));
+    let b = (qkv, rows.transposed().at(tile.segment.0 * shape.row() + key));
+    gemm(1, sizes, F::of(shape.scale), a, b, F::ZERO, (scores, Layout::rows(keys)));
+}
+
+/// A buffer of at least so many elements, grown if it must be.
+fn grown<F: Real>(buffer: &mut Vec<F>, len: usize) -> &mut [F] {
+    if buffer.len() < len {
+        buffer.resize(len, F::ZERO);
+    }
+    &mut buffer[..len]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Biases of linear layers: rows filled before the product is added, and sums over rows.
+//!
+//! A row of the output may stand inside wider rows ([`Columns`]): queries, keys and values of an attention lie beside
+//! each other in one matrix, whichever weights they come from.
+
+use rayon::prelude::*;
+
+use super::parallel::{add_to, chunk_len, chunk_rows, sum_chunks};
+use super::real::Real;
+
+/// Some columns of a row-major matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    /// First column.
+    pub first: usize,
+    /// Elements of a row of the whole matrix.
+    pub stride: usize,
+}
+
+impl Columns {
+    /// Returns all columns of a matrix.
+    #[must_use]
+    pub const fn all(columns: usize) -> Self {
+        Self { first: 0, stride: columns }
+    }
+}
+
+/// Writes the bias into every row of some columns.
+pub fn fill<F: Real>(bias: &[F], y: &mut [F], columns: Columns) {
+    let until = columns.first + bias.len();
+    assert!(until <= columns.stride && y.len().is_multiple_of(columns.stride), "columns lie in the rows");
+    y.par_chunks_mut(chunk_len(columns.stride)).for_each(|rows| {
+        for row in rows.chunks_mut(columns.stride) {
+            row[columns.first..until].copy_from_slice(bias);
+        }
+    });
+}
+
+/// Adds the gradient of the bias: the sum of the rows of some columns.
+pub fn backward<F: Real>(dy: &[F], columns: Columns, d_bias: &mut [F]) {
+    let until = columns.first + d_bias.len();
+    assert!(until <= columns.stride && dy.len().is_multiple_of(columns.stride), "columns lie in the rows");
+    let rows = dy.len() / columns.stride;
+    let chunk = chunk_rows(columns.stride);
+    sum_chunks(rows.div_ceil(chunk), d_bias, |index, sums| {
+        let rows = dy.chunks(columns.stride).skip(index * chunk).take(chunk);
+        rows.for_each(|row| add_to(sums, &row[columns.first..until]));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers, project};
+    use super::*;
+
+    #[test]
+    fn the_gradient_is_that_of_differences() {
+        let (columns, bias, dy) = (Columns { first: 2, stride: 9 }, numbers(5, 1), numbers(9 * 4000, 2));
+        let mut d_bias = vec![0.0; 5];
+        backward(&dy, columns, &mut d_bias);
+        check("bias", &bias, &d_bias, |bias| {
+            let mut y = vec![0.0; dy.len()];
+            fill(bias, &mut y, columns);
+            project(&y, &dy)
+        });
+    }
+}

@@ -1,0 +1,82 @@
+//! Cross entropy of logits with their gradient, row by row.
+//!
+//! Forward and backward are one function: the gradient takes the place of the logits. The sum of losses is divided by
+//! what the caller says, the target tokens of the whole *step*, never by those of a microbatch.
+
+use rayon::prelude::*;
+
+use super::parallel::{chunk_rows, max, sum, vectorised};
+use super::real::Real;
+
+/// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns the sum of
+/// losses without the scale.
+///
+/// Every row has a target; rows to be ignored are left out by the caller. NaN and infinite logits give a sum that is
+/// not finite.
+///
+/// # Panics
+/// If a target is not in the vocabulary.
+pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) -> f64 {
+    if targets.is_empty() {
+        return 0.0;
+    }
+    let vocabulary = logits.len() / targets.len();
+    assert_eq!(vocabulary * targets.len(), logits.len(), "every target has a row");
+    let rows = chunk_rows(vocabulary);
+    let chunks = logits.par_chunks_mut(rows * vocabulary).zip(targets.par_chunks(rows));
+    let losses: Vec<f64> = chunks
+        .map(|(logits, targets)| {
+            let rows = logits.chunks_mut(vocabulary).zip(targets);
+            vectorised(
+                #[inline(always)]
+                || rows.map(|(logits, &target)| row(logits, target as usize, F::of(scale))).sum(),
+            )
+        })
+        .collect();
+    losses.iter().sum()
+}
+
+/// One row: its loss; its logits become `scale (p - 1 at the target)`.
+#[inline(always)]
+fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
+    let most = max(logits);
+    let of_target = (logits[target] - most).to_f64();
+    for logit in logits.iter_mut() {
+        *logit = (*logit - most).exp();
+    }
+    let total = sum(logits);
+    let factor = scale / total;
+    for logit in logits.iter_mut() {
+        *logit *= factor;
+    }
+    logits[target] -= scale;
+    libm::log(total.to_f64()) - of_target
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers};
+    use super::*;
+
+    #[test]
+    fn the_gradient_is_that_of_differences() {
+        let (rows, vocabulary) = (300, 50);
+        let x: Vec<f64> = numbers(rows * vocabulary, 1).iter().map(|x| 5.0 * x).collect();
+        let targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % 50).collect();
+        let mut dx = x.clone();
+        forward_backward(&mut dx, &targets, 0.3);
+        check("logits", &x, &dx, |x| 0.3 * forward_backward(&mut x.to_vec(), &targets, 0.3));
+        let uniform = forward_backward(&mut vec![2.5; 100], &[3, 99 - 50], 1.0);
+        assert!((uniform - 2.0 * 50.0_f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_is_no_number_is_not_lost() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut logits = vec![0.0_f32; 40];
+            logits[25] = bad;
+            assert!(!forward_backward(&mut logits, &[1, 2], 1.0).is_finite());
+        }
+        assert_eq!(forward_backward::<f32>(&mut [], &[], 1.0), 0.0);
+    }
+}

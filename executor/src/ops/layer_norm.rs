@@ -1,0 +1,135 @@
+//! Normalisation of rows to mean 0 and variance 1: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
+//!
+//! # Source
+//! Ba, Kiros, Hinton: "Layer Normalization", 2016, arXiv:1607.06450.
+
+use rayon::prelude::*;
+
+use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorised};
+use super::real::Real;
+
+/// Writes the normalised rows and, for backward, mean and 1 / standard deviation of every row.
+///
+/// - `x`, `y`: `[rows, columns]`; `weight`, `bias`: `[columns]`; `statistics`: `[rows, 2]`
+pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut [F], statistics: &mut [F]) {
+    let columns = weight.len();
+    assert!(x.len() * 2 == statistics.len() * columns && y.len() == x.len(), "shapes agree");
+    let (over, epsilon) = (F::of(1.0 / columns as f64), F::of(epsilon));
+    let chunk = chunk_len(columns);
+    let outputs = y.par_chunks_mut(chunk).zip(statistics.par_chunks_mut(2 * chunk_rows(columns)));
+    outputs.zip(x.par_chunks(chunk)).for_each(|((y, statistics), x)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(statistics.chunks_mut(2));
+                for ((y, x), statistics) in rows {
+                    let mean = sum(x) * over;
+                    for (y, &x) in y.iter_mut().zip(x) {
+                        *y = x - mean;
+                    }
+                    let inverse = F::ONE / (dot(y, y) * over + epsilon).sqrt();
+                    for ((y, &weight), &bias) in y.iter_mut().zip(weight).zip(bias) {
+                        *y = *y * inverse * weight + bias;
+                    }
+                    statistics.copy_from_slice(&[mean, inverse]);
+                }
+            },
+        );
+    });
+}
+
+/// Adds the gradients of `x` and of weight and bias; each only if it is asked for.
+pub fn backward<F: Real>(
+    dy: &[F],
+    x: &[F],
+    weight: &[F],
+    statistics: &[F],
+    dx: Option<&mut [F]>,
+    parameters: Option<(&mut [F], &mut [F])>,
+) {
+    let columns = weight.len();
+    assert!(x.len() * 2 == statistics.len() * columns && dy.len() == x.len(), "shapes agree");
+    if let Some(dx) = dx {
+        input_gradient(dy, x, weight, statistics, dx);
+    }
+    let Some((d_weight, d_bias)) = parameters else { return };
+    let rows = chunk_rows(columns);
+    let mut both = vec![F::ZERO; 2 * columns];
+    sum_chunks((x.len() / columns).div_ceil(rows), &mut both, |index, sums| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let (weights, biases) = sums.split_at_mut(columns);
+                let inputs = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));
+                for ((dy, x), statistics) in inputs.skip(index * rows).take(rows) {
+                    for (((weight, bias), &dy), &x) in weights.iter_mut().zip(&mut *biases).zip(dy).zip(x) {
+                        *weight += dy * (x - statistics[0]) * statistics[1];
+                        *bias += dy;
+                    }
+                }
+            },
+        );
+    });
+    super::parallel::add_to(d_weight, &both[..columns]);
+    super::parallel::add_to(d_bias, &both[columns..]);
+}
+
+/// With `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`, where `dn = dy weight`.
+fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx: &mut [F]) {
+    let columns = weight.len();
+    let over = F::of(1.0 / columns as f64);
+    let chunk = chunk_len(columns);
+    let inputs = dy.par_chunks(chunk).zip(x.par_chunks(chunk));
+    let inputs = inputs.zip(statistics.par_chunks(2 * chunk_rows(columns)));
+    dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
+        || (vec![F::ZERO; columns], vec![F::ZERO; columns]),
+        |(scaled, normal), (dx, ((dy, x), statistics))| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));
+                    for (dx, ((dy, x), statistics)) in dx.chunks_mut(columns).zip(rows) {
+                        let (mean, inverse) = (statistics[0], statistics[1]);
+                        for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
+                            *scaled = dy * weight;
+                        }
+                        for (normal, &x) in normal.iter_mut().zip(x) {
+                            *normal = (x - mean) * inverse;
+                        }
+                        let (along, average) = (dot(scaled, normal) * over, sum(scaled) * over);
+                        for ((dx, &scaled), &normal) in dx.iter_mut().zip(&*scaled).zip(&*normal) {
+                            *dx += (scaled - average - normal * along) * inverse;
+                        }
+                    }
+                },
+            );
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers, project};
+    use super::*;
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        for (rows, columns) in [(3, 37), (600, 32), (2, 2)] {
+            let (x, weight, bias) = (numbers(rows * columns, 1), numbers(columns, 2), numbers(columns, 3));
+            let dy = numbers(x.len(), 4);
+            let loss = |x: &[f64], weight: &[f64], bias: &[f64]| {
+                let (mut y, mut statistics) = (vec![f64::NAN; x.len()], vec![f64::NAN; 2 * rows]);
+                forward(x, weight, bias, 1e-2, &mut y, &mut statistics);
+                (project(&y, &dy), statistics)
+            };
+            let (_, statistics) = loss(&x, &weight, &bias);
+            let (mut dx, mut d_weight, mut d_bias) =
+                (vec![0.0; x.len()], vec![0.0; columns], vec![0.0; columns]);
+            let parameters = Some((&mut d_weight[..], &mut d_bias[..]));
+            backward(&dy, &x, &weight, &statistics, Some(&mut dx), parameters);
+            check("x", &x, &dx, |x| loss(x, &weight, &bias).0);
+            check("weight", &weight, &d_weight, |weight| loss(&x, weight, &bias).0);
+            check("bias", &bias, &d_bias, |bias| loss(&x, &weight, bias).0);
+        }
+    }
+}

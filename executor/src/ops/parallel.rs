@@ -1,0 +1,138 @@
+//! Chunks of rows that threads share out, and sums over rows in a fixed order.
+
+use rayon::prelude::*;
+
+use super::real::Real;
+
+/// Elements that a thread takes at a time: some microseconds of work.
+const CHUNK_ELEMENTS: usize = 1 << 13;
+/// Sums that run beside each other in a reduction: two vector registers of the widest kind.
+const LANES: usize = 16;
+
+/// Returns the rows of a chunk, at least one.
+pub(crate) fn chunk_rows(columns: usize) -> usize {
+    (CHUNK_ELEMENTS / columns.max(1)).max(1)
+}
+
+/// Elements of a chunk of whole rows.
+pub(crate) fn chunk_len(columns: usize) -> usize {
+    chunk_rows(columns) * columns.max(1)
+}
+
+/// Runs a loop with the widest vector instructions of this machine.
+///
+/// Rust fuses no multiplication with an addition by itself, and sums have fixed lanes: results do not depend on the
+/// machine's width.
+#[inline(always)]
+pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(body)
+}
+
+/// Scalar product, as [`LANES`] sums beside each other.
+#[inline(always)]
+pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
+    let mut sums = [F::ZERO; LANES];
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    for (a, b) in a_blocks.iter().zip(b_blocks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    let rest: F = a_rest.iter().zip(b_rest).map(|(&a, &b)| a * b).sum();
+    fold(sums) + rest
+}
+
+/// Sum, as [`LANES`] sums beside each other.
+#[inline(always)]
+pub(crate) fn sum<F: Real>(a: &[F]) -> F {
+    let mut sums = [F::ZERO; LANES];
+    let (blocks, rest) = a.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            sums[lane] += block[lane];
+        }
+    }
+    fold(sums) + rest.iter().copied().sum()
+}
+
+/// Largest element; NaN if there is one, minus infinity of nothing.
+#[inline(always)]
+pub(crate) fn max<F: Real>(a: &[F]) -> F {
+    let least = -F::ONE / F::ZERO;
+    let mut most = [least; LANES];
+    let (blocks, rest) = a.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            most[lane] = larger(most[lane], block[lane]);
+        }
+    }
+    rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
+}
+
+#[inline(always)]
+fn larger<F: Real>(most: F, value: F) -> F {
+    // A NaN compares with nothing: not less or equal, it is taken, and nothing is above it, it stays.
+    if most >= value || most.is_nan() { most } else { value }
+}
+
+#[inline(always)]
+fn fold<F: Real>(mut sums: [F; LANES]) -> F {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            let other = sums[lane + width];
+            sums[lane] += other;
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// Adds to `total`, `[columns]`, what `add` adds up for each chunk of rows, chunk by chunk.
+///
+/// `add` is given the number of a chunk and its sums, which begin at zero.
+pub(crate) fn sum_chunks<F: Real>(chunks: usize, total: &mut [F], add: impl Fn(usize, &mut [F]) + Sync) {
+    let columns = total.len();
+    if columns == 0 || chunks == 0 {
+        return;
+    }
+    let mut partial = vec![F::ZERO; chunks * columns];
+    partial.par_chunks_mut(columns).enumerate().for_each(|(chunk, sums)| add(chunk, sums));
+    for sums in partial.chunks(columns) {
+        add_to(total, sums);
+    }
+}
+
+/// `total += values`.
+#[inline(always)]
+pub(crate) fn add_to<F: Real>(total: &mut [F], values: &[F]) {
+    for (total, &value) in total.iter_mut().zip(values) {
+        *total += value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reductions_take_every_element_once() {
+        for len in [0, 1, 15, 16, 17, 100] {
+            let a: Vec<f64> = (0..len).map(f64::from).collect();
+            let truth: f64 = a.iter().sum();
+            assert_eq!(sum(&a), truth);
+            assert_eq!(dot(&a, &vec![2.0; a.len()]), 2.0 * truth);
+            assert_eq!(max(&a), if len == 0 { f64::NEG_INFINITY } else { f64::from(len - 1) });
+        }
+    }
+
+    #[test]
+    fn a_maximum_with_a_nan_is_one() {
+        for at in [0, 3, 16, 20] {
+            let mut a = vec![1.0_f32; 21];
+            a[at] = f32::NAN;
+            assert!(max(&a).is_nan());
+        }
+    }
+}

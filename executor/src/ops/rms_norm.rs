@@ -1,0 +1,118 @@
+//! Normalisation of rows by their root mean square: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
+//!
+//! # Source
+//! Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
+
+use rayon::prelude::*;
+
+use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorised};
+use super::real::Real;
+
+/// Writes the normalised rows and, for backward, 1 / root mean square of every row.
+///
+/// - `x`, `y`: `[rows, columns]`, `weight`: `[columns]`, `inverse`: `[rows]`
+pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], inverse: &mut [F]) {
+    let columns = weight.len();
+    assert!(x.len() == inverse.len() * columns && y.len() == x.len(), "shapes agree");
+    let (mean, epsilon) = (F::of(1.0 / columns as f64), F::of(epsilon));
+    let rows = chunk_rows(columns);
+    let chunks = y.par_chunks_mut(chunk_len(columns)).zip(inverse.par_chunks_mut(rows));
+    chunks.zip(x.par_chunks(chunk_len(columns))).for_each(|((y, inverse), x)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(inverse);
+                for ((y, x), inverse) in rows {
+                    *inverse = F::ONE / (dot(x, x) * mean + epsilon).sqrt();
+                    for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
+                        *y = x * *inverse * weight;
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// Adds the gradients of `x` and `weight`; each only if it is asked for.
+pub fn backward<F: Real>(
+    dy: &[F],
+    x: &[F],
+    weight: &[F],
+    inverse: &[F],
+    dx: Option<&mut [F]>,
+    d_weight: Option<&mut [F]>,
+) {
+    let columns = weight.len();
+    assert!(x.len() == inverse.len() * columns && dy.len() == x.len(), "shapes agree");
+    if let Some(dx) = dx {
+        input_gradient(dy, x, weight, inverse, dx);
+    }
+    let Some(d_weight) = d_weight else { return };
+    let rows = chunk_rows(columns);
+    sum_chunks(inverse.len().div_ceil(rows), d_weight, |index, sums| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows =
+                    dy.chunks(columns).zip(x.chunks(columns)).zip(inverse).skip(index * rows).take(rows);
+                for ((dy, x), &inverse) in rows {
+                    for ((sum, &dy), &x) in sums.iter_mut().zip(dy).zip(x) {
+                        *sum += dy * x * inverse;
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// With `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
+fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &mut [F]) {
+    let columns = weight.len();
+    let mean = F::of(1.0 / columns as f64);
+    let (chunk, rows) = (chunk_len(columns), chunk_rows(columns));
+    let inputs = dy.par_chunks(chunk).zip(x.par_chunks(chunk)).zip(inverse.par_chunks(rows));
+    dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
+        || vec![F::ZERO; columns],
+        |scaled, (dx, ((dy, x), inverse))| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(inverse);
+                    for (dx, ((dy, x), &inverse)) in dx.chunks_mut(columns).zip(rows) {
+                        for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
+                            *scaled = dy * weight;
+                        }
+                        let along = dot(scaled, x) * mean * inverse * inverse;
+                        for ((dx, &scaled), &x) in dx.iter_mut().zip(&*scaled).zip(x) {
+                            *dx += (scaled - x * along) * inverse;
+                        }
+                    }
+                },
+            );
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers, project};
+    use super::*;
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        for (rows, columns) in [(3, 37), (600, 32), (2, 1)] {
+            let (x, weight, dy) =
+                (numbers(rows * columns, 1), numbers(columns, 2), numbers(rows * columns, 3));
+            let loss = |x: &[f64], weight: &[f64]| {
+                let (mut y, mut inverse) = (vec![f64::NAN; x.len()], vec![f64::NAN; rows]);
+                forward(x, weight, 1e-2, &mut y, &mut inverse);
+                (project(&y, &dy), inverse)
+            };
+            let (_, inverse) = loss(&x, &weight);
+            let (mut dx, mut d_weight) = (vec![0.0; x.len()], vec![0.0; columns]);
+            backward(&dy, &x, &weight, &inverse, Some(&mut dx), Some(&mut d_weight));
+            check("x", &x, &dx, |x| loss(x, &weight).0);
+            check("weight", &weight, &d_weight, |weight| loss(&x, weight).0);
+        }
+    }
+}

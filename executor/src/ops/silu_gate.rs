@@ -1,0 +1,75 @@
+//! The gate of `SwiGLU`: `y = silu(gate) up`, with gate and up beside each other in a row.
+//!
+//! # Source
+//! Shazeer: "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
+
+use rayon::prelude::*;
+
+use super::parallel::{chunk_rows, vectorised};
+use super::real::Real;
+
+/// Writes the gated rows.
+///
+/// - `gate_up`: `[rows, 2 * columns]`, `y`: `[rows, columns]`
+pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
+    assert_eq!(gate_up.len(), 2 * y.len(), "gate and up lie beside each other");
+    let rows = chunk_rows(2 * columns);
+    let chunks = y.par_chunks_mut(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
+    chunks.for_each(|(y, gate_up)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
+                    let (gate, up) = row.split_at(columns);
+                    for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                        *y = gate * gate.sigmoid() * up;
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// Writes the gradients of gate and up, `[rows, 2 * columns]`.
+pub fn backward<F: Real>(dy: &[F], gate_up: &[F], columns: usize, d_gate_up: &mut [F]) {
+    assert!(gate_up.len() == 2 * dy.len() && d_gate_up.len() == gate_up.len(), "shapes agree");
+    let rows = chunk_rows(2 * columns);
+    let inputs = dy.par_chunks(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
+    d_gate_up.par_chunks_mut(2 * rows * columns).zip(inputs).for_each(|(d, (dy, gate_up))| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = dy.chunks(columns).zip(gate_up.chunks(2 * columns));
+                for (d, (dy, row)) in d.chunks_mut(2 * columns).zip(rows) {
+                    let (gate, up) = row.split_at(columns);
+                    let (d_gate, d_up) = d.split_at_mut(columns);
+                    let inputs = dy.iter().zip(gate).zip(up);
+                    for ((d_gate, d_up), ((&dy, &gate), &up)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
+                        let open = gate.sigmoid();
+                        *d_gate = dy * up * open * (F::ONE + gate * (F::ONE - open));
+                        *d_up = dy * gate * open;
+                    }
+                }
+            },
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers, project};
+    use super::*;
+
+    #[test]
+    fn the_gradient_is_that_of_differences() {
+        let (rows, columns) = (700, 11);
+        let (x, dy) = (numbers(rows * columns * 2, 1), numbers(rows * columns, 2));
+        let mut dx = vec![f64::NAN; x.len()];
+        backward(&dy, &x, columns, &mut dx);
+        check("gate and up", &x, &dx, |x| {
+            let mut y = vec![f64::NAN; dy.len()];
+            forward(x, columns, &mut y);
+            project(&y, &dy)
+        });
+    }
+}

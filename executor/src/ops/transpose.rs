@@ -1,0 +1,35 @@
+//! Exchange of the last two axes, `[batch, rows, columns]` to `[batch, columns, rows]`: kernels of a convolution have
+//! their taps last in checkpoints and first in products.
+
+use super::real::Real;
+
+/// Writes the transposed matrices, or adds them to what is there.
+pub fn transpose<F: Real>(x: &[F], rows: usize, columns: usize, is_added: bool, y: &mut [F]) {
+    assert!(x.len() == y.len() && x.len().is_multiple_of((rows * columns).max(1)), "shapes agree");
+    for (x, y) in x.chunks(rows * columns).zip(y.chunks_mut(rows * columns)) {
+        for row in 0..rows {
+            for column in 0..columns {
+                let (value, place) = (x[row * columns + column], &mut y[column * rows + row]);
+                *place = if is_added { *place + value } else { value };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::numbers;
+    use super::*;
+
+    #[test]
+    fn twice_is_nothing_and_sums_add_up() {
+        let x = numbers(4 * 3 * 5, 1);
+        let (mut y, mut back) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        transpose(&x, 3, 5, false, &mut y);
+        assert_eq!((y[0], y[1], y[3]), (x[0], x[5], x[1]));
+        transpose(&y, 5, 3, false, &mut back);
+        assert_eq!(x, back);
+        transpose(&y, 5, 3, true, &mut back);
+        assert_eq!(back[17], 2.0 * x[17]);
+    }
+}

@@ -1,0 +1,308 @@
+//! A pipeline stage: consecutive blocks of one module, run microbatch by microbatch.
+//!
+//! `forward` takes the rows of the stage before (or the encoders' tokens, or nothing) and keeps what backward needs under
+//! the microbatch's number; `backward` takes the gradient of the rows that forward returned, adds the gradients of the
+//! parameters and returns that of the input. Microbatches may be in flight in any number and order.
+//!
+//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; gradients of microbatches are
+//! added in the order of their backwards. Activations computed anew have the bits of those that were kept. Blocks before
+//! the first trained parameter keep nothing and have no backward.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::context::Context;
+use crate::model::parameters::{Declaration, Parameters};
+use crate::model::{BackwardPass, Block, Output, Pass, Saved};
+use crate::weights::WeightSource;
+
+/// What a stage keeps of a layer between forward and backward.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// All that backward reads.
+    #[default]
+    Stored,
+    /// The layer's input; the rest is computed anew.
+    Recomputed,
+}
+
+/// How a stage is built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageOptions {
+    /// Name in errors.
+    pub name: String,
+    /// What is kept of layers.
+    pub activations: Activations,
+    /// Whether something is trained in what computes the input: a stage before, or an encoder.
+    pub is_input_trained: bool,
+}
+
+impl StageOptions {
+    /// Returns options of a stage that keeps all and has a trained one before it.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), activations: Activations::Stored, is_input_trained: true }
+    }
+}
+
+/// Blocks with their parameters declared, before they get values.
+pub struct StageParts<D: Device> {
+    blocks: Vec<Box<dyn Block<D>>>,
+    /// Whether a block has trained parameters.
+    is_trained: Vec<bool>,
+    declaration: Declaration,
+}
+
+impl<D: Device> Default for StageParts<D> {
+    fn default() -> Self {
+        Self { blocks: Vec::new(), is_trained: Vec::new(), declaration: Declaration::default() }
+    }
+}
+
+impl<D: Device> StageParts<D> {
+    /// Adds blocks, with their parameters trained or frozen.
+    pub fn add(
+        &mut self,
+        is_frozen: bool,
+        declare: impl FnOnce(&mut Declaration) -> Result<Vec<Box<dyn Block<D>>>>,
+    ) -> Result<()> {
+        self.declaration.freeze(is_frozen);
+        let start = self.declaration.len();
+        let blocks = declare(&mut self.declaration)?;
+        let is_trained = self.declaration.has_trained_since(start);
+        // Blocks of one call are trained or frozen together.
+        self.is_trained.extend(std::iter::repeat_n(is_trained, blocks.len()));
+        self.blocks.extend(blocks);
+        Ok(())
+    }
+
+    /// Returns the parameters declared so far.
+    #[must_use]
+    pub fn into_declaration(self) -> Declaration {
+        self.declaration
+    }
+
+    /// Gives parameters their values.
+    ///
+    /// # Errors
+    /// Those of the source: a tensor that is missing or has another shape; [`Error::Memory`].
+    pub fn build(self, device: D, options: StageOptions, source: &dyn WeightSource) -> Result<Stage<D>> {
+        let parameters = Parameters::new(&device, self.declaration.into_specs(), source)?;
+        let mut is_reached = options.is_input_trained;
+        let mut has_backward = Vec::with_capacity(self.blocks.len());
+        let mut needs_input = Vec::with_capacity(self.blocks.len());
+        for is_trained in self.is_trained {
+            needs_input.push(is_reached);
+            is_reached |= is_trained;
+            has_backward.push(is_reached);
+        }
+        Ok(Stage {
+            device,
+            options,
+            blocks: self.blocks,
+            has_backward,
+            needs_input,
+            parameters,
+            in_flight: BTreeMap::new(),
+        })
+    }
+}
+
+/// What is kept of a microbatch.
+struct InFlight<D: Device> {
+    context: Arc<Context<D>>,
+    saved: Vec<Saved<D>>,
+}
+
+/// Consecutive blocks of a module, with their parameters and what they keep of microbatches.
+pub struct Stage<D: Device> {
+    device: D,
+    options: StageOptions,
+    blocks: Vec<Box<dyn Block<D>>>,
+    /// Whether something is trained in a block or before it.
+    has_backward: Vec<bool>,
+    /// Whether something is trained before a block.
+    needs_input: Vec<bool>,
+    parameters: Parameters<D>,
+    in_flight: BTreeMap<usize, InFlight<D>>,
+}
+
+impl<D: Device> Stage<D> {
+    /// Runs the blocks on a microbatch and keeps what its backward needs.
+    ///
+    /// - `input`: `[rows, width]` of the stage before; of the LLM's first stage the encoders' tokens, if there are any;
+    ///   of an encoder's first stage nothing
+    /// - returns rows for the next stage, or the sum of losses
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in flight,
+    /// [`Error::Loss`] if the loss is not finite.
+    pub fn forward(
+        &mut self,
+        microbatch: usize,
+        context: Arc<Context<D>>,
+        input: Option<D::Floats>,
+    ) -> Result<Output<D>> {
+        if self.in_flight.contains_key(&microbatch) {
+            return Err(self.order(microbatch, "is in flight already"));
+        }
+        let device = self.device.clone();
+        let (output, saved) = device.run(|| self.run_blocks(&context, input))?;
+        if let Output::Loss(loss) = output
+            && !loss.is_finite()
+        {
+            return Err(Error::Loss { stage: self.options.name.clone(), microbatch, loss });
+        }
+        if self.has_backward() {
+            self.in_flight.insert(microbatch, InFlight { context, saved });
+        }
+        Ok(output)
+    }
+
+    /// Runs the blocks on a microbatch and keeps nothing.
+    pub fn evaluate(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Output<D>> {
+        self.device.run(|| Ok(self.run_blocks(context, input)?.0))
+    }
+
+    /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
+    pub fn logits(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
+        self.device.run(|| {
+            let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
+            let pass = self.pass(context);
+            let mut rows = input;
+            for block in before {
+                if let Output::Rows(output) = block.forward(&pass, rows.take(), &mut Saved::default())? {
+                    rows = Some(output);
+                }
+            }
+            rows.map_or(Ok(None), |rows| last.logits(&pass, &rows))
+        })
+    }
+
+    fn pass<'a>(&'a self, context: &'a Context<D>) -> Pass<'a, D> {
+        Pass { device: &self.device, parameters: &self.parameters, context }
+    }
+
+    fn run_blocks(
+        &self,
+        context: &Context<D>,
+        mut input: Option<D::Floats>,
+    ) -> Result<(Output<D>, Vec<Saved<D>>)> {
+        let pass = self.pass(context);
+        let mut all = Vec::with_capacity(self.blocks.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            let mut saved = Saved::default();
+            let output = block.forward(&pass, input.take(), &mut saved)?;
+            if !self.has_backward[index] {
+                saved = Saved::default();
+            } else if self.is_recomputed(index) {
+                saved.keep_input_only();
+            }
+            all.push(saved);
+            match output {
+                Output::Rows(rows) => input = Some(rows),
+                loss @ Output::Loss(_) => return Ok((loss, all)),
+            }
+        }
+        let problem = "must have rows for a stage without blocks".to_owned();
+        let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
+        Ok((Output::Rows(rows), all))
+    }
+
+    fn is_recomputed(&self, block: usize) -> bool {
+        self.options.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
+    }
+
+    /// Runs backward on a microbatch: adds the gradients of parameters and returns that of the input.
+    ///
+    /// - `gradient`: of the rows that forward returned, none if it returned a loss
+    /// - returns the gradient of forward's input; `None` if there was none or nothing before it is trained
+    ///
+    /// # Errors
+    /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
+    pub fn backward(&mut self, microbatch: usize, gradient: Option<D::Floats>) -> Result<Option<D::Floats>> {
+        if !self.has_backward() {
+            return Ok(None);
+        }
+        let Some(in_flight) = self.in_flight.remove(&microbatch) else {
+            return Err(self.order(microbatch, "is not in flight"));
+        };
+        let device = self.device.clone();
+        device.run(|| self.run_backward(in_flight, gradient))
+    }
+
+    fn run_backward(
+        &mut self,
+        in_flight: InFlight<D>,
+        mut gradient: Option<D::Floats>,
+    ) -> Result<Option<D::Floats>> {
+        let InFlight { context, saved } = in_flight;
+        for (index, mut saved) in saved.into_iter().enumerate().rev() {
+            if !self.has_backward[index] {
+                return Ok(None);
+            }
+            let block = &self.blocks[index];
+            if self.is_recomputed(index) {
+                let input = saved.take();
+                block.forward(&self.pass(&context), Some(input), &mut saved)?;
+            }
+            let parameters = &mut self.parameters;
+            let mut pass = BackwardPass { device: &self.device, parameters, context: &context };
+            gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
+        }
+        Ok(if self.options.is_input_trained { gradient } else { None })
+    }
+
+    fn order(&self, microbatch: usize, problem: &'static str) -> Error {
+        Error::Order { stage: self.options.name.clone(), microbatch, problem }
+    }
+
+    /// Returns whether anything is trained in this stage or before it: whether it takes and gives gradients.
+    #[must_use]
+    pub fn has_backward(&self) -> bool {
+        self.has_backward.last().copied().unwrap_or(self.options.is_input_trained)
+    }
+
+    /// Returns the name in errors.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// Returns where the stage computes.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Returns the parameters.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters<D> {
+        &self.parameters
+    }
+
+    /// Returns the parameters, for the optimizer.
+    pub fn parameters_mut(&mut self) -> &mut Parameters<D> {
+        &mut self.parameters
+    }
+
+    /// Returns the microbatches that are in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Returns the bytes that microbatches in flight keep, with 4 bytes an element.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        let saved = self.in_flight.values().flat_map(|microbatch| &microbatch.saved);
+        saved.map(|saved| 4 * saved.elements() as u64).sum()
+    }
+
+    /// Forgets all microbatches in flight.
+    pub fn forget(&mut self) {
+        self.in_flight.clear();
+    }
+}

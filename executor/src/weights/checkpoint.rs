@@ -1,0 +1,205 @@
+//! Checkpoints as they are downloaded: one file, or pieces with an index.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::{ALIASES, INDEX_FILE, WEIGHTS_FILE, WeightSource};
+use crate::error::{Error, Result};
+use crate::model::parameters::ParameterSpec;
+
+/// Longest header that is read: the format's own bound.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// A tensor of a file.
+#[derive(Debug, Clone)]
+struct Stored {
+    file: usize,
+    /// First byte in the file.
+    start: u64,
+    info: TensorInfo,
+}
+
+/// The headers of a checkpoint's files; values are read when they are asked for.
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Vec<PathBuf>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+impl Checkpoint {
+    /// Opens a file, or a folder with [`WEIGHTS_FILE`] or [`INDEX_FILE`].
+    ///
+    /// # Errors
+    /// [`Error::File`] if a file cannot be read, [`Error::Format`] if it is not what it says.
+    pub fn open(path: &Path) -> Result<Self> {
+        let files = if !path.is_dir() {
+            vec![path.to_owned()]
+        } else if path.join(WEIGHTS_FILE).exists() {
+            vec![path.join(WEIGHTS_FILE)]
+        } else {
+            pieces(path)?
+        };
+        let mut tensors = BTreeMap::new();
+        for (file, path) in files.iter().enumerate() {
+            for (name, (start, info)) in header(path)? {
+                if tensors.insert(name.clone(), Stored { file, start, info }).is_some() {
+                    let problem = format!("tensor `{name}` is in another file as well");
+                    return Err(Error::Format { path: path.clone(), problem });
+                }
+            }
+        }
+        Ok(Self { files, tensors })
+    }
+
+    /// Returns the names in the files, ascending.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Checks that the files have what a model has, and nothing else but what begins with `ignored`.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].
+    pub fn check(&self, specs: &[ParameterSpec], ignored: &[String]) -> Result<()> {
+        let mut used = BTreeSet::new();
+        for spec in specs.iter().filter(|spec| spec.shares.is_none()) {
+            used.insert(self.find(spec)?.0);
+        }
+        let is_known =
+            |name: &&str| used.contains(name) || ignored.iter().any(|prefix| name.starts_with(prefix));
+        match self.names().find(|name| !is_known(name)) {
+            Some(tensor) => Err(Error::SurplusTensor { tensor: tensor.to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The name and place of a parameter in the files.
+    fn find(&self, spec: &ParameterSpec) -> Result<(&str, &Stored)> {
+        let others = ALIASES.iter().filter_map(|(prefix, other)| {
+            spec.name.strip_prefix(prefix).map(|rest| format!("{other}{rest}"))
+        });
+        let mut names = std::iter::once(spec.name.clone()).chain(others);
+        let Some((name, stored)) = names.find_map(|name| self.tensors.get_key_value(&name)) else {
+            return Err(Error::MissingTensor { tensor: spec.name.clone() });
+        };
+        if stored.info.shape != spec.shape {
+            return Err(Error::TensorShape {
+                tensor: name.clone(),
+                expected: spec.shape.clone(),
+                found: stored.info.shape.clone(),
+            });
+        }
+        Ok((name, stored))
+    }
+
+    /// Returns shape and values of a tensor by its name in the files.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], [`Error::TensorType`], [`Error::File`].
+    pub fn tensor(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let Some(stored) = self.tensors.get(name) else {
+            return Err(Error::MissingTensor { tensor: name.to_owned() });
+        };
+        Ok((stored.info.shape.clone(), self.read(name, stored)?))
+    }
+
+    /// Returns shape and values of a tensor of whole numbers.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::tensor`].
+    pub fn integers(&self, name: &str) -> Result<(Vec<usize>, Vec<i64>)> {
+        let Some(stored) = self.tensors.get(name) else {
+            return Err(Error::MissingTensor { tensor: name.to_owned() });
+        };
+        if stored.info.dtype != Dtype::I64 {
+            let found = format!("{:?}", stored.info.dtype);
+            return Err(Error::TensorType { tensor: name.to_owned(), found });
+        }
+        let bytes = self.bytes(stored)?;
+        let values = bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect();
+        Ok((stored.info.shape.clone(), values))
+    }
+
+    fn bytes(&self, stored: &Stored) -> Result<Vec<u8>> {
+        let path = &self.files[stored.file];
+        let (start, end) = stored.info.data_offsets;
+        let mut bytes = vec![0; end - start];
+        let mut read = || {
+            let mut file = File::open(path)?;
+            file.seek(SeekFrom::Start(stored.start))?;
+            file.read_exact(&mut bytes)
+        };
+        read().map_err(|source| Error::File { action: "read", path: path.clone(), source })?;
+        Ok(bytes)
+    }
+
+    fn read(&self, name: &str, stored: &Stored) -> Result<Vec<f32>> {
+        let bytes = self.bytes(stored)?;
+        let halves = || bytes.as_chunks::<2>().0.iter();
+        Ok(match stored.info.dtype {
+            Dtype::F32 => bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+            Dtype::BF16 => halves().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
+            Dtype::F16 => halves().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
+            other => {
+                return Err(Error::TensorType { tensor: name.to_owned(), found: format!("{other:?}") });
+            }
+        })
+    }
+}
+
+impl WeightSource for Checkpoint {
+    fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
+        let (name, stored) = self.find(spec)?;
+        self.read(name, stored)
+    }
+}
+
+/// The files that an index names, in order.
+fn pieces(folder: &Path) -> Result<Vec<PathBuf>> {
+    let path = folder.join(INDEX_FILE);
+    let text =
+        std::fs::read(&path).map_err(|source| Error::File { action: "read", path: path.clone(), source })?;
+    let format = |problem: String| Error::Format { path: path.clone(), problem };
+    let index: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| format(error.to_string()))?;
+    let map = index.get("weight_map").and_then(serde_json::Value::as_object);
+    let map = map.ok_or_else(|| format("`weight_map` must be an object".to_owned()))?;
+    let mut files = BTreeSet::new();
+    for (name, file) in map {
+        let file = file.as_str().filter(|file| Path::new(file).file_name() == Some(file.as_ref()));
+        files.insert(file.ok_or_else(|| format(format!("tensor `{name}` is in no file of the folder")))?);
+    }
+    Ok(files.into_iter().map(|file| folder.join(file)).collect())
+}
+
+/// Names with first bytes in the file.
+fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
+    let failed = |source| Error::File { action: "read", path: path.to_owned(), source };
+    let format = |problem: String| Error::Format { path: path.to_owned(), problem };
+    let mut file = File::open(path).map_err(failed)?;
+    let file_bytes = file.metadata().map_err(failed)?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(failed)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
+        return Err(format(format!("its header has {length} bytes, the file {file_bytes}")));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact(&mut text).map_err(failed)?;
+    let metadata: Metadata = serde_json::from_slice(&text).map_err(|error| format(error.to_string()))?;
+    let mut tensors = BTreeMap::new();
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        if start > end || 8 + length + end as u64 > file_bytes {
+            return Err(format(format!("tensor `{name}` ends behind the file")));
+        }
+        tensors.insert(name, (8 + length + start as u64, info.clone()));
+    }
+    Ok(tensors)
+}

@@ -1,0 +1,91 @@
+//! Values from a seed.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::WeightSource;
+use crate::error::Result;
+use crate::model::parameters::{Init, ParameterSpec};
+
+/// Draws values from a seed and the parameter's name: every stage that has the parameter draws the same, on every
+/// machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl WeightSource for Seed {
+    fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
+        let elements = spec.elements();
+        Ok(match spec.init {
+            Init::Zeros => vec![0.0; elements],
+            Init::Ones => vec![1.0; elements],
+            Init::Constant(value) => vec![value as f32; elements],
+            Init::Sinusoids => sinusoids(&spec.shape),
+            Init::Normal(deviation) => {
+                normal(xxh3_64_with_seed(spec.name.as_bytes(), self.0), deviation, elements)
+            }
+        })
+    }
+}
+
+/// # Source
+/// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64` (Steele, Lea,
+/// Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
+fn normal(mut state: u64, deviation: f64, elements: usize) -> Vec<f32> {
+    let mut uniform = || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    };
+    let mut values = Vec::with_capacity(elements + 1);
+    while values.len() < elements {
+        let (first, second) = (1.0 - uniform(), uniform());
+        let radius = deviation * (-2.0 * libm::log(first)).sqrt();
+        let (sin, cos) = libm::sincos(2.0 * std::f64::consts::PI * second);
+        values.extend([(radius * cos) as f32, (radius * sin) as f32]);
+    }
+    values.truncate(elements);
+    values
+}
+
+/// Angles of `position / 10000^(column / (half - 1))`.
+fn sinusoids(shape: &[usize]) -> Vec<f32> {
+    let [positions, columns] = shape else { return vec![0.0; shape.iter().product()] };
+    let half = columns / 2;
+    let step = libm::log(10_000.0) / (half.max(2) - 1) as f64;
+    let mut values = vec![0.0; positions * columns];
+    for (position, row) in values.chunks_mut((*columns).max(1)).enumerate() {
+        for column in 0..half {
+            let (sin, cos) = libm::sincos(position as f64 * libm::exp(-step * column as f64));
+            (row[column], row[half + column]) = (sin as f32, cos as f32);
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_normal_and_those_of_the_name() {
+        let spec = |name: &str| ParameterSpec {
+            name: name.to_owned(),
+            shape: vec![100, 301],
+            init: Init::Normal(0.5),
+            is_trained: true,
+            shares: None,
+        };
+        let values = Seed(1).values(&spec("a")).unwrap();
+        let moment =
+            |power: i32| values.iter().map(|value| f64::from(*value).powi(power)).sum::<f64>() / 30_100.0;
+        assert!(
+            moment(1).abs() < 0.01
+                && (moment(2) - 0.25).abs() < 0.01
+                && (moment(4) - 3.0 / 16.0).abs() < 0.02
+        );
+        assert_eq!(values, Seed(1).values(&spec("a")).unwrap());
+        assert_ne!(values, Seed(2).values(&spec("a")).unwrap());
+        assert_ne!(values, Seed(1).values(&spec("b")).unwrap());
+        assert_eq!(values[..2], [-0.313_302_96, -0.435_311_73]);
+    }
+}

@@ -1,0 +1,109 @@
+//! Weights to files that transformers reads.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::{INDEX_FILE, WEIGHTS_FILE};
+use crate::error::{Error, Result};
+
+/// A tensor to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Shape, row-major.
+    pub shape: Vec<usize>,
+    /// Values.
+    pub values: Vec<f32>,
+}
+
+impl Tensor {
+    fn bytes(&self) -> u64 {
+        4 * self.values.len() as u64
+    }
+}
+
+/// Writes tensors as `f32` into a folder: one file, or pieces of at most `piece_bytes_max` (or one tensor) with an
+/// index.
+///
+/// Each file is written under another name, brought to disk and renamed; the index is last. What was there before under
+/// the same names is replaced, and a file of the other form is removed, so that the folder has one set of weights.
+///
+/// # Errors
+/// [`Error::File`] if a file cannot be written.
+pub fn write(folder: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> Result<()> {
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut pieces: Vec<Vec<Tensor>> = vec![Vec::new()];
+    let mut bytes = 0;
+    for tensor in tensors {
+        bytes += tensor.bytes();
+        match pieces.last_mut() {
+            Some(piece) if piece.is_empty() || bytes <= piece_bytes_max => piece.push(tensor),
+            _ => {
+                bytes = tensor.bytes();
+                pieces.push(vec![tensor]);
+            }
+        }
+    }
+    if let [only] = &pieces[..] {
+        write_piece(&folder.join(WEIGHTS_FILE), only)?;
+        return remove(&folder.join(INDEX_FILE));
+    }
+    let count = pieces.len();
+    let mut map = serde_json::Map::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        let file = format!("model-{:05}-of-{count:05}.safetensors", index + 1);
+        write_piece(&folder.join(&file), piece)?;
+        map.extend(piece.iter().map(|tensor| (tensor.name.clone(), file.clone().into())));
+    }
+    let total: u64 = pieces.iter().flatten().map(Tensor::bytes).sum();
+    let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
+    replace(&folder.join(INDEX_FILE), |part| std::fs::write(part, format!("{index:#}\n")))?;
+    remove(&folder.join(WEIGHTS_FILE))
+}
+
+fn write_piece(path: &Path, tensors: &[Tensor]) -> Result<()> {
+    let mut views = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        let bytes = bytemuck::cast_slice(&tensor.values);
+        let view =
+            TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).map_err(|_| Error::TensorShape {
+                tensor: tensor.name.clone(),
+                expected: vec![tensor.values.len()],
+                found: tensor.shape.clone(),
+            })?;
+        views.push((&tensor.name, view));
+    }
+    // Without it transformers refuses the file.
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    replace(path, |part| {
+        safetensors::serialize_to_file(views, Some(metadata), part).map_err(std::io::Error::other)
+    })
+}
+
+/// Writes beside, brings to disk, renames.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = Path::new(&part);
+    let all = || {
+        write(part)?;
+        File::open(part)?.sync_all()?;
+        std::fs::rename(part, path)?;
+        path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    };
+    all().map_err(|source| Error::File { action: "write", path: path.to_owned(), source })
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::File { action: "remove", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}

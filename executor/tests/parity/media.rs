@@ -1,0 +1,247 @@
+//! Models that see or hear: encoder, projector, scatter into packed text, decoder, loss, and all the way back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_executor::device::Cpu;
+use dflop_executor::model::Output;
+use dflop_executor::model::context::Context;
+use dflop_executor::model::encoder::{EncoderConfig, FrozenEncoder, Medium, Shown};
+use dflop_executor::model::llm::LlmConfig;
+use dflop_executor::stage::{Activations, Stage, StageOptions, StageParts};
+
+use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
+
+const MODELS: [&str; 5] = ["llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
+/// Ids of placeholders of pictures, audio and videos.
+const PLACEHOLDERS: [i64; 2] = [46, 47];
+
+fn encoder_of(fixture: &Fixture) -> EncoderConfig {
+    let vision = EncoderConfig::vision(&fixture.config).unwrap();
+    vision.or_else(|| EncoderConfig::audio(&fixture.config).unwrap()).unwrap()
+}
+
+/// The recorded media.
+pub(crate) fn encoder_context(fixture: &Fixture, config: &EncoderConfig, device: &Cpu) -> Context<Cpu> {
+    let unsigned = |name: &str| -> Vec<u32> {
+        fixture.integers(name).into_iter().map(|value| u32::try_from(value).unwrap()).collect()
+    };
+    let context = match fixture.name {
+        "llava_onevision" => {
+            let pictures = unsigned("image_sizes");
+            let shown = |&[height, width, tiles]: &[u32; 3]| match height {
+                0 => Shown::Video { frames: tiles },
+                _ => Shown::Picture { height, width, tiles },
+            };
+            let shown: Vec<Shown> = pictures.as_chunks::<3>().0.iter().map(shown).collect();
+            let pixels = fixture.floats("pixel_values");
+            config.context(device, &Medium::Tiles { pixels: &pixels, shown: &shown })
+        }
+        "internvl" | "clip" | "siglip" => {
+            let shown = [Shown::Picture { height: 1, width: 1, tiles: 3 }];
+            let pixels = fixture.floats("pixel_values");
+            config.context(device, &Medium::Tiles { pixels: &pixels, shown: &shown })
+        }
+        "qwen2_audio" => {
+            let (features, frames) = (fixture.floats("input_features"), unsigned("frames"));
+            config.context(device, &Medium::Windows { features: &features, frames: &frames })
+        }
+        _ => {
+            let (values, grids) = (fixture.floats("patches"), unsigned("grids"));
+            let grids = grids.as_chunks::<3>().0;
+            config.context(device, &Medium::Patches { values: &values, grids })
+        }
+    };
+    context.unwrap()
+}
+
+/// How a model is cut, and what of it is trained.
+#[derive(Clone, Copy)]
+struct Setting {
+    threads: usize,
+    /// Layers of the encoder before the first cut.
+    encoder_cut: Option<usize>,
+    activations: Activations,
+    frozen: FrozenEncoder,
+    is_llm_frozen: bool,
+}
+
+const WHOLE: Setting = Setting {
+    threads: 2,
+    encoder_cut: None,
+    activations: Activations::Stored,
+    frozen: FrozenEncoder { encoder: false, projector: false },
+    is_llm_frozen: false,
+};
+
+fn encoder_stages(
+    fixture: &Fixture,
+    config: &EncoderConfig,
+    device: &Cpu,
+    setting: Setting,
+) -> Vec<Stage<Cpu>> {
+    let cuts = match setting.encoder_cut {
+        None => vec![0, config.layers()],
+        Some(cut) => vec![0, cut, config.layers()],
+    };
+    let stage = |cut: &[usize]| {
+        let mut parts = StageParts::default();
+        config.add_to(cut[0]..cut[1], setting.frozen, &mut parts).unwrap();
+        let options = StageOptions {
+            is_input_trained: cut[0] > 0 && !setting.frozen.encoder,
+            activations: setting.activations,
+            ..StageOptions::new("encoder")
+        };
+        parts.build(device.clone(), options, &fixture.weights).unwrap()
+    };
+    cuts.windows(2).map(stage).collect()
+}
+
+fn rows(output: Output<Cpu>) -> <Cpu as dflop_executor::device::Device>::Floats {
+    match output {
+        Output::Rows(rows) => rows,
+        Output::Loss(_) => unreachable!("an encoder has no loss"),
+    }
+}
+
+struct Run {
+    logits: Vec<f32>,
+    loss: f64,
+    gradients: BTreeMap<String, Vec<f32>>,
+    kept_bytes: u64,
+}
+
+fn run(name: &'static str, setting: Setting) -> Run {
+    let (fixture, device) = (Fixture::open(name), Cpu::new(setting.threads).unwrap());
+    let (encoder, llm) = (encoder_of(&fixture), LlmConfig::from_config(&fixture.config).unwrap());
+    let mut encoders = encoder_stages(&fixture, &encoder, &device, setting);
+    let is_media_trained = encoders.last().unwrap().has_backward();
+    let mut parts = StageParts::default();
+    parts.add(setting.is_llm_frozen, |declaration| llm.blocks(0..llm.layers(), declaration)).unwrap();
+    let options = StageOptions {
+        is_input_trained: is_media_trained,
+        activations: setting.activations,
+        ..StageOptions::new("llm")
+    };
+    let mut decoder = parts.build(device.clone(), options, &fixture.weights).unwrap();
+
+    let text = Text::of(&fixture, &PLACEHOLDERS);
+    let context = Arc::new(text.context(&llm, &device));
+    let medium = Arc::new(encoder_context(&fixture, &encoder, &device));
+    let mut media = None;
+    for stage in &mut encoders {
+        media = Some(rows(stage.forward(0, Arc::clone(&medium), media).unwrap()));
+    }
+    let again = dflop_executor::device::Device::upload(&device, media.as_ref().unwrap()).unwrap();
+    let logits = decoder.logits(&context, Some(again)).unwrap().unwrap().to_vec();
+    let Output::Loss(loss) = decoder.forward(0, context, media).unwrap() else {
+        panic!("the LLM has a loss")
+    };
+    let kept_bytes = decoder.kept_bytes() + encoders.iter().map(Stage::kept_bytes).sum::<u64>();
+    let mut gradient = decoder.backward(0, None).unwrap();
+    for stage in encoders.iter_mut().rev() {
+        gradient = stage.backward(0, gradient).unwrap();
+    }
+    assert!(gradient.is_none(), "a medium has no gradient");
+    decoder.parameters_mut().fold_shared_gradients(&device).unwrap();
+    encoders.push(decoder);
+    Run { logits, loss: loss * text.loss_scale(), gradients: gradients(&encoders), kept_bytes }
+}
+
+#[test]
+fn logits_loss_and_gradients_are_those_of_transformers() {
+    for name in MODELS {
+        let (fixture, found) = (Fixture::open(name), run(name, WHOLE));
+        let truth = fixture.floats("logits");
+        let of_logits = difference(&found.logits, &truth) / norm(&truth);
+        assert!(of_logits < TOLERANCE, "{name}: logits are off by {of_logits}");
+        let of_loss = (found.loss - fixture.loss()).abs() / fixture.loss();
+        assert!(of_loss < TOLERANCE, "{name}: {}", found.loss);
+        let of_gradients = fixture.compare_gradients(&found.gradients);
+        println!("{name}: logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}");
+    }
+}
+
+#[test]
+fn any_split_any_threads_and_recomputation_give_the_same_bits() {
+    for name in MODELS {
+        let whole = run(name, WHOLE);
+        for setting in [
+            Setting { threads: 1, ..WHOLE },
+            Setting { threads: 3, encoder_cut: Some(1), ..WHOLE },
+            Setting { activations: Activations::Recomputed, encoder_cut: Some(1), ..WHOLE },
+        ] {
+            let found = run(name, setting);
+            assert_eq!(found.loss, whole.loss, "{name}");
+            assert_eq!(found.gradients, whole.gradients, "{name}");
+            let is_smaller = found.kept_bytes < whole.kept_bytes;
+            assert_eq!(is_smaller, setting.activations == Activations::Recomputed, "{name}");
+        }
+    }
+}
+
+/// What is trained has the gradient that it has when all is trained; what is frozen has none, and keeps nothing.
+#[test]
+fn frozen_parts_have_no_gradient_and_change_no_other() {
+    for name in MODELS {
+        let whole = run(name, WHOLE);
+        for (encoder, projector, is_llm_frozen) in
+            [(true, false, false), (true, true, false), (true, false, true), (false, false, true)]
+        {
+            let frozen = FrozenEncoder { encoder, projector };
+            let found = run(name, Setting { frozen, is_llm_frozen, encoder_cut: Some(1), ..WHOLE });
+            let is_projector = |name: &str| {
+                ["multi_modal_projector", "visual.merger", "image_newline"]
+                    .iter()
+                    .any(|part| name.starts_with(part))
+            };
+            let is_llm = |name: &str| {
+                ["language_model", "model.", "lm_head"].iter().any(|part| name.starts_with(part))
+            };
+            let is_trained = |name: &str| match (is_llm(name), is_projector(name)) {
+                (true, _) => !is_llm_frozen,
+                (false, true) => !projector,
+                (false, false) => !encoder,
+            };
+            for (tensor, gradient) in &whole.gradients {
+                let expected = is_trained(tensor).then_some(gradient);
+                assert_eq!(found.gradients.get(tensor), expected, "{name} {tensor}");
+            }
+            assert!(found.kept_bytes < whole.kept_bytes || !encoder);
+        }
+    }
+}
+
+/// An encoder alone: the last hidden state, and gradients from a given one.
+#[test]
+fn towers_alone_are_those_of_transformers() {
+    for name in ["clip", "siglip"] {
+        let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
+        let config = encoder_of(&fixture);
+        let context = Arc::new(encoder_context(&fixture, &config, &device));
+        let mut stages = encoder_stages(&fixture, &config, &device, WHOLE);
+        let hidden = rows(stages[0].forward(0, context, None).unwrap());
+        let truth = fixture.floats("hidden");
+        let of_hidden = difference(&hidden, &truth) / norm(&truth);
+        assert!(of_hidden < TOLERANCE, "{name}: {of_hidden}");
+        let gradient = dflop_executor::device::Device::upload(&device, &fixture.floats("gradient")).unwrap();
+        stages[0].backward(0, Some(gradient)).unwrap();
+        let of_gradients = fixture.compare_gradients(&gradients(&stages));
+        println!("{name}: hidden state {of_hidden:.1e}, gradients {of_gradients:.1e}");
+    }
+}
+
+/// The decoder of a multimodal model on text alone.
+#[test]
+fn a_microbatch_without_media_needs_no_encoder() {
+    for name in MODELS {
+        let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
+        let llm = LlmConfig::from_config(&fixture.config).unwrap();
+        let text = Text::of(&fixture, &[]);
+        // The second sample of every fixture has none.
+        let context = Arc::new(text.context_of_sample(1, &llm, &device));
+        let mut stage = llm_stage(&llm, 0..llm.layers(), &device, StageOptions::new("llm"), &fixture.weights);
+        assert!(matches!(stage.forward(0, context, None).unwrap(), Output::Loss(loss) if loss > 0.0));
+        assert!(stage.backward(0, None).unwrap().is_none());
+    }
+}
