@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-flops record-processors record-tokens record-videos
+.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -112,6 +112,9 @@ record-processors:
 # Record anew what the cost model is compared with: see tests/record/tokens.py for what PYTHON must have.
 record-tokens:
 	$(PYTHON) tests/record/tokens.py
+
+record-executor-parity:
+	$(PYTHON) tests/record/executor_parity.py
 
 record-flops:
 	$(PYTHON) tests/record/flops.py

@@ -276,7 +276,7 @@ fn splits_have_their_own_ranks_and_messages() {
             assert_eq!(members[part.rank()], world);
             let mut sum = [world as u64];
             part.all_reduce(at(1), sum.as_mut_slice().into()).unwrap();
-            assert_eq!(sum[0] as usize, members.iter().sum());
+            assert_eq!(sum[0] as usize, members.iter().sum::<usize>());
             // the same tag between the same two processes, in two communicators
             if world == 4 {
                 comm.send(0, 5, at(2), row(&[1.0])).unwrap();
