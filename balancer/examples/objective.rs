@@ -195,7 +195,8 @@ fn read_case(arg: &str) -> Result<Case> {
 
 fn case(text: &str, dp_size: usize, stages: Vec<usize>) -> Result<Case> {
     let (instance, file) = (Instance::from_json(text)?, serde_json::from_str(text)?);
-    let name = format!("{} {dp_size}x{stages:?}", instance.name()).replace(' ', "");
+    let in_a_row = stages.iter().map(usize::to_string).collect::<Vec<_>>().join("+");
+    let name = format!("{} {dp_size}x({in_a_row})", instance.name());
     Ok(Case { name, file, instance, config: PipelineConfig::new(dp_size, stages) })
 }
 

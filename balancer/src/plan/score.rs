@@ -53,7 +53,7 @@ const SEARCH_WORK: u64 = 400;
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
 /// Batches that are worth a thread.
-const BATCHES_A_CORE: usize = 4;
+const BATCHES_A_CORE: usize = 2;
 /// Most threads.
 const CORES_MAX: usize = 16;
 

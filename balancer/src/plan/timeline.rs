@@ -7,6 +7,8 @@
 //!
 //! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
 
+use std::cmp::Ordering;
+
 /// Nanoseconds of every pass of one step.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepTimes {
@@ -47,6 +49,9 @@ impl Timeline {
     /// In slots of time as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an order in
     /// which everything comes behind what it waits for, with 1F1B's order on each stage. The real times follow it.
     pub(super) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
+        if step.ranks == 1 {
+            return self.chain_ns(step);
+        }
         let encoder_stages = step.encoder_stages.len();
         let stages = encoder_stages + step.llm_stages.len();
         for cells in [&mut self.end_ns, &mut self.forward_out_ns, &mut self.backward_out_ns] {
@@ -75,6 +80,53 @@ impl Timeline {
             last + step.reduce_ns.get(stage).copied().unwrap_or(0)
         };
         (0..stages).map(end).max().unwrap_or(0)
+    }
+
+    /// The same with one LLM rank, where every stage has one time for each slot and one neighbour on each side.
+    fn chain_ns(&mut self, step: &StepTimes) -> u64 {
+        let encoder = step.encoder_stages.iter().map(|row| &step.encoder_ns[*row]);
+        let rows: Vec<&[Vec<u64>; 2]> =
+            encoder.chain(step.llm_stages.iter().map(|row| &step.llm_ns[*row])).collect();
+        let encoder_stages = step.encoder_stages.len();
+        // Of the message between a stage and the one before it.
+        let hops: Vec<&[u64]> = (0..rows.len())
+            .map(|stage| match stage.cmp(&encoder_stages) {
+                _ if stage == 0 => &[][..],
+                Ordering::Less => &step.encoder_hop_ns,
+                Ordering::Equal => &step.between_hop_ns,
+                Ordering::Greater => &step.llm_hop_ns,
+            })
+            .collect();
+        let stages = rows.len();
+        // A stage more on each side, from which nothing is waited for.
+        for cells in [&mut self.end_ns, &mut self.forward_out_ns, &mut self.backward_out_ns] {
+            cells.clear();
+            cells.resize(stages + 2, 0);
+        }
+        for time in 0..2 * (step.slots + stages) {
+            for (stage, row) in rows.iter().enumerate() {
+                let is_forward = (time + stage).is_multiple_of(2);
+                let begin = if is_forward { stage } else { 2 * stages - 1 - stage };
+                let slot = time.wrapping_sub(begin) / 2;
+                if time < begin || slot >= step.slots {
+                    continue;
+                }
+                let cell = stage + 1;
+                let (out_ns, input_ns, pass) = if is_forward {
+                    let input_ns = self.forward_out_ns[cell - 1] + hop(hops[stage], slot);
+                    (&mut self.forward_out_ns, input_ns, 0)
+                } else {
+                    let hop_ns = hops.get(stage + 1).map_or(0, |hops_ns| hop(hops_ns, slot));
+                    let input_ns = self.backward_out_ns[cell + 1] + hop_ns;
+                    (&mut self.backward_out_ns, input_ns, 1)
+                };
+                let end_ns = self.end_ns[cell].max(input_ns) + row[pass][slot];
+                self.end_ns[cell] = end_ns;
+                out_ns[cell] = end_ns;
+            }
+        }
+        let reduced = |stage: usize| self.end_ns[stage + 1] + hop(&step.reduce_ns, stage);
+        (0..stages).map(reduced).max().unwrap_or(0)
     }
 
     fn encoder_forward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
@@ -184,6 +236,40 @@ mod tests {
             });
             let expected = compiled.makespan_ns(&StageTimes::new(stages, slots, forward, backward).unwrap());
             prop_assert_eq!(Timeline::default().makespan_ns(&step), expected);
+        }
+    }
+
+    proptest! {
+        /// Two ranks that do the same take what one of them takes, messages and sums included.
+        #[test]
+        fn equal_ranks_take_what_one_takes(
+            encoder_stages in 0usize..4, llm_stages in 1usize..5, slots in 1usize..9,
+            times in prop::collection::vec(0u64..100, 2 * 7 * 8),
+            hops in prop::collection::vec(0u64..50, 24), reduce in prop::collection::vec(0u64..300, 7),
+        ) {
+            let stages = encoder_stages + llm_stages;
+            let all = rows(&times[..2 * stages * slots], slots);
+            let one = StepTimes {
+                ranks: 1,
+                slots,
+                encoder_stages: (0..encoder_stages).collect(),
+                llm_stages: (0..llm_stages).collect(),
+                encoder_ns: all[..encoder_stages].to_vec(),
+                llm_ns: all[encoder_stages..].to_vec(),
+                encoder_hop_ns: hops[..slots].to_vec(),
+                between_hop_ns: hops[8..8 + slots].to_vec(),
+                llm_hop_ns: hops[16..16 + slots].to_vec(),
+                reduce_ns: reduce[..stages].to_vec(),
+            };
+            let twice = |row: &Vec<u64>| row.iter().flat_map(|ns| [*ns, *ns]).collect::<Vec<u64>>();
+            let two = StepTimes {
+                ranks: 2,
+                llm_ns: one.llm_ns.iter().map(|[forward, backward]| [twice(forward), twice(backward)]).collect(),
+                llm_hop_ns: twice(&one.llm_hop_ns),
+                ..one.clone()
+            };
+            let mut timeline = Timeline::default();
+            prop_assert_eq!(timeline.makespan_ns(&one), timeline.makespan_ns(&two));
         }
     }
 
