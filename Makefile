@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-flops record-processors record-tokens record-videos
+.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-executor record-model-inputs record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -114,3 +114,7 @@ record-tokens:
 
 record-flops:
 	$(PYTHON) tests/record/flops.py
+
+# Records tiny models of transformers with their gradients: see tests/record/executor_parity.py.
+record-executor:
+	$(PYTHON) tests/record/executor_parity.py
