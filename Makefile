@@ -3,7 +3,7 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 
-.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-executor record-model-inputs record-flops record-processors record-tokens record-videos
+.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -24,6 +24,7 @@ test:
 	$(CARGO) run --quiet --locked -p dflop-loader --example stream
 	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
 	$(CARGO) run --quiet --locked -p dflop-loader --example model_inputs
+	$(CARGO) run --quiet --locked -p dflop-executor --example comm_speed
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.
 STORES_VENV ?= target/stores-venv
@@ -112,9 +113,8 @@ record-processors:
 record-tokens:
 	$(PYTHON) tests/record/tokens.py
 
+record-executor-parity:
+	$(PYTHON) tests/record/executor_parity.py
+
 record-flops:
 	$(PYTHON) tests/record/flops.py
-
-# Records tiny models of transformers with their gradients: see tests/record/executor_parity.py.
-record-executor:
-	$(PYTHON) tests/record/executor_parity.py

@@ -16,8 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stages = stages.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let work = args.next().map_or(Ok(20_000), |work| work.parse())?;
     let instance = Instance::from_json(&text)?;
-    let config = PipelineConfig { dp_size, stages };
-    for strategy in Strategy::ALL {
+    let config = PipelineConfig::new(dp_size, stages);
+    for strategy in Strategy::OF_ANY_SIZE {
         let start = Instant::now();
         let found =
             balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(work))?;

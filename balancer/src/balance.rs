@@ -12,12 +12,13 @@ use crate::strategy::{self, Strategy};
 ///
 /// Pure and deterministic: the same arguments give the same assignment on every machine, unless the
 /// budget's deadline cuts the search short (then [`Assignment::is_reproducible`] is false). Only
-/// [`Strategy::Search`] spends the budget. Every group gets an item if there are enough.
+/// [`Strategy::Search`] and [`Strategy::Exact`] spend the budget. Every group gets an item if there are enough.
 ///
 /// # Errors
 /// [`Error::CapItem`](crate::Error::CapItem) and [`Error::CapTotal`](crate::Error::CapTotal) if no
 /// partition keeps within the caps; [`Error::CapUnmet`](crate::Error::CapUnmet) if none was found;
-/// [`Error::Config`](crate::Error::Config) if the instance lacks a capped column.
+/// [`Error::Config`](crate::Error::Config) if the instance lacks a capped column;
+/// [`Error::TooLarge`](crate::Error::TooLarge) from [`Strategy::Exact`] alone.
 ///
 /// # Examples
 /// ```
@@ -37,11 +38,11 @@ pub fn balance(
 ) -> Result<Assignment> {
     let problem = Problem::new(instance, caps)?;
     let work_before = budget.work_spent();
-    let partition = strategy::assign(&problem, strategy, budget)?;
+    let (partition, bound) = strategy::solve(&problem, strategy, budget)?;
     Ok(Assignment {
         makespan_ns: partition.makespan(),
         groups: partition.into_groups(),
-        bound: problem.bound,
+        bound,
         work_spent: budget.work_spent() - work_before,
         is_reproducible: budget.is_reproducible(),
     })

@@ -1,10 +1,11 @@
 //! How much a search may do: work units, never time.
 //!
 //! An *elementary step* is one candidate looked at: one group compared with one item moved or exchanged,
-//! one subset sum listed or compared, one action of a pipeline stage simulated. A **work unit is 16
-//! elementary steps**, some tens of nanoseconds. Steps are counted at fixed points of the algorithms, so
-//! the same budget ends at the same candidate on every machine. Strategies without a search spend
-//! nothing, and neither does the assignment that a search starts from.
+//! one subset sum listed or compared, one action of a pipeline stage simulated, an eighth of a cell of an integer
+//! program at one of its nodes. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are
+//! counted at fixed points of the algorithms, so the same budget ends at the same candidate on every
+//! machine. Strategies without a search spend nothing, and neither does the assignment that a search starts
+//! from.
 
 /// Elementary steps in one work unit.
 const STEPS_PER_UNIT: u64 = 16;
@@ -30,7 +31,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Allows this many work units. A search overshoots by some hundred at most: it ends between candidates.
+    /// Allows this many work units. A search overshoots by a thousand or so at most: it ends between candidates.
     #[must_use]
     pub fn work(units: u64) -> Self {
         let steps_max = units.saturating_mul(STEPS_PER_UNIT);
@@ -58,9 +59,28 @@ impl Budget {
         !self.is_cut
     }
 
+    /// The elementary steps spent so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// Counts elementary steps.
     pub(crate) fn spend(&mut self, steps: u64) {
         self.steps = self.steps.saturating_add(steps);
+    }
+
+    /// Elementary steps that are left by work; nearly endless if only a deadline is set.
+    pub(crate) fn steps_left(&self) -> u64 {
+        self.steps_max.saturating_sub(self.steps)
+    }
+
+    /// Runs part of a search, which gets so many of the elementary steps that are left.
+    pub(crate) fn within<R>(&mut self, steps: u64, run: impl FnOnce(&mut Self) -> R) -> R {
+        let steps_max = self.steps_max;
+        self.steps_max = steps_max.min(self.steps.saturating_add(steps));
+        let answer = run(self);
+        self.steps_max = steps_max;
+        answer
     }
 
     /// Whether nothing is left, by work or by deadline.

@@ -40,7 +40,10 @@ impl Caps {
         for ((setting, max), (unit, column)) in settings.into_iter().zip(instance.capped_columns()) {
             let Some(max) = max else { continue };
             let Some(column) = column else {
-                return Err(Error::Config { setting, reason: format!("the instance has no {unit}") });
+                return Err(Error::Config {
+                    setting,
+                    reason: format!("the instance has no {unit} of its items"),
+                });
             };
             check(unit, column, max, instance.groups())?;
             capped.push(Capped { column, max });
@@ -82,6 +85,6 @@ mod tests {
     #[test]
     fn a_cap_needs_its_column() {
         let caps = Caps { bytes_max: Some(9), tokens_max: None };
-        assert_eq!(message(caps), "invalid `bytes_max`: the instance has no bytes");
+        assert_eq!(message(caps), "invalid `bytes_max`: the instance has no bytes of its items");
     }
 }

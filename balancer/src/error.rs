@@ -21,6 +21,9 @@ pub enum Error {
     /// One item has another number of modules than the instance.
     #[error("item {item} has times for {found} modules, expected {expected}")]
     ItemLength { item: usize, found: usize, expected: usize },
+    /// A time, a token count or a size is a fraction, or too large.
+    #[error("`{field}` of item {item} is no whole number of 63 bits: {value}")]
+    NotWhole { field: &'static str, item: usize, value: String },
     /// A time, a token count or a size is below zero.
     #[error("`{field}` of item {item} is negative: {value}")]
     Negative { field: &'static str, item: usize, value: i64 },
@@ -42,7 +45,15 @@ pub enum Error {
     /// No partition within the caps was found; one may exist, but the caps are close to the mean.
     #[error("found no partition of {items} items into {groups} groups within the caps; raise them")]
     CapUnmet { items: usize, groups: usize },
+    /// The exact strategy was asked for an instance that it could not finish.
+    #[error(
+        "{items} items in {groups} groups are too many for the exact strategy: its program would have {cells} cells, at most {cells_max} are taken"
+    )]
+    TooLarge { items: usize, groups: usize, cells: usize, cells_max: usize },
+    /// No plan fits into the devices' memory, or onto the devices at all; says the smallest change that would do.
+    #[error("no plan fits: {reason}")]
+    NothingFits { reason: String },
     /// The action lists wait for one another, or one asks for what never comes.
-    #[error("stage {stage} waits for ever at {action:?}")]
-    Deadlock { stage: usize, action: Action },
+    #[error("rank {rank} waits for ever at `{action}`")]
+    Deadlock { rank: usize, action: Action },
 }

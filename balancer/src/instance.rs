@@ -91,10 +91,12 @@ impl Instance {
     /// are whole and fit `i64`.
     ///
     /// # Errors
-    /// [`Error::Json`] if the text is no such object; [`Error::Length`], [`Error::ItemLength`] and
-    /// [`Error::Negative`] if the columns do not fit; then those of [`Instance::new`].
+    /// [`Error::NotWhole`] if a number of an item is a fraction or too large, [`Error::Json`] if the text is no
+    /// such object for another reason; [`Error::Length`], [`Error::ItemLength`] and [`Error::Negative`] if the
+    /// columns do not fit; then those of [`Instance::new`].
     pub fn from_json(text: &str) -> Result<Self> {
-        let file: InstanceFile = serde_json::from_str(text).map_err(|source| Error::Json { source })?;
+        let file: InstanceFile =
+            serde_json::from_str(text).map_err(|source| not_whole(text).unwrap_or(Error::Json { source }))?;
         if file.d.len() != file.n {
             return Err(Error::Length { field: "d", found: file.d.len(), expected: file.n });
         }
@@ -212,6 +214,20 @@ impl Instance {
     }
 }
 
+/// Finds the first number of an item that is not whole, in a file that could not be read.
+fn not_whole(text: &str) -> Option<Error> {
+    let file: serde_json::Value = serde_json::from_str(text).ok()?;
+    for field in ["d", "tok", "bytes"] {
+        for (item, value) in file.get(field)?.as_array()?.iter().enumerate() {
+            let row = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            if let Some(value) = row.iter().find(|value| value.is_number() && !value.is_i64()) {
+                return Some(Error::NotWhole { field, item, value: value.to_string() });
+            }
+        }
+    }
+    None
+}
+
 /// Refuses a count that is 0 or does not fit 32 bits.
 fn check_count(setting: &'static str, count: usize) -> Result<()> {
     if count == 0 || u32::try_from(count).is_err() {
@@ -264,7 +280,16 @@ mod tests {
         let message = |text: &str| Instance::from_json(text).unwrap_err().to_string();
         for (text, expected) in [
             (r#"{"n":1"#, "could not read the instance"),
-            (r#"{"n":1,"m":1,"c":1,"d":[[1.5]]}"#, "could not read the instance"),
+            (r#"{"n":1,"m":1,"c":1,"d":[["1"]]}"#, "could not read the instance"),
+            (r#"{"n":1,"m":1,"c":1,"d":[[1.5]]}"#, "`d` of item 0 is no whole number of 63 bits: 1.5"),
+            (
+                r#"{"n":2,"m":1,"c":1,"d":[[1],[9223372036854775808]]}"#,
+                "`d` of item 1 is no whole number of 63 bits: 9223372036854775808",
+            ),
+            (
+                r#"{"n":2,"m":1,"c":1,"d":[[1],[2]],"tok":[1,0.5]}"#,
+                "`tok` of item 1 is no whole number of 63 bits: 0.5",
+            ),
             (r#"{"n":2,"m":1,"c":1,"d":[[1]]}"#, "`d` holds 1 values, expected 2"),
             (r#"{"n":2,"m":1,"c":1,"d":[[1],[2,3]]}"#, "item 1 has times for 2 modules, expected 1"),
             (r#"{"n":2,"m":1,"c":2,"d":[[1,1],[2,-3]]}"#, "`d` of item 1 is negative: -3"),

@@ -6,10 +6,11 @@
 //! [`balance_pipeline`] also deals the groups out to DP ranks and orders them, judged by a simulated 1F1B
 //! pipeline. Every answer carries a [`LowerBound`], and with it the most that could still be gained.
 //!
-//! The crate is pure: no files, no clocks, no threads. Comparisons that decide are made in integers, ties
-//! go to the lower index, random numbers are seeded from the instance, and search effort is counted in
-//! work units ([`Budget`]). So every rank computes the same plan without talking; a [`PlanDigest`] lets
-//! ranks check that they did.
+//! The crate is pure: no files, no clocks. Comparisons that decide are made in integers, or on sums and quotients
+//! that IEEE rounds alike everywhere; ties go to the lower index, random numbers are seeded from the instance, and
+//! search effort is counted in work units ([`Budget`]). [`plan`](mod@plan) alone has threads, each of which scores
+//! batches by itself. So every rank computes the same plan without talking; a [`PlanDigest`] lets ranks check that
+//! they did.
 //!
 //! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`]
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]
@@ -37,12 +38,16 @@ mod budget;
 mod constraint;
 mod digest;
 mod error;
+mod fluid;
+mod fluid_start;
 mod instance;
 mod makespan;
 mod order;
 mod partition;
 mod pipeline;
+mod pipeline_bound;
 mod pipeline_search;
+pub mod plan;
 mod problem;
 mod rng;
 pub mod schedule;
@@ -59,6 +64,8 @@ pub use error::{Error, Result};
 pub use instance::Instance;
 pub use makespan::CompiledSchedule;
 pub use order::{assign_ranks, small_ends};
-pub use pipeline::{PipelineAssignment, PipelineConfig, balance_pipeline};
-pub use simulate::{Event, Simulation, StageTimes, simulate, split_time};
+pub use pipeline::{PipelineAssignment, PipelineConfig, PipelineObjective, balance_pipeline};
+pub use simulate::{
+    Activity, Communication, CriticalStep, Event, Simulation, StageTimes, simulate, split_time,
+};
 pub use strategy::Strategy;

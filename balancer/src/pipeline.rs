@@ -7,33 +7,71 @@
 //!
 //! Strategies that look at costs go three steps: partition into microbatches, deal these out to ranks,
 //! order them with small ends. [`Strategy::Search`] then goes on in `crate::pipeline_search`, with the
-//! simulated makespan itself as the objective.
+//! simulated makespan itself as the objective, from there or from where `crate::fluid_start` leads.
 
 use crate::assignment;
-use crate::bound::{self, LowerBound};
+use crate::bound::LowerBound;
 use crate::budget::Budget;
 use crate::constraint::Caps;
 use crate::error::{Error, Result};
+use crate::fluid::Fluid;
+use crate::fluid_start;
 use crate::instance::Instance;
-use crate::makespan::CompiledSchedule;
 use crate::order;
 use crate::partition::Partition;
-use crate::pipeline_search;
+use crate::pipeline_bound;
+use crate::pipeline_search::{self, Freedom, Plan};
 use crate::problem::Problem;
-use crate::schedule::ScheduleKind;
 use crate::simulate::StageTimes;
 use crate::strategy::{self, Strategy};
 
 /// Most stages of one pipeline; a simulation takes time in proportion.
 const STAGES_MAX: usize = 4_096;
+/// Passes that the lower bound walks over at least and at most.
+const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
+/// Elementary steps of a search for each that its bound takes.
+const BOUND_SHARE: u64 = 16;
+/// Most elementary steps of a partition search before the order is looked at, for each item.
+const MIN_MAX_STEPS: u64 = 1 << 13;
 
-/// The devices that a step runs on.
+/// The devices that a step runs on, and what a search on them minimises.
+///
+/// A module may have another DP size than the pipelines, as an encoder has whose GPUs are split apart from
+/// the LLM's. Its items are then dealt out anew: those of all ranks' microbatches of the same slot are one
+/// *pool*, shared by the module's own DP ranks. A stage of it takes, for the slot of every pipeline, the
+/// pool's time divided by that DP size, rounded up, or the pool's longest item if that is longer. So the
+/// module is bound by the sum over the DP groups of a step, not by any group of its own.
+///
+/// # Examples
+/// ```
+/// use dflop_balancer::PipelineConfig;
+///
+/// // four pipelines of three LLM stages, fed by eight ranks of one encoder stage
+/// let config = PipelineConfig::new(4, vec![1, 3]).module_dp_sizes(vec![8, 4]);
+/// assert_eq!((config.module_dp_size(0), config.module_dp_size(1)), (8, 4));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineConfig {
     /// DP ranks; the instance's groups are a multiple of it.
     pub dp_size: usize,
     /// Pipeline stages of every module, each at least 1; as many as the instance has modules.
     pub stages: Vec<usize>,
+    /// DP ranks of every module, each at least 1; nothing where all are `dp_size`.
+    pub module_dp_sizes: Vec<usize>,
+    /// What [`Strategy::Search`] minimises.
+    pub objective: PipelineObjective,
+}
+
+/// What a search for pipelines minimises.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PipelineObjective {
+    /// The slowest rank's simulated makespan, by moving items as well as microbatches.
+    #[default]
+    Makespan,
+    /// The largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
+    /// microbatches alone. What min-max balancers do at best; here to compare with.
+    MinMax,
 }
 
 /// Ordered microbatches of every DP rank, and how good that is.
@@ -62,26 +100,97 @@ impl PipelineAssignment {
 }
 
 impl PipelineConfig {
+    /// Describes pipelines whose modules all have their DP size, for the least makespan.
+    #[must_use]
+    pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
+        let objective = PipelineObjective::default();
+        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective }
+    }
+
+    /// Sets the DP size of every module. Default: that of the pipelines.
+    #[must_use]
+    pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
+        self.module_dp_sizes = dp_sizes;
+        self
+    }
+
+    /// Sets what a search minimises. Default: [`PipelineObjective::Makespan`].
+    #[must_use]
+    pub fn objective(mut self, objective: PipelineObjective) -> Self {
+        self.objective = objective;
+        self
+    }
+
+    /// Returns the DP ranks that share a module's work.
+    #[must_use]
+    pub fn module_dp_size(&self, module: usize) -> usize {
+        self.module_dp_sizes.get(module).copied().unwrap_or(self.dp_size)
+    }
+
     /// Returns the times of one rank's microbatches in every stage, ready to simulate.
     ///
     /// - `microbatches`: items by microbatch, as in [`PipelineAssignment::ranks`]
     ///
     /// # Errors
-    /// [`Error::Config`] if this configuration does not fit the instance, or the times overflow.
+    /// [`Error::Config`] if this configuration does not fit the instance, the times overflow, or a module
+    /// has a DP size of its own: then they depend on the other ranks, see [`PipelineConfig::ranks_times`].
     ///
     /// # Panics
     /// If a microbatch names an item that the instance does not have.
     pub fn stage_times(&self, instance: &Instance, microbatches: &[Vec<u32>]) -> Result<StageTimes> {
         self.check(instance)?;
-        let loads: Vec<Vec<u64>> = microbatches.iter().map(|items| instance.load_ns(items)).collect();
+        if (0..instance.modules()).any(|module| self.module_dp_size(module) != self.dp_size) {
+            let reason = "the times of one rank depend on the others".to_owned();
+            return Err(Error::Config { setting: "module_dp_sizes", reason });
+        }
+        self.split_loads(&slot_loads(instance, microbatches))
+    }
+
+    /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
+    ///
+    /// - `ranks`: items by rank and microbatch, as in [`PipelineAssignment::ranks`]; as many ranks as
+    ///   `dp_size`, with equally many microbatches
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this configuration does not fit the instance, or the times overflow;
+    /// [`Error::Length`] if there are other ranks or microbatches than these.
+    ///
+    /// # Panics
+    /// If a microbatch names an item that the instance does not have.
+    pub fn ranks_times(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<Vec<StageTimes>> {
+        self.check(instance)?;
+        let microbatches = instance.groups() / self.dp_size;
+        for (field, found, expected) in std::iter::once(("ranks", ranks.len(), self.dp_size))
+            .chain(ranks.iter().map(|rank| ("microbatches", rank.len(), microbatches)))
+        {
+            if found != expected {
+                return Err(Error::Length { field, found, expected });
+            }
+        }
+        let mut loads: Vec<_> = ranks.iter().map(|rank| slot_loads(instance, rank)).collect();
+        for module in (0..instance.modules()).filter(|&module| self.module_dp_size(module) != self.dp_size) {
+            for slot in 0..microbatches {
+                let pool_ns: u64 = loads.iter().map(|rank| rank[slot][module]).sum();
+                let items = ranks.iter().flat_map(|rank| &rank[slot]);
+                let longest_ns = items.map(|&item| instance.times_ns(item)[module]).max().unwrap_or(0);
+                let time_ns = pool_ns.div_ceil(self.module_dp_size(module) as u64).max(longest_ns);
+                for rank in &mut loads {
+                    rank[slot][module] = time_ns;
+                }
+            }
+        }
+        loads.iter().map(|rank| self.split_loads(rank)).collect()
+    }
+
+    fn split_loads(&self, loads: &[Vec<u64>]) -> Result<StageTimes> {
         let rows = self.rows();
         let times: Vec<u64> =
             rows.iter().flat_map(|&module| loads.iter().map(move |load| load[module])).collect();
-        StageTimes::split(rows.len(), microbatches.len(), &times)
+        StageTimes::split(rows.len(), loads.len(), &times)
     }
 
     /// The module of every stage.
-    fn rows(&self) -> Vec<usize> {
+    pub(crate) fn rows(&self) -> Vec<usize> {
         let stages = self.stages.iter().enumerate();
         stages.flat_map(|(module, count)| std::iter::repeat_n(module, *count)).collect()
     }
@@ -100,6 +209,11 @@ impl PipelineConfig {
             let reason = format!("{:?} is not one number above 0 for each of {modules} modules", self.stages);
             return invalid("stages", reason);
         }
+        let sizes = &self.module_dp_sizes;
+        if !sizes.is_empty() && (sizes.len() != modules || sizes.contains(&0)) {
+            let reason = format!("{sizes:?} is not one number above 0 for each of {modules} modules");
+            return invalid("module_dp_sizes", reason);
+        }
         let total = |(module, count): (usize, &usize)| {
             instance.module_ns(module).map(u128::from).sum::<u128>() * *count as u128
         };
@@ -111,11 +225,17 @@ impl PipelineConfig {
     }
 }
 
+/// Sums by microbatch and module.
+fn slot_loads(instance: &Instance, microbatches: &[Vec<u32>]) -> Vec<Vec<u64>> {
+    microbatches.iter().map(|items| instance.load_ns(items)).collect()
+}
+
 /// Partitions an instance into ordered microbatches of every DP rank.
 ///
 /// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`,
 /// and nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic
-/// as [`balance`](crate::balance); caps hold for every microbatch.
+/// as [`balance`](crate::balance); caps hold for every microbatch. Of a search's budget, a sixteenth goes
+/// into the bound, and what the search starts from counts as well.
 ///
 /// # Errors
 /// [`Error::Config`] if the configuration does not fit the instance; else those of
@@ -126,7 +246,7 @@ impl PipelineConfig {
 /// use dflop_balancer::{Budget, Caps, Instance, PipelineConfig, Strategy, balance_pipeline};
 ///
 /// let instance = Instance::new(4, 2, vec![9, 1, 9, 1, 1, 9, 1, 9])?;
-/// let config = PipelineConfig { dp_size: 2, stages: vec![1, 1] };
+/// let config = PipelineConfig::new(2, vec![1, 1]);
 /// let blind = balance_pipeline(
 ///     &instance, &config, Strategy::RoundRobin, &Caps::default(), &mut Budget::work(0),
 /// )?;
@@ -143,29 +263,80 @@ pub fn balance_pipeline(
     config.check(instance)?;
     let problem = Problem::new(instance, caps)?;
     let work_before = budget.work_spent();
-    let start = if strategy == Strategy::Search { Strategy::MultiLpt } else { strategy };
-    let partition = strategy::assign(&problem, start, budget)?;
+    let partition = start(&problem, config, strategy, budget)?;
     let dealt = match strategy {
         Strategy::RoundRobin | Strategy::Random => deal_blindly(partition.groups, config.dp_size),
-        Strategy::Lpt | Strategy::MultiLpt | Strategy::Search => deal(&problem, partition, config.dp_size),
+        _ => deal(&problem, partition, config.dp_size),
     };
-    let slots = Partition::from_groups(&problem, dealt);
-    let microbatches = problem.groups / config.dp_size;
-    let compiled = CompiledSchedule::new(ScheduleKind::OneForwardOneBackward, &config.rows(), microbatches)?;
-    let bound = bound::pipeline_lower_bound(instance, config);
-    let mut plan = pipeline_search::Plan::new(&problem, slots, compiled, microbatches);
+    let mut plan = Plan::new(&problem, Partition::from_groups(&problem, dealt), config)?;
+    let passes_max = bound_passes(strategy, budget);
+    let fluid = Fluid::new(instance, config, passes_max)?;
+    let bound = pipeline_bound::pipeline_lower_bound(instance, config, &fluid)?;
     if strategy == Strategy::Search {
-        plan.improve(bound.ns, budget);
+        budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
+        plan = search(&problem, config, plan, &fluid, bound.ns, budget)?;
     }
     let (groups, ranks_ns) = plan.into_parts();
     Ok(PipelineAssignment {
-        ranks: groups.chunks(microbatches).map(<[_]>::to_vec).collect(),
+        ranks: groups.chunks(instance.groups() / config.dp_size).map(<[_]>::to_vec).collect(),
         makespan_ns: ranks_ns.iter().copied().max().unwrap_or(0),
         ranks_ns,
         bound,
         work_spent: budget.work_spent() - work_before,
         is_reproducible: budget.is_reproducible(),
     })
+}
+
+/// How many passes the bound may walk over: a share of a search, and as many as in a small one without.
+fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
+    if strategy != Strategy::Search {
+        return BOUND_PASSES.start;
+    }
+    (budget.steps_left() / BOUND_SHARE).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
+}
+
+/// The partition that is dealt out.
+fn start(
+    problem: &Problem<'_>,
+    config: &PipelineConfig,
+    strategy: Strategy,
+    budget: &mut Budget,
+) -> Result<Partition> {
+    if strategy != Strategy::Search {
+        return strategy::assign(problem, strategy, budget);
+    }
+    match config.objective {
+        PipelineObjective::Makespan => strategy::assign(problem, Strategy::MultiLpt, budget),
+        PipelineObjective::MinMax => {
+            let steps = (budget.steps_left() / 2).min(MIN_MAX_STEPS * problem.items as u64);
+            budget.within(steps, |budget| strategy::assign(problem, strategy, budget))
+        }
+    }
+}
+
+/// Searches from a plan, or from one that follows the fluid if that is better.
+fn search<'a>(
+    problem: &'a Problem<'a>,
+    config: &PipelineConfig,
+    mut plan: Plan<'a>,
+    fluid: &Fluid,
+    goal_ns: u64,
+    budget: &mut Budget,
+) -> Result<Plan<'a>> {
+    let freedom = match config.objective {
+        PipelineObjective::Makespan => Freedom::Contents,
+        PipelineObjective::MinMax => Freedom::Order,
+    };
+    if freedom == Freedom::Contents
+        && let Some(slots) = fluid_start::deal(problem, fluid, budget)
+    {
+        let other = Plan::new(problem, slots, config)?;
+        if other.makespan_ns() < plan.makespan_ns() {
+            plan = other;
+        }
+    }
+    pipeline_search::improve(&mut plan, freedom, goal_ns, budget);
+    Ok(plan)
 }
 
 /// Group `g` to rank `g mod ranks`; returns the groups rank by rank.
@@ -193,7 +364,7 @@ fn deal(problem: &Problem<'_>, mut partition: Partition, ranks: usize) -> Vec<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::schedule;
+    use crate::schedule::{ScheduleKind, schedule};
     use crate::simulate::simulate;
 
     fn pipeline(
@@ -202,7 +373,7 @@ mod tests {
         stages: &[usize],
         strategy: Strategy,
     ) -> PipelineAssignment {
-        let config = PipelineConfig { dp_size, stages: stages.to_vec() };
+        let config = PipelineConfig::new(dp_size, stages.to_vec());
         balance_pipeline(instance, &config, strategy, &Caps::default(), &mut Budget::work(5_000)).unwrap()
     }
 
@@ -218,7 +389,7 @@ mod tests {
     fn makespan_is_that_of_the_simulated_timeline() {
         let times_ns: Vec<u64> = (0..60).map(|i| i * 7919 % 101).collect();
         let instance = Instance::new(8, 2, times_ns).unwrap();
-        let config = PipelineConfig { dp_size: 2, stages: vec![1, 2] };
+        let config = PipelineConfig::new(2, vec![1, 2]);
         let found = pipeline(&instance, 2, &[1, 2], Strategy::Search);
         for (rank, makespan_ns) in found.ranks.iter().zip(&found.ranks_ns) {
             let lists: Vec<_> =
@@ -232,7 +403,7 @@ mod tests {
     fn a_configuration_that_does_not_fit_is_refused() {
         let instance = Instance::new(4, 2, vec![1; 8]).unwrap();
         for (dp_size, stages) in [(0, vec![1, 1]), (3, vec![1, 1]), (2, vec![1]), (2, vec![1, 0])] {
-            let config = PipelineConfig { dp_size, stages };
+            let config = PipelineConfig::new(dp_size, stages);
             let caps = Caps::default();
             let found = balance_pipeline(&instance, &config, Strategy::Lpt, &caps, &mut Budget::work(0));
             assert!(matches!(found, Err(Error::Config { .. })));

@@ -92,6 +92,19 @@ impl<'a> Problem<'a> {
         load[..self.modules].iter().copied().max().unwrap_or(0)
     }
 
+    /// The limits of a group whose modules may not exceed `target`, `[width]`.
+    pub(crate) fn limits_within(&self, target: u64) -> Vec<u64> {
+        let is_module = |column: usize| column < self.modules;
+        let limits = self.limits.iter().enumerate();
+        limits.map(|(column, limit)| if is_module(column) { target } else { *limit }).collect()
+    }
+
+    /// Whether a load, less one of its rows, keeps within the given limits.
+    pub(crate) fn fits(&self, load: &[u64], less: Option<&[u64]>, limits: &[u64]) -> bool {
+        let fits = |column: usize| load[column] - less.map_or(0, |less| less[column]) <= limits[column];
+        (0..self.width()).all(fits)
+    }
+
     /// Whether a load keeps within all limits.
     pub(crate) fn is_within(&self, load: &[u64]) -> bool {
         load.iter().zip(&self.limits).all(|(load, limit)| load <= limit)

@@ -45,7 +45,7 @@ proptest! {
     fn every_item_is_in_exactly_one_group_and_none_is_empty(times_ns in times(1..80), groups in 1..40_usize) {
         let items = times_ns.len() / MODULES;
         let instance = Instance::groups_may_be_empty(groups, MODULES, times_ns).unwrap();
-        for strategy in Strategy::ALL {
+        for strategy in Strategy::OF_ANY_SIZE {
             let found = solve(&instance, strategy, Caps::default());
             prop_assert_eq!(found.groups.len(), groups);
             let filled = found.groups.iter().filter(|group| !group.is_empty()).count();
@@ -64,9 +64,23 @@ proptest! {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
         let optimum = brute_force(&instance);
         prop_assert!(lower_bound(&instance).ns <= optimum);
-        for strategy in Strategy::ALL {
+        for strategy in Strategy::OF_ANY_SIZE {
             prop_assert!(solve(&instance, strategy, Caps::default()).makespan_ns >= optimum);
         }
+    }
+
+    /// Whole tiles in one module, rounded, some a little off or far; the other module is free.
+    #[test]
+    fn bound_of_tiles_is_at_most_the_optimum(
+        unit in 100.0..5_000_000.0_f64,
+        tiles in prop::collection::vec((0..12_u32, 0..2_000_000_u64, prop_oneof![9 => Just(0), 1 => 0..2_000_u64]), 3..8),
+        groups in 1..4_usize,
+    ) {
+        let times_ns = tiles.iter().flat_map(|(count, llm_ns, off)| {
+            [(unit * f64::from(*count)).round() as u64 + off, *llm_ns]
+        });
+        let instance = Instance::new(groups, MODULES, times_ns.collect()).unwrap();
+        prop_assert!(lower_bound(&instance).ns <= brute_force(&instance));
     }
 
     #[test]
@@ -74,6 +88,14 @@ proptest! {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
         let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(20_000)).unwrap();
         prop_assert_eq!(found.makespan_ns, brute_force(&instance));
+    }
+
+    #[test]
+    fn exact_proves_the_optimum_of_small_instances(times_ns in times(3..10), groups in 1..4_usize) {
+        let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
+        let found = balance(&instance, Strategy::Exact, &Caps::default(), &mut Budget::work(4_000_000)).unwrap();
+        prop_assert_eq!(found.makespan_ns, brute_force(&instance));
+        prop_assert!(found.is_optimal());
     }
 
     #[test]
@@ -112,7 +134,7 @@ proptest! {
     #[test]
     fn the_same_input_gives_the_same_answer(times_ns in times(10..60), groups in 1..10_usize) {
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
-        for strategy in Strategy::ALL {
+        for strategy in Strategy::OF_ANY_SIZE {
             prop_assert_eq!(
                 solve(&instance, strategy, Caps::default()),
                 solve(&instance.clone(), strategy, Caps::default())
@@ -133,7 +155,7 @@ proptest! {
         let caps = Caps { tokens_max: cap(&tokens), bytes_max: cap(&bytes) };
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
         let instance = instance.tokens(tokens.clone()).unwrap().bytes(bytes.clone()).unwrap();
-        for strategy in Strategy::ALL {
+        for strategy in Strategy::OF_ANY_SIZE {
             match balance(&instance, strategy, &caps, &mut Budget::work(500)) {
                 Ok(found) => for group in &found.groups {
                     let sum = |column: &[u64]| group.iter().map(|item| column[*item as usize]).sum::<u64>();
@@ -157,7 +179,7 @@ fn a_loose_cap_is_met_by_every_strategy() {
     let tokens: Vec<u64> = (0..200).map(|i| i * 31 % 89).collect();
     let tokens_max = Some(tokens.iter().sum::<u64>() * 102 / 100 / 20);
     let instance = Instance::new(20, 2, times_ns).unwrap().tokens(tokens).unwrap();
-    for strategy in Strategy::ALL {
+    for strategy in Strategy::OF_ANY_SIZE {
         let caps = Caps { tokens_max, bytes_max: None };
         assert_eq!(balance(&instance, strategy, &caps, &mut Budget::work(500)).unwrap().groups.len(), 20);
     }
@@ -195,7 +217,7 @@ fn a_nanosecond_above_the_bound_is_not_the_optimum() {
 #[test]
 fn an_empty_batch_has_an_empty_answer() {
     let instance = Instance::groups_may_be_empty(3, 2, vec![]).unwrap();
-    for strategy in Strategy::ALL {
+    for strategy in Strategy::OF_ANY_SIZE {
         let found = solve(&instance, strategy, Caps::default());
         assert_eq!((found.groups, found.makespan_ns), (vec![vec![]; 3], 0));
     }

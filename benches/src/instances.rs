@@ -1,7 +1,8 @@
-//! Partition problems with two modules.
+//! Partition problems, and what a search is held to on them.
 
-use dflop_balancer::Instance;
+use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
+use crate::families::Family;
 use crate::random::Random;
 
 /// Longest encoder time, and longest time of a text in the LLM: contexts are finite. No item may outweigh a mean
@@ -27,10 +28,57 @@ pub fn instance(items: usize, groups: usize) -> Instance {
     Instance::new(groups, 2, (0..items).flat_map(times).collect()).expect("each group gets an item")
 }
 
+/// What a search is held to: a family of problems, how large, and the gap that counts as reached.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// What the items are like.
+    pub family: Family,
+    /// Items.
+    pub items: usize,
+    /// Groups.
+    pub groups: usize,
+    /// Makespan over lower bound, less one.
+    pub gap: f64,
+}
+
+impl Target {
+    /// All targets; what each may take is in `benches/README.md`.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        let mut targets = Vec::new();
+        for family in Family::REALISTIC {
+            for (items, groups, gap) in
+                [(512, 64, 1e-4), (2_048, 128, 5e-4), (8_192, 1_024, 6e-3), (8_192, 1_024, 1e-4)]
+            {
+                targets.push(Self { family, items, groups, gap });
+            }
+        }
+        for (items, groups) in [(128, 16), (512, 64)] {
+            targets.push(Self { family: Family::Planted, items, groups, gap: 1e-3 });
+        }
+        targets.push(Self { family: Family::Opposed, items: 512, groups: 64, gap: 1e-4 });
+        for family in [Family::Giant, Family::Pareto, Family::EqualOdd] {
+            targets.push(Self { family, items: 512, groups: 64, gap: 0.0 });
+        }
+        targets
+    }
+
+    /// The instance and the fewest work units, of a ladder by twos, that reach the gap; nothing if none does.
+    #[must_use]
+    pub fn reached(&self) -> Option<(Instance, u64)> {
+        let instance = self.family.instance(self.items, self.groups, 0);
+        let reaches = |work: &u64| {
+            let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(*work));
+            found.is_ok_and(|found| found.gap() <= self.gap)
+        };
+        let work = std::iter::once(0).chain((8..22).map(|power| 1 << power)).find(reaches)?;
+        Some((instance, work))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_balancer::{Budget, Caps, Strategy, balance};
 
     #[test]
     fn search_has_work_at_every_measured_size() {
@@ -43,6 +91,13 @@ mod tests {
             );
             let found = found.unwrap();
             assert!(found.work_spent >= 20_000, "{items} items: {} units", found.work_spent);
+        }
+    }
+
+    #[test]
+    fn every_target_is_within_reach() {
+        for target in Target::all() {
+            assert!(target.reached().is_some(), "{target:?}");
         }
     }
 }

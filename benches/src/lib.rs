@@ -5,6 +5,9 @@
 //! here is measured; the benchmarks are in `benches/`, the loop to compare with in `src/bin/bare_loop.rs`.
 
 pub mod archives;
+/// The families that the tests of the balancer are held to.
+#[path = "../../balancer/tests/families/mod.rs"]
+pub mod families;
 pub mod instances;
 pub mod pictures;
 pub mod profiles;

@@ -23,6 +23,9 @@ pub enum Error {
     /// Parts do not make a model: no language model, or two encoders of a kind.
     #[error("`{name}` is no model: {problem}")]
     Composition { name: String, problem: String },
+    /// The model cannot be trained, or laid out, as it was asked for.
+    #[error("`{name}`: {problem}")]
+    Unfit { name: String, problem: String },
     /// A picture or a video frame has no pixels; the sample is bad, the next one may be good.
     #[error("picture of {width} x {height} pixels is empty")]
     EmptyPicture { width: u32, height: u32 },
@@ -44,6 +47,9 @@ pub enum Error {
     /// The profile cannot answer; says which points have to be measured.
     #[error("the profile lacks {needed}")]
     ProfileLacks { needed: String },
+    /// Measured memory has no answer for a module; says which points to measure.
+    #[error("memory of {module}: {reason}")]
+    Memory { module: crate::module::Module, reason: String },
     /// A correction table or a rule for it was refused; the one in force stays.
     #[error("invalid correction: {reason}")]
     Correction { reason: String },

@@ -21,6 +21,7 @@ use crate::module::Module;
 /// # Ok::<(), dflop_costmodel::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be frozen")]
 pub struct Frozen {
     /// The vision encoder without its projector.
     pub vision: bool,
@@ -41,9 +42,12 @@ impl Frozen {
     }
 
     /// Checks that the model has what is frozen, and that something is trained.
-    pub(crate) fn check(self, spec: &ModelSpec) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] if not.
+    pub fn check(self, spec: &ModelSpec) -> Result<()> {
         let refuse =
-            |problem: &str| Err(Error::Composition { name: spec.name.clone(), problem: problem.to_owned() });
+            |problem: &str| Err(Error::Unfit { name: spec.name.clone(), problem: problem.to_owned() });
         let has_encoder = spec.vision.is_some() || spec.audio.is_some();
         for (is_frozen, is_there, problem) in [
             (self.vision, spec.vision.is_some(), "has no vision encoder to freeze"),
@@ -144,6 +148,6 @@ mod tests {
         let nothing = check("qwen2.5-vl-7b", "vision,projector,llm").unwrap_err();
         assert!(nothing.ends_with("has every part frozen, so that nothing is trained"), "{nothing}");
         let missing = check("qwen2.5-vl-7b", "audio").unwrap_err();
-        assert_eq!(missing, "`qwen2.5-vl-7b` is no model: has no audio encoder to freeze");
+        assert_eq!(missing, "`qwen2.5-vl-7b`: has no audio encoder to freeze");
     }
 }

@@ -209,7 +209,7 @@ impl CostModel {
     /// encoder has none; that of a projector behind it is taken from what was measured outside the layers.
     ///
     /// # Errors
-    /// [`Error::Composition`] if the model has not what is frozen, or nothing is left to train.
+    /// [`Error::Unfit`] if the model has not what is frozen, or nothing is left to train.
     pub fn frozen(mut self, frozen: Frozen) -> Result<Self> {
         frozen.check(&self.spec)?;
         self.frozen = frozen;

@@ -5,11 +5,15 @@
 //! gradients into input gradients, adding up those of its parameters. Models are written against [`device::Device`], whose
 //! CPU version [`device::Cpu`] is in [`ops`], one operation a file. Every backward is written by hand: there is no tape
 //! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
+//!
+//! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
+pub mod comm;
 pub mod device;
 pub mod error;
+pub mod launch;
 pub mod model;
 pub mod ops;
 pub mod row_mix;

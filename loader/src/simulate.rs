@@ -1,9 +1,9 @@
 //! What strategies would cost: planned steps run through the pipeline simulator.
 //!
-//! Simulated seconds are the cost model's predictions summed by a 1F1B schedule, nothing else: no
+//! Simulated seconds are the cost model's predictions summed by a schedule, nothing else: no
 //! communication, no jitter.
 
-use dflop_balancer::schedule::{ScheduleKind, schedule};
+use dflop_balancer::schedule::{Layout, ScheduleKind};
 use dflop_balancer::{Simulation, Strategy, simulate};
 
 use crate::error::{Error, Result};
@@ -39,49 +39,64 @@ impl StrategySummary {
 
 /// Plans the same steps by each strategy and simulates them.
 ///
+/// Plans are made for 1F1B, whatever schedule they are run by.
+///
 /// # Errors
-/// [`Error::Plan`] if a step cannot be planned.
+/// [`Error::Plan`] if a step cannot be planned, or the schedule does not fit the stages.
 pub fn compare_strategies(
     planner: &StepPlanner,
     strategies: &[Strategy],
     steps: std::ops::Range<u64>,
+    schedule: ScheduleKind,
 ) -> Result<Vec<StrategySummary>> {
-    strategies.iter().map(|&strategy| summarize(planner, strategy, steps.clone())).collect()
+    strategies.iter().map(|&strategy| summarize(planner, strategy, steps.clone(), schedule)).collect()
 }
 
 fn summarize(
     planner: &StepPlanner,
     strategy: Strategy,
     steps: std::ops::Range<u64>,
+    schedule: ScheduleKind,
 ) -> Result<StrategySummary> {
     let planner = planner.clone().strategy(strategy);
     let (mut step_seconds, mut busy_ns, mut available_ns) = (Vec::new(), 0u128, 0u128);
     for step in steps {
         let plan = planner.plan(step)?;
-        for simulation in simulate_plan(&planner, &plan)? {
+        let simulations = simulate_plan(&planner, &plan, schedule)?;
+        let makespan_ns = simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0);
+        for simulation in simulations {
             busy_ns += simulation.busy_ns.iter().copied().map(u128::from).sum::<u128>();
-            available_ns += simulation.busy_ns.len() as u128 * u128::from(plan.makespan_ns);
+            available_ns += simulation.busy_ns.len() as u128 * u128::from(makespan_ns);
         }
-        step_seconds.push(plan.makespan_ns as f64 / 1e9);
+        step_seconds.push(makespan_ns as f64 / 1e9);
     }
     let bubble_fraction = if available_ns == 0 { 0.0 } else { 1.0 - busy_ns as f64 / available_ns as f64 };
     Ok(StrategySummary { strategy, step_seconds, bubble_fraction })
 }
 
-/// Simulates every rank of a planned step, `[dp_size]`, all stages of all modules in one 1F1B pipeline.
+/// Simulates every DP rank of a planned step, `[dp_size]`, all stages of all modules in one pipeline.
+///
+/// - `schedule`: with several chunks, `chunks` stages share a pipeline rank, dealt out in turn
 ///
 /// # Errors
-/// [`Error::Plan`] if the plan was made with other settings.
-pub fn simulate_plan(planner: &StepPlanner, plan: &StepPlan) -> Result<Vec<Simulation>> {
+/// [`Error::Plan`] if the plan was made with other settings, or the stages are no multiple of the chunks.
+pub fn simulate_plan(
+    planner: &StepPlanner,
+    plan: &StepPlan,
+    schedule: ScheduleKind,
+) -> Result<Vec<Simulation>> {
     let plan_error = |source| Error::Plan { step: plan.step, source };
     let instance = planner.instance(&plan.samples, &plan.costs).map_err(plan_error)?;
     let pipeline = planner.pipeline();
     let stages: usize = pipeline.stages.iter().sum();
+    if !stages.is_multiple_of(schedule.chunks()) {
+        let reason = format!("{schedule} does not fit {stages} pipeline stages");
+        return Err(plan_error(dflop_balancer::Error::Config { setting: "schedule", reason }));
+    }
     let simulate_rank = |microbatches: &Vec<Vec<u32>>| {
         let times = pipeline.stage_times(&instance, microbatches)?;
-        let kind = ScheduleKind::OneForwardOneBackward;
-        let lists: Vec<_> =
-            (0..stages).map(|stage| schedule(kind, stage, stages, microbatches.len())).collect();
+        let chunks = schedule.chunks();
+        let lists = Layout::chain(stages / chunks, chunks, microbatches.len())?.schedule(schedule)?;
         simulate(&lists, &times)
     };
     plan.ranks.iter().map(simulate_rank).collect::<Result<_, _>>().map_err(plan_error)

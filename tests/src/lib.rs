@@ -4,6 +4,7 @@ pub mod data_set;
 pub mod fault_server;
 pub mod media;
 pub mod mixed;
+pub mod plan_cases;
 pub mod planning;
 pub mod recorded;
 pub mod samples;

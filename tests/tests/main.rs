@@ -16,6 +16,7 @@ mod metrics;
 mod mix;
 mod model_inputs;
 mod order;
+mod plan;
 mod processors;
 mod remote;
 mod resume;

@@ -1,261 +1,112 @@
-//! Pipeline schedules as pure data: what each stage does, in order.
+//! Pipeline schedules as pure data: what each rank does, in order.
 //!
-//! A *schedule* is a list of [`Action`]s per pipeline stage. The simulator sums predicted times over the
-//! very lists that an executor runs. Lists are safe whether a send returns at once or waits for its
-//! receive: between neighbours, the gradient always travels before the next activation does.
+//! A *schedule* is a list of [`Action`]s per pipeline rank. The simulator sums predicted times over the
+//! very lists that an executor runs. A kind says in which order a rank computes, one kind a file; messages
+//! are put between the passes in one way for all of them (`messages.rs`), such that lists are safe whether a
+//! send returns at once or waits for its receive.
+//!
+//! A [`Layout`] says who holds which stage: one pipeline, with several chunks of layers a rank if need be,
+//! or a whole job of modules that differ in stages and DP size.
 
+mod action;
 mod gpipe;
+mod graph;
+mod interleaved;
+mod kind;
+mod layout;
+mod messages;
+mod module_stages;
 mod one_forward_one_backward;
+mod window;
+mod zero_bubble;
+
+pub use action::{Action, Message, Part, Pass, PassKind};
+pub(crate) use graph::PassGraph;
+pub use kind::ScheduleKind;
+pub use layout::Layout;
+pub use module_stages::ModuleStages;
 
 use crate::error::{Error, Result};
-use std::fmt;
-use std::str::FromStr;
+use window::Share;
 
-/// One thing that a stage does, with the index of the microbatch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// Receives the activations of a microbatch from the stage before.
-    Recv(u32),
-    /// Computes the stage's layers, and keeps what the backward pass needs.
-    Forward(u32),
-    /// Sends the activations to the stage after.
-    Send(u32),
-    /// Receives the gradient of the activations from the stage after.
-    RecvGrad(u32),
-    /// Computes the gradients, and frees what the forward pass kept.
-    Backward(u32),
-    /// Sends the gradient of the received activations to the stage before.
-    SendGrad(u32),
-}
-
-/// Which schedule; written and read as `gpipe` and `1f1b`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ScheduleKind {
-    /// All forward passes, then all backward passes. Keeps every microbatch in memory.
-    GPipe,
-    /// One forward, one backward. Keeps at most `stages - stage` microbatches in memory.
-    OneForwardOneBackward,
-}
-
-impl ScheduleKind {
-    /// All kinds.
-    pub const ALL: [Self; 2] = [Self::GPipe, Self::OneForwardOneBackward];
-
-    /// Returns the name that [`FromStr`] reads.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::GPipe => "gpipe",
-            Self::OneForwardOneBackward => "1f1b",
-        }
-    }
-}
-
-impl fmt::Display for ScheduleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for ScheduleKind {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| Error::Config {
-            setting: "schedule",
-            reason: format!("`{name}` is not in {}", names()),
-        })
-    }
-}
-
-/// Lists what one stage does in a step of `microbatches` microbatches.
+/// Lists what one rank of a pipeline does in a step of `microbatches` microbatches.
 ///
-/// Each microbatch is computed once forward and once backward; the first stage receives no activations
-/// and the last no gradients.
+/// Each microbatch is computed once forward and once backward in each of the rank's stages; nobody sends
+/// activations to the first stage or gradients to the last. [`Layout::schedule`] lists all ranks at once.
 ///
 /// # Panics
-/// If `stage` is not below `stages`.
+/// If `rank` is not below `ranks`, or the layout would be too large.
 ///
 /// # Examples
 /// ```
-/// use dflop_balancer::schedule::{Action::*, ScheduleKind, schedule};
+/// use dflop_balancer::schedule::{ScheduleKind, schedule};
 ///
 /// let last = schedule(ScheduleKind::OneForwardOneBackward, 1, 2, 2);
-/// assert_eq!(
-///     last,
-///     [Recv(0), Forward(0), Backward(0), SendGrad(0), Recv(1), Forward(1), Backward(1), SendGrad(1)]
-/// );
+/// let last: Vec<String> = last.iter().map(ToString::to_string).collect();
+/// assert_eq!(last[..3], ["recv 0 in stage 1 from 0", "forward 0 in stage 1", "backward 0 in stage 1"]);
+/// assert_eq!(last[3..5], ["send gradient 0 in stage 1 to 0", "recv 1 in stage 1 from 0"]);
+/// assert_eq!(last.last().unwrap(), "reduce gradients of stage 1");
 /// ```
 #[must_use]
-pub fn schedule(kind: ScheduleKind, stage: usize, stages: usize, microbatches: usize) -> Vec<Action> {
-    assert!(stage < stages, "stage {stage} of {stages}");
-    match kind {
-        ScheduleKind::GPipe => gpipe::actions(stage, stages, microbatches as u32),
-        ScheduleKind::OneForwardOneBackward => {
-            one_forward_one_backward::actions(stage, stages, microbatches as u32)
+pub fn schedule(kind: ScheduleKind, rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
+    assert!(rank < ranks, "rank {rank} of {ranks}");
+    let lists = Layout::chain(ranks, kind.chunks(), microbatches).and_then(|layout| layout.schedule(kind));
+    lists.map_or_else(|error| panic!("{error}"), |mut lists| lists.swap_remove(rank))
+}
+
+impl Layout {
+    /// Lists what every rank does, `[ranks]`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if ranks hold another number of chunks than the kind has.
+    pub fn schedule(&self, kind: ScheduleKind) -> Result<Vec<Vec<Action>>> {
+        messages::insert(self, &self.passes(kind)?)
+    }
+
+    /// The passes of every rank, in order.
+    pub(crate) fn passes(&self, kind: ScheduleKind) -> Result<Vec<Vec<Pass>>> {
+        if kind.chunks() != self.chunks() {
+            let reason = format!("{kind} does not fit ranks with {} chunks each", self.chunks());
+            return Err(Error::Config { setting: "schedule", reason });
         }
+        if let ScheduleKind::Interleaved { chunks } = kind {
+            let (ranks, microbatches) = (self.ranks(), self.microbatches());
+            let of_rank = |rank| interleaved::passes(rank, ranks, usize::from(chunks), microbatches);
+            return Ok((0..ranks).map(of_rank).collect());
+        }
+        let stages_in_all = (0..self.stages()).map(|stage| self.stages_after(stage) + 1).max().unwrap_or(1);
+        let mut lists = vec![Vec::new(); self.ranks()];
+        for stage in 0..self.stages() {
+            let stages_after = self.stages_after(stage);
+            for (rank, microbatches) in self.shares(stage) {
+                let (stage, round) = (stage as u16, self.round(stage));
+                let share = Share { stage, microbatches: &microbatches, round, stages_after, stages_in_all };
+                lists[rank] = kind.passes(&share);
+            }
+        }
+        Ok(lists)
+    }
+
+    /// The microbatches that every holder of a stage runs, ascending.
+    fn shares(&self, stage: usize) -> Vec<(usize, Vec<u32>)> {
+        let mut shares: Vec<(usize, Vec<u32>)> = self.holders(stage).map(|rank| (rank, Vec::new())).collect();
+        for microbatch in 0..self.microbatches_of(stage) as u32 {
+            let rank = self.rank(Part { microbatch, stage: stage as u16 });
+            if let Ok(place) = shares.binary_search_by_key(&rank, |share| share.0) {
+                shares[place].1.push(microbatch);
+            }
+        }
+        shares
     }
 }
 
-/// A list under construction; knows which neighbours the stage has.
-struct Actions {
-    list: Vec<Action>,
-    is_first: bool,
-    is_last: bool,
-}
-
-impl Actions {
-    fn new(stage: usize, stages: usize) -> Self {
-        Self { list: Vec::new(), is_first: stage == 0, is_last: stage + 1 == stages }
-    }
-
-    /// Receives and computes.
-    fn forward(&mut self, microbatch: u32) {
-        if !self.is_first {
-            self.list.push(Action::Recv(microbatch));
+impl ScheduleKind {
+    /// The passes of a rank that holds one stage.
+    fn passes(self, share: &Share<'_>) -> Vec<Pass> {
+        match self {
+            Self::GPipe => gpipe::passes(share),
+            Self::ZeroBubble => zero_bubble::passes(share),
+            Self::OneForwardOneBackward | Self::Interleaved { .. } => one_forward_one_backward::passes(share),
         }
-        self.list.push(Action::Forward(microbatch));
-    }
-
-    fn send(&mut self, microbatch: u32) {
-        if !self.is_last {
-            self.list.push(Action::Send(microbatch));
-        }
-    }
-
-    fn recv_grad(&mut self, microbatch: u32) {
-        if !self.is_last {
-            self.list.push(Action::RecvGrad(microbatch));
-        }
-    }
-
-    /// Computes and sends the gradient.
-    fn backward(&mut self, microbatch: u32) {
-        self.list.push(Action::Backward(microbatch));
-        if !self.is_first {
-            self.list.push(Action::SendGrad(microbatch));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every kind and size worth trying: the lists of all stages.
-    fn lists() -> impl Iterator<Item = (ScheduleKind, usize, Vec<Vec<Action>>)> {
-        ScheduleKind::ALL.into_iter().flat_map(|kind| {
-            (1..=7).flat_map(move |stages| {
-                (0..=12).map(move |microbatches| {
-                    let lists = (0..stages).map(|stage| schedule(kind, stage, stages, microbatches));
-                    (kind, microbatches, lists.collect())
-                })
-            })
-        })
-    }
-
-    fn microbatches_of(list: &[Action], wanted: fn(u32) -> Action) -> Vec<u32> {
-        let microbatch = |action: &Action| match *action {
-            Action::Recv(microbatch)
-            | Action::Forward(microbatch)
-            | Action::Send(microbatch)
-            | Action::RecvGrad(microbatch)
-            | Action::Backward(microbatch)
-            | Action::SendGrad(microbatch) => microbatch,
-        };
-        list.iter().filter(|action| **action == wanted(microbatch(action))).map(microbatch).collect()
-    }
-
-    #[test]
-    fn each_microbatch_is_once_forward_and_then_once_backward() {
-        for (_, microbatches, lists) in lists() {
-            let all: Vec<u32> = (0..microbatches as u32).collect();
-            for list in &lists {
-                assert_eq!(microbatches_of(list, Action::Forward), all);
-                assert_eq!(microbatches_of(list, Action::Backward), all);
-                let at = |wanted| list.iter().position(|action| *action == wanted);
-                assert!(all.iter().all(|&mb| at(Action::Forward(mb)) < at(Action::Backward(mb))));
-            }
-        }
-    }
-
-    #[test]
-    fn every_send_has_its_receive_in_the_same_order() {
-        for (_, _, lists) in lists() {
-            assert!(microbatches_of(&lists[0], Action::Recv).is_empty());
-            assert!(microbatches_of(lists.last().unwrap(), Action::RecvGrad).is_empty());
-            for pair in lists.windows(2) {
-                assert_eq!(microbatches_of(&pair[0], Action::Send), microbatches_of(&pair[1], Action::Recv));
-                assert_eq!(
-                    microbatches_of(&pair[1], Action::SendGrad),
-                    microbatches_of(&pair[0], Action::RecvGrad)
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn microbatches_in_flight_stay_within_their_bound() {
-        for (kind, microbatches, lists) in lists() {
-            for (stage, list) in lists.iter().enumerate() {
-                let (mut in_flight, mut most) = (0, 0);
-                for action in list {
-                    match action {
-                        Action::Forward(_) => in_flight += 1,
-                        Action::Backward(_) => in_flight -= 1,
-                        _ => {}
-                    }
-                    most = most.max(in_flight);
-                }
-                let bound = match kind {
-                    ScheduleKind::GPipe => microbatches,
-                    ScheduleKind::OneForwardOneBackward => microbatches.min(lists.len() - stage),
-                };
-                assert_eq!(most, bound);
-            }
-        }
-    }
-
-    /// Runs lists in which a send waits for its receive; returns whether all end.
-    fn ends_with_waiting_sends(lists: &[Vec<Action>]) -> bool {
-        let mut next = vec![0; lists.len()];
-        loop {
-            let action = |stage: usize, next: &[usize]| lists[stage].get(next[stage]).copied();
-            let before = next.clone();
-            for stage in 0..lists.len() {
-                match action(stage, &next) {
-                    Some(Action::Forward(_) | Action::Backward(_)) => next[stage] += 1,
-                    Some(Action::Send(mb)) if action(stage + 1, &next) == Some(Action::Recv(mb)) => {
-                        next[stage] += 1;
-                        next[stage + 1] += 1;
-                    }
-                    Some(Action::SendGrad(mb)) if action(stage - 1, &next) == Some(Action::RecvGrad(mb)) => {
-                        next[stage] += 1;
-                        next[stage - 1] += 1;
-                    }
-                    _ => {}
-                }
-            }
-            if before == next {
-                return lists.iter().zip(&next).all(|(list, next)| list.len() == *next);
-            }
-        }
-    }
-
-    #[test]
-    fn no_stage_waits_for_ever_even_if_sends_wait_for_receives() {
-        for (kind, microbatches, lists) in lists() {
-            assert!(ends_with_waiting_sends(&lists), "{kind} {} x {microbatches}", lists.len());
-        }
-    }
-
-    #[test]
-    fn every_name_is_read_back() {
-        for kind in ScheduleKind::ALL {
-            assert_eq!(kind.name().parse::<ScheduleKind>().unwrap(), kind);
-        }
-        assert!("zero".parse::<ScheduleKind>().is_err());
     }
 }

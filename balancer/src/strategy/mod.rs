@@ -4,15 +4,23 @@
 //! exceeded. One that builds its answer in a single pass may meet a cap it cannot keep; then [`fit`]
 //! finds groups within the caps first.
 
+mod chain;
+mod exact;
+mod excess;
 mod exchange;
 mod fit;
+mod kk;
 mod lpt;
 mod multi_lpt;
 mod random;
 mod resplit;
 mod round_robin;
 mod search;
+mod shake;
+mod subset_sums;
+mod three_way;
 
+use crate::bound::LowerBound;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::partition::Partition;
@@ -22,7 +30,7 @@ use std::str::FromStr;
 
 /// How to partition.
 ///
-/// Written and read as `round_robin`, `random`, `lpt`, `multi_lpt` and `search`.
+/// Written and read as `round_robin`, `random`, `lpt`, `kk`, `multi_lpt`, `search` and `exact`.
 ///
 /// # Examples
 /// ```
@@ -40,15 +48,32 @@ pub enum Strategy {
     Random,
     /// Longest processing time first, on each item's largest module.
     Lpt,
+    /// Karmarkar and Karp's largest differencing, on each item's largest module.
+    KarmarkarKarp,
     /// Longest processing time first, on all modules at once.
     MultiLpt,
     /// Local search at the slowest group, from the answer of [`Strategy::MultiLpt`].
     Search,
+    /// An integer program that starts from the answer of [`Strategy::Search`] and proves the best one; for small
+    /// instances only, see [`Error::TooLarge`].
+    Exact,
 }
 
 impl Strategy {
     /// All strategies, from the most naive to the best.
-    pub const ALL: [Self; 5] = [Self::RoundRobin, Self::Random, Self::Lpt, Self::MultiLpt, Self::Search];
+    pub const ALL: [Self; 7] = [
+        Self::RoundRobin,
+        Self::Random,
+        Self::Lpt,
+        Self::KarmarkarKarp,
+        Self::MultiLpt,
+        Self::Search,
+        Self::Exact,
+    ];
+
+    /// Those that take instances of any size: all but [`Strategy::Exact`].
+    pub const OF_ANY_SIZE: [Self; 6] =
+        [Self::RoundRobin, Self::Random, Self::Lpt, Self::KarmarkarKarp, Self::MultiLpt, Self::Search];
 
     /// Returns the name that [`FromStr`] reads.
     #[must_use]
@@ -57,9 +82,20 @@ impl Strategy {
             Self::RoundRobin => "round_robin",
             Self::Random => "random",
             Self::Lpt => "lpt",
+            Self::KarmarkarKarp => "kk",
             Self::MultiLpt => "multi_lpt",
             Self::Search => "search",
+            Self::Exact => "exact",
         }
+    }
+}
+
+impl Strategy {
+    /// Returns the work units that suit the strategy where nothing is known: a quick search of a few
+    /// milliseconds, or for [`Strategy::Exact`] the proof of most instances that it takes.
+    #[must_use]
+    pub fn work_default(self) -> u64 {
+        if self == Self::Exact { 4_000_000 } else { 20_000 }
     }
 }
 
@@ -81,22 +117,37 @@ impl FromStr for Strategy {
     }
 }
 
-/// Partitions by a strategy.
-pub(crate) fn assign(problem: &Problem<'_>, strategy: Strategy, budget: &mut Budget) -> Result<Partition> {
+/// Partitions by a strategy; returns the best bound known, too.
+///
+/// # Errors
+/// [`Error::CapUnmet`], and [`Error::TooLarge`] of the exact strategy.
+pub(crate) fn solve(
+    problem: &Problem<'_>,
+    strategy: Strategy,
+    budget: &mut Budget,
+) -> Result<(Partition, LowerBound)> {
     let start = match strategy {
         Strategy::RoundRobin => round_robin::assign(problem),
         Strategy::Random => random::assign(problem),
         Strategy::Lpt => lpt::assign(problem),
-        Strategy::MultiLpt | Strategy::Search => multi_lpt::assign(problem),
+        Strategy::KarmarkarKarp => kk::assign(problem),
+        Strategy::MultiLpt | Strategy::Search | Strategy::Exact => multi_lpt::assign(problem),
     };
     let mut partition = match start {
         Some(partition) => partition,
         None => fit::assign(problem)?,
     };
-    if strategy == Strategy::Search {
-        search::improve(problem, &mut partition, budget);
+    match strategy {
+        Strategy::Search => search::improve(problem, &mut partition, budget),
+        Strategy::Exact => return exact::prove(problem, partition, budget),
+        _ => (),
     }
-    Ok(partition)
+    Ok((partition, problem.bound))
+}
+
+/// Partitions by a strategy.
+pub(crate) fn assign(problem: &Problem<'_>, strategy: Strategy, budget: &mut Budget) -> Result<Partition> {
+    solve(problem, strategy, budget).map(|(partition, _)| partition)
 }
 
 #[cfg(test)]
@@ -109,6 +160,9 @@ mod tests {
             assert_eq!(strategy.name().parse::<Strategy>().unwrap(), strategy);
         }
         let error = "best".parse::<Strategy>().unwrap_err().to_string();
-        assert_eq!(error, "invalid `strategy`: `best` is not in round_robin, random, lpt, multi_lpt, search");
+        assert_eq!(
+            error,
+            "invalid `strategy`: `best` is not in round_robin, random, lpt, kk, multi_lpt, search, exact"
+        );
     }
 }

@@ -3,8 +3,8 @@
 //! Items go by their largest module, longest first; each to the group whose largest module stays
 //! smallest. Capped columns take part, scaled so that a full cap weighs as much as the lower bound.
 //!
-//! The scan over all groups is the whole cost, `items * groups * columns`. It runs on `f32` loads laid
-//! out for the vector units: blocks of [`LANES`] groups, column by column. It uses additions and
+//! The scan over the groups is the whole cost, at most `items * groups * columns`. It runs on `f32` loads
+//! laid out for the vector units: blocks of [`LANES`] groups, column by column. It uses additions and
 //! comparisons only, which IEEE 754 defines to the bit, so every machine picks the same group. Loads are
 //! kept in integers besides, and whatever is compared with a limit or returned comes from those.
 
@@ -25,7 +25,7 @@ const LANES: usize = 16;
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let scales = Scales::new(problem);
     let mut items: Vec<u32> = (0..problem.items as u32).collect();
-    items.sort_by_key(|&item| Reverse(scales.size(problem.row(item))));
+    items.sort_by_cached_key(|&item| Reverse(scales.size(problem.row(item))));
     let seeds = problem.groups.min(problem.items);
     let mut shortlist = Shortlist::new(problem.groups, problem.width());
     let mut partition = Partition::empty(problem);
@@ -90,42 +90,98 @@ impl Scales {
 }
 
 /// Scaled loads of all groups, for a fast scan.
+///
+/// Beside them stand the smallest loads of every block, column by column. No group of a block ends below
+/// what an item would make of those, so most blocks are never looked at; the answer is that of a full scan.
 struct Shortlist {
-    /// `[blocks][width]`, [`LANES`] groups each; groups beyond the last are infinitely loaded.
-    loads: Vec<[f32; LANES]>,
+    /// Groups beyond the last are infinitely loaded.
+    groups: Lanes,
+    /// The smallest loads of every block; blocks beyond the last are infinitely loaded.
+    blocks: Lanes,
+    /// Per block, what the item at hand would make of its smallest loads at least.
+    floors: Vec<[f32; LANES]>,
+}
+
+/// `[chunks][width]`, [`LANES`] entries each.
+struct Lanes {
+    columns: Vec<[f32; LANES]>,
     width: usize,
 }
 
 impl Shortlist {
     fn new(groups: usize, width: usize) -> Self {
-        let mut shortlist = Self { loads: vec![[0.0; LANES]; groups.div_ceil(LANES) * width], width };
-        for group in groups..groups.next_multiple_of(LANES) {
-            shortlist.add(group, &vec![f32::INFINITY; width]);
-        }
-        shortlist
+        let groups = Lanes::new(groups, width);
+        let blocks = Lanes::new(groups.chunks(), width);
+        Self { floors: vec![[0.0; LANES]; blocks.chunks()], groups, blocks }
     }
 
     fn add(&mut self, group: usize, row: &[f32]) {
-        let block = group / LANES * self.width;
-        for (lanes, value) in self.loads[block..block + self.width].iter_mut().zip(row) {
+        let block = group / LANES;
+        for (column, value) in row.iter().enumerate() {
+            let lanes = self.groups.lanes(block, column);
             lanes[group % LANES] += value;
+            let smallest = smallest(*lanes);
+            self.blocks.lanes(block / LANES, column)[block % LANES] = smallest;
         }
     }
 
     /// The first group whose largest column is smallest with `row` added.
-    fn find(&self, row: &[f32]) -> usize {
-        let mut best = (f32::INFINITY, 0);
-        for (block, columns) in self.loads.chunks_exact(self.width).enumerate() {
-            let smallest = smallest(worst(columns, row));
-            if smallest < best.0 {
-                best = (smallest, block);
+    fn find(&mut self, row: &[f32]) -> usize {
+        let (mut floor, mut first) = (f32::INFINITY, 0);
+        for (chunk, floors) in self.floors.iter_mut().enumerate() {
+            *floors = worst(self.blocks.chunk(chunk), row);
+            let smallest = smallest(*floors);
+            if smallest < floor {
+                (floor, first) = (smallest, chunk * LANES + lane_of(floors, smallest));
             }
         }
-        let (smallest, block) = best;
-        let columns = &self.loads[block * self.width..(block + 1) * self.width];
-        let lane = worst(columns, row).iter().position(|value| *value <= smallest);
-        block * LANES + lane.unwrap_or(0)
+        let mut best = (smallest(worst(self.groups.chunk(first), row)), first);
+        for (chunk, floors) in self.floors.iter().enumerate() {
+            if smallest(*floors) > best.0 {
+                continue;
+            }
+            for (lane, floor) in floors.iter().enumerate() {
+                let block = chunk * LANES + lane;
+                if *floor < best.0 || (*floor <= best.0 && block < best.1) {
+                    let value = smallest(worst(self.groups.chunk(block), row));
+                    if value < best.0 || (value <= best.0 && block < best.1) {
+                        best = (value, block);
+                    }
+                }
+            }
+        }
+        best.1 * LANES + lane_of(&worst(self.groups.chunk(best.1), row), best.0)
     }
+}
+
+impl Lanes {
+    /// So many entries of load 0.
+    fn new(entries: usize, width: usize) -> Self {
+        let mut columns = vec![[f32::INFINITY; LANES]; entries.div_ceil(LANES) * width];
+        for entry in 0..entries {
+            for lanes in &mut columns[entry / LANES * width..][..width] {
+                lanes[entry % LANES] = 0.0;
+            }
+        }
+        Self { columns, width }
+    }
+
+    fn chunks(&self) -> usize {
+        self.columns.len() / self.width
+    }
+
+    fn chunk(&self, chunk: usize) -> &[[f32; LANES]] {
+        &self.columns[chunk * self.width..(chunk + 1) * self.width]
+    }
+
+    fn lanes(&mut self, chunk: usize, column: usize) -> &mut [f32; LANES] {
+        &mut self.columns[chunk * self.width + column]
+    }
+}
+
+/// The first lane that is `value` or less.
+fn lane_of(lanes: &[f32; LANES], value: f32) -> usize {
+    lanes.iter().position(|lane| *lane <= value).unwrap_or(0)
 }
 
 /// Per lane, the largest column with `row` added.
@@ -169,6 +225,28 @@ fn smaller(left: f32, right: f32) -> f32 {
 mod tests {
     use super::*;
     use crate::{Caps, Instance};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn blocks_that_are_passed_over_hold_no_better_group(
+            items in prop::collection::vec((0..30_u8, 0..30_u8), 1..400),
+            groups in 1..600_usize,
+        ) {
+            let mut shortlist = Shortlist::new(groups, 2);
+            let mut loads = vec![[0.0_f32; 2]; groups];
+            for (first, second) in items {
+                let row = [f32::from(first), f32::from(second)];
+                let value = |load: &[f32; 2]| larger(load[0] + row[0], load[1] + row[1]);
+                let best = loads.iter().map(value).fold(f32::INFINITY, smaller);
+                let found = shortlist.find(&row);
+                prop_assert_eq!(Some(found), loads.iter().position(|load| value(load) <= best));
+                shortlist.add(found, &row);
+                loads[found][0] += row[0];
+                loads[found][1] += row[1];
+            }
+        }
+    }
 
     fn groups(instance: &Instance, caps: Caps) -> Option<Vec<Vec<u32>>> {
         let problem = Problem::new(instance, &caps).unwrap();

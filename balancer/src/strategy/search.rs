@@ -1,15 +1,17 @@
 //! Local search at the slowest group.
 //!
-//! Only the slowest group can lower the makespan, so every step relieves that one: it looks for a
-//! partner with which an exchange, or else a new split of both groups, ends below a target. The target is
-//! ambitious first (half of the way to the lower bound), then anything better. When nothing helps, a few
-//! random swaps shake the groups and the search goes on from there; the best answer is kept.
+//! Only the slowest group can lower the makespan, so every step relieves that one, by the first operator that
+//! does: an exchange with a partner, a new split of two groups, detours through splits of other groups, an
+//! ejection chain, a new split of three. The target is ambitious first (half of the way to the lower bound),
+//! then anything better. When nothing helps, a few random swaps shake the groups and the search goes on from
+//! there; where groups hold few items, an excess search takes turns with that. The best answer is kept.
 //!
 //! Every comparison that decides is one of integers, the generator is seeded from the instance, and
 //! effort is counted in work units: the answer is the same on every machine.
 
-use super::exchange;
-use super::resplit::Resplitter;
+use super::chain::{self, ChainFinder};
+use super::resplit::{Resplitter, Wanted};
+use super::{excess, exchange, shake, three_way};
 use crate::budget::Budget;
 use crate::partition::Partition;
 use crate::problem::Problem;
@@ -17,16 +19,23 @@ use crate::rng::SplitMix64;
 
 /// Random partners tried before all of them are.
 const PARTNERS: usize = 64;
+/// Pairs of other groups that are split anew on a detour.
+const DETOURS_MAX: usize = 256;
+/// Random threes that are split anew.
+const THREES: usize = 6;
 /// Shakes in a row, without a better answer, before the search goes back to the best.
 const SHAKES_FROM_BEST: u32 = 50;
 /// Shakes in a row, without a better answer, before the search gives up.
 const SHAKES_MAX: u32 = 4096;
 /// The same, once the answer is as good as at its bound.
-const SHAKES_MAX_NEAR: u32 = 50;
-/// Within 2 to the power of minus this above the bound, 15 ns in a second, an answer is as good as at it.
-const NEAR_SHIFT: u32 = 26;
-/// Most swaps of one shake.
-const SHAKE_SWAPS_MAX: usize = 3;
+const SHAKES_MAX_NEAR: u32 = 8;
+/// Within 2 to the power of minus this above the bound, 240 ns in a second, an answer is as good as at it: so
+/// much may be lost to the rounding of tiles.
+const NEAR_SHIFT: u32 = 22;
+/// Groups of this many items at most, in the mean, are few: the excess search takes turns.
+const FEW_ITEMS: usize = 5;
+/// Steps that an excess search may take at least.
+const EXCESS_STEPS_MIN: u64 = 20_000;
 
 /// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
 ///
@@ -34,18 +43,24 @@ const SHAKE_SWAPS_MAX: usize = 3;
 /// The neighbourhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
 /// on several dimensions; restarts as in Lourenço, Martin and Stützle, "Iterated local search", 2003.
 pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: &mut Budget) {
-    let (rng, resplitter) = (SplitMix64::new(problem.seed), Resplitter::default());
-    let mut search = Search { problem, budget, rng, resplitter };
+    let mut search = Search::new(problem, budget);
     search.descend(partition);
+    if search.budget.is_spent() {
+        return;
+    }
     let mut best = partition.clone();
-    let mut shakes = 0;
+    let (mut shakes, mut turn) = (0, search.budget.steps());
+    let has_few_items = problem.items <= FEW_ITEMS * problem.groups;
     while best.makespan() > problem.bound.ns && shakes < patience(problem, &best) && !search.budget.is_spent()
     {
         if shakes % SHAKES_FROM_BEST == 0 {
+            if has_few_items && search.lower_excess(&mut best, &mut turn) {
+                shakes = 0;
+            }
             partition.clone_from(&best);
         }
         shakes += 1;
-        search.shake(partition);
+        shake::shake(problem, partition, &mut search.rng);
         search.descend(partition);
         if partition.makespan() < best.makespan() {
             best.clone_from(partition);
@@ -66,6 +81,7 @@ struct Search<'a> {
     budget: &'a mut Budget,
     rng: SplitMix64,
     resplitter: Resplitter,
+    chains: ChainFinder,
 }
 
 /// How two groups are looked at.
@@ -76,7 +92,12 @@ enum Means {
     Both,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(problem: &'a Problem<'a>, budget: &'a mut Budget) -> Self {
+        let (resplitter, chains) = (Resplitter::default(), ChainFinder::default());
+        Self { problem, budget, rng: SplitMix64::new(problem.seed), resplitter, chains }
+    }
+
     /// Relieves the slowest group, again and again, until nothing helps.
     fn descend(&mut self, partition: &mut Partition) {
         while partition.makespan() > self.problem.bound.ns && !self.budget.is_spent() {
@@ -92,21 +113,28 @@ impl Search<'_> {
         let (value, goal) = (partition.value(slow), self.problem.bound.ns);
         let halfway = goal + (value - goal) / 2;
         let some = self.some_partners(slow);
-        let all: Vec<usize> = (0..self.problem.groups).filter(|&other| other != slow).collect();
-        self.try_partners(partition, slow, &some, halfway, Means::Both)
-            || self.try_partners(partition, slow, &some, value - 1, Means::Both)
-            || self.try_partners(partition, slow, &all, value - 1, Means::Exchange)
-            || self.try_partners(partition, slow, &all, value - 1, Means::Resplit)
+        let some = || some.iter().copied();
+        let groups = self.problem.groups;
+        let all = || (0..groups).filter(|&other| other != slow);
+        self.resplitter.redraw(slow);
+        self.try_partners(partition, slow, some(), halfway, Means::Both)
+            || self.try_partners(partition, slow, some(), value - 1, Means::Both)
+            || self.try_partners(partition, slow, all(), value - 1, Means::Exchange)
+            || self.try_partners(partition, slow, all(), value - 1, Means::Resplit)
+            || self.try_detours(partition, slow)
+            || self.try_chains(partition, slow)
+            || self.try_threes(partition, slow)
     }
 
     /// Draws random partners.
     fn some_partners(&mut self, slow: usize) -> Vec<usize> {
-        let others = self.problem.groups - 1;
-        let draw = |_| {
-            let drawn = self.rng.below(others);
-            drawn + usize::from(drawn >= slow)
-        };
-        (0..PARTNERS.min(others)).map(draw).collect()
+        (0..PARTNERS.min(self.problem.groups - 1)).map(|_| self.other_group(slow)).collect()
+    }
+
+    /// Draws another group.
+    fn other_group(&mut self, group: usize) -> usize {
+        let drawn = self.rng.below(self.problem.groups - 1);
+        drawn + usize::from(drawn >= group)
     }
 
     /// Changes the slowest group and the first partner that helps.
@@ -114,11 +142,11 @@ impl Search<'_> {
         &mut self,
         partition: &mut Partition,
         slow: usize,
-        partners: &[usize],
+        partners: impl IntoIterator<Item = usize>,
         target: u64,
         means: Means,
     ) -> bool {
-        for &other in partners {
+        for other in partners {
             if self.budget.is_spent() {
                 return false;
             }
@@ -144,40 +172,91 @@ impl Search<'_> {
             exchange::apply(problem, partition, pair, found);
             return true;
         }
-        if !matches!(means, Means::Exchange)
-            && let Some([first, second]) =
-                self.resplitter.find(problem, partition, pair, target, &mut self.rng, self.budget)
-        {
-            partition.set(problem, pair.0, first);
-            partition.set(problem, pair.1, second);
-            return true;
+        !matches!(means, Means::Exchange) && self.try_resplit(partition, pair, target, Wanted::Best)
+    }
+
+    /// Splits two groups anew, if there is a wanted split.
+    fn try_resplit(
+        &mut self,
+        partition: &mut Partition,
+        pair: (usize, usize),
+        target: u64,
+        wanted: Wanted,
+    ) -> bool {
+        let (problem, target) = (self.problem, (target, wanted));
+        let of = (problem, &*partition);
+        let found = self.resplitter.find(of, pair, target, &mut self.rng, self.budget);
+        let Some([first, second]) = found else { return false };
+        partition.set(problem, pair.0, first);
+        partition.set(problem, pair.1, second);
+        true
+    }
+
+    /// Splits pairs of other groups anew, no slower than the slowest: either may be the partner that was missing.
+    fn try_detours(&mut self, partition: &mut Partition, slow: usize) -> bool {
+        if self.problem.groups < 3 {
+            return false;
+        }
+        let target = partition.value(slow) - 1;
+        for _ in 0..DETOURS_MAX {
+            let first = self.other_group(slow);
+            let second = self.other_group(first);
+            if second == slow || partition.value(first).max(partition.value(second)) > target {
+                continue;
+            }
+            if self.budget.is_spent() {
+                return false;
+            }
+            if self.try_resplit(partition, (first, second), target, Wanted::Another)
+                && self.try_partners(partition, slow, [first, second], target, Means::Resplit)
+            {
+                return true;
+            }
         }
         false
     }
 
-    /// Swaps a few random items; every other swap takes one of the slowest group's.
-    fn shake(&mut self, partition: &mut Partition) {
-        for _ in 0..=self.rng.below(SHAKE_SWAPS_MAX) {
-            let is_at_slowest = self.rng.below(2) == 0;
-            let first = if is_at_slowest { partition.slowest() } else { self.rng.below(self.problem.groups) };
-            let second = self.rng.below(self.problem.groups);
-            self.swap_random(partition, first, second);
+    /// Passes items on from group to group, by most of the way to the bound first.
+    fn try_chains(&mut self, partition: &mut Partition, slow: usize) -> bool {
+        let (problem, value, goal) = (self.problem, partition.value(slow), self.problem.bound.ns);
+        for target in [goal + (u128::from(value - goal) * 7 / 10) as u64, value - 1] {
+            let of = (problem, &*partition);
+            if let Some(moves) = self.chains.find(of, slow, target, &mut self.rng, self.budget) {
+                chain::apply(problem, partition, &moves);
+                return true;
+            }
         }
+        false
     }
 
-    /// Swaps a random item of each group, unless a cap forbids it.
-    fn swap_random(&mut self, partition: &mut Partition, first: usize, second: usize) {
-        if first == second || partition.groups[first].is_empty() || partition.groups[second].is_empty() {
-            return;
+    /// Splits the slowest and two random groups anew.
+    fn try_threes(&mut self, partition: &mut Partition, slow: usize) -> bool {
+        if self.problem.groups < 3 {
+            return false;
         }
-        let (problem, rng) = (self.problem, &mut self.rng);
-        let given = partition.take(problem, first, rng.below(partition.groups[first].len()));
-        let taken = partition.take(problem, second, rng.below(partition.groups[second].len()));
-        let is_allowed =
-            partition.has_room(problem, first, taken) && partition.has_room(problem, second, given);
-        let (to_first, to_second) = if is_allowed { (taken, given) } else { (given, taken) };
-        partition.add(problem, first, to_first);
-        partition.add(problem, second, to_second);
+        let target = partition.value(slow) - 1;
+        for _ in 0..THREES {
+            let groups = [slow, self.other_group(slow), self.other_group(slow)];
+            if groups[1] == groups[2] || self.budget.is_spent() {
+                continue;
+            }
+            let found = three_way::find((self.problem, partition), groups, target, self.budget);
+            for (group, items) in groups.into_iter().zip(found.into_iter().flatten()) {
+                partition.set(self.problem, group, items);
+            }
+            if partition.value(slow) <= target {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Lets the excess search have as many steps as were taken since its last turn.
+    fn lower_excess(&mut self, best: &mut Partition, turn: &mut u64) -> bool {
+        let steps_max = (self.budget.steps() - *turn).max(EXCESS_STEPS_MIN);
+        let has_found = excess::lower(self.problem, best, steps_max, &mut self.rng, self.budget);
+        *turn = self.budget.steps();
+        has_found
     }
 }
 

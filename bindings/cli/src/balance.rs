@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::{
-    Assignment, Budget, Instance, LowerBound, PipelineAssignment, PipelineConfig, Strategy, balance,
-    balance_pipeline,
+    Assignment, Budget, Instance, LowerBound, PipelineAssignment, PipelineConfig, PipelineObjective,
+    Strategy, balance, balance_pipeline,
 };
 use serde::Serialize;
 
@@ -23,19 +23,25 @@ pub(crate) struct BalanceArgs {
     /// What is minimised.
     #[arg(long, value_enum, default_value_t = Objective::Partition)]
     objective: Objective,
-    /// Data-parallel ranks; needed by the pipeline objective.
-    #[arg(long, value_name = "D", required_if_eq("objective", "pipeline"))]
+    /// Data-parallel ranks; needed by the objectives with a pipeline.
+    #[arg(long, value_name = "D", required_if_eq_any(PIPELINES))]
     dp: Option<usize>,
-    /// Pipeline stages of every module, such as `1,3`; needed by the pipeline objective.
-    #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq("objective", "pipeline"))]
+    /// Pipeline stages of every module, such as `1,3`; needed by the objectives with a pipeline.
+    #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq_any(PIPELINES))]
     stages: Option<Vec<usize>>,
-    /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
+    /// Data-parallel ranks of the encoders, if not `--dp`: one number for all modules but the last, or one
+    /// each. Their items of a slot are then shared by these ranks, whichever pipeline they are for.
+    #[arg(long, value_name = "D", value_delimiter = ',')]
+    encoder_dp: Option<Vec<usize>>,
+    /// Strategy: `search`, `exact` (small instances, proven), `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin`
+    /// (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
-    /// Work units that the search spends, about: the same answer on every machine [default: 20000].
+    /// Work units that the search spends, about: the same answer on every machine [default: 20000; 4000000 if exact].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
     work: Option<u64>,
-    /// Milliseconds that the search may take: the answer depends on the machine.
+    /// Milliseconds that the search may take, for use offline: if they cut it short, the answer depends on the machine,
+    /// and says so.
     #[arg(long, value_name = "T")]
     deadline_ms: Option<u64>,
     #[command(flatten)]
@@ -51,7 +57,14 @@ enum Objective {
     Partition,
     /// The 1F1B makespan of the slowest rank.
     Pipeline,
+    /// The same by order alone, after the largest sum in one group: to compare with.
+    MinMax,
 }
+
+/// Objectives that need a pipeline.
+const PIPELINES: [(&str, &str); 2] = [("objective", "pipeline"), ("objective", "min-max")];
+/// Work units that a search for pipelines does in a millisecond, about: a deadline plans as much.
+const PIPELINE_WORK_PER_MS: u64 = 14_000;
 
 #[derive(Debug, Serialize)]
 struct BalanceReport {
@@ -67,26 +80,30 @@ struct BalanceReport {
     lower_bound_ns: u64,
     bound: String,
     gap: f64,
+    is_optimal: bool,
     work_spent: u64,
     is_reproducible: bool,
     solve_ms: f64,
 }
 
 pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
-    if args.objective == Objective::Partition && (args.dp.is_some() || args.stages.is_some()) {
-        return Err(Failure::Misuse("`--dp` and `--stages` need `--objective pipeline`".into()));
+    let has_pipeline = args.dp.is_some() || args.stages.is_some() || args.encoder_dp.is_some();
+    if args.objective == Objective::Partition && has_pipeline {
+        let message = "`--dp`, `--stages` and `--encoder-dp` need `--objective pipeline`";
+        return Err(Failure::Misuse(message.into()));
     }
     let in_file = |error| Failure::from(error).in_file(&args.instance);
     let instance = Instance::from_json(&read_text(&args.instance)?).map_err(in_file)?;
     let caps = args.caps.caps();
     let mut budget = budget(args);
     let started = Instant::now();
-    let report = match (args.objective, args.dp, &args.stages) {
-        (Objective::Pipeline, Some(dp_size), Some(stages)) => {
-            let config = PipelineConfig { dp_size, stages: stages.clone() };
-            pipeline_report(balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget)?)
+    let report = match (args.dp, &args.stages) {
+        (Some(dp_size), Some(stages)) => {
+            let config = pipeline_config(args, &instance, dp_size, stages)?;
+            let found = balance_pipeline(&instance, &config, args.strategy, &caps, &mut budget);
+            pipeline_report(found.map_err(in_file)?)
         }
-        _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget)?),
+        _ => partition_report(balance(&instance, args.strategy, &caps, &mut budget).map_err(in_file)?),
     };
     let report = BalanceReport {
         name: instance.name().to_owned(),
@@ -95,6 +112,32 @@ pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
         ..report
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+/// The pipeline that the arguments describe; the last module is the LLM.
+fn pipeline_config(
+    args: &BalanceArgs,
+    instance: &Instance,
+    dp_size: usize,
+    stages: &[usize],
+) -> Result<PipelineConfig, Failure> {
+    let objective = match args.objective {
+        Objective::MinMax => PipelineObjective::MinMax,
+        Objective::Partition | Objective::Pipeline => PipelineObjective::Makespan,
+    };
+    let config = PipelineConfig::new(dp_size, stages.to_vec()).objective(objective);
+    let encoders = instance.modules() - 1;
+    let mut dp_sizes = match args.encoder_dp.as_deref() {
+        None => return Ok(config),
+        Some(&[size]) => vec![size; encoders],
+        Some(sizes) if sizes.len() == encoders => sizes.to_vec(),
+        Some(sizes) => {
+            let message = format!("`--encoder-dp` has {} numbers for {encoders} encoders", sizes.len());
+            return Err(Failure::Misuse(message));
+        }
+    };
+    dp_sizes.push(dp_size);
+    Ok(config.module_dp_sizes(dp_sizes))
 }
 
 fn read_text(path: &PathBuf) -> Result<String, Failure> {
@@ -114,9 +157,14 @@ fn budget(args: &BalanceArgs) -> Budget {
     match args.deadline_ms {
         Some(milliseconds) => {
             let end = Instant::now() + Duration::from_millis(milliseconds);
-            Budget::work(u64::MAX).deadline(move || Instant::now() >= end)
+            let work = match args.objective {
+                Objective::Partition => u64::MAX,
+                // Cooling has to know its end.
+                Objective::Pipeline | Objective::MinMax => milliseconds.saturating_mul(PIPELINE_WORK_PER_MS),
+            };
+            Budget::work(work).deadline(move || Instant::now() >= end)
         }
-        None => Budget::work(args.work.unwrap_or(20_000)),
+        None => Budget::work(args.work.unwrap_or_else(|| args.strategy.work_default())),
     }
 }
 
@@ -150,6 +198,7 @@ fn report(
         lower_bound_ns: bound.ns,
         bound: bound.kind.to_string(),
         gap,
+        is_optimal: makespan_ns == bound.ns,
         work_spent,
         is_reproducible,
         solve_ms: 0.0,
@@ -159,7 +208,9 @@ fn report(
 fn print(out: &mut impl Write, report: &BalanceReport) -> Result<(), Failure> {
     let BalanceReport { name, strategy, makespan_ns, lower_bound_ns, bound, gap, work_spent, .. } = report;
     writeln!(out, "{name}: {strategy}, makespan {:.3} ms", *makespan_ns as f64 / 1e6)?;
-    writeln!(out, "lower bound {:.3} ms ({bound}), gap {:.4} %", *lower_bound_ns as f64 / 1e6, gap * 100.0)?;
+    let optimal = if report.is_optimal { ", optimal" } else { "" };
+    let lower_bound_ms = *lower_bound_ns as f64 / 1e6;
+    writeln!(out, "lower bound {lower_bound_ms:.3} ms ({bound}), gap {:.4} %{optimal}", gap * 100.0)?;
     writeln!(out, "{work_spent} work units, {:.3} ms", report.solve_ms)?;
     if !report.is_reproducible {
         writeln!(out, "cut short by the deadline: another run may find another answer")?;

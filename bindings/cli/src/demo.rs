@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use clap::Args;
 use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::balanced::BalancedLoader;
 use dflop_loader::index::{Index, IndexOptions};
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let steps = planner.steps().per_epoch();
     let (delivered, stream_seconds) = stream_all_ranks(&planner, steps)?;
     writeln!(out, "streamed  {delivered} samples, decoded, to {DP_SIZE} ranks in {stream_seconds:.2} s")?;
-    let strategies = compare(&planner, steps)?;
+    let strategies = compare(&planner, steps, ScheduleKind::OneForwardOneBackward)?;
     let path = args.out.join("report.html");
     write_report(&path, &planner, &data, &strategies)?;
     let (blind, balanced) = (&strategies[0], &strategies[COMPARED.len() - 1]);
@@ -197,7 +198,9 @@ fn view(planner: &StepPlanner, report: &StrategyReport, is_shown: bool) -> Resul
     let labels: Vec<String> = modules
         .flat_map(|(module, count)| (0..count).map(move |stage| format!("{module} {stage}")))
         .collect();
-    for (rank, simulation) in simulate_plan(planner, &plan)?.into_iter().enumerate() {
+    for (rank, simulation) in
+        simulate_plan(planner, &plan, ScheduleKind::OneForwardOneBackward)?.into_iter().enumerate()
+    {
         view.timeline.push(RankTimeline {
             stages: labels.iter().map(|label| format!("rank {rank} {label}")).collect(),
             events: simulation.events,

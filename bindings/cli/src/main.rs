@@ -13,11 +13,13 @@ mod demo;
 mod demo_data;
 mod index;
 mod list;
+mod memory;
 mod mixture;
 mod model;
 mod order;
 mod output;
 mod pack;
+mod plan;
 mod planner;
 mod profile;
 mod progress;
@@ -56,8 +58,10 @@ enum Command {
     Order(order::OrderArgs),
     Batches(batches::BatchesArgs),
     Stats(stats::StatsArgs),
+    Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
-    Simulate(simulate::SimulateArgs),
+    Plan(plan::PlanCommandArgs),
+    Simulate(simulate::SimulateCommand),
     Accuracy(accuracy::AccuracyArgs),
 }
 
@@ -81,7 +85,9 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Order(args) => order::run(&args, out),
         Command::Batches(args) => batches::run(&args, out),
         Command::Stats(args) => stats::run(&args, out),
+        Command::Memory(args) => memory::run(&args, out),
         Command::Balance(args) => balance::run(&args, out),
+        Command::Plan(args) => plan::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Accuracy(args) => accuracy::run(&args, out),
     }

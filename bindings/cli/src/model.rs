@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use dflop_costmodel::config::ModelPart;
-use dflop_costmodel::{CostModel, DeviceRate, Error, ModelSpec};
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::{CostModel, DeviceRate, Error, Frozen, ModelSpec};
 use dflop_loader::model_folder::ModelFolder;
 use dflop_loader::prepare::image::ImageProcessor;
 
@@ -25,6 +26,19 @@ pub(crate) struct ModelArgs {
     pub(crate) device: String,
     #[command(flatten)]
     pub(crate) profile: ProfileArgs,
+    #[command(flatten)]
+    pub(crate) training: TrainingArgs,
+}
+
+/// How the model is trained.
+#[derive(Debug, Args)]
+pub(crate) struct TrainingArgs {
+    /// Parts that are not trained: any of `vision,audio,projector,llm` [default: all are trained].
+    #[arg(long, value_name = "PARTS", help_heading = "Training")]
+    pub(crate) freeze: Option<Frozen>,
+    /// What backward passes compute again: `none`, attention `scores`, or whole `layers`.
+    #[arg(long, value_name = "WHAT", default_value = "none", help_heading = "Training")]
+    pub(crate) recompute: Recomputation,
 }
 
 impl ModelArgs {
@@ -35,15 +49,23 @@ impl ModelArgs {
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
         let spec = self.spec()?;
-        match self.profile.cost_model(&spec)? {
-            Some(model) => Ok(model),
-            None => Ok(CostModel::new(spec, DeviceRate::preset(&self.device)?)),
-        }
+        let model = match self.profile.cost_model(&spec)? {
+            Some(model) => model,
+            None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
+        };
+        Ok(model.recomputation(self.training.recompute).frozen(self.training.freeze.unwrap_or_default())?)
     }
 
     /// Where the times come from, for people.
     pub(crate) fn times_from(&self) -> String {
-        self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device))
+        let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device));
+        let frozen = self.training.freeze.map(|frozen| format!(", {frozen} frozen"));
+        let again = match self.training.recompute {
+            Recomputation::None => "",
+            Recomputation::Scores => ", scores computed again",
+            Recomputation::Layers => ", layers computed again",
+        };
+        device + &frozen.unwrap_or_default() + again
     }
 
     /// The device preset, or the profile.

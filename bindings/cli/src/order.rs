@@ -25,7 +25,7 @@ pub(crate) struct OrderArgs {
     plan: PlanArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Strategy: `search`, `multi_lpt`, `lpt`, `random`, or `round_robin` (also `data-blind`).
+    /// Strategy: `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
     /// Epoch whose first sample begins step 0.

@@ -34,6 +34,11 @@ impl ProfileArgs {
         self.profile.is_some()
     }
 
+    /// Where the profile is.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.profile.as_deref()
+    }
+
     /// The profile's path, for people.
     pub(crate) fn name(&self) -> Option<String> {
         self.profile.as_ref().map(|path| path.display().to_string())

@@ -20,6 +20,10 @@
 mod encoder;
 mod llm;
 
+use std::str::FromStr;
+
+use crate::error::Error;
+
 pub use encoder::{EncoderFlops, EncoderPass};
 pub use llm::LlmFlops;
 
@@ -49,6 +53,33 @@ pub enum Recomputation {
     /// # Source
     /// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174.
     Layers,
+}
+
+impl Recomputation {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::None, Self::Scores, Self::Layers];
+
+    /// Returns the name that [`FromStr`] reads: `none`, `scores` or `layers`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Scores => "scores",
+            Self::Layers => "layers",
+        }
+    }
+}
+
+impl FromStr for Recomputation {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| Error::UnknownPart {
+            name: name.to_owned(),
+            known: Self::ALL.map(Self::name).join(", "),
+        })
+    }
 }
 
 /// Which gradients the backward pass of a part computes; each of them takes one product for each of the forward pass.

@@ -3,17 +3,24 @@
 //! A stage holds *state* (parameters, gradients, optimizer), *activations* of every microbatch that is in
 //! flight, the *working set* of the layer that is computed, and buffers. [`state`] and [`activation`] say the
 //! first two from the dimensions of a model, for any TP degree; [`Peak`] adds them up; [`measured`] fits the same
-//! quantities to measured points, which replace the formulas where there are any.
+//! quantities to measured points, which replace the formulas where there are any; [`pipeline`] does it for all stages.
+//!
+//! [`stage`] joins both for who has to know what a stage takes as a function of its tokens, such as a planner.
 //!
 //! Bytes are whole and saturate; a stage is taken by its fullest rank. Formulas are for 16-bit activations
 //! and fused attention and count what PyTorch keeps for the backward pass; allocator overhead is a buffer.
 
 pub mod activation;
 pub mod measured;
+pub mod pipeline;
+mod points;
+pub mod stage;
 pub mod state;
 
 pub use activation::{Activations, Execution, Kept, Kernels};
 pub use measured::{FitError, MeasuredMemory, MemoryPoint};
+pub use pipeline::{ModuleLayout, PipelineMemory, StageMemory};
+pub use stage::{ModuleMemory, StageByTokens};
 pub use state::{LlmStage, StateBytes};
 
 /// What a stage needs, by kind, in bytes.

@@ -33,11 +33,13 @@
 mod compose;
 mod curve;
 mod dimensions;
+mod layer_times;
 mod layers;
 mod lookup;
 mod measurement;
 mod module_timing;
 mod reference;
+mod reference_models;
 mod rows;
 mod surface;
 mod table;
@@ -50,8 +52,10 @@ use crate::error::{Error, Result};
 use crate::module::Module;
 
 pub use dimensions::Dimensions;
+pub use layer_times::LayerTimes;
 pub use measurement::{Measurement, Part, Phase, Point, Setting};
 pub use reference::StepMemory;
+pub use reference_models::reference_model;
 pub use timing::{PredictedTime, ProfileOptions};
 pub use warning::ProfileWarning;
 
@@ -142,6 +146,11 @@ impl Profile {
             points.map(move |point| (point, widths.get(&point.setting.module).cloned().unwrap_or_default()))
         };
         self.files.iter().flat_map(of_file).collect()
+    }
+
+    /// Whether any row is of this module.
+    pub(crate) fn has_module(&self, module: Module) -> bool {
+        self.files.iter().flat_map(|file| &file.measurements).any(|row| row.setting.module == module)
     }
 
     /// Returns the measurements of a module of these widths, and the files that do not say theirs.

@@ -30,7 +30,8 @@ pub struct ProfileOptions {
 pub struct PredictedTime {
     /// The time, rounded to whole nanoseconds.
     pub ns: u64,
-    /// How far one run may be off, in nanoseconds: spread of repeats, and what interpolation leaves open.
+    /// How far one run may be off, in nanoseconds: spread of repeats, and what interpolation leaves open. To be read as
+    /// a standard deviation: about one run in three is further off.
     pub uncertainty_ns: u64,
     /// Whether the shape is outside the measured ones.
     pub is_beyond: bool,

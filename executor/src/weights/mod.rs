@@ -1,7 +1,7 @@
 //! Where parameters get their values: checkpoints of Hugging Face, or a seed; and how they are written.
 //!
 //! Names and shapes are those of the files. Some families have been saved under several names in the course of time;
-//! A table here says which prefixes mean the same; files are written under the first.
+//! `ALIASES` says which prefixes mean the same, and files are written under the first.
 
 mod checkpoint;
 mod seed;

@@ -212,7 +212,7 @@ impl StepPlanner {
     /// The pipeline that one DP rank runs.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
-        PipelineConfig { dp_size: self.config.dp_size, stages: self.config.stages.clone() }
+        PipelineConfig::new(self.config.dp_size, self.config.stages.clone())
     }
 
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because a

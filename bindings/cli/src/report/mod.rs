@@ -64,11 +64,13 @@ pub(crate) struct RankTimeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dflop_balancer::schedule::PassKind;
 
     fn strategy(name: &str, makespan_ns: u64) -> StrategyView {
         let event =
-            |is_backward, start_ns, end_ns| Event { stage: 0, microbatch: 0, is_backward, start_ns, end_ns };
-        let events = vec![event(false, 0, makespan_ns / 3), event(true, makespan_ns / 3, makespan_ns)];
+            |kind, start_ns, end_ns| Event { rank: 0, stage: 0, microbatch: 0, kind, start_ns, end_ns };
+        let forward = event(PassKind::Forward, 0, makespan_ns / 3);
+        let events = vec![forward, event(PassKind::Backward, makespan_ns / 3, makespan_ns)];
         StrategyView {
             name: name.to_owned(),
             step_seconds: makespan_ns as f64 / 1e9,

@@ -98,8 +98,8 @@ fn draw_rank(chart: &mut Chart, rank: &RankTimeline, rows: &Rows<'_>) {
         svg::rect(&mut chart.plot, "idle", [0.0, rows.axis.x(to_seconds(rows.step_ns))], ys, "");
     }
     for event in &rank.events {
-        let module = rank.stages.get(event.stage).map_or(0, |label| module_of(label, rows.modules));
-        draw_event(&mut chart.plot, event, module, row_ys(event.stage), rows.axis);
+        let module = rank.stages.get(event.rank).map_or(0, |label| module_of(label, rows.modules));
+        draw_event(&mut chart.plot, event, module, row_ys(event.rank), rows.axis);
     }
     let x = rows.axis.x(to_seconds(rank.makespan_ns));
     let bottom = rows.top + rank.stages.len() as f64 * rows.row_height;
@@ -115,7 +115,7 @@ fn module_of(label: &str, modules: &[String]) -> usize {
 fn draw_event(plot: &mut String, event: &Event, module: usize, ys: [f64; 2], axis: &Axis) {
     let Event { microbatch, start_ns, end_ns, .. } = *event;
     let xs = [axis.x(to_seconds(start_ns)), axis.x(to_seconds(end_ns))];
-    let (shade, pass) = if event.is_backward { ("b", "backward") } else { ("f", "forward") };
+    let (shade, pass) = (if event.kind.is_backward() { "b" } else { "f" }, event.kind);
     let length = number::seconds(to_seconds(end_ns - start_ns));
     let begin = number::seconds(to_seconds(start_ns));
     let tooltip = format!("microbatch {microbatch} {pass}: {length} from {begin}");

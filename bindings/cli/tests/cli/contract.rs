@@ -236,6 +236,31 @@ fn balance_pipeline_gives_each_rank_its_microbatches() {
 }
 
 #[test]
+fn balance_compares_with_min_max_and_takes_an_encoder_dp_size() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = write_instance(&folder);
+    let run = |more: &[&str]| {
+        let base = ["balance", "--instance", text(&path), "--json", "--dp", "2", "--stages", "1,3"];
+        object(&[&base, more].concat())
+    };
+    for more in [&["--objective", "min-max"][..], &["--objective", "pipeline", "--encoder-dp", "4"]] {
+        let report = run(more);
+        assert_eq!(whole_numbers(&report["ranks"]), [0, 1, 2, 3, 4, 5], "{report}");
+        assert!(report["lower_bound_ns"].as_u64() <= report["makespan_ns"].as_u64());
+    }
+    let makespan_ns = |more: &[&str]| run(more)["makespan_ns"].as_u64().expect("a makespan");
+    let pipeline = ["--objective", "pipeline", "--deadline-ms", "20"];
+    assert!(makespan_ns(&pipeline) <= makespan_ns(&["--objective", "min-max"]));
+    let capped = run(&["--objective", "pipeline", "--tokens-max", "7"]);
+    let groups =
+        capped["ranks"].as_array().expect("ranks").iter().flat_map(|rank| rank.as_array().expect("a rank"));
+    // Item `i` has `i + 1` tokens.
+    assert!(
+        groups.into_iter().all(|group| whole_numbers(group).iter().map(|item| item + 1).sum::<u64>() <= 7)
+    );
+}
+
+#[test]
 fn simulate_compares_three_strategies_with_data_blind() {
     let data = DataSet::new(2, 8, Stored::Plain);
     let size = ["--global-batch", "8", "--dp-size", "2", "--microbatches", "2", "--work", "100"];
@@ -248,6 +273,28 @@ fn simulate_compares_three_strategies_with_data_blind() {
         assert!(strategy["step_seconds"].as_f64().expect("seconds") > 0.0);
         assert!((0.0..1.0).contains(&strategy["bubble_fraction"].as_f64().expect("a fraction")));
     }
+}
+
+#[test]
+fn simulate_runs_the_plans_by_any_schedule() {
+    let data = DataSet::new(2, 8, Stored::Plain);
+    let size =
+        ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2", "--work", "0"];
+    let run = |name: &str| {
+        let report =
+            object(&[&["simulate", &data.pattern(), "--json", "--schedule", name], &size[..]].concat());
+        assert_eq!(report["schedule"], name);
+        report["strategies"][0]["bubble_fraction"].as_f64().expect("a fraction")
+    };
+    let [plain, zero, interleaved] = ["1f1b", "zb-h1", "interleaved:2"].map(run);
+    assert!(zero < plain && interleaved < plain, "{plain} {zero} {interleaved}");
+    let simulate = |name| dflop(&[&["simulate", &data.pattern(), "--schedule", name], &size[..]].concat());
+    let unknown = simulate("2f2b");
+    assert_eq!(unknown.status, Some(2));
+    assert!(unknown.stderr.contains("`2f2b` is not in gpipe, 1f1b"), "{}", unknown.stderr);
+    let odd = simulate("interleaved:3");
+    assert_eq!(odd.status, Some(1));
+    assert!(odd.stderr.contains("does not fit 4 pipeline stages"), "{}", odd.stderr);
 }
 
 #[test]

@@ -166,6 +166,12 @@ fn malformed_instances_are_refused() {
         (r#"{"name":"x","n":3,"m":1,"c":1,"d":[[1],[2]]}"#, 1, "expected 3"),
         (r#"{"name":"x","n":2,"m":1,"c":2,"d":[[1],[2]]}"#, 1, "expected 2"),
         (r#"{"name":"x","n":2,"m":1,"c":1,"d":[[-1],[2]]}"#, 1, "negative"),
+        (
+            r#"{"name":"x","n":2,"m":1,"c":1,"d":[[1],[2.5]]}"#,
+            1,
+            "`d` of item 1 is no whole number of 63 bits: 2.5",
+        ),
+        (r#"{"name":"x","n":2,"m":1,"c":1,"d":[[9223372036854775807],[2]]}"#, 1, "overflows at item 1"),
         ("\u{1f}no gzip either", 1, "instance"),
     ];
     for (instance, status, mentioned) in instances {
@@ -173,6 +179,36 @@ fn malformed_instances_are_refused() {
         refuse(&["balance", "--instance", text(&path)], status, mentioned);
     }
     refuse(&["balance", "--instance", "nowhere.json"], 1, "nowhere.json");
+}
+
+#[test]
+fn caps_that_cannot_be_kept_name_the_file_and_the_item() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("x.json");
+    let balance = ["balance", "--instance", text(&path)];
+    std::fs::write(&path, r#"{"n":2,"m":2,"c":1,"d":[[1],[2]]}"#).expect("the folder can be written");
+    refuse(
+        &[&balance[..], &["--tokens-max", "8"]].concat(),
+        2,
+        "x.json`: invalid `tokens_max`: the instance has no tokens",
+    );
+    refuse(
+        &[&balance[..], &["--bytes-max", "8"]].concat(),
+        2,
+        "x.json`: invalid `bytes_max`: the instance has no bytes",
+    );
+    std::fs::write(&path, r#"{"n":2,"m":2,"c":1,"d":[[1],[2]],"tok":[5,9]}"#)
+        .expect("the folder can be written");
+    refuse(&[&balance[..], &["--tokens-max", "8"]].concat(), 1, "x.json`: item 1 alone has 9 tokens");
+}
+
+#[test]
+fn exact_refuses_what_it_could_not_finish() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("x.json");
+    let instance = format!(r#"{{"n":500,"m":50,"c":1,"d":[[1]{}]}}"#, ",[2]".repeat(499));
+    std::fs::write(&path, instance).expect("the folder can be written");
+    refuse(&["balance", "--instance", text(&path), "--strategy", "exact"], 1, "500 items in 50 groups");
 }
 
 #[test]
@@ -186,6 +222,11 @@ fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_mo
     refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "do not divide");
     refuse(&[&pipeline[..], &["--dp", "2", "--stages", "1"]].concat(), 2, "2 modules");
     refuse(&[&pipeline[..], &["--dp", "2", "--stages", "0,1"]].concat(), 2, "above 0");
+    let whole = [&pipeline[..], &["--dp", "2", "--stages", "1,1"]].concat();
+    refuse(&[&whole[..], &["--encoder-dp", "1,2"]].concat(), 2, "1 encoders");
+    refuse(&[&whole[..], &["--encoder-dp", "0"]].concat(), 2, "above 0");
+    refuse(&["balance", "--instance", text(&path), "--encoder-dp", "2"], 2, "--objective pipeline");
+    refuse(&["balance", "--instance", text(&path), "--objective", "min-max"], 2, "--dp");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Queries, keys and values lie beside each other in a row: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens of one
 //! *segment* see each other and no others: a sample of a pack, a picture, a window of a picture. Scores exist for a tile
-//! of 64 queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
+//! of `TILE_ROWS` queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
 //! exponentials of every row, from which backward makes the probabilities anew.
 //!
 //! # Source

@@ -1,9 +1,13 @@
-//! `dflop simulate`: what strategies would cost on the data set's own global batches.
+//! `dflop simulate`: what strategies would cost, on the data set's own global batches or on a table of shapes.
+
+mod shapes;
 
 use std::io::Write;
 
-use clap::Args;
+use clap::builder::ArgPredicate;
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::simulate::{StrategySummary, compare_strategies};
 use serde::Serialize;
@@ -19,18 +23,29 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 
 /// Simulate the pipeline on the first steps of the data set: data-blind, LPT and ours.
 ///
-/// Simulated: predicted times summed by a 1F1B schedule; no device is measured.
+/// Simulated: predicted times summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus` instead
+/// of a data set, whole methods are compared, planning and balancing: data-blind with uniform parallelism, data-blind
+/// with our plan, LPT, the paper's, and ours.
+#[derive(Debug)]
+pub(crate) struct SimulateCommand(SimulateArgs);
+
 #[derive(Debug, Args)]
-pub(crate) struct SimulateArgs {
+struct SimulateArgs {
     #[command(flatten)]
     data: MixtureArgs,
     #[command(flatten)]
     plan: PlanArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Steps to simulate [default: an epoch, 50 at most].
+    #[command(flatten)]
+    shapes: shapes::ShapesArgs,
+    /// Steps to simulate [default: an epoch, 50 at most; 50 of shapes].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
+    /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages on every pipeline rank, or
+    /// `zb-h1`. Plans are made for 1F1B.
+    #[arg(long, value_name = "NAME", default_value = "1f1b")]
+    schedule: ScheduleKind,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -39,6 +54,7 @@ pub(crate) struct SimulateArgs {
 #[derive(Debug, Serialize)]
 struct SimulateReport {
     steps: u64,
+    schedule: String,
     model: String,
     device: String,
     /// Whether times come from a measured profile; else from a stated rate.
@@ -58,7 +74,46 @@ pub(crate) struct StrategyReport {
     pub(crate) speedup: f64,
 }
 
-pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> {
+impl Args for SimulateCommand {
+    /// The arguments of a data set are required where there are no shapes.
+    fn augment_args(command: Command) -> Command {
+        SimulateArgs::augment_args(command).mut_arg("shards", no_data_set).mut_arg("dp_size", no_dp_size)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SimulateCommand {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        SimulateArgs::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+/// Shapes take the place of shards.
+fn no_data_set(arg: Arg) -> Arg {
+    arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
+}
+
+/// A plan says how many ranks there are.
+fn no_dp_size(arg: Arg) -> Arg {
+    arg.required(false).required_unless_present("shapes").default_value_if(
+        "shapes",
+        ArgPredicate::IsPresent,
+        "1",
+    )
+}
+
+pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Failure> {
+    let args = &command.0;
+    if let Some(path) = args.shapes.path() {
+        return shapes::run(args, path, out);
+    }
     let text_counts = args.tokenizer.text_counts(Some(&args.plan.model.spec()?))?;
     let planner = args.plan.planner(args.data.open(text_counts)?, 0, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
@@ -68,17 +123,22 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut Output) -> Result<(), Failure> 
     }
     let report = SimulateReport {
         steps,
+        schedule: args.schedule.to_string(),
         model: args.plan.model.name(),
         device: args.plan.model.device_name(),
         is_measured: args.plan.model.profile.is_given(),
-        strategies: compare(&planner, steps)?,
+        strategies: compare(&planner, steps, args.schedule)?,
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
 /// Simulates the first `steps` steps by every strategy of [`COMPARED`].
-pub(crate) fn compare(planner: &StepPlanner, steps: u64) -> Result<Vec<StrategyReport>, Failure> {
-    let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps)?;
+pub(crate) fn compare(
+    planner: &StepPlanner,
+    steps: u64,
+    schedule: ScheduleKind,
+) -> Result<Vec<StrategyReport>, Failure> {
+    let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps, schedule)?;
     let blind_seconds = summaries[0].mean_seconds();
     let report = |(summary, (_, name)): (&StrategySummary, (Strategy, &'static str))| StrategyReport {
         name,
@@ -91,9 +151,9 @@ pub(crate) fn compare(planner: &StepPlanner, steps: u64) -> Result<Vec<StrategyR
 }
 
 fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
-    let SimulateReport { steps, model, device, is_measured, .. } = report;
+    let SimulateReport { steps, schedule, model, device, is_measured, .. } = report;
     let source = if *is_measured { "measured" } else { "a stated rate" };
-    writeln!(out, "simulated: {steps} steps, {model} on {device} ({source})")?;
+    writeln!(out, "simulated: {steps} {schedule} steps, {model} on {device} ({source})")?;
     print_strategies(out, &report.strategies)
 }
 

@@ -1,0 +1,168 @@
+//! The devices that a plan is made for, and the links between them.
+
+use crate::error::{Error, Result};
+
+/// GPUs in nodes of equal size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cluster {
+    /// GPUs in all; the last node may be short.
+    pub gpus: u32,
+    /// GPUs of a node; a tensor-parallel group stays within one.
+    pub gpus_per_node: u32,
+    /// Memory of a GPU, bytes.
+    pub memory_bytes: u64,
+    /// Links between GPUs; `None` takes them as free.
+    pub links: Option<Links>,
+}
+
+/// Links inside a node and between nodes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Links {
+    /// Inside a node.
+    pub nvlink: Link,
+    /// Between nodes.
+    pub infiniband: Link,
+}
+
+/// One link, each direction by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// Bytes a second that one GPU sends.
+    pub bytes_per_second: f64,
+    /// Before the first byte arrives.
+    pub latency_seconds: f64,
+}
+
+/// Whether encoder and LLM have GPUs of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placement {
+    /// Each module has GPUs of its own; the encoder's stages stand before the LLM's.
+    Disaggregated,
+    /// The encoder runs on the LLM's GPUs: all of a step's media forward first, backward last.
+    Colocated,
+}
+
+impl Placement {
+    /// Returns `disaggregated` or `colocated`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disaggregated => "disaggregated",
+            Self::Colocated => "colocated",
+        }
+    }
+}
+
+impl Link {
+    /// Returns the nanoseconds that a message takes.
+    #[must_use]
+    pub fn send_ns(&self, bytes: f64) -> f64 {
+        (self.latency_seconds + bytes / self.bytes_per_second) * 1e9
+    }
+
+    /// Returns the nanoseconds of an all-reduce of `bytes` on each of `ranks` ranks in a ring.
+    ///
+    /// # Source
+    /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009:
+    /// `2 (p - 1)` steps of `bytes / p` each.
+    #[must_use]
+    pub fn all_reduce_ns(&self, bytes: f64, ranks: u32) -> f64 {
+        if ranks < 2 {
+            return 0.0;
+        }
+        2.0 * f64::from(ranks - 1) * self.send_ns(bytes / f64::from(ranks))
+    }
+
+    fn is_sound(&self) -> bool {
+        self.bytes_per_second.is_finite()
+            && self.bytes_per_second > 0.0
+            && self.latency_seconds.is_finite()
+            && self.latency_seconds >= 0.0
+    }
+}
+
+impl Links {
+    /// Returns the link between neighbours that are this many GPUs apart: a whole divisor of a node stays inside.
+    #[must_use]
+    pub fn spanning(&self, gpus: u32, gpus_per_node: u32) -> &Link {
+        if gpus_per_node.is_multiple_of(gpus.max(1)) { &self.nvlink } else { &self.infiniband }
+    }
+}
+
+impl Cluster {
+    /// Checks the figures.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if one is 0 or no number.
+    pub fn check(&self) -> Result<()> {
+        let counts = [("gpus", self.gpus), ("gpus_per_node", self.gpus_per_node)];
+        for (setting, count) in counts {
+            if count == 0 {
+                return Err(Error::Config { setting, reason: "must be at least 1".to_owned() });
+            }
+        }
+        if self.memory_bytes == 0 {
+            return Err(Error::Config { setting: "memory", reason: "must be above 0".to_owned() });
+        }
+        if self.links.is_some_and(|links| !links.nvlink.is_sound() || !links.infiniband.is_sound()) {
+            let reason = "a bandwidth must be above 0, a latency at least 0, both finite".to_owned();
+            return Err(Error::Config { setting: "links", reason });
+        }
+        Ok(())
+    }
+
+    /// Returns whether tensor-parallel groups of two modules fit into the nodes side by side, none across a border.
+    ///
+    /// - each module: GPUs of a group, and groups
+    ///
+    /// The larger groups fill the nodes in order; the smaller take what is left of each.
+    #[must_use]
+    pub fn has_room(&self, one: (u32, u64), other: (u32, u64)) -> bool {
+        let (large, small) = if one.0 >= other.0 { (one, other) } else { (other, one) };
+        let node = u64::from(self.gpus_per_node.min(self.gpus));
+        let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
+        let (large_tp, small_tp) = (u64::from(large.0), u64::from(small.0));
+        let per_node = node / large_tp;
+        let full = large.1.checked_div(per_node).map_or(0, |full| full.min(nodes));
+        let mut left = large.1 - full * per_node;
+        let mut small_groups = full * ((node - per_node * large_tp) / small_tp);
+        if full < nodes {
+            // The node in which the larger groups end.
+            let here = left.min(per_node);
+            left -= here;
+            small_groups += (node - here * large_tp) / small_tp;
+            small_groups += (nodes - full - 1) * (node / small_tp);
+        }
+        let here = left.min(short / large_tp);
+        left -= here;
+        small_groups += (short - here * large_tp) / small_tp;
+        left == 0 && small_groups >= small.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(gpus: u32, gpus_per_node: u32) -> Cluster {
+        Cluster { gpus, gpus_per_node, memory_bytes: 1, links: None }
+    }
+
+    #[test]
+    fn no_group_crosses_a_node() {
+        assert!(cluster(16, 8).has_room((8, 1), (1, 8)));
+        assert!(cluster(16, 8).has_room((1, 3), (4, 3)), "3 + 12, the larger first");
+        assert!(!cluster(12, 6).has_room((4, 2), (3, 1)), "4 + 2 in each node: no three are left");
+        assert!(cluster(12, 6).has_room((4, 2), (2, 2)));
+        assert!(!cluster(12, 8).has_room((8, 1), (8, 1)), "the second node is short");
+        assert!(cluster(12, 8).has_room((4, 2), (4, 1)));
+        assert!(cluster(4, 8).has_room((2, 1), (2, 1)), "less than a node");
+    }
+
+    #[test]
+    fn a_ring_sends_nearly_all_twice() {
+        let link = Link { bytes_per_second: 1e9, latency_seconds: 0.0 };
+        assert!((link.all_reduce_ns(4e9, 4) - 6e9).abs() < 1.0);
+        assert!(link.all_reduce_ns(4e9, 1).abs() < 1e-12);
+    }
+}

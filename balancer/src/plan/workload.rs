@@ -1,0 +1,123 @@
+//! The global batches that plans are judged on, and what they ask for on average.
+
+use crate::error::{Error, Result};
+use crate::rng::{SplitMix64, seed_from};
+
+/// What the planner knows of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ItemSize {
+    /// Tiles, or windows of audio, that the encoder takes; 0 for text alone.
+    pub tiles: u32,
+    /// Tokens in the LLM, at least 1.
+    pub tokens: u32,
+}
+
+/// Sampled global batches; every plan is judged on the same ones.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Workload {
+    batches: Vec<Vec<ItemSize>>,
+    /// Largest sample of all sizes, drawn or not: it will come.
+    pub(super) tokens_max: u64,
+    pub(super) tokens_min: u64,
+    /// Most tiles of a sample.
+    pub(super) tiles_max: u64,
+    /// Most tokens of a batch.
+    pub(super) batch_tokens_max: u64,
+    /// Most tiles of a batch.
+    pub(super) batch_tiles_max: u64,
+    /// Means over batches.
+    pub(super) batch_tokens: f64,
+    pub(super) batch_tiles: f64,
+}
+
+impl Workload {
+    /// Draws `batches` global batches of `global_batch` samples: the sizes in random order, over and over.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are no sizes or no batches, or a sample has no tokens.
+    pub fn draw(sizes: &[ItemSize], global_batch: u32, batches: usize, seed: u64) -> Result<Self> {
+        let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
+        if sizes.is_empty() {
+            return invalid("shapes", "there is none".to_owned());
+        }
+        if let Some(at) = sizes.iter().position(|size| size.tokens == 0) {
+            return invalid("shapes", format!("sample {at} has no tokens"));
+        }
+        if global_batch == 0 || batches == 0 {
+            return invalid("global_batch", "a batch has at least one sample".to_owned());
+        }
+        let mut order: Vec<u32> = (0..sizes.len() as u32).collect();
+        let mut rng = SplitMix64::new(seed_from([seed, sizes.len() as u64, u64::from(global_batch)]));
+        let mut next = order.len();
+        let mut draw = || {
+            if next == order.len() {
+                rng.shuffle_front(&mut order, sizes.len());
+                next = 0;
+            }
+            next += 1;
+            sizes[order[next - 1] as usize]
+        };
+        let mut batch = || {
+            let mut batch: Vec<ItemSize> = (0..global_batch).map(|_| draw()).collect();
+            batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles)));
+            batch
+        };
+        let drawn = (0..batches).map(|_| batch()).collect();
+        Ok(Self::of(drawn, sizes))
+    }
+
+    fn of(batches: Vec<Vec<ItemSize>>, sizes: &[ItemSize]) -> Self {
+        let tokens = |batch: &Vec<ItemSize>| batch.iter().map(|item| u64::from(item.tokens)).sum::<u64>();
+        let tiles = |batch: &Vec<ItemSize>| batch.iter().map(|item| u64::from(item.tiles)).sum::<u64>();
+        let most = |of: fn(&ItemSize) -> u32| u64::from(sizes.iter().map(of).max().unwrap_or(0));
+        let count = batches.len() as f64;
+        Self {
+            tokens_max: most(|size| size.tokens),
+            tokens_min: u64::from(sizes.iter().map(|size| size.tokens).min().unwrap_or(1)),
+            tiles_max: most(|size| size.tiles),
+            batch_tokens_max: batches.iter().map(tokens).max().unwrap_or(0),
+            batch_tiles_max: batches.iter().map(tiles).max().unwrap_or(0),
+            batch_tokens: batches.iter().map(tokens).sum::<u64>() as f64 / count,
+            batch_tiles: batches.iter().map(tiles).sum::<u64>() as f64 / count,
+            batches,
+        }
+    }
+
+    /// Returns the batches, each with the longest sample first.
+    #[must_use]
+    pub fn batches(&self) -> &[Vec<ItemSize>] {
+        &self.batches
+    }
+
+    /// Samples of a batch.
+    pub(super) fn global_batch(&self) -> u32 {
+        self.batches[0].len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_comes_as_often_as_every_other() {
+        let sizes: Vec<ItemSize> = (1..=10).map(|tokens| ItemSize { tiles: tokens % 3, tokens }).collect();
+        let workload = Workload::draw(&sizes, 4, 5, 7).unwrap();
+        let mut seen: Vec<u32> = workload.batches().concat().iter().map(|item| item.tokens).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (1..=10).flat_map(|tokens| [tokens; 2]).collect::<Vec<u32>>());
+        assert!((workload.batch_tokens - 22.0).abs() < 1e-12);
+        assert_eq!((workload.tokens_min, workload.tokens_max, workload.tiles_max), (1, 10, 2));
+        assert_eq!(workload, Workload::draw(&sizes, 4, 5, 7).unwrap());
+        assert_ne!(workload, Workload::draw(&sizes, 4, 5, 8).unwrap());
+    }
+
+    #[test]
+    fn sizes_that_make_no_sense_are_refused() {
+        let size = ItemSize { tiles: 1, tokens: 0 };
+        assert!(Workload::draw(&[], 4, 5, 0).is_err());
+        let error = Workload::draw(&[ItemSize { tiles: 1, tokens: 3 }, size], 4, 5, 0).unwrap_err();
+        assert_eq!(error.to_string(), "invalid `shapes`: sample 1 has no tokens");
+        assert!(Workload::draw(&[ItemSize { tiles: 1, tokens: 3 }], 0, 5, 0).is_err());
+    }
+}

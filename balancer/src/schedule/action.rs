@@ -1,0 +1,173 @@
+//! What ranks do: passes, messages between ranks, sums of gradients.
+
+use std::fmt;
+
+/// One thing that a rank does. A list of actions is all that an executor or the simulator needs.
+///
+/// Messages are named by the rank's own stage: `Recv` brings its input, `Send` takes its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Receives the activations that a forward pass starts from.
+    Recv(Message),
+    /// Computes the stage's layers, and keeps what the backward pass needs.
+    Forward(Part),
+    /// Sends the activations on.
+    Send(Message),
+    /// Receives the gradient of the activations that were sent.
+    RecvGrad(Message),
+    /// Computes all gradients, and frees what the forward pass kept.
+    Backward(Part),
+    /// Computes the gradient of the input alone; keeps what the weights' gradient needs.
+    BackwardInput(Part),
+    /// Computes the gradient of the weights, and frees what is left.
+    BackwardWeight(Part),
+    /// Sends the gradient of the received activations back.
+    SendGrad(Message),
+    /// Sums this stage's gradients over the ranks that hold the stage. Its last backward pass is done.
+    ReduceGrads(u16),
+}
+
+/// One microbatch in one stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Part {
+    /// Index of the microbatch in the step.
+    pub microbatch: u32,
+    /// Index of the pipeline stage, a *virtual* one if ranks hold several.
+    pub stage: u16,
+}
+
+/// Activations or their gradient on the way from one rank to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// Index of the microbatch in the step.
+    pub microbatch: u32,
+    /// Index of this rank's stage.
+    pub stage: u16,
+    /// Index of the rank at the other end.
+    pub peer: u16,
+}
+
+/// What a pass computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PassKind {
+    /// The layers themselves.
+    Forward,
+    /// Gradients of input and weights.
+    Backward,
+    /// The gradient of the input.
+    BackwardInput,
+    /// The gradient of the weights.
+    BackwardWeight,
+}
+
+/// One pass of one microbatch through one stage: an action that computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pass {
+    /// What it computes.
+    pub kind: PassKind,
+    /// Of what.
+    pub part: Part,
+}
+
+impl Action {
+    /// Returns the pass if the action computes one.
+    #[must_use]
+    pub fn pass(self) -> Option<Pass> {
+        let (kind, part) = match self {
+            Self::Forward(part) => (PassKind::Forward, part),
+            Self::Backward(part) => (PassKind::Backward, part),
+            Self::BackwardInput(part) => (PassKind::BackwardInput, part),
+            Self::BackwardWeight(part) => (PassKind::BackwardWeight, part),
+            Self::Recv(_) | Self::Send(_) | Self::RecvGrad(_) | Self::SendGrad(_) | Self::ReduceGrads(_) => {
+                return None;
+            }
+        };
+        Some(Pass { kind, part })
+    }
+}
+
+impl From<Pass> for Action {
+    fn from(pass: Pass) -> Self {
+        match pass.kind {
+            PassKind::Forward => Self::Forward(pass.part),
+            PassKind::Backward => Self::Backward(pass.part),
+            PassKind::BackwardInput => Self::BackwardInput(pass.part),
+            PassKind::BackwardWeight => Self::BackwardWeight(pass.part),
+        }
+    }
+}
+
+impl Message {
+    /// The part at this end.
+    #[must_use]
+    pub fn part(self) -> Part {
+        Part { microbatch: self.microbatch, stage: self.stage }
+    }
+}
+
+impl PassKind {
+    /// Returns whether it is a backward pass, or a half of one.
+    #[must_use]
+    pub fn is_backward(self) -> bool {
+        self != Self::Forward
+    }
+}
+
+impl fmt::Display for PassKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::BackwardInput => "backward input",
+            Self::BackwardWeight => "backward weight",
+        })
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in stage {}", self.microbatch, self.stage)
+    }
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.part)
+    }
+}
+
+/// Reads as `forward 3 in stage 1` or `recv gradient 3 in stage 1 from 2`.
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, message, towards) = match *self {
+            Self::Recv(message) => ("recv", message, "from"),
+            Self::Send(message) => ("send", message, "to"),
+            Self::RecvGrad(message) => ("recv gradient", message, "from"),
+            Self::SendGrad(message) => ("send gradient", message, "to"),
+            Self::ReduceGrads(stage) => return write!(f, "reduce gradients of stage {stage}"),
+            Self::Forward(_) | Self::Backward(_) | Self::BackwardInput(_) | Self::BackwardWeight(_) => {
+                return self.pass().map_or(Ok(()), |pass| pass.fmt(f));
+            }
+        };
+        write!(f, "{name} {} {towards} {}", message.part(), message.peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_action_is_small() {
+        assert_eq!((size_of::<Action>(), size_of::<Pass>()), (12, 12));
+    }
+
+    #[test]
+    fn an_action_reads_well() {
+        let message = Message { microbatch: 3, stage: 1, peer: 0 };
+        assert_eq!(Action::Recv(message).to_string(), "recv 3 in stage 1 from 0");
+        assert_eq!(Action::SendGrad(message).to_string(), "send gradient 3 in stage 1 to 0");
+        assert_eq!(Action::BackwardInput(message.part()).to_string(), "backward input 3 in stage 1");
+        assert_eq!(Action::ReduceGrads(2).to_string(), "reduce gradients of stage 2");
+    }
+}

@@ -1,0 +1,132 @@
+//! The passes of all ranks, and which waits for which.
+
+use super::action::{Part, Pass, PassKind};
+use super::layout::Layout;
+use crate::error::{Error, Result};
+
+/// Marks a pass that no rank runs.
+const NONE: u32 = u32::MAX;
+/// Places of one part: forward, backward or its input half, weight half.
+const PLACES: usize = 3;
+
+/// Passes numbered rank by rank, each rank's in the order in which it runs them.
+#[derive(Debug)]
+pub(crate) struct PassGraph<'a> {
+    layout: &'a Layout,
+    pub(crate) passes: Vec<Pass>,
+    /// The first pass of every rank, then the number of passes.
+    starts: Vec<usize>,
+    /// The number of a pass by part and place.
+    numbers: Vec<u32>,
+}
+
+impl<'a> PassGraph<'a> {
+    /// Numbers the passes, `[ranks]` lists of parts that the layout has.
+    pub(crate) fn new(layout: &'a Layout, lists: &[Vec<Pass>]) -> Self {
+        let mut numbers = vec![NONE; layout.stages() * layout.microbatches() * PLACES];
+        let mut starts = vec![0];
+        let mut passes = Vec::new();
+        for list in lists {
+            for pass in list {
+                numbers[place(layout, pass.part, pass.kind)] = passes.len() as u32;
+                passes.push(*pass);
+            }
+            starts.push(passes.len());
+        }
+        Self { layout, passes, starts, numbers }
+    }
+
+    /// Numbers of a rank's passes.
+    pub(crate) fn of_rank(&self, rank: usize) -> std::ops::Range<usize> {
+        self.starts[rank]..self.starts[rank + 1]
+    }
+
+    /// Rank of a pass.
+    pub(crate) fn rank(&self, number: usize) -> usize {
+        self.layout.rank(self.passes[number].part)
+    }
+
+    /// The pass before on the same rank.
+    pub(crate) fn before(&self, number: usize) -> Option<usize> {
+        (number > self.starts[self.rank(number)]).then(|| number - 1)
+    }
+
+    /// The passes of other stages whose result a pass takes.
+    pub(crate) fn inputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
+        let Pass { kind, part } = self.passes[number];
+        let (forward, backward) = ways(kind);
+        let givers = forward.then(|| self.layout.givers(part)).into_iter().flatten();
+        let takers = backward.then(|| self.layout.takers(part)).into_iter().flatten();
+        givers.chain(takers).filter_map(move |part| self.find(part, kind))
+    }
+
+    /// The passes of other stages that take a pass's result.
+    fn outputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
+        let Pass { kind, part } = self.passes[number];
+        let (forward, backward) = ways(kind);
+        let takers = forward.then(|| self.layout.takers(part)).into_iter().flatten();
+        let givers = backward.then(|| self.layout.givers(part)).into_iter().flatten();
+        takers.chain(givers).filter_map(move |part| self.find(part, kind))
+    }
+
+    fn find(&self, part: Part, kind: PassKind) -> Option<usize> {
+        let number = self.numbers[place(self.layout, part, kind)];
+        (number != NONE).then_some(number as usize)
+    }
+
+    /// When each pass would start if every pass took one tick and every message none.
+    ///
+    /// # Errors
+    /// [`Error::Deadlock`] if ranks wait for one another.
+    pub(crate) fn ticks(&self) -> Result<Vec<u32>> {
+        let ranks = self.starts.len() - 1;
+        let mut ticks = vec![NONE; self.passes.len()];
+        let mut next: Vec<usize> = self.starts[..ranks].to_vec();
+        let mut waiting: Vec<usize> = (0..ranks).rev().collect();
+        while let Some(rank) = waiting.pop() {
+            while next[rank] < self.starts[rank + 1] {
+                let number = next[rank];
+                let inputs = self.before(number).into_iter().chain(self.inputs(number));
+                let Some(tick) = inputs.map(|input| ticks[input]).try_fold(0, later) else { break };
+                ticks[number] = tick;
+                next[rank] += 1;
+                waiting.extend(self.outputs(number).map(|output| self.rank(output)));
+            }
+        }
+        let stuck = (0..ranks).find(|&rank| next[rank] < self.starts[rank + 1]);
+        stuck.map_or(Ok(ticks), |rank| Err(Error::Deadlock { rank, action: self.passes[next[rank]].into() }))
+    }
+
+    /// When the last backward pass of every stage has ended, on all ranks that hold it, `[stages]`.
+    pub(crate) fn sum_ticks(&self, ticks: &[u32]) -> Vec<u32> {
+        let mut done = vec![0; self.layout.stages()];
+        for (pass, tick) in self.passes.iter().zip(ticks) {
+            let stage = pass.part.stage as usize;
+            done[stage] = done[stage].max(tick + 1);
+        }
+        done
+    }
+}
+
+/// The first tick at which both are done; none if the second never starts.
+fn later(tick: u32, input: u32) -> Option<u32> {
+    (input != NONE).then(|| tick.max(input + 1))
+}
+
+/// Whether a pass takes activations and gives them on, and whether it does so with gradients.
+fn ways(kind: PassKind) -> (bool, bool) {
+    match kind {
+        PassKind::Forward => (true, false),
+        PassKind::Backward | PassKind::BackwardInput => (false, true),
+        PassKind::BackwardWeight => (false, false),
+    }
+}
+
+fn place(layout: &Layout, part: Part, kind: PassKind) -> usize {
+    let place = match kind {
+        PassKind::Forward => 0,
+        PassKind::Backward | PassKind::BackwardInput => 1,
+        PassKind::BackwardWeight => 2,
+    };
+    (part.stage as usize * layout.microbatches() + part.microbatch as usize) * PLACES + place
+}

@@ -1,0 +1,50 @@
+//! Interleaved 1F1B: every rank holds several chunks of layers, so the pipeline fills faster.
+
+use super::PassKind::{Backward, Forward};
+use super::action::{Part, Pass, PassKind};
+
+/// Lists one rank's passes; rank `r` of `ranks` holds the stages `r`, `r + ranks`, `r + 2 ranks`, …
+///
+/// Microbatches go in groups of `ranks`, the last group takes what is left over besides; a group runs
+/// through the first chunk, then through the second, backward in reverse. As many forward passes as
+/// Megatron-LM has come first, `2 (ranks - r - 1) + (chunks - 1) g` with `g` the largest group, then
+/// forward and backward in turn.
+///
+/// # Source
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+/// 2021, arXiv:2104.04473, section 2.2.2.
+pub(super) fn passes(rank: usize, ranks: usize, chunks: usize, microbatches: usize) -> Vec<Pass> {
+    let groups = groups(ranks, microbatches);
+    let largest = groups.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+    let stages: Vec<usize> = (0..chunks).map(|chunk| chunk * ranks + rank).collect();
+    let reversed: Vec<usize> = stages.iter().rev().copied().collect();
+    let forward = in_groups(&groups, Forward, &stages);
+    let backward = in_groups(&groups, Backward, &reversed);
+    let warm_up = (2 * (ranks - rank - 1) + (chunks - 1) * largest).min(forward.len());
+
+    let (first, steady) = forward.split_at(warm_up);
+    let (turns, rest) = backward.split_at(steady.len());
+    let mut passes = first.to_vec();
+    passes.extend(steady.iter().zip(turns).flat_map(|(forward, backward)| [*forward, *backward]));
+    passes.extend(rest);
+    passes
+}
+
+/// Microbatches in groups of `ranks`, those left over in the last group.
+fn groups(ranks: usize, microbatches: usize) -> Vec<std::ops::Range<u32>> {
+    let count = (microbatches / ranks).max(1);
+    let end = |group: usize| if group == count { microbatches } else { group * ranks } as u32;
+    (0..count).map(|group| end(group)..end(group + 1)).collect()
+}
+
+/// A group through all stages, then the next group.
+fn in_groups(groups: &[std::ops::Range<u32>], kind: PassKind, stages: &[usize]) -> Vec<Pass> {
+    let mut passes = Vec::new();
+    for group in groups {
+        for &stage in stages {
+            let part = |microbatch| Part { microbatch, stage: stage as u16 };
+            passes.extend(group.clone().map(|microbatch| Pass { kind, part: part(microbatch) }));
+        }
+    }
+    passes
+}

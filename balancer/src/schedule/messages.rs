@@ -1,0 +1,77 @@
+//! Passes → actions: where messages and sums of gradients stand between the passes.
+//!
+//! Every message is one event in one order of all events of the job: it comes when the pass that takes it
+//! would start, were all passes equally long, gradients before activations. Both ends have it at that place
+//! of their lists. So there is an order in which everything can happen, and lists never wait for one another for
+//! ever, even if a send waits for its receive.
+
+use super::action::{Action, Message, Pass, PassKind};
+use super::graph::PassGraph;
+use super::layout::Layout;
+use crate::error::Result;
+
+/// Place in the order of all events: tick, phase, then what makes it unique.
+type Place = (u32, Phase, i64, usize);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Gradients,
+    Activations,
+    Passes,
+    Sums,
+}
+
+/// Adds messages and sums to the passes of all ranks.
+pub(super) fn insert(layout: &Layout, lists: &[Vec<Pass>]) -> Result<Vec<Vec<Action>>> {
+    let graph = PassGraph::new(layout, lists);
+    let ticks = graph.ticks()?;
+    let mut events: Vec<Vec<(Place, Action)>> = vec![Vec::new(); layout.ranks()];
+    for rank in 0..layout.ranks() {
+        for number in graph.of_rank(rank) {
+            let (pass, tick) = (graph.passes[number], ticks[number]);
+            events[rank].push(((tick, Phase::Passes, 0, 0), pass.into()));
+            for input in graph.inputs(number) {
+                let sender = graph.rank(input);
+                if sender != rank {
+                    let place = place(tick, pass.kind, rank, sender);
+                    let [send, recv] = message(graph.passes[input], pass, [sender, rank]);
+                    events[sender].push((place, send));
+                    events[rank].push((place, recv));
+                }
+            }
+        }
+    }
+    for (stage, tick) in graph.sum_ticks(&ticks).into_iter().enumerate() {
+        for rank in layout.holders(stage) {
+            events[rank].push(((tick, Phase::Sums, 0, stage), Action::ReduceGrads(stage as u16)));
+        }
+    }
+    let in_order = |mut events: Vec<(Place, Action)>| {
+        events.sort_by_key(|(place, _)| *place);
+        events.into_iter().map(|(_, action)| action).collect()
+    };
+    Ok(events.into_iter().map(in_order).collect())
+}
+
+/// Of messages at one tick, those nearest to the loss come first: nobody takes before it gives.
+fn place(tick: u32, kind: PassKind, receiver: usize, sender: usize) -> Place {
+    if kind.is_backward() {
+        (tick, Phase::Gradients, receiver as i64, sender)
+    } else {
+        (tick, Phase::Activations, -(receiver as i64), sender)
+    }
+}
+
+/// Both ends of the message between two passes.
+fn message(from: Pass, to: Pass, [sender, receiver]: [usize; 2]) -> [Action; 2] {
+    let end = |pass: Pass, peer: usize| {
+        let (microbatch, stage) = (pass.part.microbatch, pass.part.stage);
+        Message { microbatch, stage, peer: peer as u16 }
+    };
+    let (send, recv) = (end(from, receiver), end(to, sender));
+    if to.kind.is_backward() {
+        [Action::SendGrad(send), Action::RecvGrad(recv)]
+    } else {
+        [Action::Send(send), Action::Recv(recv)]
+    }
+}

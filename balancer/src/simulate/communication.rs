@@ -1,0 +1,89 @@
+//! How long messages and sums of gradients take.
+
+use super::times::check_sum;
+use crate::error::{Error, Result};
+
+/// Times of everything that ranks exchange, in nanoseconds; nothing by default.
+///
+/// A message leaves when its pass ends, takes its time (latency and bytes over bandwidth, as the caller
+/// says) and holds neither rank; messages do not slow one another. Stages on one rank send none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Communication {
+    stages: usize,
+    microbatches: usize,
+    /// `[stages * microbatches]`, by the stage nearer to the input.
+    pub(crate) activation_ns: Vec<u64>,
+    pub(crate) gradient_ns: Vec<u64>,
+    /// `[stages]`.
+    pub(crate) reduce_ns: Vec<u64>,
+    pub(crate) is_overlapped: bool,
+}
+
+impl Communication {
+    /// Begins with nothing that takes time.
+    #[must_use]
+    pub fn free(stages: usize, microbatches: usize) -> Self {
+        let messages = vec![0; stages * microbatches];
+        Self {
+            stages,
+            microbatches,
+            activation_ns: messages.clone(),
+            gradient_ns: messages,
+            reduce_ns: vec![0; stages],
+            is_overlapped: false,
+        }
+    }
+
+    /// Sets the times of messages between each stage and the next one; what it is for the last stage is
+    /// ignored.
+    ///
+    /// - `activation_ns`, `gradient_ns`: `[stages]` if all microbatches are alike, else
+    ///   `[stages * microbatches]`, row-major by stage; the gradient's row is that of the stage it goes to
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Config`] if all times together do not fit 63 bits.
+    pub fn messages(mut self, activation_ns: &[u64], gradient_ns: &[u64]) -> Result<Self> {
+        self.activation_ns = self.rows("activation_ns", activation_ns)?;
+        self.gradient_ns = self.rows("gradient_ns", gradient_ns)?;
+        check_sum("message times", self.activation_ns.iter().chain(&self.gradient_ns))?;
+        Ok(self)
+    }
+
+    /// Sets how long it takes to sum each stage's gradients over the ranks that hold it.
+    ///
+    /// - `reduce_ns`: `[stages]`; a stage with 0 has nothing to sum
+    /// - `is_overlapped`: false if the ranks stand still meanwhile, from when the last of them is there;
+    ///   true if they compute on, and the sum begins with the last rank's last backward pass
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Config`] if all times together do not fit 63 bits.
+    pub fn reduce_grads(mut self, reduce_ns: Vec<u64>, is_overlapped: bool) -> Result<Self> {
+        let (found, expected) = (reduce_ns.len(), self.stages);
+        if found != expected {
+            return Err(Error::Length { field: "reduce_ns", found, expected });
+        }
+        check_sum("reduce times", reduce_ns.iter())?;
+        (self.reduce_ns, self.is_overlapped) = (reduce_ns, is_overlapped);
+        Ok(self)
+    }
+
+    /// Whether these are times of that many stages and microbatches.
+    pub(crate) fn check(&self, stages: usize, microbatches: usize) -> Result<()> {
+        let (found, expected) = (self.activation_ns.len(), stages * microbatches);
+        if self.stages != stages || self.microbatches != microbatches {
+            return Err(Error::Length { field: "communication", found, expected });
+        }
+        Ok(())
+    }
+
+    fn rows(&self, field: &'static str, times_ns: &[u64]) -> Result<Vec<u64>> {
+        let expected = self.stages * self.microbatches;
+        if times_ns.len() == expected {
+            return Ok(times_ns.to_vec());
+        }
+        if times_ns.len() != self.stages {
+            return Err(Error::Length { field, found: times_ns.len(), expected });
+        }
+        Ok(times_ns.iter().flat_map(|time| std::iter::repeat_n(*time, self.microbatches)).collect())
+    }
+}

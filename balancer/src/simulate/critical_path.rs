@@ -1,0 +1,89 @@
+//! What the makespan is made of.
+
+use crate::schedule::{Part, Pass};
+use std::fmt;
+
+/// Something that takes time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// A rank computes.
+    Pass(Pass),
+    /// Activations of a stage are on their way; the rank is the receiver.
+    Activations(Part),
+    /// The gradient of a stage's activations is on its way back to it; the rank is the receiver.
+    Gradients(Part),
+    /// The gradients of a stage are summed; the rank is the last one that was ready.
+    ReduceGrads(u16),
+}
+
+/// A piece of the critical path: it begins when the piece before ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CriticalStep {
+    /// What takes the time.
+    pub activity: Activity,
+    /// Index of the rank.
+    pub rank: usize,
+    /// When it begins, nanoseconds since the step's begin.
+    pub start_ns: u64,
+    /// When it ends.
+    pub end_ns: u64,
+}
+
+impl fmt::Display for CriticalStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, time_ns) = (self.rank, self.end_ns - self.start_ns);
+        match self.activity {
+            Activity::Pass(pass) => write!(f, "{pass} on rank {rank}: {time_ns} ns"),
+            Activity::Activations(part) => write!(f, "activations {part} to rank {rank}: {time_ns} ns"),
+            Activity::Gradients(part) => write!(f, "gradient {part} to rank {rank}: {time_ns} ns"),
+            Activity::ReduceGrads(stage) => {
+                write!(f, "sum of stage {stage}'s gradients on rank {rank}: {time_ns} ns")
+            }
+        }
+    }
+}
+
+/// Everything that took time, each with what it waited for.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    steps: Vec<CriticalStep>,
+    /// What ended when the step began; none at the begin of all.
+    causes: Vec<Option<u32>>,
+}
+
+impl History {
+    /// Adds a step that begins when its cause ends; returns its number.
+    pub(super) fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
+        let start_ns = cause.map_or(0, |cause| self.end_ns(cause));
+        self.steps.push(CriticalStep { activity, rank, start_ns, end_ns: start_ns + time_ns });
+        self.causes.push(cause);
+        self.steps.len() as u32 - 1
+    }
+
+    pub(super) fn end_ns(&self, step: u32) -> u64 {
+        self.steps[step as usize].end_ns
+    }
+
+    /// The later of two; the first if they end together.
+    pub(super) fn later(&self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
+        let end_ns = |step: Option<u32>| step.map_or(0, |step| self.end_ns(step));
+        if end_ns(second) > end_ns(first) { second } else { first }
+    }
+
+    /// All steps, in the order in which they were found.
+    pub(super) fn steps(&self) -> &[CriticalStep] {
+        &self.steps
+    }
+
+    /// The chain of steps that ends last.
+    pub(super) fn critical_path(&self) -> Vec<CriticalStep> {
+        let mut at = (0..self.steps.len() as u32).fold(None, |last, step| self.later(last, Some(step)));
+        let mut path = Vec::new();
+        while let Some(step) = at {
+            path.push(self.steps[step as usize]);
+            at = self.causes[step as usize];
+        }
+        path.reverse();
+        path
+    }
+}

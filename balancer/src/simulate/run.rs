@@ -1,0 +1,299 @@
+//! The run itself: ranks step through their lists until nobody can go on.
+
+use super::critical_path::{Activity, CriticalStep, History};
+use super::{Communication, Event, Simulation, StageTimes};
+use crate::error::{Error, Result};
+use crate::schedule::{Action, Layout, Message, Part, Pass, PassKind};
+
+/// Which steps of the history a part has behind it.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    forward: Option<u32>,
+    /// The gradient of the input is there.
+    input: Option<u32>,
+    /// The gradient of the weights is there.
+    weight: Option<u32>,
+}
+
+/// Which steps of the history the messages between two parts are; none if they are on one rank.
+#[derive(Clone, Copy, Default)]
+struct Link {
+    /// Activations are under way, and taken.
+    sent: Option<u32>,
+    is_taken: bool,
+    /// Their gradient is under way back, and taken.
+    grad_sent: Option<u32>,
+    is_grad_taken: bool,
+}
+
+/// A sum of gradients: who is there, and the step that it waits for or is.
+#[derive(Clone, Default)]
+struct Sum {
+    arrived: Vec<usize>,
+    ready: Option<u32>,
+    done: Option<u32>,
+}
+
+pub(super) struct Run<'a> {
+    layout: &'a Layout,
+    times: &'a StageTimes,
+    communication: Option<&'a Communication>,
+    history: History,
+    /// The step that each rank did last.
+    last: Vec<Option<u32>>,
+    /// `[stages * microbatches]`.
+    progress: Vec<Progress>,
+    /// Links of all parts to their givers, part by part.
+    links: Vec<Link>,
+    /// The first link of every part.
+    link_starts: Vec<usize>,
+    /// `[stages]`.
+    sums: Vec<Sum>,
+    /// Ranks that may be able to go on.
+    waiting: Vec<usize>,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        times: &'a StageTimes,
+        communication: Option<&'a Communication>,
+    ) -> Self {
+        let mut link_starts = vec![0];
+        for cell in 0..layout.stages() * layout.microbatches() {
+            let (stage, microbatch) = (cell / layout.microbatches(), cell % layout.microbatches());
+            let part = Part { microbatch: microbatch as u32, stage: stage as u16 };
+            let links = if layout.has(part) { layout.givers(part).count() } else { 0 };
+            link_starts.push(link_starts[cell] + links);
+        }
+        Self {
+            layout,
+            times,
+            communication,
+            history: History::default(),
+            last: vec![None; layout.ranks()],
+            progress: vec![Progress::default(); layout.stages() * layout.microbatches()],
+            links: vec![Link::default(); link_starts[layout.stages() * layout.microbatches()]],
+            link_starts,
+            sums: vec![Sum::default(); layout.stages()],
+            waiting: (0..layout.ranks()).rev().collect(),
+        }
+    }
+
+    pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Simulation> {
+        let mut next = vec![0; lists.len()];
+        while let Some(rank) = self.waiting.pop() {
+            while lists[rank].get(next[rank]).is_some_and(|action| self.try_action(rank, *action).is_some()) {
+                next[rank] += 1;
+            }
+        }
+        for (rank, list) in lists.iter().enumerate() {
+            if let Some(&action) = list.get(next[rank]) {
+                return Err(Error::Deadlock { rank, action });
+            }
+        }
+        Ok(self.finish())
+    }
+
+    /// Runs an action if what it needs is there.
+    fn try_action(&mut self, rank: usize, action: Action) -> Option<()> {
+        match action {
+            Action::Send(message) => self.send(rank, message),
+            Action::SendGrad(message) => self.send_grad(rank, message),
+            Action::Recv(message) => self.recv(rank, message),
+            Action::RecvGrad(message) => self.recv_grad(rank, message),
+            Action::ReduceGrads(stage) => self.reduce_grads(rank, stage),
+            Action::Forward(_)
+            | Action::Backward(_)
+            | Action::BackwardInput(_)
+            | Action::BackwardWeight(_) => self.compute(rank, action.pass()?),
+        }
+    }
+
+    fn send(&mut self, rank: usize, message: Message) -> Option<()> {
+        let part = self.own(rank, message.part())?;
+        let taker = self.peer(rank, self.layout.takers(part), message)?;
+        let cell = self.cell(part);
+        let time_ns = self.communication.map_or(0, |times| times.activation_ns[cell]);
+        let made = self.progress[cell].forward?;
+        let link = self.link(part, taker)?;
+        let sent = self.travel(Activity::Activations(part), taker, made, time_ns);
+        put(&mut self.links[link].sent, sent)?;
+        self.waiting.push(self.layout.rank(taker));
+        Some(())
+    }
+
+    fn send_grad(&mut self, rank: usize, message: Message) -> Option<()> {
+        let part = self.own(rank, message.part())?;
+        let taker = self.peer(rank, self.layout.givers(part), message)?;
+        let time_ns = self.communication.map_or(0, |times| times.gradient_ns[self.cell(taker)]);
+        let made = self.progress[self.cell(part)].input?;
+        let link = self.link(taker, part)?;
+        let sent = self.travel(Activity::Gradients(taker), taker, made, time_ns);
+        put(&mut self.links[link].grad_sent, sent)?;
+        self.waiting.push(self.layout.rank(taker));
+        Some(())
+    }
+
+    fn recv(&mut self, rank: usize, message: Message) -> Option<()> {
+        let part = self.own(rank, message.part())?;
+        let giver = self.peer(rank, self.layout.givers(part), message)?;
+        let link = self.link(giver, part)?;
+        let sent = self.links[link].sent?;
+        once(&mut self.links[link].is_taken)?;
+        self.last[rank] = self.history.later(self.last[rank], Some(sent));
+        Some(())
+    }
+
+    fn recv_grad(&mut self, rank: usize, message: Message) -> Option<()> {
+        let part = self.own(rank, message.part())?;
+        let giver = self.peer(rank, self.layout.takers(part), message)?;
+        let link = self.link(part, giver)?;
+        let sent = self.links[link].grad_sent?;
+        once(&mut self.links[link].is_grad_taken)?;
+        self.last[rank] = self.history.later(self.last[rank], Some(sent));
+        Some(())
+    }
+
+    fn compute(&mut self, rank: usize, pass: Pass) -> Option<()> {
+        let part = self.own(rank, pass.part)?;
+        let is_ready = match pass.kind {
+            PassKind::Forward => self.has_input(rank, part),
+            PassKind::Backward | PassKind::BackwardInput => self.has_gradient(rank, part),
+            PassKind::BackwardWeight => self.progress[self.cell(part)].input.is_some(),
+        };
+        let cell = self.cell(part);
+        let is_done = match pass.kind {
+            PassKind::Forward => self.progress[cell].forward,
+            PassKind::Backward | PassKind::BackwardInput => self.progress[cell].input,
+            PassKind::BackwardWeight => self.progress[cell].weight,
+        };
+        if !is_ready || is_done.is_some() {
+            return None;
+        }
+        let time_ns = self.times.pass_ns(pass);
+        let step = Some(self.history.push(Activity::Pass(pass), rank, self.last[rank], time_ns));
+        self.last[rank] = step;
+        let progress = &mut self.progress[cell];
+        match pass.kind {
+            PassKind::Forward => progress.forward = step,
+            PassKind::Backward => (progress.input, progress.weight) = (step, step),
+            PassKind::BackwardInput => progress.input = step,
+            PassKind::BackwardWeight => progress.weight = step,
+        }
+        let sum = &mut self.sums[part.stage as usize];
+        if pass.kind.is_backward() && self.communication.is_some_and(|times| times.is_overlapped) {
+            sum.ready = self.history.later(sum.ready, step);
+        }
+        Some(())
+    }
+
+    /// Joins a sum; whether the rank waits for the others or goes on is as set.
+    fn reduce_grads(&mut self, rank: usize, stage: u16) -> Option<()> {
+        let layout = self.layout;
+        if stage as usize >= layout.stages() || !layout.holders(stage as usize).any(|holder| holder == rank) {
+            return None;
+        }
+        let Some(times) = self.communication else { return Some(()) };
+        let time_ns = times.reduce_ns[stage as usize];
+        if time_ns == 0 {
+            return Some(());
+        }
+        let sum = &mut self.sums[stage as usize];
+        if !sum.arrived.contains(&rank) {
+            sum.arrived.push(rank);
+            if !times.is_overlapped {
+                sum.ready = self.history.later(sum.ready, self.last[rank]);
+            }
+            if sum.arrived.len() == layout.holders(stage as usize).count() {
+                let at = sum.ready.map_or(rank, |ready| self.history.steps()[ready as usize].rank);
+                sum.done = Some(self.history.push(Activity::ReduceGrads(stage), at, sum.ready, time_ns));
+                self.waiting.extend(layout.holders(stage as usize).filter(|holder| *holder != rank));
+            }
+        }
+        if !times.is_overlapped {
+            self.last[rank] = Some(sum.done?);
+        }
+        Some(())
+    }
+
+    /// Whether all activations that a forward pass starts from are there.
+    fn has_input(&self, rank: usize, part: Part) -> bool {
+        self.layout.givers(part).all(|giver| {
+            if self.layout.rank(giver) == rank {
+                return self.progress[self.cell(giver)].forward.is_some();
+            }
+            self.link(giver, part).is_some_and(|link| self.links[link].is_taken)
+        })
+    }
+
+    /// Whether the forward pass is done and all gradients of its activations are there.
+    fn has_gradient(&self, rank: usize, part: Part) -> bool {
+        let has_gradient_from = |taker| {
+            if self.layout.rank(taker) == rank {
+                return self.progress[self.cell(taker)].input.is_some();
+            }
+            self.link(part, taker).is_some_and(|link| self.links[link].is_grad_taken)
+        };
+        self.progress[self.cell(part)].forward.is_some() && self.layout.takers(part).all(has_gradient_from)
+    }
+
+    /// The part, if it exists and the rank runs it.
+    fn own(&self, rank: usize, part: Part) -> Option<Part> {
+        (self.layout.has(part) && self.layout.rank(part) == rank).then_some(part)
+    }
+
+    /// The part on another rank that a message names.
+    fn peer(&self, rank: usize, mut parts: impl Iterator<Item = Part>, message: Message) -> Option<Part> {
+        let peer = message.peer as usize;
+        parts.find(|&part| peer != rank && self.layout.rank(part) == peer)
+    }
+
+    /// Index of the link between two parts.
+    fn link(&self, giver: Part, taker: Part) -> Option<usize> {
+        let place = self.layout.givers(taker).position(|part| part == giver)?;
+        Some(self.link_starts[self.cell(taker)] + place)
+    }
+
+    /// A message that takes no time is no step of its own.
+    fn travel(&mut self, activity: Activity, taker: Part, made: u32, time_ns: u64) -> u32 {
+        if time_ns == 0 {
+            return made;
+        }
+        self.history.push(activity, self.layout.rank(taker), Some(made), time_ns)
+    }
+
+    fn cell(&self, part: Part) -> usize {
+        part.stage as usize * self.layout.microbatches() + part.microbatch as usize
+    }
+
+    fn finish(self) -> Simulation {
+        let mut events: Vec<Event> = self.history.steps().iter().filter_map(event).collect();
+        events.sort_by_key(|event| event.rank);
+        let mut busy_ns = vec![0; self.layout.ranks()];
+        for event in &events {
+            busy_ns[event.rank] += event.end_ns - event.start_ns;
+        }
+        let critical_path = self.history.critical_path();
+        let makespan_ns = critical_path.last().map_or(0, |step| step.end_ns);
+        Simulation { makespan_ns, busy_ns, events, critical_path }
+    }
+}
+
+/// The event of a pass.
+fn event(step: &CriticalStep) -> Option<Event> {
+    let Activity::Pass(Pass { kind, part }) = step.activity else { return None };
+    let CriticalStep { rank, start_ns, end_ns, .. } = *step;
+    let (stage, microbatch) = (part.stage as usize, part.microbatch);
+    Some(Event { rank, stage, microbatch, kind, start_ns, end_ns })
+}
+
+/// Sets what is not set yet.
+fn put(place: &mut Option<u32>, step: u32) -> Option<()> {
+    place.is_none().then(|| *place = Some(step))
+}
+
+/// Raises a flag that is not raised yet.
+fn once(flag: &mut bool) -> Option<()> {
+    (!*flag).then(|| *flag = true)
+}

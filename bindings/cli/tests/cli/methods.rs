@@ -1,0 +1,74 @@
+//! `dflop simulate --shapes`: whole methods on a table of shapes.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::command::{dflop, object, text};
+
+/// Samples of 0 to 10 tiles and up to 8,000 tokens.
+fn shapes(folder: &Path) -> std::path::PathBuf {
+    let mut table = "tiles,seq_len\n".to_owned();
+    for at in 0..200_u32 {
+        let tiles = at * 7919 % 11;
+        writeln!(table, "{tiles},{}", 100 + 600 * tiles + at * 104_729 % 1500).expect("a string");
+    }
+    let path = folder.join("shapes.csv");
+    std::fs::write(&path, table).expect("a file");
+    path
+}
+
+const CLUSTER: [&str; 10] = [
+    "--model",
+    "llava-ov-qwen2.5-7b",
+    "--device",
+    "a100",
+    "--gpus",
+    "16",
+    "--global-batch",
+    "96",
+    "--steps",
+    "6",
+];
+
+#[test]
+fn methods_are_compared_from_data_blind_to_ours() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shapes = shapes(folder.path());
+    let args = [&["simulate", "--shapes", text(&shapes)], &CLUSTER[..]].concat();
+    let report = object(&[&args[..], &["--json"]].concat());
+    let methods = report["strategies"].as_array().expect("strategies");
+    let names: Vec<&str> = methods.iter().map(|method| method["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["data-blind, uniform", "data-blind", "lpt", "paper", "dflop"]);
+    let seconds = |method: usize| methods[method]["step_seconds"].as_f64().expect("seconds");
+    assert!((0..4).all(|other| seconds(4) <= seconds(other)), "{report}");
+    assert!(report["ideal_seconds"].as_f64().expect("seconds") <= seconds(4));
+    for method in methods {
+        assert!((0.0..1.0).contains(&method["bubble_fraction"].as_f64().expect("a fraction")));
+        assert!(method["step_seconds"].as_f64() <= method["step_seconds_p95"].as_f64());
+        assert!(method["plan"]["encoder"]["dp"].as_u64() >= Some(1));
+    }
+    assert_eq!(methods[1]["plan"], methods[4]["plan"], "ours, without its balancing");
+    let table = dflop(&args);
+    assert_eq!(table.status, Some(0), "{}", table.stderr);
+    assert!(table.stdout.contains("no plan is below"), "{}", table.stdout);
+}
+
+#[test]
+fn shapes_and_a_data_set_exclude_each_other_and_one_is_needed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shapes = shapes(folder.path());
+    let misuse = |args: &[&str]| {
+        let run = dflop(&[&["simulate"], args].concat());
+        assert_eq!(run.status, Some(2), "{args:?}: {}", run.stderr);
+        run.stderr
+    };
+    assert!(misuse(&["--global-batch", "8"]).contains("<DATASET>"));
+    assert!(misuse(&["--global-batch", "8", "data"]).contains("--dp-size"));
+    assert!(misuse(&["--shapes", text(&shapes), "--global-batch", "8"]).contains("--gpus"));
+    assert!(
+        misuse(&["data", "--shapes", text(&shapes), "--gpus", "2", "--global-batch", "8"])
+            .contains("cannot be used")
+    );
+    let two = ["--shapes", text(&shapes), "--gpus", "8", "--global-batch", "8"];
+    assert!(misuse(&two).contains("has two encoders"));
+}

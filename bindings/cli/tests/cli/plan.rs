@@ -1,0 +1,166 @@
+//! `dflop plan` from files to fields.
+
+use std::path::{Path, PathBuf};
+
+use dflop_tests::plan_cases::{CASES, files};
+use serde_json::Value;
+
+use crate::command::{dflop, object};
+
+/// A folder with a profile of the reference's files, shapes and links.
+struct Inputs {
+    _folder: tempfile::TempDir,
+    profile: String,
+    shapes: String,
+    links: String,
+}
+
+fn inputs() -> Inputs {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: PathBuf, text: &str| {
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let profile = folder.path().join("profile");
+    std::fs::create_dir(&profile).unwrap();
+    for (name, text) in files(&CASES[0]) {
+        write(profile.join(name), &text);
+    }
+    let row = |at: u32| format!("{},{}\n", at % 9, 300 + at % 9 * 729 + at * 37 % 400);
+    let shapes = format!("tiles,seq_len\n{}", (0..500).map(row).collect::<String>());
+    let links = "link,gigabytes_per_second,latency_microseconds\nnvlink,300,3\ninfiniband,25,10\n";
+    Inputs {
+        shapes: write(folder.path().join("shapes.csv"), &shapes),
+        links: write(folder.path().join("links.csv"), links),
+        profile: profile.display().to_string(),
+        _folder: folder,
+    }
+}
+
+impl Inputs {
+    fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+        let fixed = ["plan", "--profile", &self.profile, "--shapes", &self.shapes];
+        let sizes = ["--gpus", "16", "--gpus-per-node", "8", "--global-batch", "64", "--batches", "8"];
+        [&fixed[..], &sizes[..], more].concat()
+    }
+}
+
+fn number(value: &Value, path: &str) -> f64 {
+    value.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} in {value}"))
+}
+
+fn whole(value: &Value, path: &str) -> u64 {
+    value.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path} in {value}"))
+}
+
+fn gpus(plan: &Value, module: &str) -> u64 {
+    ["tp", "pp", "dp"].iter().map(|degree| whole(plan, &format!("/{module}/{degree}"))).product()
+}
+
+#[test]
+fn the_fields_of_a_plan_are_there_and_agree() {
+    let inputs = inputs();
+    let plan = object(&inputs.args(&["--memory-gib", "80", "--json"]));
+    assert!(gpus(&plan, "encoder") + gpus(&plan, "llm") <= 16);
+    assert_eq!(whole(&plan, "/gpus_used"), gpus(&plan, "encoder") + gpus(&plan, "llm"));
+    assert!(whole(&plan, "/microbatches") * whole(&plan, "/llm/dp") <= 64);
+    assert!(number(&plan, "/step_seconds") >= number(&plan, "/lower_bound_seconds"));
+    assert!(number(&plan, "/step_seconds_p95") >= number(&plan, "/step_seconds"));
+    assert!(number(&plan, "/search_seconds") >= 0.0);
+    assert!(number(&plan, "/plans_bounded") > number(&plan, "/plans_simulated"));
+    assert_eq!(plan["placement"], "disaggregated");
+    assert_eq!(plan["encoder_share"], "tile");
+    assert_eq!(plan["model"], "llavaov-siglip-400m-qwen2.5-7b");
+    for (module, layers) in [("encoder", 27), ("llm", 28)] {
+        let stages = plan["layers"][module].as_array().unwrap();
+        assert_eq!(stages.len() as u64, whole(&plan, &format!("/{module}/pp")));
+        assert_eq!(stages.iter().filter_map(Value::as_u64).sum::<u64>(), layers);
+        let memory = &plan["memory"][module];
+        assert!((number(memory, "/gib") + number(memory, "/headroom_gib") - 80.0).abs() < 1e-6);
+    }
+    assert!(["encoder", "llm"].contains(&plan["bottleneck"]["module"].as_str().unwrap()));
+    let next = &plan["runner_up"];
+    assert!(number(next, "/step_seconds") >= number(&plan, "/step_seconds"));
+    assert!(next["reason"].as_str().unwrap().contains("slower"));
+    let mut again = object(&inputs.args(&["--memory-gib", "80", "--json"]));
+    again["search_seconds"] = plan["search_seconds"].clone();
+    assert_eq!(plan, again, "the same every time");
+}
+
+#[test]
+fn flags_switch_freedoms_on() {
+    let inputs = inputs();
+    let plain = number(&object(&inputs.args(&["--json"])), "/step_seconds");
+    let linked = object(&inputs.args(&["--links", &inputs.links, "--json"]));
+    assert!(number(&linked, "/step_seconds") > plain);
+    let colocated = object(&inputs.args(&["--placement", "colocated", "--recompute", "--json"]));
+    assert_eq!(colocated["placement"], "colocated");
+    assert_eq!(gpus(&colocated, "encoder"), gpus(&colocated, "llm"));
+    let any = object(&inputs.args(&["--placement", "any", "--uneven-layers", "--json"]));
+    assert!(number(&any, "/step_seconds") <= plain * 1.01);
+    let by_sample = object(&inputs.args(&["--encoder-share", "sample", "--json"]));
+    assert_eq!(by_sample["encoder_share"], "sample");
+    let table = dflop(&inputs.args(&[]));
+    assert_eq!(table.status, Some(0), "{}", table.stderr);
+    for part in ["headroom", "bottleneck: ", "runner-up: ", "plans bounded"] {
+        assert!(table.stdout.contains(part), "{}", table.stdout);
+    }
+}
+
+#[test]
+fn a_preset_is_planned_without_a_profile() {
+    let inputs = inputs();
+    let args = |model: &'static str| {
+        [
+            "plan",
+            "--model",
+            model,
+            "--shapes",
+            &inputs.shapes,
+            "--gpus",
+            "16",
+            "--global-batch",
+            "64",
+            "--json",
+        ]
+        .map(str::to_owned)
+    };
+    let words = args("llava-ov-qwen2.5-7b");
+    let plan = object(&words.each_ref().map(String::as_str));
+    assert_eq!(plan["times_from"], "a100 (a stated rate)");
+    for (model, reason) in [("omni-7b", "two encoders"), ("qwen2.5-vl-7b", "own resolution")] {
+        let refused = dflop(&args(model).each_ref().map(String::as_str));
+        assert_eq!(refused.status, Some(2));
+        assert!(refused.stderr.contains(reason), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn what_cannot_be_planned_says_why() {
+    let inputs = inputs();
+    let fails = |args: &[&str], status: i32, parts: &[&str]| {
+        let run = dflop(args);
+        assert_eq!(run.status, Some(status), "{}", run.stderr);
+        assert_eq!(run.stdout, "");
+        for part in parts {
+            assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
+        }
+    };
+    let small = inputs.args(&["--memory-gib", "2"]);
+    fails(&small, 1, &["no plan fits", "GiB more memory a GPU", "is 4 of 8"]);
+    fails(&inputs.args(&["--memory-gib", "0"]), 2, &["memory-gib"]);
+    fails(&inputs.args(&["--memory-margin", "0.5"]), 2, &["memory_margin"]);
+    let mut missing = inputs.args(&[]);
+    missing[4] = "no-such-file.csv";
+    fails(&missing, 1, &["no-such-file.csv"]);
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../costmodel/profiles");
+    let own = own.display().to_string();
+    let mut unnamed = inputs.args(&[]);
+    unnamed[2] = &own;
+    fails(&unnamed, 2, &["--model"]);
+    // A profile that was measured twice is refused, not averaged.
+    let doubled = Path::new(&inputs.profile).join("mem_llavaov_siglip_400m.csv");
+    let text = std::fs::read_to_string(&doubled).unwrap();
+    std::fs::write(&doubled, format!("{text}{}", text.split_once('\n').unwrap().1)).unwrap();
+    fails(&inputs.args(&[]), 1, &["mem_llavaov_siglip_400m.csv", "appended"]);
+}

@@ -1,0 +1,376 @@
+//! Memory of every stage of a pipeline: state, activations in flight, working set and buffers, for a layer split and
+//! a TP degree of each module.
+//!
+//! Stages of an encoder are followed by those of the LLM; encoders stand side by side. Where memory of a module was
+//! measured, its points take the place of the formulas, state and activations both.
+
+use std::num::NonZeroU32;
+
+use super::{Activations, Execution, FitError, Kept, LlmStage, MeasuredMemory, Peak, StateBytes, state};
+use crate::error::{Error, Result};
+use crate::frozen::Frozen;
+use crate::memory::microbatches_in_flight;
+use crate::model::{EncoderSpec, ModelSpec};
+use crate::module::Module;
+
+/// How one module is laid out, and what passes through it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModuleLayout {
+    /// Transformer layers of each of its pipeline stages, in order; their sum is the module's.
+    pub layers: Vec<u32>,
+    /// TP degree and kernels.
+    pub execution: Execution,
+    /// Tokens inside the module of the largest microbatch, on one rank: patches of an encoder, positions of an LLM.
+    pub microbatch_tokens: u64,
+}
+
+/// Memory of one pipeline stage, on the fullest rank of its TP group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageMemory {
+    /// The module.
+    pub module: Module,
+    /// Stage within the module, from 0.
+    pub stage: u32,
+    /// Its transformer layers.
+    pub layers: u32,
+    /// Its parameters, frozen ones too.
+    pub parameters: u64,
+    /// Microbatches whose activations it holds at once.
+    pub in_flight: u32,
+    /// What it needs at its peak, in bytes.
+    pub peak: Peak,
+    /// Whether state and activations come from measured points.
+    pub is_measured: bool,
+}
+
+/// The memory model of a model that is trained in a pipeline.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::ModelSpec;
+/// use dflop_costmodel::memory::{Execution, ModuleLayout, PipelineMemory};
+///
+/// let spec = ModelSpec::preset("qwen2.5-vl-7b")?;
+/// let layout = |layers: &[u32], microbatch_tokens| ModuleLayout {
+///     layers: layers.to_vec(),
+///     execution: Execution::default(),
+///     microbatch_tokens,
+/// };
+/// let stages = PipelineMemory::new(&spec).microbatches(8).stages(&[layout(&[32], 4096), layout(&[14, 14], 8192)])?;
+/// assert_eq!(stages.len(), 3);
+/// assert_eq!(stages[0].in_flight, 3);
+/// # Ok::<(), dflop_costmodel::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct PipelineMemory<'a> {
+    spec: &'a ModelSpec,
+    frozen: Frozen,
+    kept: Kept,
+    trained_state: StateBytes,
+    buffer_bytes: u64,
+    microbatches: u32,
+    measured: Vec<(Module, MeasuredMemory)>,
+}
+
+/// One stage, before anything is added up.
+struct Place {
+    layers: u32,
+    is_first: bool,
+    is_last: bool,
+    in_flight: u32,
+}
+
+impl<'a> PipelineMemory<'a> {
+    /// Starts with everything trained by Adam, everything kept, one microbatch, no buffers and nothing measured.
+    #[must_use]
+    pub const fn new(spec: &'a ModelSpec) -> Self {
+        Self {
+            spec,
+            frozen: Frozen { vision: false, audio: false, projector: false, llm: false },
+            kept: Kept::All,
+            trained_state: StateBytes::ADAM,
+            buffer_bytes: 0,
+            microbatches: 1,
+            measured: Vec::new(),
+        }
+    }
+
+    /// Sets which parts hold parameters alone. A tower that is frozen keeps no activations but its output; a frozen
+    /// LLM is taken to keep what a trained one does.
+    #[must_use]
+    pub const fn frozen(mut self, frozen: Frozen) -> Self {
+        self.frozen = frozen;
+        self
+    }
+
+    /// Sets what is kept for backward passes. Default: everything.
+    #[must_use]
+    pub const fn kept(mut self, kept: Kept) -> Self {
+        self.kept = kept;
+        self
+    }
+
+    /// Sets the bytes of a trained parameter. Default: [`StateBytes::ADAM`].
+    #[must_use]
+    pub const fn trained_state(mut self, state: StateBytes) -> Self {
+        self.trained_state = state;
+        self
+    }
+
+    /// Sets what every stage needs besides: communication, workspaces, fragmentation. Default: 0.
+    #[must_use]
+    pub const fn buffer_bytes(mut self, bytes: u64) -> Self {
+        self.buffer_bytes = bytes;
+        self
+    }
+
+    /// Sets the microbatches of a step on one DP rank. Default: 1.
+    #[must_use]
+    pub const fn microbatches(mut self, microbatches: u32) -> Self {
+        self.microbatches = microbatches;
+        self
+    }
+
+    /// Takes state and activations of a module from measured points: of everything trained and everything kept. With
+    /// frozen parts, or with layers that are computed again, formulas stay in force.
+    #[must_use]
+    pub fn measured(mut self, module: Module, points: MeasuredMemory) -> Self {
+        self.measured.push((module, points));
+        self
+    }
+
+    /// Returns the memory of all stages: one layout for each module, encoders first.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] if there is not a layout for each module, or layers do not add up to the module's;
+    /// [`Error::Memory`] if a module was measured, but not at this TP degree.
+    pub fn stages(&self, layouts: &[ModuleLayout]) -> Result<Vec<StageMemory>> {
+        let modules: Vec<(Module, u32)> = self.modules().collect();
+        if layouts.len() != modules.len() {
+            return Err(self.refuse(format!("{} layouts for {} modules", layouts.len(), modules.len())));
+        }
+        let llm_stages = layouts[layouts.len() - 1].layers.len() as u32;
+        let mut all = Vec::new();
+        for ((module, layers), layout) in modules.into_iter().zip(layouts) {
+            let found: u64 = layout.layers.iter().map(|&layers| u64::from(layers)).sum();
+            if found != u64::from(layers) || layout.layers.is_empty() {
+                return Err(
+                    self.refuse(format!("stages of {module} have {found} layers in all, it has {layers}"))
+                );
+            }
+            let own = layout.layers.len() as u32;
+            let stages = if module == Module::Llm { own } else { own + llm_stages };
+            for (stage, &layers) in (0..own).zip(&layout.layers) {
+                let in_flight = microbatches_in_flight(stage, stages, self.microbatches);
+                let place = Place { layers, is_first: stage == 0, is_last: stage + 1 == own, in_flight };
+                all.push(self.stage(module, stage, &place, layout)?);
+            }
+        }
+        Ok(all)
+    }
+
+    fn modules(&self) -> impl Iterator<Item = (Module, u32)> {
+        let encoders = self.spec.encoders().map(|(module, encoder, _)| (module, encoder.layers));
+        encoders.chain([(Module::Llm, self.spec.llm.layers)])
+    }
+
+    fn refuse(&self, problem: String) -> Error {
+        Error::Unfit { name: self.spec.name.clone(), problem }
+    }
+
+    fn stage(&self, module: Module, stage: u32, place: &Place, layout: &ModuleLayout) -> Result<StageMemory> {
+        let encoder = self.spec.encoders().find(|(of, ..)| *of == module).map(|(_, encoder, _)| encoder);
+        let (parameters, mut peak) = match &encoder {
+            Some(encoder) => self.encoder(module, encoder, place, layout),
+            None => self.llm(place, layout),
+        };
+        let is_measured = self.take_measured(module, place, layout, &mut peak)?;
+        peak.buffers = self.buffer_bytes;
+        let Place { layers, in_flight, .. } = *place;
+        Ok(StageMemory { module, stage, layers, parameters, in_flight, peak, is_measured })
+    }
+
+    fn encoder(
+        &self,
+        module: Module,
+        spec: &EncoderSpec,
+        place: &Place,
+        layout: &ModuleLayout,
+    ) -> (u64, Peak) {
+        let Execution { tp, .. } = layout.execution;
+        let count = |is_last| {
+            let stage = LlmStage { layers: place.layers, is_first: place.is_first, is_last };
+            state::encoder_parameters(spec, self.spec.llm.hidden, stage, tp)
+        };
+        let tower = count(false);
+        let projector = if place.is_last { count(true).saturating_sub(tower) } else { 0 };
+        let is_frozen = self.frozen.has_tower(module);
+        let activations = Activations::of_encoder(spec, layout.execution);
+        let tokens = layout.microbatch_tokens;
+        let mut peak = activations.peak(place.layers, tokens, place.in_flight, self.kept, false);
+        if is_frozen {
+            let output = activations.input_bytes_per_token.saturating_mul(tokens);
+            peak.working_set = activations.layer_bytes_per_token.saturating_mul(tokens);
+            // The projector's weights need its input; a frozen one behind a frozen tower needs nothing.
+            let is_kept = place.is_last && !self.frozen.projector;
+            peak.activations = if is_kept { output.saturating_mul(u64::from(place.in_flight)) } else { 0 };
+        }
+        peak.state =
+            self.state_of(is_frozen, tower).saturating_add(self.state_of(self.frozen.projector, projector));
+        (tower.saturating_add(projector), peak)
+    }
+
+    fn llm(&self, place: &Place, layout: &ModuleLayout) -> (u64, Peak) {
+        let stage = LlmStage { layers: place.layers, is_first: place.is_first, is_last: place.is_last };
+        let parameters = stage.parameters(&self.spec.llm, layout.execution.tp);
+        let activations = Activations::of_llm(&self.spec.llm, layout.execution);
+        let tokens = layout.microbatch_tokens;
+        let mut peak = activations.peak(place.layers, tokens, place.in_flight, self.kept, place.is_last);
+        peak.state = self.state_of(self.frozen.llm, parameters);
+        (parameters, peak)
+    }
+
+    fn state_of(&self, is_frozen: bool, parameters: u64) -> u64 {
+        let state = if is_frozen {
+            StateBytes { parameter: self.trained_state.parameter, ..StateBytes::FROZEN }
+        } else {
+            self.trained_state
+        };
+        state.of(parameters)
+    }
+
+    /// Replaces state and activations where there are points of the same way of training.
+    fn take_measured(
+        &self,
+        module: Module,
+        place: &Place,
+        layout: &ModuleLayout,
+        peak: &mut Peak,
+    ) -> Result<bool> {
+        let points = self.measured.iter().find(|(of, _)| *of == module);
+        let Some((_, points)) = points else { return Ok(false) };
+        if self.kept != Kept::All || self.frozen != Frozen::default() {
+            return Ok(false);
+        }
+        let tp = layout.execution.tp.get();
+        let in_module = |error: FitError| Error::Memory { module, reason: error.to_string() };
+        peak.state = points.state_bytes(place.layers, tp).map_err(in_module)?;
+        let one =
+            points.activation_bytes(place.layers, tp, 1, layout.microbatch_tokens).map_err(in_module)?;
+        peak.activations = one.saturating_mul(u64::from(place.in_flight));
+        Ok(true)
+    }
+}
+
+impl ModuleLayout {
+    /// Splits a module's layers over so many stages, as equal as can be, at a TP degree.
+    #[must_use]
+    pub fn even(layers: u32, stages: NonZeroU32, tp: NonZeroU32, microbatch_tokens: u64) -> Self {
+        let execution = Execution { tp, ..Execution::default() };
+        Self { layers: super::split_layers(layers, stages.get()), execution, microbatch_tokens }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryPoint;
+
+    fn one(value: u32) -> NonZeroU32 {
+        NonZeroU32::new(value).unwrap()
+    }
+
+    fn layouts(spec: &ModelSpec, stages: [u32; 2], tp: u32) -> Vec<ModuleLayout> {
+        let encoder = spec.vision.unwrap().encoder;
+        vec![
+            ModuleLayout::even(encoder.layers, one(stages[0]), one(tp), 7290),
+            ModuleLayout::even(spec.llm.layers, one(stages[1]), one(tp), 8192),
+        ]
+    }
+
+    fn spec() -> ModelSpec {
+        ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap()
+    }
+
+    #[test]
+    fn stages_add_up_to_the_model_and_the_first_holds_most_microbatches() {
+        let spec = spec();
+        let stages = PipelineMemory::new(&spec).microbatches(8).stages(&layouts(&spec, [2, 3], 1)).unwrap();
+        let parameters: u64 = stages.iter().map(|stage| stage.parameters).sum();
+        assert_eq!(parameters, spec.parameters());
+        let state: u64 = stages.iter().map(|stage| stage.peak.state).sum();
+        assert_eq!(state, 16 * spec.parameters());
+        let in_flight: Vec<u32> = stages.iter().map(|stage| stage.in_flight).collect();
+        assert_eq!(in_flight, [5, 4, 3, 2, 1]);
+        let layers: Vec<u32> = stages.iter().map(|stage| stage.layers).collect();
+        assert_eq!(layers, [14, 13, 10, 9, 9]);
+        assert!(stages[4].peak.working_set >= 8192 * 6 * 152_064, "logits are on the last stage");
+    }
+
+    #[test]
+    fn recomputation_and_tensor_parallelism_take_less() {
+        let spec = spec();
+        let total = |kept, tp| {
+            let memory = PipelineMemory::new(&spec).microbatches(8).kept(kept);
+            let stages = memory.stages(&layouts(&spec, [1, 2], tp)).unwrap();
+            stages.iter().map(|stage| stage.peak.total()).collect::<Vec<_>>()
+        };
+        let (all, again, split) = (total(Kept::All, 1), total(Kept::LayerInputs, 1), total(Kept::All, 4));
+        assert!(all.iter().zip(&again).all(|(all, again)| again < all), "{all:?} {again:?}");
+        assert!(all.iter().zip(&split).all(|(all, split)| split < all), "{all:?} {split:?}");
+    }
+
+    #[test]
+    fn frozen_parts_hold_parameters_alone() {
+        let spec = spec();
+        let stages = |frozen: &str| {
+            let memory = PipelineMemory::new(&spec).microbatches(4).frozen(frozen.parse().unwrap());
+            memory.stages(&layouts(&spec, [1, 1], 1)).unwrap()
+        };
+        let trained = PipelineMemory::new(&spec).microbatches(4).stages(&layouts(&spec, [1, 1], 1)).unwrap();
+        let both = stages("vision,projector");
+        assert_eq!(both[0].peak.state, 2 * both[0].parameters);
+        assert_eq!((both[0].peak.activations, both[1]), (0, trained[1]));
+        let tower = stages("vision");
+        let (_, whole) = spec.encoder_parameters()[0];
+        assert_eq!(tower[0].peak.state, 2 * whole.tower() + 16 * whole.projector);
+        assert_eq!(tower[0].peak.activations, 2 * 7290 * 2 * 1152, "the projector's input, twice in flight");
+        assert_eq!(stages("llm")[1].peak.state, 2 * trained[1].parameters);
+    }
+
+    #[test]
+    fn measured_points_take_the_place_of_the_formulas() {
+        let spec = spec();
+        let point = |layers: u32| MemoryPoint {
+            layers,
+            tp: 1,
+            batch: 1,
+            sequence: 1024,
+            state_bytes: 1e9 + 5e8 * f64::from(layers),
+            activation_bytes: 1024.0 * (1000.0 + 2000.0 * f64::from(layers)),
+        };
+        let fitted = MeasuredMemory::fit(&[point(3), point(4)]).unwrap();
+        let memory =
+            PipelineMemory::new(&spec).microbatches(8).buffer_bytes(77).measured(Module::Llm, fitted);
+        let stages = memory.stages(&layouts(&spec, [1, 2], 1)).unwrap();
+        assert_eq!([stages[0].is_measured, stages[1].is_measured], [false, true]);
+        assert_eq!(stages[1].peak.state, 8_000_000_000);
+        assert_eq!(stages[1].peak.activations, 2 * 8192 * 29_000);
+        assert_eq!(stages[2].peak.buffers, 77);
+        let again = memory.clone().kept(Kept::LayerInputs).stages(&layouts(&spec, [1, 2], 1)).unwrap();
+        assert!(!again[1].is_measured);
+        let error = memory.stages(&layouts(&spec, [1, 2], 2)).unwrap_err().to_string();
+        assert_eq!(error, "memory of llm: TP 2 was not measured, only 1");
+    }
+
+    #[test]
+    fn layouts_that_do_not_fit_the_model_are_refused() {
+        let spec = spec();
+        let memory = PipelineMemory::new(&spec);
+        let mut wrong = layouts(&spec, [1, 2], 1);
+        wrong[1].layers[0] += 1;
+        let error = memory.stages(&wrong).unwrap_err().to_string();
+        assert!(error.ends_with("stages of llm have 29 layers in all, it has 28"), "{error}");
+        assert!(memory.stages(&wrong[..1]).is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! What a pipeline stage takes as a function of the tokens that it holds, measured or computed.
+//!
+//! A stage takes `fixed + kept * tokens in flight + working * tokens of the microbatch that is computed`. Where a
+//! profile has memory points, they say it: state and activations linear in layers, what is outside the layers
+//! charged to every stage, as the paper does. Else the formulas of [`super::state`] and [`super::activation`].
+
+use std::num::NonZeroU32;
+
+use super::activation::{Activations, Execution, Kept};
+use super::measured::{FitError, MeasuredMemory};
+use super::state::{LlmStage, StateBytes, encoder_parameters};
+use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
+use crate::module::Module;
+
+/// Bytes of one rank of a stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageByTokens {
+    /// Parameters, gradients, optimizer.
+    pub fixed_bytes: f64,
+    /// Kept for each token of every microbatch in flight.
+    pub kept_bytes_per_token: f64,
+    /// Besides, for each token of the microbatch that is computed.
+    pub working_bytes_per_token: f64,
+}
+
+/// Memory of one module, at any TP degree that is known.
+#[derive(Debug, Clone)]
+pub struct ModuleMemory {
+    part: Part,
+    llm_hidden: u32,
+    state: StateBytes,
+    measured: Option<MeasuredMemory>,
+}
+
+#[derive(Debug, Clone)]
+enum Part {
+    Encoder(EncoderSpec),
+    Llm(LlmSpec),
+}
+
+impl ModuleMemory {
+    /// Computes memory from the dimensions of a model; `None` if the model has no such module.
+    #[must_use]
+    pub fn of(spec: &ModelSpec, module: Module, state: StateBytes) -> Option<Self> {
+        let part = match module {
+            Module::Vision => Part::Encoder(spec.vision?.encoder),
+            Module::Audio => Part::Encoder(spec.audio?.encoder),
+            Module::Llm => Part::Llm(spec.llm),
+        };
+        Some(Self { part, llm_hidden: spec.llm.hidden, state, measured: None })
+    }
+
+    /// Takes memory from measured points instead; formulas stay for what is kept under recomputation.
+    #[must_use]
+    pub fn measured(mut self, points: MeasuredMemory) -> Self {
+        self.measured = Some(points);
+        self
+    }
+
+    /// Returns whether memory comes from measured points.
+    #[must_use]
+    pub const fn is_measured(&self) -> bool {
+        self.measured.is_some()
+    }
+
+    /// Returns what a stage takes.
+    ///
+    /// # Errors
+    /// [`FitError::UnknownDegree`] if memory was measured, but not at this degree.
+    pub fn stage(&self, tp: NonZeroU32, stage: LlmStage, kept: Kept) -> Result<StageByTokens, FitError> {
+        let execution = Execution { tp, ..Execution::default() };
+        let activations = match &self.part {
+            Part::Encoder(spec) => Activations::of_encoder(spec, execution),
+            Part::Llm(spec) => Activations::of_llm(spec, execution),
+        };
+        let inputs = activations.input_bytes_per_token as f64 * f64::from(stage.layers);
+        let Some(measured) = &self.measured else {
+            let peak = activations.peak(stage.layers, 1, 1, kept, self.is_llm() && stage.is_last);
+            return Ok(StageByTokens {
+                fixed_bytes: self.state.of(self.parameters(tp, stage)) as f64,
+                kept_bytes_per_token: peak.activations as f64,
+                working_bytes_per_token: peak.working_set as f64,
+            });
+        };
+        let fixed_bytes = measured.state_bytes(stage.layers, tp.get())? as f64;
+        let per_token = |layers: u32| -> Result<f64, FitError> {
+            Ok(measured.activation_bytes(layers, tp.get(), 1, TOKENS)? as f64 / TOKENS as f64)
+        };
+        let all = per_token(stage.layers)?;
+        Ok(match kept {
+            Kept::All => {
+                StageByTokens { fixed_bytes, kept_bytes_per_token: all, working_bytes_per_token: 0.0 }
+            }
+            Kept::LayerInputs => StageByTokens {
+                fixed_bytes,
+                kept_bytes_per_token: inputs.min(all),
+                working_bytes_per_token: per_token(1)?.min(all),
+            },
+        })
+    }
+
+    /// Returns the parameters of a stage on one rank of a TP group.
+    #[must_use]
+    pub fn parameters(&self, tp: NonZeroU32, stage: LlmStage) -> u64 {
+        match &self.part {
+            Part::Encoder(spec) => encoder_parameters(spec, self.llm_hidden, stage, tp),
+            Part::Llm(spec) => stage.parameters(spec, tp),
+        }
+    }
+
+    const fn is_llm(&self) -> bool {
+        matches!(self.part, Part::Llm(_))
+    }
+}
+
+/// Tokens that activations are read for, so that whole bytes lose nothing.
+const TOKENS: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryPoint;
+
+    const TP: NonZeroU32 = NonZeroU32::MIN;
+
+    fn stage(layers: u32) -> LlmStage {
+        LlmStage { layers, is_first: false, is_last: false }
+    }
+
+    #[test]
+    fn formulas_are_those_of_state_and_activations() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let memory = ModuleMemory::of(&spec, Module::Llm, StateBytes::ADAM).unwrap();
+        let inner = memory.stage(TP, stage(7), Kept::All).unwrap();
+        assert!((inner.fixed_bytes - 16.0 * memory.parameters(TP, stage(7)) as f64).abs() < 1.0);
+        let kept = memory.stage(TP, stage(7), Kept::LayerInputs).unwrap();
+        assert!((kept.kept_bytes_per_token - 7.0 * 7168.0).abs() < 1e-6);
+        assert!((kept.working_bytes_per_token * 7.0 - inner.kept_bytes_per_token).abs() < 1e-6);
+        let audio = ModuleMemory::of(&spec, Module::Audio, StateBytes::ADAM);
+        assert!(audio.is_none(), "the model does not hear");
+    }
+
+    #[test]
+    fn measured_points_take_their_place() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let point = |layers: u32| MemoryPoint {
+            layers,
+            tp: 1,
+            batch: 1,
+            sequence: 1024,
+            state_bytes: 1e9 + 2e9 * f64::from(layers),
+            activation_bytes: (5e6 + 3e6 * f64::from(layers)) * 1024.0 / 1000.0,
+        };
+        let memory = ModuleMemory::of(&spec, Module::Llm, StateBytes::ADAM).unwrap();
+        let memory = memory.measured(MeasuredMemory::fit(&[point(3), point(4)]).unwrap());
+        let found = memory.stage(TP, stage(10), Kept::All).unwrap();
+        assert!((found.fixed_bytes / 21e9 - 1.0).abs() < 1e-6);
+        assert!((found.kept_bytes_per_token / 35e3 - 1.0).abs() < 1e-6);
+        let two = NonZeroU32::new(2).unwrap();
+        assert!(matches!(memory.stage(two, stage(10), Kept::All), Err(FitError::UnknownDegree { .. })));
+    }
+}

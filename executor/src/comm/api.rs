@@ -1,0 +1,207 @@
+//! The trait that all transports implement.
+
+use super::at::At;
+use super::error::{Cause, Error, Failure, Result};
+use super::handle::Handle;
+use super::payload::{Buffer, Payload, Shape};
+use super::slice::Slice;
+use std::fmt::Debug;
+
+/// One rank's end of a communicator.
+///
+/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and those of
+/// one tag keep their order; a receiver states step, microbatch and shape, and a message that says otherwise
+/// ends the job. Calls on several threads are allowed for sends and receives; collectives have to be begun
+/// in the same order on all ranks. A transport that matches by order alone (NCCL) needs the sends and receives
+/// between two ranks posted in the same order on both sides; schedules do that.
+///
+/// # Errors
+/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not exist.
+pub trait Comm: Send + Sync + Debug {
+    /// This rank, below [`size`](Self::size).
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn size(&self) -> usize;
+
+    /// The rank in the whole job of a rank of this communicator; errors name these.
+    ///
+    /// # Panics
+    /// If `rank` is not below [`size`](Self::size).
+    fn world_rank(&self, rank: usize) -> usize;
+
+    /// Begins to send. Never waits for the receiver.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>>;
+
+    /// Begins to receive. Handles of the same sender and tag take messages in the order of these calls; one that
+    /// is dropped takes its message all the same, and no one sees it.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn start_recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Handle<Payload>>;
+
+    /// Begins to add up over all ranks, while the caller computes. The sum is that of
+    /// [`all_reduce`](Self::all_reduce), bit by bit.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn start_all_reduce(&self, at: At, buffer: Buffer) -> Result<Handle<Buffer>>;
+
+    /// Adds up over all ranks, element by element, in an order that depends on the number of ranks alone.
+    ///
+    /// # Errors
+    /// As said of the trait; [`Error::NotSummable`] for bytes.
+    fn all_reduce(&self, at: At, values: Slice<'_>) -> Result<()>;
+
+    /// Adds up as [`all_reduce`](Self::all_reduce) does, but leaves rank `r` with the sum of part `r` alone.
+    ///
+    /// `parts[r]` is the number of elements of part `r`; they lie one after the other. What the other parts
+    /// hold afterwards is unspecified.
+    ///
+    /// # Errors
+    /// As said of the trait; [`Error::Parts`]; [`Error::NotSummable`] for bytes.
+    fn reduce_scatter(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+
+    /// Gives every rank the parts of all others; each brings its own, where it lies.
+    ///
+    /// # Errors
+    /// As said of the trait; [`Error::Parts`].
+    fn all_gather(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+
+    /// Gives every rank what `root` has.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn broadcast(&self, at: At, root: usize, values: Slice<'_>) -> Result<()>;
+
+    /// Waits until every rank is here.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn barrier(&self, at: At) -> Result<()>;
+
+    /// Makes communicators of the ranks that say the same color, in order of `key`, then of rank. A rank
+    /// without a color takes part in the call and gets none.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn split(&self, at: At, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
+
+    /// Says what this rank does between messages, so that a rank that waits too long can name it.
+    fn note(&self, at: At);
+
+    /// Ends the job on all ranks, for a reason of the caller, and returns the error to give back.
+    fn abort(&self, at: At, reason: &str) -> Error;
+
+    /// Ends the job on all ranks with this failure, if it is the first, and returns the error to give back.
+    fn fail(&self, failure: Failure) -> Error;
+
+    /// Sends, and waits until the message left.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<()> {
+        self.start_send(to, tag, at, payload)?.wait()
+    }
+
+    /// Receives.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Payload> {
+        self.start_recv(from, tag, at, shape)?.wait()
+    }
+
+    /// Sends and receives together, whatever the order in which the others do; returns what was received,
+    /// in order of the receives.
+    ///
+    /// # Errors
+    /// As said of the trait.
+    fn group(&self, at: At, exchanges: Vec<Exchange>) -> Result<Vec<Payload>> {
+        let size = self.size();
+        let peer = |exchange: &Exchange| match *exchange {
+            Exchange::Send { to: rank, .. } | Exchange::Recv { from: rank, .. } => rank,
+        };
+        if let Some(rank) = exchanges.iter().map(peer).find(|&rank| rank >= size) {
+            return Err(Error::Rank { rank, size });
+        }
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for exchange in exchanges {
+            match exchange {
+                Exchange::Send { to, tag, payload } => sends.push(self.start_send(to, tag, at, payload)?),
+                Exchange::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
+            }
+        }
+        let received = receives.into_iter().map(Handle::wait).collect::<Result<_>>()?;
+        sends.into_iter().try_for_each(Handle::wait)?;
+        Ok(received)
+    }
+
+    /// Compares a digest of the plan over all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with [`Cause::Digest`] where one differs; it names both sides, and blames the one that
+    /// has fewer ranks behind it.
+    fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
+        let at = At::step(step, "check digest");
+        let mut digests = vec![0; self.size()];
+        digests[self.rank()] = digest;
+        self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
+        let Some((culprit, other)) = odd_one(&digests) else { return Ok(()) };
+        let (culprit_rank, other_rank) = (self.world_rank(culprit), self.world_rank(other));
+        let message = format!(
+            "plan digests of step {step} differ: rank {culprit_rank} has {:#018x}, rank {other_rank} has {:#018x}",
+            digests[culprit], digests[other]
+        );
+        let by = self.world_rank(self.rank());
+        Err(self.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
+    }
+}
+
+/// One part of a [`Comm::group`].
+#[derive(Debug)]
+pub enum Exchange {
+    /// Sends a message.
+    Send {
+        /// Receiving rank.
+        to: usize,
+        /// Tag of the message.
+        tag: u64,
+        /// The message.
+        payload: Payload,
+    },
+    /// Receives a message.
+    Recv {
+        /// Sending rank.
+        from: usize,
+        /// Tag of the message.
+        tag: u64,
+        /// What it has to be.
+        shape: Shape,
+    },
+}
+
+/// The first rank whose digest is not the most frequent one, and the first that has that. Of two that are
+/// as frequent, the one of the lower rank counts.
+fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
+    let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
+    let most = digests.iter().map(|&digest| count(digest)).max()?;
+    let usual = digests.iter().position(|&digest| count(digest) == most)?;
+    let odd = digests.iter().position(|&digest| digest != digests[usual])?;
+    Some((odd, usual))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rarer_digest_is_to_blame() {
+        assert_eq!(odd_one(&[7, 7, 7]), None);
+        assert_eq!(odd_one(&[7, 8, 8]), Some((0, 1)));
+        assert_eq!(odd_one(&[7, 8]), Some((1, 0)));
+    }
+}

@@ -1,0 +1,116 @@
+//! Where in a step a rank is: what errors name and receivers check.
+
+use std::fmt;
+
+/// Name of an action, at most 24 bytes, so that it fits into every header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ActionName {
+    bytes: [u8; Self::BYTES_MAX],
+    length: u8,
+}
+
+impl ActionName {
+    /// Longer names are cut here, at the end of a character.
+    pub const BYTES_MAX: usize = 24;
+
+    /// Returns the name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or("?")
+    }
+
+    /// The name, filled up with zeros.
+    pub(super) fn padded(&self) -> &[u8; Self::BYTES_MAX] {
+        &self.bytes
+    }
+
+    /// Reads what [`padded`](Self::padded) returned.
+    pub(super) fn from_padded(bytes: [u8; Self::BYTES_MAX]) -> Self {
+        let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        Self { bytes, length: length as u8 }
+    }
+}
+
+impl From<&str> for ActionName {
+    fn from(name: &str) -> Self {
+        let mut length = name.len().min(Self::BYTES_MAX);
+        while !name.is_char_boundary(length) {
+            length -= 1;
+        }
+        let mut bytes = [0; Self::BYTES_MAX];
+        bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+        Self { bytes, length: length as u8 }
+    }
+}
+
+impl fmt::Debug for ActionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+/// What a rank says it is doing: a step, perhaps a microbatch, and an action such as `recv`.
+///
+/// Travels with every message. Step and microbatch have to be those of the receiver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct At {
+    /// Step of the run, from 0.
+    pub step: u64,
+    /// Microbatch of the step, if the action belongs to one.
+    pub microbatch: Option<u32>,
+    /// What is done, in words that an error can repeat.
+    pub action: ActionName,
+}
+
+impl At {
+    /// An action of a whole step.
+    #[must_use]
+    pub fn step(step: u64, action: &str) -> Self {
+        Self { step, microbatch: None, action: action.into() }
+    }
+
+    /// An action on one microbatch; `u32::MAX` is no microbatch.
+    #[must_use]
+    pub fn microbatch(step: u64, microbatch: u32, action: &str) -> Self {
+        Self { step, microbatch: Some(microbatch), action: action.into() }
+    }
+
+    /// The same place with another action.
+    #[must_use]
+    pub fn action(self, action: &str) -> Self {
+        Self { action: action.into(), ..self }
+    }
+
+    /// Microbatch as it travels.
+    pub(super) fn wire_microbatch(self) -> u32 {
+        self.microbatch.unwrap_or(u32::MAX)
+    }
+
+    /// Inverse of [`wire_microbatch`](Self::wire_microbatch).
+    pub(super) fn from_wire(step: u64, microbatch: u32, action: ActionName) -> Self {
+        Self { step, microbatch: (microbatch != u32::MAX).then_some(microbatch), action }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}, ", self.step)?;
+        if let Some(microbatch) = self.microbatch {
+            write!(f, "microbatch {microbatch}, ")?;
+        }
+        write!(f, "`{}`", self.action.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_end_at_a_character() {
+        let name = ActionName::from("twenty-three bytes long\u{e9}t\u{e9}");
+        assert_eq!(name.as_str(), "twenty-three bytes long");
+        assert_eq!(ActionName::from_padded(*name.padded()), name);
+        assert_eq!(At::microbatch(3, 2, "recv").to_string(), "step 3, microbatch 2, `recv`");
+    }
+}

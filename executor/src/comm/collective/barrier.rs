@@ -1,0 +1,22 @@
+//! Dissemination barrier.
+
+use super::Call;
+use crate::comm::communicator::Group;
+use crate::comm::error::Result;
+use crate::comm::payload::{Buffer, Dtype};
+
+/// Waits until every rank is here, in as many rounds as the number of ranks has bits.
+///
+/// # Source
+/// Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.
+pub(in crate::comm) fn barrier(group: &Group, call: Call) -> Result<()> {
+    let (rank, size) = (group.rank, group.size());
+    let mut distance = 1;
+    while distance < size {
+        let sending = call.start_send(group, (rank + distance) % size, Buffer::U8(Vec::new()))?;
+        call.recv(group, (rank + size - distance) % size, Dtype::U8, 0)?;
+        sending.finish()?;
+        distance *= 2;
+    }
+    Ok(())
+}

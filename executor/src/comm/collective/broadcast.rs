@@ -1,0 +1,38 @@
+//! Broadcast over a binomial tree.
+
+use super::Call;
+use crate::comm::communicator::Group;
+use crate::comm::error::Result;
+use crate::comm::payload::Buffer;
+use crate::comm::slice::Slice;
+
+/// Gives every rank what `root` has, in as many rounds as the number of ranks has bits.
+pub(in crate::comm) fn broadcast(
+    group: &Group,
+    call: Call,
+    root: usize,
+    values: &mut Slice<'_>,
+) -> Result<()> {
+    let size = group.size();
+    let place = (group.rank + size - root) % size;
+    let rank_of = |place: usize| (place + root) % size;
+    // the lowest set bit of a place is the round in which it receives; the root never does
+    let received_bit = if place == 0 { size.next_power_of_two() } else { 1 << place.trailing_zeros() };
+    if place != 0 {
+        let from = rank_of(place - received_bit);
+        let buffer = call.recv(group, from, values.dtype(), values.elements())?;
+        values.copy_in(0..values.elements(), &buffer);
+        group.fabric.mailbox.recycled.give(buffer);
+    }
+    let mut sends = Vec::new();
+    let mut bit = received_bit >> 1;
+    while bit > 0 {
+        if place + bit < size {
+            let mut buffer = Buffer::zeros(values.dtype(), values.elements());
+            values.copy_out(0..values.elements(), &mut buffer);
+            sends.push(call.start_send(group, rank_of(place + bit), buffer)?);
+        }
+        bit >>= 1;
+    }
+    sends.iter().try_for_each(super::SendOnTheWay::finish)
+}

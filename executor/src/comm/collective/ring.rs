@@ -1,0 +1,104 @@
+//! Ring collectives: every rank sends to the next and receives from the one before, at once.
+//!
+//! Part `p` starts at rank `p + 1` and each rank adds its own elements to what comes in, so the order of a
+//! sum depends on `p` and the number of ranks alone. A buffer that came in is the one that goes on: nothing
+//! but a rank's first part is copied.
+//!
+//! # Source
+//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+
+use super::Call;
+use crate::comm::communicator::Group;
+use crate::comm::error::{Error, Result};
+use crate::comm::parts::{even_parts, ranges};
+use crate::comm::payload::{Buffer, Dtype};
+use crate::comm::slice::Slice;
+use std::ops::Range;
+
+/// Adds up all elements over all ranks.
+pub(in crate::comm) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> Result<()> {
+    let parts = even_parts(values.elements(), group.size());
+    let parts = ranges(&parts, group.size(), values.elements())?;
+    let own = reduce(group, call, values, &parts)?;
+    gather(group, call, values, &parts, own)
+}
+
+/// Adds up; rank `r` is left with the sum of part `r`.
+pub(in crate::comm) fn reduce_scatter(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+) -> Result<()> {
+    if let Some(own) = reduce(group, call, values, parts)? {
+        group.fabric.mailbox.recycled.give(own);
+    }
+    Ok(())
+}
+
+/// Gives every rank the parts of all others.
+pub(in crate::comm) fn all_gather(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+) -> Result<()> {
+    let own = copy_of(group, values, &parts[group.rank]);
+    gather(group, call, values, parts, Some(own))
+}
+
+/// Leaves the sum of part `rank` in `values`; returns it as a buffer too, if there is more than one rank.
+fn reduce(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+) -> Result<Option<Buffer>> {
+    let (rank, size) = (group.rank, group.size());
+    if values.dtype() == Dtype::U8 {
+        return Err(Error::NotSummable { dtype: Dtype::U8 });
+    }
+    if size == 1 {
+        return Ok(None);
+    }
+    let mut outgoing = copy_of(group, values, &parts[(rank + size - 1) % size]);
+    for round in 2..=size {
+        let part = &parts[(rank + size - round % size) % size];
+        let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
+        let before = (rank + size - 1) % size;
+        let mut incoming = call.recv(group, before, values.dtype(), part.len())?;
+        values.add_to(part.clone(), &mut incoming)?;
+        sending.finish()?;
+        outgoing = incoming;
+    }
+    values.copy_in(parts[rank].clone(), &outgoing);
+    Ok(Some(outgoing))
+}
+
+/// Sends `own`, the rank's part, around the ring.
+fn gather(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+    own: Option<Buffer>,
+) -> Result<()> {
+    let (rank, size) = (group.rank, group.size());
+    let Some(mut outgoing) = own else { return Ok(()) };
+    for round in 1..size {
+        let part = &parts[(rank + size - round) % size];
+        let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
+        let incoming = call.recv(group, (rank + size - 1) % size, values.dtype(), part.len())?;
+        values.copy_in(part.clone(), &incoming);
+        sending.finish()?;
+        outgoing = incoming;
+    }
+    group.fabric.mailbox.recycled.give(outgoing);
+    Ok(())
+}
+
+fn copy_of(group: &Group, values: &Slice<'_>, part: &Range<usize>) -> Buffer {
+    let mut copy = group.fabric.mailbox.recycled.take(values.dtype(), part.len());
+    values.copy_out(part.clone(), &mut copy);
+    copy
+}

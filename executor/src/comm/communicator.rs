@@ -1,0 +1,166 @@
+//! The communicator of transports that move bytes of this machine: threads and TCP.
+
+use super::api::Comm;
+use super::at::At;
+use super::collective;
+use super::error::{Cause, Error, Failure, Result};
+use super::fabric::Fabric;
+use super::handle::Handle;
+use super::message::{Header, Op};
+use super::overlap::Overlap;
+use super::parts::{even_parts, ranges};
+use super::payload::{Buffer, Payload, Shape};
+use super::slice::Slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Some ranks of a job that talk with one another; the whole job, or a [split](Comm::split) of it.
+#[derive(Debug)]
+pub struct Communicator {
+    group: Arc<Group>,
+    collectives: AtomicU64,
+    overlap: Overlap,
+}
+
+/// Who belongs to a communicator.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) fabric: Arc<Fabric>,
+    /// Tells the messages of communicators apart.
+    pub(super) id: u64,
+    /// This rank, in the communicator.
+    pub(super) rank: usize,
+    /// Rank here to rank of the job.
+    pub(super) members: Vec<usize>,
+}
+
+impl Group {
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn member(&self, rank: usize) -> Result<usize> {
+        self.members.get(rank).copied().ok_or(Error::Rank { rank, size: self.size() })
+    }
+}
+
+impl Communicator {
+    /// All ranks of a job.
+    pub(super) fn world(fabric: Arc<Fabric>) -> Self {
+        let (rank, members) = (fabric.rank, (0..fabric.size).collect());
+        Self::new(Group { fabric, id: 0, rank, members })
+    }
+
+    fn new(group: Group) -> Self {
+        Self { group: Arc::new(group), collectives: AtomicU64::new(0), overlap: Overlap::default() }
+    }
+
+    /// Begins a collective: all ranks begin the same ones in the same order.
+    fn begin(&self, op: Op, at: At) -> collective::Call {
+        collective::Call { op, number: self.collectives.fetch_add(1, Ordering::Relaxed), at }
+    }
+
+    fn header(&self, tag: u64, at: At, shape: Shape) -> Header {
+        Header { comm: self.group.id, op: Op::Point, tag, at, shape }
+    }
+}
+
+impl Comm for Communicator {
+    fn rank(&self) -> usize {
+        self.group.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn world_rank(&self, rank: usize) -> usize {
+        self.group.members[rank]
+    }
+
+    fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>> {
+        let header = self.header(tag, at, payload.shape());
+        let sending = self.group.fabric.start_send(self.group.member(to)?, header, payload.into_buffer())?;
+        Ok(sending.into())
+    }
+
+    fn start_recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Handle<Payload>> {
+        let header = self.header(tag, at, shape);
+        Ok(Handle::new(self.group.fabric.start_recv(self.group.member(from)?, header)))
+    }
+
+    fn start_all_reduce(&self, at: At, mut buffer: Buffer) -> Result<Handle<Buffer>> {
+        let call = self.begin(Op::AllReduce, at);
+        let group = self.group.clone();
+        let sum =
+            move || collective::all_reduce(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
+        self.overlap.start(&self.group, at, sum)
+    }
+
+    fn all_reduce(&self, at: At, mut values: Slice<'_>) -> Result<()> {
+        collective::all_reduce(&self.group, self.begin(Op::AllReduce, at), &mut values)
+    }
+
+    fn reduce_scatter(&self, at: At, mut values: Slice<'_>, parts: &[usize]) -> Result<()> {
+        let ranges = ranges(parts, self.size(), values.elements())?;
+        collective::reduce_scatter(&self.group, self.begin(Op::ReduceScatter, at), &mut values, &ranges)
+    }
+
+    fn all_gather(&self, at: At, mut values: Slice<'_>, parts: &[usize]) -> Result<()> {
+        let ranges = ranges(parts, self.size(), values.elements())?;
+        collective::all_gather(&self.group, self.begin(Op::AllGather, at), &mut values, &ranges)
+    }
+
+    fn broadcast(&self, at: At, root: usize, mut values: Slice<'_>) -> Result<()> {
+        self.group.member(root)?;
+        collective::broadcast(&self.group, self.begin(Op::Broadcast, at), root, &mut values)
+    }
+
+    fn barrier(&self, at: At) -> Result<()> {
+        collective::barrier(&self.group, self.begin(Op::Barrier, at))
+    }
+
+    fn split(&self, at: At, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
+        let call = self.begin(Op::Split, at);
+        let mut rows = vec![0_u64; 3 * self.size()];
+        rows[3 * self.rank()..][..3].copy_from_slice(&[u64::from(color.is_some()), color.unwrap_or(0), key]);
+        let parts = ranges(&even_parts(rows.len(), self.size()), self.size(), rows.len())?;
+        collective::all_gather(&self.group, call, &mut rows.as_mut_slice().into(), &parts)?;
+        let Some(color) = color else { return Ok(None) };
+        let of_color = |rank: &usize| rows[3 * rank..][..2] == [1, color];
+        let mut ranks: Vec<usize> = (0..self.size()).filter(of_color).collect();
+        ranks.sort_by_key(|&rank| (rows[3 * rank + 2], rank));
+        let rank = ranks.iter().position(|&rank| rank == self.rank()).unwrap_or_default();
+        let members = ranks.into_iter().map(|rank| self.group.members[rank]).collect();
+        let id = split_id(self.group.id, call.number, color);
+        let fabric = self.group.fabric.clone();
+        Ok(Some(Box::new(Self::new(Group { fabric, id, rank, members }))))
+    }
+
+    fn note(&self, at: At) {
+        self.group.fabric.mailbox.note(at);
+    }
+
+    fn abort(&self, at: At, reason: &str) -> Error {
+        let fabric = &self.group.fabric;
+        let message = format!("rank {} ended the job: {reason}", fabric.rank);
+        fabric.fail(fabric.failure(Cause::Caller, Some(fabric.rank), at, message))
+    }
+
+    fn fail(&self, failure: Failure) -> Error {
+        self.group.fabric.fail(failure)
+    }
+}
+
+/// A number for a new communicator, the same on all its ranks; never 0, which is the job's.
+///
+/// # Source
+/// The finalizer of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014).
+fn split_id(parent: u64, number: u64, color: u64) -> u64 {
+    [parent, number, color].into_iter().fold(0x9e37_79b9_7f4a_7c15, |hash: u64, word| {
+        let mut mixed = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }) | 1
+}

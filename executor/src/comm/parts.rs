@@ -1,0 +1,33 @@
+//! Parts of a collective, one a rank.
+
+use super::error::{Error, Result};
+use std::ops::Range;
+
+/// Cuts `elements` into one part a rank; the first ones are longer by one where it does not come out even.
+///
+/// # Panics
+/// If there are no ranks.
+///
+/// # Examples
+/// ```
+/// assert_eq!(dflop_executor::comm::even_parts(7, 3), [3, 2, 2]);
+/// ```
+#[must_use]
+pub fn even_parts(elements: usize, ranks: usize) -> Vec<usize> {
+    assert!(ranks > 0, "no ranks");
+    (0..ranks).map(|rank| elements / ranks + usize::from(rank < elements % ranks)).collect()
+}
+
+/// Where the parts lie.
+pub(super) fn ranges(parts: &[usize], ranks: usize, elements: usize) -> Result<Vec<Range<usize>>> {
+    let sum = parts.iter().try_fold(0_usize, |sum, &part| sum.checked_add(part)).unwrap_or(usize::MAX);
+    if parts.len() != ranks || sum != elements {
+        return Err(Error::Parts { parts: parts.len(), sum, size: ranks, elements });
+    }
+    let mut begin = 0;
+    let range = |&part: &usize| {
+        begin += part;
+        begin - part..begin
+    };
+    Ok(parts.iter().map(range).collect())
+}

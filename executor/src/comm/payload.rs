@@ -1,0 +1,237 @@
+//! What travels: typed elements with a shape.
+
+use super::error::{Error, Result};
+use half::bf16;
+use std::fmt;
+
+/// Type of the elements of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Dtype {
+    /// Plain bytes.
+    U8,
+    /// 16-bit brain floating point.
+    Bf16,
+    /// 32-bit floating point.
+    F32,
+    /// 64-bit floating point, for norms and losses.
+    F64,
+    /// 64-bit unsigned integers, for counts and digests.
+    U64,
+}
+
+impl Dtype {
+    /// Size of one element.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 => 2,
+            Self::F32 => 4,
+            Self::F64 | Self::U64 => 8,
+        }
+    }
+
+    /// Number in a header.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 => 2,
+            Self::F32 => 3,
+            Self::F64 => 4,
+            Self::U64 => 5,
+        }
+    }
+
+    /// Inverse of [`code`](Self::code).
+    pub(super) fn from_code(code: u8) -> Option<Self> {
+        [Self::U8, Self::Bf16, Self::F32, Self::F64, Self::U64].into_iter().find(|dtype| dtype.code() == code)
+    }
+}
+
+/// Type, rows and columns of a message. The receiver states it; both sides know the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Rows; tokens, for activations.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+impl Shape {
+    /// A matrix of f32.
+    #[must_use]
+    pub fn f32(rows: usize, cols: usize) -> Self {
+        Self { dtype: Dtype::F32, rows, cols }
+    }
+
+    /// One row of elements.
+    #[must_use]
+    pub fn flat(dtype: Dtype, elements: usize) -> Self {
+        Self { dtype, rows: 1, cols: elements }
+    }
+
+    /// `rows * cols`, or `None` if that overflows.
+    #[must_use]
+    pub fn elements(&self) -> Option<usize> {
+        self.rows.checked_mul(self.cols)
+    }
+
+    /// Size of all elements, or `None` if that overflows.
+    #[must_use]
+    pub fn bytes(&self) -> Option<usize> {
+        self.elements()?.checked_mul(self.dtype.bytes())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} [{} x {}]", self.dtype, self.rows, self.cols)
+    }
+}
+
+/// Owned elements.
+///
+/// Owned, so that a message can be on its way while the caller computes. A transport between devices adds
+/// a variant with a handle of its device; one that does not know a variant refuses it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]
+pub enum Buffer {
+    U8(Vec<u8>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    U64(Vec<u64>),
+}
+
+/// Calls an expression on the elements of a [`Buffer`] or [`Slice`](super::Slice), whatever their type.
+macro_rules! each_type {
+    ($kind:ident, $value:expr, $elements:ident => $then:expr) => {
+        match $value {
+            $kind::U8($elements) => $then,
+            $kind::Bf16($elements) => $then,
+            $kind::F32($elements) => $then,
+            $kind::F64($elements) => $then,
+            $kind::U64($elements) => $then,
+        }
+    };
+}
+pub(super) use each_type;
+
+impl Buffer {
+    /// Elements of zero.
+    #[must_use]
+    pub fn zeros(dtype: Dtype, elements: usize) -> Self {
+        match dtype {
+            Dtype::U8 => Self::U8(vec![0; elements]),
+            Dtype::Bf16 => Self::Bf16(vec![bf16::ZERO; elements]),
+            Dtype::F32 => Self::F32(vec![0.0; elements]),
+            Dtype::F64 => Self::F64(vec![0.0; elements]),
+            Dtype::U64 => Self::U64(vec![0; elements]),
+        }
+    }
+
+    /// Type of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::U8(_) => Dtype::U8,
+            Self::Bf16(_) => Dtype::Bf16,
+            Self::F32(_) => Dtype::F32,
+            Self::F64(_) => Dtype::F64,
+            Self::U64(_) => Dtype::U64,
+        }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        each_type!(Self, self, elements => elements.len())
+    }
+
+    /// Memory of the elements, little-endian.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        each_type!(Self, self, elements => bytemuck::cast_slice(elements))
+    }
+
+    /// Memory of the elements, to write to.
+    #[must_use]
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        each_type!(Self, self, elements => bytemuck::cast_slice_mut(elements))
+    }
+}
+
+/// Owned elements with a shape: one message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Payload {
+    shape: Shape,
+    buffer: Buffer,
+}
+
+impl Payload {
+    /// Joins elements and shape.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if there are not `rows * cols` elements.
+    pub fn new(rows: usize, cols: usize, buffer: Buffer) -> Result<Self> {
+        let shape = Shape { dtype: buffer.dtype(), rows, cols };
+        if shape.elements() != Some(buffer.elements()) {
+            return Err(Error::Length { found: buffer.elements(), expected: shape.to_string() });
+        }
+        Ok(Self { shape, buffer })
+    }
+
+    /// Joins rows and columns of f32.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if there are not `rows * cols` elements.
+    pub fn f32(rows: usize, cols: usize, elements: Vec<f32>) -> Result<Self> {
+        Self::new(rows, cols, Buffer::F32(elements))
+    }
+
+    /// One row of elements.
+    #[must_use]
+    pub fn flat(buffer: Buffer) -> Self {
+        Self { shape: Shape::flat(buffer.dtype(), buffer.elements()), buffer }
+    }
+
+    /// Type, rows and columns.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The elements.
+    #[must_use]
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The elements, owned.
+    #[must_use]
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+
+    /// Elements of f32, or `None` for another type.
+    #[must_use]
+    pub fn into_f32(self) -> Option<Vec<f32>> {
+        match self.buffer {
+            Buffer::F32(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// Plain bytes, or `None` for another type.
+    #[must_use]
+    pub fn into_bytes(self) -> Option<Vec<u8>> {
+        match self.buffer {
+            Buffer::U8(elements) => Some(elements),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Memory of received messages, used again for the next ones.
+
+use super::payload::{Buffer, Dtype};
+use std::sync::{Mutex, PoisonError};
+
+/// Buffers of f32 that are free, the most recent last.
+#[derive(Debug, Default)]
+pub(super) struct Recycled(Mutex<Vec<Vec<f32>>>);
+
+impl Recycled {
+    /// At most so many buffers are kept.
+    const BUFFERS_MAX: usize = 8;
+    /// Smaller ones are cheaper to allocate than to look for.
+    const ELEMENTS_MIN: usize = 4096;
+
+    /// Returns a buffer of unspecified elements.
+    pub(super) fn take(&self, dtype: Dtype, elements: usize) -> Buffer {
+        if dtype == Dtype::F32 && elements >= Self::ELEMENTS_MIN {
+            let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // no more than twice the memory, or small messages would sit in large buffers
+            let fits = |buffer: &Vec<f32>| (elements..=2 * elements).contains(&buffer.len());
+            if let Some(index) = free.iter().rposition(fits) {
+                let mut buffer = free.remove(index);
+                buffer.truncate(elements);
+                return Buffer::F32(buffer);
+            }
+        }
+        Buffer::zeros(dtype, elements)
+    }
+
+    /// Keeps a buffer for later.
+    pub(super) fn give(&self, buffer: Buffer) {
+        if let Buffer::F32(mut elements) = buffer
+            && elements.len() >= Self::ELEMENTS_MIN
+        {
+            elements.resize(elements.capacity(), 0.0);
+            let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if free.len() == Self::BUFFERS_MAX {
+                free.remove(0);
+            }
+            free.push(elements);
+        }
+    }
+}

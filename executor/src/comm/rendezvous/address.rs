@@ -1,0 +1,133 @@
+//! Names to addresses, calls and their time limit.
+
+use super::handshake::{Hello, Rejection, call};
+use super::token::Token;
+use crate::comm::error::{Error, Result};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+const RETRY: Duration = Duration::from_millis(20);
+const RETRY_NAME: Duration = Duration::from_millis(250);
+const POLL: Duration = Duration::from_millis(2);
+const CALL: Duration = Duration::from_secs(3);
+
+/// A point in time until which ranks try to find one another.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::comm) struct Deadline {
+    begin: Instant,
+    end: Instant,
+}
+
+impl Deadline {
+    pub(in crate::comm) fn after(duration: Duration) -> Self {
+        let begin = Instant::now();
+        Self { begin, end: begin + duration }
+    }
+
+    pub(in crate::comm) fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    pub(in crate::comm) fn waited_seconds(&self) -> f64 {
+        self.begin.elapsed().as_secs_f64()
+    }
+}
+
+/// Resolves a name, or reads an address, of IPv4 or IPv6. A name that no one knows yet is asked for again.
+pub(in crate::comm) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Result<Vec<SocketAddr>> {
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let (answer, answers) = channel();
+    let (name, begin) = (host.clone(), *deadline);
+    // the resolver of the system has time limits of its own
+    std::thread::spawn(move || {
+        loop {
+            let found = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+            let is_found = found.as_ref().is_ok_and(|addresses| !addresses.is_empty());
+            if answer.send(found).is_err() || is_found || begin.left().is_zero() {
+                return;
+            }
+            std::thread::sleep(RETRY_NAME);
+        }
+    });
+    let mut source = io::Error::from(io::ErrorKind::TimedOut);
+    loop {
+        match answers.recv_timeout(deadline.left()) {
+            Ok(Ok(addresses)) if !addresses.is_empty() => return Ok(addresses),
+            Ok(Ok(_)) => source = io::ErrorKind::NotFound.into(),
+            Ok(Err(error)) => source = error,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                return Err(Error::Resolve { host, waited_seconds: deadline.waited_seconds(), source });
+            }
+        }
+    }
+}
+
+/// Calls one of the addresses until someone answers who knows the token.
+///
+/// # Errors
+/// At once where the token or this rank is refused; [`Error::Connect`] after the deadline.
+pub(in crate::comm) fn dial(
+    addresses: &[SocketAddr],
+    hello: Hello,
+    token: &Token,
+    peer: &str,
+    deadline: &Deadline,
+) -> Result<TcpStream> {
+    let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    loop {
+        let mut reason = "no address".to_owned();
+        for one in addresses {
+            match try_call(one, hello, token, deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(Rejection::Token) => return Err(Error::TokenRefused { rank: hello.rank, address }),
+                Err(Rejection::Refused(reason)) => return Err(Error::Refused { rank: hello.rank, reason }),
+                Err(Rejection::Io(error)) => reason = error.to_string(),
+            }
+        }
+        if deadline.left().is_zero() {
+            let (rank, waited_seconds) = (hello.rank, deadline.waited_seconds());
+            return Err(Error::Connect { rank, peer: peer.to_owned(), address, waited_seconds, reason });
+        }
+        std::thread::sleep(RETRY.min(deadline.left()));
+    }
+}
+
+fn try_call(
+    address: &SocketAddr,
+    hello: Hello,
+    token: &Token,
+    deadline: &Deadline,
+) -> Result<TcpStream, Rejection> {
+    let patience = deadline.left().clamp(Duration::from_millis(1), CALL);
+    let mut stream = TcpStream::connect_timeout(address, patience)?;
+    stream.set_nodelay(true)?;
+    call(&mut stream, hello, token)?;
+    Ok(stream)
+}
+
+/// Accepts connections and gives each to `take`, until `is_done` says so.
+pub(in crate::comm) fn accept_until(
+    listener: &TcpListener,
+    mut take: impl FnMut(TcpStream),
+    mut is_done: impl FnMut() -> bool,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    while !is_done() {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                take(stream);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(POLL),
+            // the caller hung up before, or the like: nothing of the listener
+            Err(error) => {
+                tracing::debug!(%error, "a connection could not be accepted");
+                std::thread::sleep(POLL);
+            }
+        }
+    }
+    Ok(())
+}

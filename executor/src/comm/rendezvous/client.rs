@@ -1,0 +1,132 @@
+//! The side of the store that asks.
+
+use super::address::{Deadline, dial};
+use super::handshake::{Hello, Purpose};
+use super::protocol::{Answer, Ask, Request, read_answer};
+use super::token::Token;
+use crate::comm::error::{Error, Result};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// A rank's connection to the store of its job.
+///
+/// Keys are written once. Beside addresses it holds what a later transport has to hand round, as the unique id of
+/// a NCCL communicator under its group's name.
+#[derive(Debug)]
+pub struct Store {
+    stream: Mutex<TcpStream>,
+    rank: usize,
+    size: usize,
+    has_joined: AtomicBool,
+}
+
+impl Store {
+    /// Finds the store and proves to know the token.
+    pub(in crate::comm) fn connect(
+        addresses: &[SocketAddr],
+        rank: usize,
+        size: usize,
+        token: &Token,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let hello = Hello { purpose: Purpose::Store, rank, size };
+        let stream = dial(addresses, hello, token, "the rendezvous", deadline)?;
+        Ok(Self { stream: Mutex::new(stream), rank, size, has_joined: AtomicBool::new(false) })
+    }
+
+    /// Says that this rank is connected with all others; until then, its end is everyone's.
+    pub(in crate::comm) fn join(&self) {
+        self.has_joined.store(true, Ordering::Relaxed);
+    }
+
+    /// Address of this machine by which it reaches the store.
+    pub(in crate::comm) fn local_ip(&self) -> Result<IpAddr> {
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        stream
+            .local_addr()
+            .map(|address| address.ip())
+            .map_err(|source| self.io("ask for the local address", source))
+    }
+
+    /// Sets a key, of at most 256 bytes, to a value of at most 64 KiB.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it has a value; [`Error::Io`] if the store is gone.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        match self.ask(Ask::Set, key, value, Duration::ZERO)? {
+            (Answer::Taken, _) => {
+                Err(Error::Refused { rank: self.rank, reason: format!("`{key}` was set before") })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the value of a key; `None` if there is none in time.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a rank of the job went away before; [`Error::Io`] if the store is gone.
+    pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
+        match self.ask(Ask::Wait, key, &[], timeout)? {
+            (Answer::Value, value) => Ok(Some(value)),
+            (Answer::Lost, rank) => {
+                let rank = rank.try_into().map_or(0, u32::from_le_bytes);
+                let reason = format!("rank {rank} went away before all ranks were connected");
+                Err(Error::Refused { rank: self.rank, reason })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits until all ranks are at the barrier of this name, which can be used once.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if they are not in time; those of [`wait`](Self::wait).
+    pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
+        let (_, count) = self.ask(Ask::Count, name, &[], Duration::ZERO)?;
+        let open = format!("barrier/{name}");
+        if count == (self.size as u64).to_le_bytes() {
+            self.set(&open, &[])?;
+        }
+        match self.wait(&open, timeout)? {
+            Some(_) => Ok(()),
+            None => Err(Error::Connect {
+                rank: self.rank,
+                peer: "all ranks".into(),
+                address: open,
+                waited_seconds: timeout.as_secs_f64(),
+                reason: "some did not come".into(),
+            }),
+        }
+    }
+
+    fn ask(&self, ask: Ask, key: &str, value: &[u8], timeout: Duration) -> Result<(Answer, Vec<u8>)> {
+        let timeout_ms = timeout.as_millis() as u64;
+        let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // the store answers in time, or its machine is gone
+        let patience = timeout + Duration::from_secs(5);
+        stream
+            .set_read_timeout(Some(patience))
+            .and_then(|()| request.write(&mut *stream))
+            .and_then(|()| read_answer(&mut *stream))
+            .map_err(|source| self.io("ask the rendezvous", source))
+    }
+
+    fn io(&self, action: &str, source: io::Error) -> Error {
+        Error::Io { action: format!("{action}, as rank {}", self.rank), source }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let leave = Request { ask: Ask::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
+        // a store that is gone needs no farewell; a rank that never joined is missed
+        if self.has_joined.load(Ordering::Relaxed) {
+            let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = leave.write(stream);
+        }
+    }
+}

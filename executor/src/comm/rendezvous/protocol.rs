@@ -1,0 +1,106 @@
+//! Requests to the store and its answers, as bytes.
+
+use std::io::{self, Read, Write};
+
+/// Longest key.
+const KEY_BYTES_MAX: usize = 256;
+/// Longest value.
+pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// Sets a key that has no value.
+    Set,
+    /// Waits for the value of a key.
+    Wait,
+    /// Adds one to a counter.
+    Count,
+    /// Says that the connection ends as it should.
+    Leave,
+}
+
+/// What the store answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Done; here is the value.
+    Value,
+    /// There was no value in time.
+    TimedOut,
+    /// The key has a value.
+    Taken,
+    /// A rank's connection ended; the value is its number.
+    Lost,
+}
+
+/// A request: key, value and time limit, where it has one.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) ask: Ask,
+    pub(super) key: String,
+    pub(super) value: Vec<u8>,
+    pub(super) timeout_ms: u64,
+}
+
+impl Request {
+    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        if self.key.len() > KEY_BYTES_MAX || self.value.len() > VALUE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "key or value too long"));
+        }
+        let mut bytes = vec![self.ask as u8];
+        bytes.extend((self.key.len() as u32).to_le_bytes());
+        bytes.extend((self.value.len() as u32).to_le_bytes());
+        bytes.extend(self.timeout_ms.to_le_bytes());
+        bytes.extend(self.key.as_bytes());
+        bytes.extend(&self.value);
+        stream.write_all(&bytes)
+    }
+
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
+        let [ask] = read(stream)?;
+        let asks = [Ask::Set, Ask::Wait, Ask::Count, Ask::Leave];
+        let ask = *asks.get(usize::from(ask)).ok_or_else(invalid)?;
+        let key_bytes = u32::from_le_bytes(read(stream)?) as usize;
+        let value_bytes = u32::from_le_bytes(read(stream)?) as usize;
+        let timeout_ms = u64::from_le_bytes(read(stream)?);
+        if key_bytes > KEY_BYTES_MAX {
+            return Err(invalid());
+        }
+        let key = String::from_utf8(read_value(stream, key_bytes)?).map_err(|_| invalid())?;
+        Ok(Self { ask, key, value: read_value(stream, value_bytes)?, timeout_ms })
+    }
+}
+
+pub(super) fn write_answer(stream: &mut impl Write, answer: Answer, value: &[u8]) -> io::Result<()> {
+    let mut bytes = vec![answer as u8];
+    bytes.extend((value.len() as u32).to_le_bytes());
+    bytes.extend(value);
+    stream.write_all(&bytes)
+}
+
+pub(super) fn read_answer(stream: &mut impl Read) -> io::Result<(Answer, Vec<u8>)> {
+    let [answer] = read(stream)?;
+    let answers = [Answer::Value, Answer::TimedOut, Answer::Taken, Answer::Lost];
+    let answer = *answers.get(usize::from(answer)).ok_or_else(invalid)?;
+    let value_bytes = u32::from_le_bytes(read(stream)?) as usize;
+    Ok((answer, read_value(stream, value_bytes)?))
+}
+
+fn read_value(stream: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {
+    if bytes > VALUE_BYTES_MAX {
+        return Err(invalid());
+    }
+    let mut value = vec![0; bytes];
+    stream.read_exact(&mut value)?;
+    Ok(value)
+}
+
+fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn invalid() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "not a request or answer of the store")
+}

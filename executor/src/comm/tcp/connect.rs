@@ -1,0 +1,189 @@
+//! Makes the connections of a rank with all others.
+
+use super::mesh::{Mesh, Pair};
+use crate::comm::communicator::Communicator;
+use crate::comm::error::{Error, Result};
+use crate::comm::fabric::Fabric;
+use crate::comm::mailbox::Mailbox;
+use crate::comm::rendezvous::{
+    Deadline, Hello, Host, Purpose, Store, Token, accept_until, dial, greet, resolve,
+};
+use crate::comm::settings::Settings;
+use crate::comm::threads;
+use crate::launch::{Layout, Rendezvous};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// A rank that found all others.
+#[derive(Debug)]
+pub struct Session {
+    /// All ranks of the job.
+    pub comm: Communicator,
+    /// The job's store, unless it has one rank only.
+    pub store: Option<Store>,
+    _host: Option<Host>,
+}
+
+/// Joins the job that `layout` describes: finds all other ranks and connects with each.
+///
+/// Rank 0 hosts the rendezvous unless the launcher does. A rank listens on the address by which it reaches the
+/// rendezvous, or the one in the layout, on a port of the system's choice. A job of one rank opens no socket.
+///
+/// # Errors
+/// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`], [`Error::Connect`],
+/// [`Error::Missing`]; at once: [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`],
+/// [`Error::Config`].
+pub fn connect(layout: &Layout, settings: Settings) -> Result<Session> {
+    settings.check()?;
+    let Some(rendezvous) = &layout.rendezvous else {
+        let mut ranks = threads::world(1, settings)?;
+        return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
+    };
+    if rendezvous.listen.is_some_and(|ip| ip.is_unspecified()) {
+        let reason = "that is every address; name the one by which other ranks reach this one".into();
+        return Err(Error::Config { setting: "listen", reason });
+    }
+    let deadline = Deadline::after(settings.rendezvous);
+    let Some(token) = rendezvous.token.clone() else {
+        return Err(Error::TokenMissing { size: layout.size });
+    };
+    let addresses = resolve(&rendezvous.host, rendezvous.port, &deadline)?;
+    let hosts = layout.rank == 0 && !rendezvous.is_hosted_elsewhere;
+    let host = hosts.then(|| start_host(rendezvous, &addresses, layout.size, &token)).transpose()?;
+    let addresses = host.as_ref().map_or(addresses, |host| vec![host.address()]);
+    let store = Store::connect(&addresses, layout.rank, layout.size, &token, &deadline)?;
+    let joining = Joining { layout, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
+    let pairs = joining.pairs()?;
+    let mailbox = Arc::new(Mailbox::new(layout.size, settings.buffered_bytes_max));
+    let mesh = Mesh::start(layout.rank, mailbox.clone(), pairs);
+    let wire =
+        Box::new(mesh.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?);
+    store.join();
+    let fabric = Fabric { rank: layout.rank, size: layout.size, mailbox, wire, settings };
+    Ok(Session { comm: Communicator::world(Arc::new(fabric)), store: Some(store), _host: host })
+}
+
+/// The store of rank 0: at the address to listen on, if one is given, else at those of the rendezvous.
+fn start_host(rendezvous: &Rendezvous, addresses: &[SocketAddr], size: usize, token: &Token) -> Result<Host> {
+    let given = rendezvous.listen.map(|ip| vec![SocketAddr::new(ip, rendezvous.port)]);
+    Host::start(given.as_deref().unwrap_or(addresses), size, token.clone())
+}
+
+struct Joining<'a> {
+    layout: &'a Layout,
+    rendezvous: &'a Rendezvous,
+    token: Token,
+    deadline: Deadline,
+    store: &'a Store,
+    /// Ends the thread that accepts.
+    has_all: Arc<AtomicBool>,
+}
+
+impl Joining<'_> {
+    /// How often a rank that waits for others looks whether one of them is gone.
+    const LOOK: Duration = Duration::from_millis(100);
+
+    /// Calls the lower ranks and is called by the higher ones.
+    fn pairs(&self) -> Result<Vec<Option<Pair>>> {
+        let (rank, size) = (self.layout.rank, self.layout.size);
+        let ip = self.rendezvous.listen.map_or_else(|| self.store.local_ip(), Ok)?;
+        let listener = self.listen(ip)?;
+        let calls = self.accept(listener)?;
+        let addresses = self.addresses()?;
+        let mut pairs: Vec<Option<Pair>> = (0..size).map(|_| None).collect();
+        for (peer, address) in addresses.into_iter().enumerate().take(rank) {
+            let call = |purpose| {
+                let hello = Hello { purpose, rank, size };
+                dial(&[address], hello, &self.token, &format!("rank {peer}"), &self.deadline)
+            };
+            pairs[peer] = Some(Pair { data: call(Purpose::Data)?, control: call(Purpose::Control)? });
+        }
+        self.answer_calls(&calls, &mut pairs)?;
+        self.has_all.store(true, Ordering::Relaxed);
+        Ok(pairs)
+    }
+
+    fn listen(&self, ip: IpAddr) -> Result<TcpListener> {
+        let rank = self.layout.rank;
+        let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
+        let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        self.store.set(&format!("address/{rank}"), address.to_string().as_bytes())?;
+        Ok(listener)
+    }
+
+    /// Addresses of all ranks, or which did not come.
+    fn addresses(&self) -> Result<Vec<SocketAddr>> {
+        let mut missing = Vec::new();
+        let mut addresses = Vec::new();
+        for rank in 0..self.layout.size {
+            let value = self.store.wait(&format!("address/{rank}"), self.deadline.left())?;
+            match value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()) {
+                Some(address) => addresses.push(address),
+                None => missing.push(rank),
+            }
+        }
+        if missing.is_empty() { Ok(addresses) } else { Err(self.missing(missing)) }
+    }
+
+    fn missing(&self, missing: Vec<usize>) -> Error {
+        let (rank, size) = (self.layout.rank, self.layout.size);
+        Error::Missing { rank, size, missing, waited_seconds: self.deadline.waited_seconds() }
+    }
+
+    /// Accepts on a thread, until the deadline or until all are here.
+    fn accept(&self, listener: TcpListener) -> Result<Receiver<(Hello, TcpStream)>> {
+        let (calls, called) = channel();
+        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (token, deadline) = (self.token.clone(), self.deadline);
+        let has_all = self.has_all.clone();
+        let admit = move |hello: &Hello| {
+            let is_expected = hello.size == size && (rank + 1..size).contains(&hello.rank);
+            let is_pair = hello.purpose != Purpose::Store;
+            if is_expected && is_pair { Ok(()) } else { Err(format!("rank {rank} expects no such call")) }
+        };
+        let take = move |mut stream: TcpStream| {
+            let (calls, token) = (calls.clone(), token.clone());
+            std::thread::spawn(move || match greet(&mut stream, &token, admit) {
+                // a receiver that is gone has all calls that it wants
+                Ok(Some(hello)) => drop(calls.send((hello, stream))),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "refused a connection that is not of this job"),
+            });
+        };
+        let is_done = move || has_all.load(Ordering::Relaxed) || deadline.left().is_zero();
+        let accepting = std::thread::Builder::new().name("comm-accept".into());
+        let thread = accepting.spawn(move || accept_until(&listener, take, is_done));
+        thread.map_err(|source| Error::Io { action: "start a thread".into(), source })?;
+        Ok(called)
+    }
+
+    fn answer_calls(&self, calls: &Receiver<(Hello, TcpStream)>, pairs: &mut [Option<Pair>]) -> Result<()> {
+        let mut halves: Vec<[Option<TcpStream>; 2]> = pairs.iter().map(|_| [None, None]).collect();
+        while let Some(missing) = self.not_connected(pairs) {
+            if self.deadline.left().is_zero() {
+                return Err(self.missing(missing));
+            }
+            let Ok((hello, stream)) = calls.recv_timeout(Self::LOOK.min(self.deadline.left())) else {
+                // tells whether a rank is gone: no one sets this key
+                self.store.wait("never", Duration::ZERO)?;
+                continue;
+            };
+            let peer = hello.rank;
+            halves[peer][usize::from(hello.purpose == Purpose::Control)] = Some(stream);
+            if let [data @ Some(_), control @ Some(_)] = &mut halves[peer] {
+                pairs[peer] = data.take().zip(control.take()).map(|(data, control)| Pair { data, control });
+            }
+        }
+        Ok(())
+    }
+
+    fn not_connected(&self, pairs: &[Option<Pair>]) -> Option<Vec<usize>> {
+        let is_open = |peer: &usize| *peer != self.layout.rank && pairs[*peer].is_none();
+        let open: Vec<usize> = (0..self.layout.size).filter(is_open).collect();
+        (!open.is_empty()).then_some(open)
+    }
+}

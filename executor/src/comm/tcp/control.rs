@@ -1,0 +1,160 @@
+//! What travels beside the messages: the end of the job, questions and answers.
+
+use crate::comm::at::{ActionName, At};
+use crate::comm::error::{Cause, Failure};
+use crate::comm::mailbox::Status;
+use std::io::{self, Read, Write};
+
+/// Longest text of a failure.
+const TEXT_BYTES_MAX: usize = 1024;
+const NO_RANK: u32 = u32::MAX;
+
+/// One control message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Control {
+    /// The job is over.
+    Abort(Failure),
+    /// What are you doing?
+    Ask(u64),
+    /// The answer.
+    Tell(u64, Status),
+}
+
+impl Control {
+    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        let mut body = Vec::new();
+        match self {
+            Self::Abort(failure) => {
+                body.push(0);
+                body.push(failure.cause.code());
+                body.extend(wire_rank(failure.culprit).to_le_bytes());
+                body.extend(wire_rank(Some(failure.by)).to_le_bytes());
+                put_at(&mut body, failure.at);
+                let mut length = failure.message.len().min(TEXT_BYTES_MAX);
+                while !failure.message.is_char_boundary(length) {
+                    length -= 1;
+                }
+                body.extend(&failure.message.as_bytes()[..length]);
+            }
+            Self::Ask(id) => {
+                body.push(1);
+                body.extend(id.to_le_bytes());
+            }
+            Self::Tell(id, status) => {
+                body.push(2);
+                body.extend(id.to_le_bytes());
+                body.extend(wire_rank(status.wait.map(|(rank, _)| rank)).to_le_bytes());
+                for at in [status.wait.map(|(_, at)| at), status.last] {
+                    body.push(u8::from(at.is_some()));
+                    put_at(&mut body, at.unwrap_or(At::step(0, "")));
+                }
+            }
+        }
+        let mut frame = (body.len() as u32).to_le_bytes().to_vec();
+        frame.append(&mut body);
+        stream.write_all(&frame)
+    }
+
+    /// Reads one; `None` at the end of the connection.
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Self>> {
+        let mut length = [0; 4];
+        match stream.read_exact(&mut length) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        let length = u32::from_le_bytes(length) as usize;
+        if length > TEXT_BYTES_MAX + 256 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body)?;
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        Self::decode(&mut body.as_slice())?.map(Some).ok_or_else(invalid)
+    }
+
+    fn decode(body: &mut &[u8]) -> io::Result<Option<Self>> {
+        Ok(match take::<1>(body)? {
+            [0] => {
+                let Some(cause) = Cause::from_code(take::<1>(body)?[0]) else { return Ok(None) };
+                let culprit = take_rank(body)?;
+                let Some(by) = take_rank(body)? else { return Ok(None) };
+                let at = take_at(body)?;
+                let message = String::from_utf8_lossy(body).into_owned();
+                Some(Self::Abort(Failure { cause, culprit, by, at, message }))
+            }
+            [1] => Some(Self::Ask(u64::from_le_bytes(take(body)?))),
+            [2] => {
+                let id = u64::from_le_bytes(take(body)?);
+                let rank = take_rank(body)?;
+                let [is_waiting] = take(body)?;
+                let waits_at = take_at(body)?;
+                let [has_last] = take(body)?;
+                let last = take_at(body)?;
+                let wait = rank.filter(|_| is_waiting == 1).map(|rank| (rank, waits_at));
+                Some(Self::Tell(id, Status { wait, last: (has_last == 1).then_some(last) }))
+            }
+            _ => None,
+        })
+    }
+}
+
+fn wire_rank(rank: Option<usize>) -> u32 {
+    rank.map_or(NO_RANK, |rank| rank as u32)
+}
+
+fn put_at(body: &mut Vec<u8>, at: At) {
+    body.extend(at.step.to_le_bytes());
+    body.extend(at.wire_microbatch().to_le_bytes());
+    body.extend(at.action.padded());
+}
+
+fn take<const N: usize>(body: &mut &[u8]) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    body.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn take_rank(body: &mut &[u8]) -> io::Result<Option<usize>> {
+    let rank = u32::from_le_bytes(take(body)?);
+    Ok((rank != NO_RANK).then_some(rank as usize))
+}
+
+fn take_at(body: &mut &[u8]) -> io::Result<At> {
+    let step = u64::from_le_bytes(take(body)?);
+    let microbatch = u32::from_le_bytes(take(body)?);
+    Ok(At::from_wire(step, microbatch, ActionName::from_padded(take(body)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_messages_come_back() {
+        let at = At::microbatch(7, 3, "forward");
+        let failure = Failure {
+            cause: Cause::Digest,
+            culprit: None,
+            by: 3,
+            at,
+            message: "rank 2 \u{2192} 3".to_owned(),
+        };
+        let status = Status { wait: Some((2, at)), last: Some(At::step(8, "barrier")) };
+        let all = [
+            Control::Abort(failure.clone()),
+            Control::Abort(Failure { culprit: Some(1), ..failure }),
+            Control::Ask(77),
+            Control::Tell(77, status),
+            Control::Tell(78, Status::default()),
+        ];
+        let mut bytes = Vec::new();
+        for control in &all {
+            control.write(&mut bytes).unwrap();
+        }
+        let mut bytes = bytes.as_slice();
+        for control in all {
+            assert_eq!(Control::read(&mut bytes).unwrap(), Some(control));
+        }
+        assert_eq!(Control::read(&mut bytes).unwrap(), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! What the threads of all connections of a rank share: control connections, and how a peer ended.
+
+use super::control::Control;
+use crate::comm::at::At;
+use crate::comm::error::{Cause, Failure};
+use crate::comm::mailbox::{Mailbox, Status};
+use std::collections::BTreeMap;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Which of a peer's connections ended, and whether it said farewell.
+#[derive(Debug, Default, Clone, Copy)]
+struct Ended {
+    data: bool,
+    control: bool,
+    farewell: bool,
+}
+
+/// One rank, as its connections see it.
+#[derive(Debug)]
+pub(super) struct Links {
+    pub(super) rank: usize,
+    pub(super) mailbox: Arc<Mailbox>,
+    /// Control connection of each peer; none with this rank itself.
+    controls: Vec<Option<Mutex<TcpStream>>>,
+    ended: Mutex<Vec<Ended>>,
+    answers: Mutex<BTreeMap<u64, Option<Status>>>,
+    answered: Condvar,
+    asked: AtomicU64,
+    /// What the job failed of; locked while others are told.
+    failure: Mutex<Option<Failure>>,
+    /// This rank is leaving: connections end now.
+    is_closing: AtomicBool,
+}
+
+impl Links {
+    /// A peer that takes no control message for so long is left without.
+    const CONTROL_PATIENCE: Duration = Duration::from_secs(1);
+
+    pub(super) fn new(
+        rank: usize,
+        mailbox: Arc<Mailbox>,
+        controls: Vec<Option<TcpStream>>,
+    ) -> std::io::Result<Self> {
+        for control in controls.iter().flatten() {
+            control.set_write_timeout(Some(Self::CONTROL_PATIENCE))?;
+        }
+        Ok(Self {
+            rank,
+            mailbox,
+            ended: Mutex::new(vec![Ended::default(); controls.len()]),
+            controls: controls.into_iter().map(|control| control.map(Mutex::new)).collect(),
+            answers: Mutex::default(),
+            answered: Condvar::new(),
+            asked: AtomicU64::new(0),
+            failure: Mutex::default(),
+            is_closing: AtomicBool::new(false),
+        })
+    }
+
+    /// Sends a control message; a peer that does not take it will be missed elsewhere.
+    fn tell(&self, peer: usize, control: &Control) -> bool {
+        let Some(stream) = &self.controls[peer] else { return false };
+        let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+        control.write(&mut *stream).is_ok()
+    }
+
+    /// Ends the job: tells everyone, then ends all waits here. The first failure stays, and is returned.
+    ///
+    /// Whoever learns of a failure passes it on before its own waits end. So no rank can be missed by others,
+    /// because it ended, before they know why.
+    pub(super) fn end_job(&self, failure: Failure) -> Failure {
+        let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = &*kept {
+            return kept.clone();
+        }
+        let control = Control::Abort(failure.clone());
+        for peer in (0..self.controls.len()).filter(|&peer| peer != self.rank) {
+            self.tell(peer, &control);
+        }
+        self.mailbox.set_failure(failure.clone());
+        kept.insert(failure).clone()
+    }
+
+    /// Asks a peer what it is doing.
+    pub(super) fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
+        let deadline = Instant::now() + timeout;
+        let id = self.asked.fetch_add(1, Ordering::Relaxed);
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.insert(id, None);
+        drop(answers);
+        let was_told = self.tell(peer, &Control::Ask(id));
+        answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        while was_told && answers.get(&id).is_some_and(Option::is_none) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            answers = self.answered.wait_timeout(answers, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        answers.remove(&id).flatten()
+    }
+
+    /// Reads a peer's control connection until it ends.
+    pub(super) fn read_controls(&self, peer: usize, mut stream: TcpStream) {
+        while let Ok(Some(control)) = Control::read(&mut stream) {
+            match control {
+                Control::Abort(failure) => {
+                    self.end_job(failure);
+                }
+                Control::Ask(id) => {
+                    self.tell(peer, &Control::Tell(id, self.mailbox.status()));
+                }
+                Control::Tell(id, status) => {
+                    let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(answer) = answers.get_mut(&id) {
+                        *answer = Some(status);
+                        self.answered.notify_all();
+                    }
+                }
+            }
+        }
+        self.end(peer, |ended| ended.control = true);
+    }
+
+    /// Says that a peer said farewell: all its messages are here.
+    pub(super) fn farewell(&self, peer: usize) {
+        self.end(peer, |ended| ended.farewell = true);
+        self.mailbox.set_left(peer);
+    }
+
+    /// Says that a peer's messages ended.
+    pub(super) fn data_ended(&self, peer: usize) {
+        self.end(peer, |ended| ended.data = true);
+    }
+
+    /// A process is dead when both of its connections have ended. By then, what it said last of its own
+    /// failure was read, and that stays the reason.
+    fn end(&self, peer: usize, change: impl FnOnce(&mut Ended)) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut ended[peer]);
+        let now = ended[peer];
+        drop(ended);
+        if now.data && now.control && !now.farewell && !self.is_closing() {
+            let heard = self.mailbox.heard(peer);
+            let heard =
+                heard.map_or("before it sent anything".to_owned(), |at| format!("last heard of at {at}"));
+            self.fail(Cause::Died, peer, format!("rank {peer} died: its connections closed, {heard}"));
+        }
+    }
+
+    /// Ends the job, with a peer to blame.
+    pub(super) fn fail(&self, cause: Cause, peer: usize, message: String) {
+        let status = self.mailbox.status();
+        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(At::step(0, "start"));
+        let failure = Failure { cause, culprit: Some(peer), by: self.rank, at, message };
+        self.end_job(failure);
+    }
+
+    /// From now on, the end of a connection means nothing.
+    pub(super) fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Ends the control connections.
+    pub(super) fn shut_down(&self) {
+        for stream in self.controls.iter().flatten() {
+            let stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+            // one that ended before is as well
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A connection with every other rank, as a wire.
+
+use super::inbox::read_messages;
+use super::links::Links;
+use super::outbox::Outbox;
+use crate::comm::at::At;
+use crate::comm::error::Failure;
+use crate::comm::fabric::{Sent, Wire};
+use crate::comm::mailbox::{Interrupt, Mailbox, Status};
+use crate::comm::message::Message;
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The two connections with a peer.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) data: TcpStream,
+    pub(super) control: TcpStream,
+}
+
+/// All connections of a rank.
+#[derive(Debug)]
+pub(super) struct Mesh {
+    links: Arc<Links>,
+    outboxes: Vec<Option<Outbox>>,
+}
+
+impl Mesh {
+    /// How long a rank that leaves waits for others to take what it sent.
+    const FAREWELL: Duration = Duration::from_secs(5);
+
+    /// Starts the threads of all connections.
+    pub(super) fn start(rank: usize, mailbox: Arc<Mailbox>, pairs: Vec<Option<Pair>>) -> io::Result<Self> {
+        let controls =
+            pairs.iter().map(|pair| pair.as_ref().map(|pair| pair.control.try_clone()).transpose());
+        let links = Arc::new(Links::new(rank, mailbox, controls.collect::<io::Result<_>>()?)?);
+        let mut outboxes = Vec::new();
+        for (peer, pair) in pairs.into_iter().enumerate() {
+            outboxes.push(pair.map(|pair| start_pair(&links, peer, pair)).transpose()?);
+        }
+        Ok(Self { links, outboxes })
+    }
+}
+
+fn start_pair(links: &Arc<Links>, peer: usize, pair: Pair) -> io::Result<Outbox> {
+    let thread = |name: &str| std::thread::Builder::new().name(format!("comm-{name}-{peer}"));
+    let (of_data, data) = (links.clone(), pair.data.try_clone()?);
+    thread("recv").spawn(move || read_messages(&of_data, peer, data))?;
+    let of_control = links.clone();
+    thread("control").spawn(move || of_control.read_controls(peer, pair.control))?;
+    Outbox::start(peer, links.clone(), pair.data)
+}
+
+impl Wire for Mesh {
+    fn post(&self, to: usize, message: Message) -> Sent {
+        match &self.outboxes[to] {
+            Some(outbox) if !self.links.mailbox.has_left(to) => outbox.post(message),
+            _ => Sent::Closed,
+        }
+    }
+
+    fn wait_sent(&self, to: usize, sent: &Sent, at: At, timeout: Duration) -> Result<(), Interrupt> {
+        match sent {
+            Sent::Done | Sent::Delivered => Ok(()),
+            Sent::Closed => Err(Interrupt::Left),
+            Sent::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
+        }
+    }
+
+    fn is_sent(&self, to: usize, sent: &Sent) -> bool {
+        match sent {
+            Sent::Queued(count) => self.links.mailbox.written(to) >= *count,
+            _ => true,
+        }
+    }
+
+    fn end_job(&self, failure: Failure) -> Failure {
+        self.links.end_job(failure)
+    }
+
+    fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
+        self.links.ask(peer, timeout)
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.links.close();
+        let is_panicking = std::thread::panicking();
+        let has_failed = self.links.mailbox.failure().is_some();
+        let outboxes = || self.outboxes.iter().flatten();
+        if !has_failed && !is_panicking {
+            outboxes().for_each(Outbox::farewell);
+        }
+        let patience = if has_failed || is_panicking { Duration::ZERO } else { Self::FAREWELL };
+        outboxes().for_each(|outbox| outbox.close(patience));
+        self.links.shut_down();
+    }
+}

@@ -1,0 +1,132 @@
+//! Writes the messages to one peer, in order.
+
+use super::frame::{encode, farewell};
+use super::links::Links;
+use crate::comm::fabric::Sent;
+use crate::comm::message::Message;
+use rustix::net::{SendFlags, send};
+use std::io::{self, IoSlice, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Messages of up to so many bytes are written by the thread that sends them.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+
+enum Job {
+    Message(Message),
+    /// Bytes of a message whose beginning was written.
+    Rest(Vec<u8>, usize),
+    Farewell,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Jobs that were given to the thread, ever.
+    queued: u64,
+    jobs: Sender<Job>,
+}
+
+/// The sending half of a connection.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    peer: usize,
+    links: Arc<Links>,
+    stream: TcpStream,
+    state: Mutex<State>,
+    /// Closed once the thread ended.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Outbox {
+    /// Starts the thread of the connection.
+    pub(super) fn start(peer: usize, links: Arc<Links>, stream: TcpStream) -> io::Result<Self> {
+        let (jobs, queue) = channel();
+        let (end, ended) = channel::<()>();
+        let (writer, of_writer) = (stream.try_clone()?, links.clone());
+        std::thread::Builder::new().name(format!("comm-send-{peer}")).spawn(move || {
+            write_jobs(&of_writer, peer, &writer, &queue);
+            drop(end);
+        })?;
+        let state = Mutex::new(State { queued: 0, jobs });
+        Ok(Self { peer, links, stream, state, ended: Mutex::new(ended) })
+    }
+
+    /// Writes what the socket takes at once, if nothing is queued before it, and queues the rest.
+    pub(super) fn post(&self, message: Message) -> Sent {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = self.links.mailbox.written(self.peer) == state.queued;
+        if !is_idle || message.buffer.as_bytes().len() > INLINE_BYTES_MAX {
+            return state.queue(Job::Message(message));
+        }
+        let bytes = [encode(&message.header).as_slice(), message.buffer.as_bytes()].concat();
+        // an error is left to the thread, which meets it again
+        let written = send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
+        if written == bytes.len() {
+            return Sent::Done;
+        }
+        state.queue(Job::Rest(bytes, written))
+    }
+
+    /// Says farewell after all that is queued.
+    pub(super) fn farewell(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).queue(Job::Farewell);
+    }
+
+    /// Waits until the thread ended, and ends the connection.
+    pub(super) fn close(&self, timeout: Duration) {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        // the channel never holds anything: it closes, or time is up
+        let _ = ended.recv_timeout(timeout);
+        // what was written still arrives
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl State {
+    fn queue(&mut self, job: Job) -> Sent {
+        // a thread that ended met an error, which its peer's reader reports
+        let _ = self.jobs.send(job);
+        self.queued += 1;
+        Sent::Queued(self.queued)
+    }
+}
+
+/// Works off the queue; ends with the farewell, or with the connection.
+fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<Job>) {
+    for job in queue {
+        let written = match &job {
+            Job::Message(message) => write_message(stream, message),
+            Job::Rest(bytes, begin) => stream.write_all(&bytes[*begin..]),
+            Job::Farewell => stream.write_all(&farewell()),
+        };
+        if let Err(error) = written {
+            tracing::debug!(peer, %error, "a message could not be written");
+            links.mailbox.set_broken(peer);
+            return;
+        }
+        if let Job::Message(message) = job {
+            links.mailbox.recycled.give(message.buffer);
+        } else if matches!(job, Job::Farewell) {
+            return;
+        }
+        links.mailbox.note_written(peer);
+    }
+}
+
+/// Writes header and elements, without copying them together.
+fn write_message(mut stream: &TcpStream, message: &Message) -> io::Result<()> {
+    let (header, elements) = (encode(&message.header), message.buffer.as_bytes());
+    let mut written = 0;
+    while written < header.len() {
+        let slices = [IoSlice::new(&header[written..]), IoSlice::new(elements)];
+        written += match stream.write_vectored(&slices) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+    }
+    stream.write_all(&elements[written - header.len()..])
+}

@@ -1,0 +1,107 @@
+//! All ranks of a job in one process: a message moves from one rank's hands into the other's mailbox.
+
+use super::at::At;
+use super::communicator::Communicator;
+use super::error::{Cause, Error, Failure, Result};
+use super::fabric::{Fabric, Sent, Wire};
+use super::mailbox::{Interrupt, Mailbox, Status};
+use super::message::Message;
+use super::settings::Settings;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The communicator of a rank that is a thread.
+pub type ThreadComm = Communicator;
+
+/// Makes the communicators of all ranks, in order. Each goes to a thread of its own.
+///
+/// A rank leaves when its communicators are dropped; one whose thread panics meanwhile died, which ends the job.
+///
+/// # Errors
+/// [`Error::Config`] without ranks, or for a time limit of zero.
+pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
+    settings.check()?;
+    if size == 0 {
+        return Err(Error::Config { setting: "size", reason: "a job has at least one rank".into() });
+    }
+    let mailboxes = (0..size).map(|_| Arc::new(Mailbox::new(size, settings.buffered_bytes_max)));
+    let mailboxes: Arc<[_]> = mailboxes.collect();
+    let failure = Arc::default();
+    let comm = |rank: usize| {
+        let mailbox = mailboxes[rank].clone();
+        let wire = Box::new(Threads { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
+        Communicator::world(Arc::new(Fabric { rank, size, mailbox, wire, settings }))
+    };
+    Ok((0..size).map(comm).collect())
+}
+
+/// The mailboxes of everyone.
+struct Threads {
+    rank: usize,
+    mailboxes: Arc<[Arc<Mailbox>]>,
+    /// What the job failed of.
+    failure: Arc<Mutex<Option<Failure>>>,
+}
+
+impl Threads {
+    fn others(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
+        self.mailboxes.iter().enumerate().filter(|(rank, _)| *rank != self.rank).map(|(_, mailbox)| mailbox)
+    }
+}
+
+impl Wire for Threads {
+    fn post(&self, to: usize, message: Message) -> Sent {
+        if self.mailboxes[self.rank].has_left(to) {
+            return Sent::Closed;
+        }
+        let mailbox = &self.mailboxes[to];
+        mailbox.deliver(self.rank, message);
+        if mailbox.has_room(self.rank) { Sent::Done } else { Sent::Delivered }
+    }
+
+    fn wait_sent(&self, to: usize, sent: &Sent, at: At, timeout: Duration) -> Result<(), Interrupt> {
+        match sent {
+            Sent::Done => return Ok(()),
+            Sent::Closed => return Err(Interrupt::Left),
+            Sent::Delivered | Sent::Queued(_) => {}
+        }
+        let own = &self.mailboxes[self.rank];
+        let wait = own.begin_wait(to, at);
+        let waited = self.mailboxes[to].wait_for_room(self.rank, timeout);
+        if !matches!(waited, Err(Interrupt::TimedOut)) {
+            own.end_wait(wait, to);
+        }
+        waited
+    }
+
+    fn is_sent(&self, to: usize, sent: &Sent) -> bool {
+        matches!(sent, Sent::Done | Sent::Closed) || self.mailboxes[to].has_room(self.rank)
+    }
+
+    fn end_job(&self, failure: Failure) -> Failure {
+        let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = kept.get_or_insert(failure);
+        for mailbox in self.mailboxes.iter() {
+            mailbox.set_failure(kept.clone());
+        }
+        kept.clone()
+    }
+
+    fn ask(&self, peer: usize, _timeout: Duration) -> Option<Status> {
+        Some(self.mailboxes[peer].status())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let at = self.mailboxes[self.rank].status().last.unwrap_or(At::step(0, "start"));
+            let message = format!("the thread of rank {} panicked at {at}", self.rank);
+            let culprit = Some(self.rank);
+            self.end_job(Failure { cause: Cause::Died, culprit, by: self.rank, at, message });
+        }
+        for mailbox in self.others() {
+            mailbox.set_left(self.rank);
+        }
+    }
+}

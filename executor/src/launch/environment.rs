@@ -1,0 +1,207 @@
+//! Environment variables of launchers.
+
+use super::host_list::first_host;
+use super::layout::{Layout, Rendezvous};
+use crate::comm::{Error, Result, Token};
+use std::str::FromStr;
+
+const PORT: u16 = 29501;
+
+/// Variables of one launcher.
+struct Dialect {
+    launcher: &'static str,
+    rank: &'static str,
+    /// The first that is there counts.
+    size: &'static [&'static str],
+    local_rank: &'static str,
+}
+
+const DIALECTS: [Dialect; 3] = [
+    Dialect { launcher: "torchrun", rank: "RANK", size: &["WORLD_SIZE"], local_rank: "LOCAL_RANK" },
+    Dialect {
+        launcher: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: &["OMPI_COMM_WORLD_SIZE"],
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    },
+    Dialect {
+        launcher: "Slurm",
+        rank: "SLURM_PROCID",
+        size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: "SLURM_LOCALID",
+    },
+];
+
+/// Looks a variable up; an empty one is not there.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Reads a layout.
+pub(super) fn read(lookup: Lookup<'_>) -> Result<Layout> {
+    let is_spoken = |dialect: &&Dialect| {
+        std::iter::once(&dialect.rank).chain(dialect.size).any(|name| lookup(name).is_some())
+    };
+    let Some(dialect) = DIALECTS.iter().find(is_spoken) else { return Ok(Layout::single()) };
+    let launcher = dialect.launcher;
+    let size_name = dialect.size.iter().find(|name| lookup(name).is_some()).unwrap_or(&dialect.size[0]);
+    let rank: usize = required(lookup, launcher, dialect.rank)?;
+    let size: usize = required(lookup, launcher, size_name)?;
+    if rank >= size {
+        let reason = format!("rank {rank} is not below the number of ranks, {size}");
+        return Err(Error::Environment { variable: dialect.rank, launcher, reason });
+    }
+    let local_rank = optional(lookup, launcher, dialect.local_rank)?.unwrap_or(0);
+    let rendezvous = if size > 1 { Some(read_rendezvous(lookup, launcher, size)?) } else { None };
+    Ok(Layout { rank, size, local_rank, rendezvous })
+}
+
+fn read_rendezvous(lookup: Lookup<'_>, launcher: &'static str, size: usize) -> Result<Rendezvous> {
+    let store = lookup("DFLOP_STORE");
+    if let Some(other) = store.as_deref().filter(|store| *store != "launcher") {
+        let reason = format!("`{other}` is not `launcher`");
+        return Err(Error::Environment { variable: "DFLOP_STORE", launcher, reason });
+    }
+    let token = lookup("DFLOP_JOB_TOKEN").map(|secret| Token::new(&secret)).transpose()?;
+    Ok(Rendezvous {
+        host: read_host(lookup, launcher, size)?,
+        port: read_port(lookup, launcher)?,
+        token,
+        is_hosted_elsewhere: store.is_some(),
+        listen: optional(lookup, launcher, "DFLOP_LISTEN")?,
+    })
+}
+
+fn read_host(lookup: Lookup<'_>, launcher: &'static str, size: usize) -> Result<String> {
+    if let Some(host) = lookup("MASTER_ADDR") {
+        return Ok(host);
+    }
+    if launcher == "Slurm"
+        && let Some(list) = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_JOB_NODELIST"))
+    {
+        return first_host(&list).ok_or_else(|| {
+            let reason = format!("`{list}` is no list of hosts");
+            Error::Environment { variable: "SLURM_JOB_NODELIST", launcher, reason }
+        });
+    }
+    if optional(lookup, launcher, "OMPI_COMM_WORLD_LOCAL_SIZE")? == Some(size) && launcher == "Open MPI" {
+        return Ok("127.0.0.1".into());
+    }
+    let reason = "missing: name or address of the machine of rank 0".to_owned();
+    Err(Error::Environment { variable: "MASTER_ADDR", launcher, reason })
+}
+
+fn read_port(lookup: Lookup<'_>, launcher: &'static str) -> Result<u16> {
+    if let Some(port) = optional(lookup, launcher, "DFLOP_PORT")? {
+        return Ok(port);
+    }
+    if let Some(port) = optional::<u16>(lookup, launcher, "MASTER_PORT")? {
+        let reason = "leaves no port after it; set `DFLOP_PORT`".to_owned();
+        return port.checked_add(1).ok_or(Error::Environment { variable: "MASTER_PORT", launcher, reason });
+    }
+    let job = if launcher == "Slurm" { optional::<u64>(lookup, launcher, "SLURM_JOB_ID")? } else { None };
+    Ok(PORT + (job.unwrap_or(0) % 1000) as u16)
+}
+
+fn required<T: FromStr>(lookup: Lookup<'_>, launcher: &'static str, variable: &'static str) -> Result<T> {
+    let missing = || Error::Environment { variable, launcher, reason: "missing".into() };
+    optional(lookup, launcher, variable)?.ok_or_else(missing)
+}
+
+fn optional<T: FromStr>(
+    lookup: Lookup<'_>,
+    launcher: &'static str,
+    variable: &'static str,
+) -> Result<Option<T>> {
+    let Some(text) = lookup(variable) else { return Ok(None) };
+    let invalid =
+        |_| Error::Environment { variable, launcher, reason: format!("`{text}` makes no sense here") };
+    text.trim().parse().map(Some).map_err(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(variables: &[(&str, &str)]) -> Result<Layout> {
+        read(&|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn rendezvous(variables: &[(&str, &str)]) -> (String, u16) {
+        let found = layout(variables).unwrap().rendezvous.unwrap();
+        (found.host, found.port)
+    }
+
+    const TORCHRUN: [(&str, &str); 5] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "node-a"),
+        ("MASTER_PORT", "29500"),
+    ];
+
+    #[test]
+    fn without_a_launcher_there_is_one_rank() {
+        assert_eq!(layout(&[("MASTER_ADDR", "node-a")]).unwrap(), Layout::single());
+        assert_eq!(layout(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), Layout::single());
+    }
+
+    #[test]
+    fn torchrun_keeps_its_own_port() {
+        let found = layout(&TORCHRUN).unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank), (3, 4, 1));
+        assert_eq!(rendezvous(&TORCHRUN), ("node-a".into(), 29501));
+        let own = [TORCHRUN.as_slice(), &[("DFLOP_PORT", "4000"), ("DFLOP_LISTEN", "::1")]].concat();
+        assert_eq!(rendezvous(&own), ("node-a".into(), 4000));
+        assert_eq!(layout(&own).unwrap().rendezvous.unwrap().listen, Some("::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn torchrun_inside_slurm_counts() {
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "x")];
+        let both = [TORCHRUN.as_slice(), &slurm].concat();
+        assert_eq!(rendezvous(&both), ("node-a".into(), 29501));
+    }
+
+    #[test]
+    fn slurm_names_hosts_and_a_port_of_the_job() {
+        let slurm = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_NTASKS", "8"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_JOB_NODELIST", "gpu[007-009,12],big"),
+            ("SLURM_JOB_ID", "123456"),
+        ];
+        let found = layout(&slurm).unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank), (5, 8, 1));
+        assert_eq!(rendezvous(&slurm), ("gpu007".into(), 29957));
+        // a step may be smaller than the job
+        let step =
+            [slurm.as_slice(), &[("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_STEP_NODELIST", "big")]].concat();
+        assert_eq!(layout(&step).unwrap().size, 6);
+        assert_eq!(rendezvous(&step).0, "big");
+    }
+
+    #[test]
+    fn open_mpi_on_one_machine_needs_no_address() {
+        let ranks = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        let local = [ranks.as_slice(), &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
+        assert_eq!(rendezvous(&local), ("127.0.0.1".into(), 29501));
+        let message = layout(&ranks).unwrap_err().to_string();
+        assert!(message.contains("MASTER_ADDR") && message.contains("Open MPI"), "{message}");
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let says = |variables: &[(&str, &str)], words: &str| {
+            let message = layout(variables).unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        };
+        says(&[("RANK", "0")], "`WORLD_SIZE` of torchrun: missing");
+        says(&[("WORLD_SIZE", "2")], "`RANK` of torchrun: missing");
+        says(&[("RANK", "two"), ("WORLD_SIZE", "2")], "`two`");
+        says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "not below");
+        says(&[("RANK", "1"), ("WORLD_SIZE", "2")], "`MASTER_ADDR`");
+        let last = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")];
+        says(&last, "`DFLOP_PORT`");
+        says(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "a[")], "no list");
+    }
+}

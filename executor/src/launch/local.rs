@@ -1,0 +1,291 @@
+//! Starts all ranks of a job on this machine, and ends them together.
+
+use super::output::pass_on;
+use super::status::RankStatus;
+use crate::comm::{Error, Host, Result, Token};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Starts N processes of one command as the ranks of a job.
+///
+/// # Examples
+/// ```no_run
+/// use dflop_executor::launch::Launcher;
+///
+/// let outcome = Launcher::new("dflop", 4)?.args(["train", "train.toml"]).run()?;
+/// assert!(outcome.is_success(), "{outcome:?}");
+/// # Ok::<(), dflop_executor::comm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Launcher {
+    program: OsString,
+    args: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
+    ranks: usize,
+    listen: IpAddr,
+    grace: Duration,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The rank that failed first, where one did. One that only ended because of another one comes last.
+    pub failed: Option<RankStatus>,
+    /// The signal that ended the job: Ctrl-C, or a request to terminate.
+    pub interrupted: Option<i32>,
+    /// How every rank ended, in order.
+    pub ranks: Vec<RankStatus>,
+}
+
+impl Outcome {
+    /// Whether every rank ended well, on its own.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        self.failed.is_none() && self.interrupted.is_none()
+    }
+}
+
+impl Launcher {
+    const POLL: Duration = Duration::from_millis(5);
+    /// After a first failure, so long for others to end on their own and say whether they are to blame.
+    const SETTLE: Duration = Duration::from_millis(500);
+
+    /// A job of `ranks` processes of a program.
+    ///
+    /// # Errors
+    /// [`Error::Config`] without ranks.
+    pub fn new(program: impl Into<OsString>, ranks: usize) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::Config {
+                setting: "local ranks",
+                reason: "a job has at least one rank".into(),
+            });
+        }
+        Ok(Self {
+            program: program.into(),
+            args: Vec::new(),
+            variables: Vec::new(),
+            ranks,
+            listen: Ipv4Addr::LOCALHOST.into(),
+            grace: Duration::from_secs(3),
+        })
+    }
+
+    /// Adds arguments, the same for every rank.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds a variable to the environment of every rank.
+    #[must_use]
+    pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sets the address that everything listens on. Default: 127.0.0.1.
+    #[must_use]
+    pub fn listen(mut self, address: IpAddr) -> Self {
+        self.listen = address;
+        self
+    }
+
+    /// Sets how long ranks that are asked to end may take before they are killed. Default: 3 s.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Runs the job to its end, with lines of all ranks on this process's output, `[rank]` before each.
+    ///
+    /// Hosts the job's store on a free port and makes its token. When a rank fails, the others have half a second to
+    /// end on their own, then are asked to (`SIGTERM`), then are killed; the same on Ctrl-C and `SIGTERM`. No
+    /// rank outlives this call.
+    ///
+    /// # Errors
+    /// [`Error::Listen`] if the store cannot listen; [`Error::Io`] if a process cannot be started.
+    pub fn run(&self) -> Result<Outcome> {
+        let signals = Signals::register()?;
+        let token = Token::random()?;
+        let host = Host::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
+        let mut job = Job { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
+        for rank in 0..self.ranks {
+            job.start(rank, self.command(rank, host.address(), &token))?;
+        }
+        let interrupted = loop {
+            job.collect()?;
+            let has_failed = job.ended.iter().any(|ended| !ended.status.success());
+            let signal = signals.received();
+            if signal.is_some() || has_failed || job.is_over() {
+                break signal;
+            }
+            std::thread::sleep(Self::POLL);
+        };
+        if interrupted.is_none() {
+            job.wait(Self::SETTLE)?;
+        }
+        job.end(self.grace)?;
+        Ok(job.outcome(interrupted))
+    }
+
+    fn command(&self, rank: usize, store: SocketAddr, token: &Token) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+        command.env("WORLD_SIZE", self.ranks.to_string()).env("LOCAL_WORLD_SIZE", self.ranks.to_string());
+        command.env("MASTER_ADDR", store.ip().to_string()).env("DFLOP_PORT", store.port().to_string());
+        command.env("DFLOP_STORE", "launcher").env("DFLOP_JOB_TOKEN", token.secret());
+        command.env("DFLOP_LISTEN", self.listen.to_string());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// The processes of a job. Those that still run are killed when it is dropped.
+struct Job {
+    ranks: Vec<Option<Child>>,
+    printers: Vec<JoinHandle<()>>,
+    /// In the order in which they ended.
+    ended: Vec<RankStatus>,
+}
+
+impl Job {
+    fn start(&mut self, rank: usize, mut command: Command) -> Result<()> {
+        let mut child = command.spawn().map_err(|source| {
+            let program = command.get_program().to_string_lossy();
+            Error::Io { action: format!("start `{program}` as rank {rank}"), source }
+        })?;
+        if let Some(output) = child.stdout.take() {
+            self.printers.push(pass_on(rank, output, || Box::new(io::stdout())));
+        }
+        if let Some(errors) = child.stderr.take() {
+            self.printers.push(pass_on(rank, errors, || Box::new(io::stderr())));
+        }
+        self.ranks.push(Some(child));
+        Ok(())
+    }
+
+    /// Takes note of ranks that ended. Of those found at the same time, one that a signal ended comes first:
+    /// its end is what the others saw.
+    fn collect(&mut self) -> Result<()> {
+        let mut found = Vec::new();
+        for (rank, slot) in self.ranks.iter_mut().enumerate() {
+            let Some(child) = slot else { continue };
+            let failed = |source| Error::Io { action: format!("wait for rank {rank}"), source };
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                found.push(RankStatus { rank, status });
+                *slot = None;
+            }
+        }
+        found.sort_by_key(|ended| ended.status.code().is_some());
+        self.ended.append(&mut found);
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.ranks.iter().all(Option::is_none)
+    }
+
+    /// Waits for the ranks to end, no longer than this.
+    fn wait(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.is_over() && Instant::now() < deadline {
+            std::thread::sleep(Launcher::POLL);
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    /// Ends what still runs: asks, waits, kills.
+    fn end(&mut self, grace: Duration) -> Result<()> {
+        for child in self.ranks.iter().flatten() {
+            // the process was not waited for: the number is still its own
+            if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+        self.wait(grace)?;
+        for child in self.ranks.iter_mut().flatten() {
+            // one that ended meanwhile is as well
+            let _ = child.kill();
+        }
+        while !self.is_over() {
+            self.collect()?;
+            std::thread::sleep(Launcher::POLL);
+        }
+        Ok(())
+    }
+
+    fn outcome(mut self, interrupted: Option<i32>) -> Outcome {
+        for printer in self.printers.drain(..) {
+            // lines that a grandchild still prints are not waited for
+            let deadline = Instant::now() + Duration::from_millis(200);
+            while !printer.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Launcher::POLL);
+            }
+        }
+        let failures = || self.ended.iter().filter(|ended| !ended.status.success());
+        let failed = failures().find(|ended| !ended.is_secondary()).or_else(|| failures().next()).copied();
+        let mut ranks = std::mem::take(&mut self.ended);
+        ranks.sort_by_key(|ended| ended.rank);
+        Outcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in self.ranks.iter_mut().flatten() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Signals that end the job instead of this process alone, while this lives.
+struct Signals {
+    received: Arc<AtomicUsize>,
+    ids: Vec<signal_hook::SigId>,
+    /// From then on, signals do what they do by default.
+    is_over: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn register() -> Result<Self> {
+        let received = Arc::new(AtomicUsize::new(0));
+        let mut signals = Self { received, ids: Vec::new(), is_over: Arc::default() };
+        let failed = |source| Error::Io { action: "listen to signals".into(), source };
+        for signal in [SIGINT, SIGTERM] {
+            let id = flag::register_usize(signal, signals.received.clone(), signal as usize);
+            signals.ids.push(id.map_err(failed)?);
+            flag::register_conditional_default(signal, signals.is_over.clone()).map_err(failed)?;
+        }
+        Ok(signals)
+    }
+
+    fn received(&self) -> Option<i32> {
+        let signal = self.received.load(Ordering::Relaxed);
+        (signal != 0).then_some(signal as i32)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            low_level::unregister(id);
+        }
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}

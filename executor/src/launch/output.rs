@@ -1,0 +1,32 @@
+//! What ranks print, passed on line by line with the rank before it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::thread::JoinHandle;
+
+/// Longest line that is kept together; longer ones are cut.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Copies lines from a rank to this process until the rank closes its end.
+pub(super) fn pass_on(
+    rank: usize,
+    from: impl Read + Send + 'static,
+    to: impl Fn() -> Box<dyn Write> + Send + 'static,
+) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = format!("[{rank}] ").into_bytes();
+        let prefix_bytes = line.len();
+        loop {
+            line.truncate(prefix_bytes);
+            let read = (&mut from).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+            if !read.is_ok_and(|bytes| bytes > 0) {
+                return;
+            }
+            if line.last() != Some(&b'\n') {
+                line.push(b'\n');
+            }
+            // a rank must not stop because no one reads its lines any more
+            let _ = to().write_all(&line);
+        }
+    })
+}

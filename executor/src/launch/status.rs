@@ -1,0 +1,39 @@
+//! How a rank ended.
+
+use crate::comm::Error;
+use std::fmt;
+use std::process::ExitStatus;
+
+/// Exit status of a rank that ended because another one failed: the launcher looks for the other one.
+pub const EXIT_SECONDARY: u8 = 75;
+
+/// How a rank's process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankStatus {
+    /// The rank.
+    pub rank: usize,
+    /// Its exit status, or the signal that ended it.
+    pub status: ExitStatus,
+}
+
+impl RankStatus {
+    /// Whether the rank says that it ended because of another one.
+    #[must_use]
+    pub fn is_secondary(&self) -> bool {
+        self.status.code() == Some(i32::from(EXIT_SECONDARY))
+    }
+}
+
+impl fmt::Display for RankStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} ended with {}", self.rank, self.status)
+    }
+}
+
+impl Error {
+    /// Exit status that a rank with this error should have: [`EXIT_SECONDARY`] or 1.
+    #[must_use]
+    pub fn exit_status(&self) -> u8 {
+        if self.is_secondary() { EXIT_SECONDARY } else { 1 }
+    }
+}

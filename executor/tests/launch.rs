@@ -1,0 +1,282 @@
+//! Jobs of real processes: they print, die, hang and are interrupted.
+//!
+//! This very binary is the program of the ranks: [`rank_process`] looks into the environment what to do.
+
+#![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
+
+mod support;
+
+use dflop_executor::comm::{At, Comm, Communicator, Result, Settings, tcp};
+use dflop_executor::launch::{EXIT_SECONDARY, Launcher, Layout, Outcome, end_with_launcher};
+use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{floats, ring_sum};
+
+const WHAT: &str = "EXECUTOR_TEST_RANK";
+const FOLDER: &str = "EXECUTOR_TEST_FOLDER";
+
+/// Arguments with which this binary runs one ignored test, as nothing but a process.
+const RANK_ARGS: [&str; 5] = ["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"];
+const LAUNCHER_ARGS: [&str; 5] = ["--exact", "launcher_process", "--ignored", "--nocapture", "--quiet"];
+
+fn launcher(what: &str, ranks: usize, folder: &Path) -> Launcher {
+    let program = std::env::current_exe().unwrap();
+    Launcher::new(program, ranks)
+        .unwrap()
+        .args(RANK_ARGS)
+        .variable(WHAT, what)
+        .variable(FOLDER, folder)
+        .grace(Duration::from_millis(500))
+}
+
+/// A folder of this test, empty.
+fn folder(test: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("dflop-launch-{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn said(folder: &Path, rank: usize) -> String {
+    std::fs::read_to_string(folder.join(format!("rank-{rank}"))).unwrap_or_default()
+}
+
+/// Runs a job and says how long it took.
+fn outcome(what: &str, ranks: usize) -> (Outcome, PathBuf, Duration) {
+    let (folder, begin) = (folder(what), Instant::now());
+    let outcome = launcher(what, ranks, &folder).run().unwrap();
+    (outcome, folder, begin.elapsed())
+}
+
+/// Not a test: one rank of the jobs of the tests below.
+#[test]
+#[ignore = "a process of the other tests"]
+fn rank_process() {
+    let (Ok(what), Ok(folder)) = (std::env::var(WHAT), std::env::var(FOLDER)) else { return };
+    end_with_launcher().unwrap();
+    let layout = Layout::from_environment().unwrap();
+    let file = Path::new(&folder).join(format!("rank-{}", layout.rank));
+    std::fs::write(file.with_extension("pid"), std::process::id().to_string()).unwrap();
+    let settings = Settings::default().wait(Duration::from_secs(2)).rendezvous(Duration::from_secs(20));
+    let ended = tcp::connect(&layout, settings).and_then(|session| run_rank(&what, &session.comm));
+    if let Err(error) = ended {
+        std::fs::write(file, error.to_string()).unwrap();
+        std::process::exit(i32::from(error.exit_status()));
+    }
+    std::process::exit(0);
+}
+
+fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
+    let rank = comm.rank();
+    for step in 0..u64::MAX {
+        let at = At::microbatch(step, 1, "forward");
+        comm.note(at);
+        let mut values = floats(rank, 1000);
+        comm.all_reduce(at.action("gradients"), values.as_mut_slice().into())?;
+        assert_eq!(values, ring_sum(comm.size(), 1000));
+        match (what, step, rank) {
+            ("prints", 3, _) => {
+                println!("rank {rank} is done");
+                return Ok(());
+            }
+            ("dies", 3, 2) => kill_process(getpid(), Signal::KILL).unwrap(),
+            ("hangs", 3, 1) => kill_process(getpid(), Signal::STOP).unwrap(),
+            ("fails", 3, 1) => std::process::exit(7),
+            ("aborts", 3, 2) => return Err(comm.abort(at, "the loss is NaN")),
+            ("digest", 3, _) => comm.check_digest(step, u64::from(rank == 3))?,
+            ("runs", ..) => std::thread::sleep(Duration::from_millis(5)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_of_a_job_end_well() {
+    let (outcome, _, _) = outcome("prints", 3);
+    assert!(outcome.is_success(), "{outcome:?}");
+    assert_eq!(outcome.ranks.iter().map(|ended| ended.rank).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn a_killed_rank_ends_all_others_at_once_by_name() {
+    let (outcome, folder, elapsed) = outcome("dies", 4);
+    let failed = outcome.failed.unwrap();
+    assert_eq!((failed.rank, failed.status.signal()), (2, Some(9)), "{outcome:?}");
+    // well below the time limit of a wait
+    assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
+    for rank in [0, 1, 3] {
+        let text = said(&folder, rank);
+        assert!(text.contains("rank 2 died"), "rank {rank}: {text}");
+        assert!(text.contains("step") && text.contains("microbatch 1"), "rank {rank}: {text}");
+        assert_eq!(outcome.ranks[rank].status.code(), Some(i32::from(EXIT_SECONDARY)));
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_and_killed() {
+    let (outcome, folder, elapsed) = outcome("hangs", 4);
+    assert!(outcome.failed.is_some(), "{outcome:?}");
+    assert_eq!(outcome.ranks[1].status.signal(), Some(9), "a stopped process takes no request");
+    assert!(elapsed < Duration::from_secs(15), "{elapsed:?}");
+    for rank in [0, 2, 3] {
+        let text = said(&folder, rank);
+        assert!(text.contains("rank 1 does not answer"), "rank {rank}: {text}");
+        assert!(text.contains("`gradients`"), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn the_rank_that_exits_is_the_one_that_failed() {
+    let (outcome, folder, _) = outcome("fails", 3);
+    let failed = outcome.failed.unwrap();
+    assert_eq!((failed.rank, failed.status.code()), (1, Some(7)), "{outcome:?}");
+    assert!(said(&folder, 0).contains("rank 1 died"), "{}", said(&folder, 0));
+}
+
+#[test]
+fn the_rank_that_ends_the_job_is_the_one_that_failed() {
+    let (outcome, folder, _) = outcome("aborts", 4);
+    let failed = outcome.failed.unwrap();
+    assert_eq!((failed.rank, failed.status.code()), (2, Some(1)), "{outcome:?}");
+    for rank in 0..4 {
+        assert!(said(&folder, rank).contains("the loss is NaN"), "rank {rank}: {}", said(&folder, rank));
+    }
+}
+
+#[test]
+fn processes_with_another_digest_end_the_job() {
+    let (outcome, folder, _) = outcome("digest", 4);
+    assert_eq!(outcome.failed.unwrap().rank, 3, "{outcome:?}");
+    for rank in 0..4 {
+        let text = said(&folder, rank);
+        assert!(text.contains("plan digests of step 3 differ: rank 3 has"), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let error = Launcher::new("no-such-program", 2).unwrap().run().unwrap_err();
+    assert!(error.to_string().contains("start `no-such-program` as rank 0"), "{error}");
+    assert!(Launcher::new("x", 0).is_err());
+}
+
+/// Not a test: a launcher that can be interrupted.
+#[test]
+#[ignore = "a process of the other tests"]
+fn launcher_process() {
+    let (Ok(what), Ok(folder)) = (std::env::var(WHAT), std::env::var(FOLDER)) else { return };
+    let outcome = launcher(&what, 3, Path::new(&folder)).run().unwrap();
+    std::fs::write(Path::new(&folder).join("outcome"), format!("{:?}", outcome.interrupted)).unwrap();
+    std::process::exit(i32::from(!outcome.is_success()));
+}
+
+/// Starts a launcher in a process of its own.
+fn launcher_command(what: &str, folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(LAUNCHER_ARGS).env(WHAT, what).env(FOLDER, folder);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
+    let folder = folder("lines");
+    let output = launcher_command("prints", &folder).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    for rank in 0..3 {
+        let line = format!("[{rank}] rank {rank} is done");
+        assert!(text.lines().any(|found| found == line), "{text}");
+    }
+    assert!(output.status.success());
+}
+
+/// Waits until three ranks run.
+fn running_ranks(folder: &Path) -> Vec<Pid> {
+    let pid_of = |rank: usize| -> Option<Pid> {
+        let text = std::fs::read_to_string(folder.join(format!("rank-{rank}.pid"))).ok()?;
+        Pid::from_raw(text.parse().ok()?)
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let ranks: Option<Vec<Pid>> = (0..3).map(pid_of).collect();
+        if let Some(ranks) = ranks {
+            assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_ok()), "all ranks run");
+            return ranks;
+        }
+        assert!(Instant::now() < deadline, "the ranks begin");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether the process is there and does not merely wait for its parent to notice its end.
+#[cfg(target_os = "linux")]
+fn is_running(rank: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_pid())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_do_not_outlive_a_killed_launcher() {
+    let folder = folder("killed-launcher");
+    let mut child = launcher_command("runs", &folder).spawn().unwrap();
+    let ranks = running_ranks(&folder);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while ranks.iter().any(|&rank| is_running(rank)) {
+        assert!(Instant::now() < deadline, "the ranks end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Two neighbouring ports: one that is taken, as torchrun takes `MASTER_PORT`, and a free one.
+fn taken_and_free() -> (TcpListener, u16) {
+    loop {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let next = taken.local_addr().unwrap().port().checked_add(1);
+        if let Some(next) = next.filter(|&next| TcpListener::bind((Ipv4Addr::LOCALHOST, next)).is_ok()) {
+            return (taken, next - 1);
+        }
+    }
+}
+
+#[test]
+fn processes_of_torchrun_find_one_another_beside_its_own_store() {
+    let (_store, port) = taken_and_free();
+    let folder = folder("torchrun");
+    let start = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(RANK_ARGS).env(WHAT, "prints").env(FOLDER, &folder);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.env("DFLOP_JOB_TOKEN", "of this test").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    for child in [0, 1].map(start) {
+        let output = child.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors} {} {}", said(&folder, 0), said(&folder, 1));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("is done"));
+    }
+}
+
+#[test]
+fn an_interrupt_ends_all_ranks() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let folder = folder(&format!("interrupt-{}", signal.as_raw()));
+        let mut child = launcher_command("runs", &folder).spawn().unwrap();
+        let ranks = running_ranks(&folder);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let begin = Instant::now();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_err()), "no rank outlives the launcher");
+        let outcome = std::fs::read_to_string(folder.join("outcome")).unwrap();
+        assert_eq!(outcome, format!("Some({})", signal.as_raw()));
+    }
+}

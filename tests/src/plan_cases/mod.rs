@@ -1,0 +1,177 @@
+//! Seven planning problems of the reference implementation, and the rules that others plan them by.
+//!
+//! Profiles are made up, in the reference's file format, from FLOPs and curves of efficiency as an A100 has them; shapes
+//! are made up as well, or read from real tables where those lie beside the checkout.
+
+mod profile;
+pub mod rules;
+
+use std::path::PathBuf;
+
+use dflop_balancer::plan::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, Workload};
+use dflop_costmodel::profile::{Profile, reference_model};
+
+pub use profile::files;
+
+/// Memory of an A100, bytes.
+pub const MEMORY_BYTES: u64 = 80 << 30;
+/// GPUs of a node.
+pub const NODE: u32 = 8;
+
+/// One problem.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// For people.
+    pub name: &'static str,
+    /// `llavaov` or `internvl`.
+    pub family: &'static str,
+    /// Name and size of the encoder in file names.
+    pub encoder: (&'static str, &'static str),
+    /// Name and size of the LLM in file names.
+    pub llm: (&'static str, &'static str),
+    /// GPUs.
+    pub gpus: u32,
+    /// Samples of a global batch.
+    pub global_batch: u32,
+    /// Where shapes come from.
+    pub shapes: Shapes,
+}
+
+/// Where the shapes of a case come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shapes {
+    /// Text, pictures and videos, made up.
+    Mixed,
+    /// Pages of documents: `internvl_doc_mix.shapes.csv` if it is there.
+    Documents,
+    /// Mostly videos: `llavaov_real.shapes.csv` if it is there.
+    Videos,
+}
+
+/// The cases.
+pub const CASES: [Case; 7] = [
+    case("siglip 400m + qwen2.5 7b", ("siglip", "400m"), ("qwen2.5", "7b"), (32, 128), Shapes::Mixed),
+    case("siglip 400m + llama3 8b", ("siglip", "400m"), ("llama3", "8b"), (32, 256), Shapes::Mixed),
+    case("siglip 400m + qwen2.5 32b", ("siglip", "400m"), ("qwen2.5", "32b"), (32, 256), Shapes::Mixed),
+    case("siglip 6b + qwen2.5 72b", ("siglip", "6b"), ("qwen2.5", "72b"), (64, 256), Shapes::Mixed),
+    case("siglip 1b + qwen2.5 7b", ("siglip", "1b"), ("qwen2.5", "7b"), (64, 512), Shapes::Mixed),
+    case("internvit 6b + qwen2.5 72b", ("internvit", "6b"), ("qwen2.5", "72b"), (64, 256), Shapes::Documents),
+    case(
+        "siglip 400m + qwen2.5 7b, videos",
+        ("siglip", "400m"),
+        ("qwen2.5", "7b"),
+        (32, 128),
+        Shapes::Videos,
+    ),
+];
+
+const fn case(
+    name: &'static str,
+    encoder: (&'static str, &'static str),
+    llm: (&'static str, &'static str),
+    (gpus, global_batch): (u32, u32),
+    shapes: Shapes,
+) -> Case {
+    let family = if matches!(shapes, Shapes::Documents) { "internvl" } else { "llavaov" };
+    Case { name, family, encoder, llm, gpus, global_batch, shapes }
+}
+
+/// A case with everything that planning it needs.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The profile.
+    pub profile: Profile,
+    /// Costs of encoder and LLM.
+    pub costs: [ModelCosts; 2],
+    /// All samples.
+    pub sizes: Vec<ItemSize>,
+    /// The devices.
+    pub cluster: Cluster,
+}
+
+impl Case {
+    /// Makes profile, costs and shapes.
+    ///
+    /// # Panics
+    /// Never: made-up profiles are whole.
+    #[must_use]
+    pub fn prepare(&self) -> Prepared {
+        let files = files(self);
+        let profile =
+            Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).unwrap();
+        let spec = reference_model(&profile).unwrap().unwrap();
+        let costs = ModelCostsBuilder::new(&spec).profile(&profile).build().unwrap();
+        let cluster =
+            Cluster { gpus: self.gpus, gpus_per_node: NODE, memory_bytes: MEMORY_BYTES, links: None };
+        Prepared { costs, sizes: self.shapes.sizes(), cluster, profile }
+    }
+}
+
+impl Prepared {
+    /// Draws the batches that plans are judged on.
+    ///
+    /// # Panics
+    /// If there is no batch or no sample in it.
+    #[must_use]
+    pub fn workload(&self, global_batch: u32, batches: usize) -> Workload {
+        Workload::draw(&self.sizes, global_batch, batches, 0).unwrap()
+    }
+}
+
+impl Shapes {
+    /// The samples, made up where there is no table.
+    #[must_use]
+    pub fn sizes(self) -> Vec<ItemSize> {
+        let file = match self {
+            Self::Mixed => None,
+            Self::Documents => Some("internvl_doc_mix.shapes.csv"),
+            Self::Videos => Some("llavaov_real.shapes.csv"),
+        };
+        let read = file.and_then(|name| std::fs::read_to_string(shared().join("shapes").join(name)).ok());
+        let real = read.map(|text| {
+            let row = |line: &str| {
+                let mut cells = line.split(',');
+                let mut number = || cells.next()?.trim().parse().ok();
+                Some(ItemSize { tiles: number()?, tokens: number()? })
+            };
+            text.lines().skip(1).filter_map(row).collect::<Vec<ItemSize>>()
+        });
+        real.unwrap_or_else(|| (0..6000).map(|at| self.made_up(at)).collect())
+    }
+
+    /// One made-up sample: 729 tokens a picture and 196 a frame, or 256 a tile of a page.
+    fn made_up(self, at: u32) -> ItemSize {
+        let draw = |salt: u32, below: u32| {
+            let mixed =
+                (at.wrapping_mul(0x9e37_79b1) ^ salt.wrapping_mul(0x85eb_ca6b)).wrapping_mul(0xc2b2_ae35);
+            (mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) % below
+        };
+        let text = 40 + draw(1, 200) * draw(2, 200) / 70;
+        let video = |frames: u32| ItemSize { tiles: frames, tokens: frames * 196 + 1 + text };
+        let kind = draw(3, 100);
+        match self {
+            Self::Documents => {
+                let tiles = [1, 3, 5, 5][draw(4, 4) as usize];
+                ItemSize { tiles, tokens: tiles * 256 + 2 + text }
+            }
+            Self::Videos if kind < 70 => video(16 + draw(4, 17)),
+            Self::Videos => ItemSize { tiles: 5, tokens: 2200 + text },
+            Self::Mixed if kind < 20 => ItemSize { tiles: 0, tokens: 300 + text * 2 },
+            Self::Mixed if kind < 65 => {
+                let tiles = 2 + draw(4, 9);
+                ItemSize { tiles, tokens: tiles.min(10) * 729 + text }
+            }
+            Self::Mixed if kind < 80 => {
+                let tiles = 2 + draw(4, 7);
+                ItemSize { tiles, tokens: tiles * 730 + text }
+            }
+            Self::Mixed => video(8 + draw(4, 25)),
+        }
+    }
+}
+
+/// The folder of real tables.
+fn shared() -> PathBuf {
+    std::env::var_os("DFLOP_SHARED")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from)
+}

@@ -1,0 +1,245 @@
+//! How others choose a plan: the reference implementation's rule, and Algorithm 1 of the paper.
+//!
+//! Both take the makespan `T = (m + encoder_pp + llm_pp - 1) * max(encoder stage, LLM stage)` of the mean microbatch.
+//! Algorithm 1 takes the least `T` over all `m`. The reference takes one `m` a configuration, the smallest whose mean
+//! microbatch is within the largest sample, accepts a plan if `T < 1.1 * best T` and `m < best m`, and computes with
+//! rates, means of rates among them.
+//!
+//! # Source
+//! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.
+
+use dflop_balancer::plan::{Degrees, ItemSize, ModuleCosts, Placement, Plan, StagePart};
+use dflop_costmodel::Module;
+use dflop_costmodel::memory::MeasuredMemory;
+use dflop_costmodel::profile::{Part, Phase, reference_model};
+
+use super::{Case, MEMORY_BYTES, Prepared};
+
+/// Cushion that the reference adds to memory.
+const CUSHION: f64 = 1.25;
+
+/// Which rule chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// The reference implementation's.
+    Reference,
+    /// Algorithm 1 of the paper.
+    Paper,
+}
+
+/// What both rules know of the data.
+struct Means {
+    tiles: f64,
+    tokens: f64,
+    tiles_max: f64,
+    tokens_max: f64,
+    global_batch: f64,
+}
+
+/// Rates of a profile, as both rules compute with them.
+struct Rates<'a> {
+    prepared: &'a Prepared,
+    /// Mean of squared tokens over the mean of tokens.
+    squares_per_token: f64,
+    /// By TP degree of the LLM: degree, mean nanoseconds of attention per squared token, mean of the inverse.
+    attention: Vec<(u32, f64, f64)>,
+}
+
+/// A configuration while it is looked at.
+#[derive(Clone, Copy)]
+struct Configuration {
+    encoder: Degrees,
+    llm: Degrees,
+}
+
+/// Chooses a plan for a case; `None` if no configuration passes.
+///
+/// # Panics
+/// If the case's profile lacks memory, which a made-up one never does.
+#[must_use]
+pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<Plan> {
+    let count = prepared.sizes.len() as f64;
+    let sum = |of: fn(&ItemSize) -> u32| prepared.sizes.iter().map(|size| f64::from(of(size))).sum::<f64>();
+    let most = |of: fn(&ItemSize) -> u32| f64::from(prepared.sizes.iter().map(of).max().unwrap_or(0));
+    let means = Means {
+        tiles: sum(|size| size.tiles) / count,
+        tokens: sum(|size| size.tokens) / count,
+        tiles_max: most(|size| size.tiles),
+        tokens_max: most(|size| size.tokens),
+        global_batch: f64::from(case.global_batch),
+    };
+    let rates = Rates::new(prepared);
+    let mut best: Option<(f64, u32, Configuration)> = None;
+    for_each(case.gpus, &prepared.costs, |found| {
+        if rule == Rule::Reference && !fits(prepared, &means, found) {
+            return;
+        }
+        let counts = match rule {
+            Rule::Reference => first_count(&means, found).map(|m| m..=m),
+            Rule::Paper => Some(1..=case.global_batch / found.llm.dp),
+        };
+        for m in counts.into_iter().flatten() {
+            if rule == Rule::Paper && !fits_paper(prepared, &means, found, m) {
+                continue;
+            }
+            let makespan = rates.makespan(rule, &means, found, m);
+            let is_better = best.as_ref().is_none_or(|(least, best_m, _)| match rule {
+                Rule::Reference => makespan < 1.1 * least && m < *best_m,
+                Rule::Paper => makespan < *least,
+            });
+            if is_better {
+                best = Some((makespan, m, found));
+            }
+        }
+    });
+    best.map(|(_, m, found)| plan(prepared, found, m))
+}
+
+/// Every split of the GPUs, every degree of both modules that fills its share.
+fn for_each(gpus: u32, costs: &[impl ModuleCosts; 2], mut visit: impl FnMut(Configuration)) {
+    let degrees = |costs: &dyn ModuleCosts, gpus: u32| {
+        let mut all = Vec::new();
+        for tp in costs.tp_degrees().into_iter().filter(|tp| *tp <= 8 && gpus.is_multiple_of(*tp)) {
+            for pp in (1..=costs.layers()).filter(|pp| (gpus / tp).is_multiple_of(*pp)) {
+                all.push(Degrees { tp, pp, dp: gpus / tp / pp });
+            }
+        }
+        all
+    };
+    for split in 1..gpus {
+        let llms = degrees(&costs[1], gpus - split);
+        for encoder in degrees(&costs[0], split) {
+            for &llm in &llms {
+                visit(Configuration { encoder, llm });
+            }
+        }
+    }
+}
+
+/// The smallest `m` whose mean microbatch has at least a sample, and no more work than the largest sample.
+fn first_count(means: &Means, found: Configuration) -> Option<u32> {
+    let most = means.global_batch as u32;
+    (1..=most).find(|m| {
+        let of_encoder = means.global_batch / (f64::from(*m) * f64::from(found.encoder.dp));
+        let of_llm = means.global_batch / (f64::from(*m) * f64::from(found.llm.dp));
+        let is_within =
+            means.tiles * of_encoder <= means.tiles_max && means.tokens * of_llm <= means.tokens_max;
+        is_within && of_encoder >= 1.0 && of_llm >= 1.0
+    })
+}
+
+/// The reference's check, whatever `m`: the longest sample, and the encoder's largest with the ranks' ratio.
+fn fits(prepared: &Prepared, means: &Means, found: Configuration) -> bool {
+    let Configuration { encoder, llm } = found;
+    let tiles = means.tiles_max * f64::from(llm.dp) / f64::from(encoder.dp);
+    let of_encoder = bytes(&prepared.costs[0], encoder, f64::from(encoder.pp + llm.pp) * tiles);
+    let of_llm = bytes(&prepared.costs[1], llm, f64::from(llm.pp) * means.tokens_max);
+    CUSHION * of_encoder.max(of_llm) <= MEMORY_BYTES as f64
+}
+
+/// The paper's check, at the mean microbatch.
+fn fits_paper(prepared: &Prepared, means: &Means, found: Configuration, m: u32) -> bool {
+    let Configuration { encoder, llm } = found;
+    let of = |mean: f64, dp: u32| mean * means.global_batch / (f64::from(m) * f64::from(dp));
+    let tiles = f64::from(encoder.pp + llm.pp) * of(means.tiles, encoder.dp);
+    let tokens = f64::from(llm.pp) * of(means.tokens, llm.dp);
+    let most = bytes(&prepared.costs[0], encoder, tiles).max(bytes(&prepared.costs[1], llm, tokens));
+    most <= MEMORY_BYTES as f64
+}
+
+fn bytes(costs: &dyn ModuleCosts, degrees: Degrees, units: f64) -> f64 {
+    let layers = costs.layers().div_ceil(degrees.pp);
+    let part = StagePart { layers, is_first: true, is_last: true };
+    costs.memory(degrees.tp, part, false).at(units, 0.0)
+}
+
+impl<'a> Rates<'a> {
+    fn new(prepared: &'a Prepared) -> Self {
+        let costs = &prepared.costs[1];
+        let tokens: Vec<f64> = prepared.sizes.iter().map(|size| f64::from(size.tokens)).collect();
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let squares: Vec<f64> = tokens.iter().map(|tokens| tokens * tokens).collect();
+        let attention = costs.tp_degrees().into_iter().map(|tp| {
+            let layers = f64::from(costs.layers());
+            let of_sample = |tokens: &f64| layers * costs.sample_ns(tp, *tokens as u64) / (tokens * tokens);
+            let each_ns: Vec<f64> = tokens.iter().map(of_sample).collect();
+            let rates: Vec<f64> = each_ns.iter().map(|ns| 1.0 / ns).collect();
+            (tp, mean(&each_ns), mean(&rates))
+        });
+        Self { prepared, squares_per_token: mean(&squares) / mean(&tokens), attention: attention.collect() }
+    }
+
+    fn makespan(&self, rule: Rule, means: &Means, found: Configuration, m: u32) -> f64 {
+        let Configuration { encoder, llm } = found;
+        let tiles = means.tiles * means.global_batch / (f64::from(m) * f64::from(encoder.dp));
+        let tokens = means.tokens * means.global_batch / (f64::from(m) * f64::from(llm.dp));
+        let slowest = self.encoder_ns(encoder, tiles).max(self.llm_ns(rule, llm, tokens));
+        (f64::from(m + encoder.pp + llm.pp) - 1.0) * slowest
+    }
+
+    fn encoder_ns(&self, degrees: Degrees, tiles: f64) -> f64 {
+        let costs = &self.prepared.costs[0];
+        let at = |tiles: u64| {
+            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles) + costs.ends_ns(degrees.tp, tiles)
+        };
+        interpolated_by_rate(&at, tiles, &[1, 2, 4, 8, 16, 32, 64]) / f64::from(degrees.pp)
+    }
+
+    fn llm_ns(&self, rule: Rule, degrees: Degrees, tokens: f64) -> f64 {
+        let costs = &self.prepared.costs[1];
+        let (tp, layers) = (degrees.tp, f64::from(costs.layers()));
+        let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.ends_ns(tp, tokens);
+        let places = [1024, 2048, 3072, 4096, 6144, 8192];
+        let linear_ns = interpolated_by_rate(&linear, tokens, &places);
+        let known = self.attention.iter().find(|(degree, ..)| *degree == tp);
+        let (_, mean_ns, mean_rate) = known.expect("the degree is one of the profile");
+        let work = self.squares_per_token * tokens;
+        let attention_ns = match rule {
+            // The mean of the rates, which the harmonic mean should be.
+            Rule::Reference => work / mean_rate,
+            Rule::Paper => work * mean_ns,
+        };
+        (linear_ns + attention_ns) / f64::from(degrees.pp)
+    }
+}
+
+/// A time from rates that are linear between places, and drawn out beyond them.
+fn interpolated_by_rate(time_ns: &dyn Fn(u64) -> f64, units: f64, places: &[u64]) -> f64 {
+    let rate = |units: u64| units as f64 / time_ns(units);
+    let after = places.iter().position(|place| *place as f64 > units).unwrap_or(places.len() - 1).max(1);
+    let (low, high) = (places[after - 1], places[after]);
+    let slope = (rate(high) - rate(low)) / (high - low) as f64;
+    units / (rate(low) + slope * (units - low as f64)).max(1e-12)
+}
+
+fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> Plan {
+    let split = |costs: &dyn ModuleCosts, pp: u32| {
+        let layers = costs.layers();
+        (0..pp).map(|stage| layers / pp + u32::from(stage < layers % pp)).collect::<Vec<u32>>()
+    };
+    Plan {
+        encoder: found.encoder,
+        llm: found.llm,
+        microbatches,
+        placement: Placement::Disaggregated,
+        encoder_layers: split(&prepared.costs[0], found.encoder.pp),
+        llm_layers: split(&prepared.costs[1], found.llm.pp),
+        is_encoder_recomputed: false,
+        is_llm_recomputed: false,
+    }
+}
+
+/// Returns whether the profile was read as it was written: memory of both modules, both parts of the LLM's times.
+#[must_use]
+pub fn is_whole(prepared: &Prepared) -> bool {
+    let has = |part: Part| {
+        let points = prepared.profile.points();
+        points.iter().any(|point| point.setting.part == part && point.setting.phase == Phase::Forward)
+    };
+    let Some(Ok(spec)) = reference_model(&prepared.profile) else { return false };
+    let has_memory = [Module::Vision, Module::Llm].map(|module| {
+        let points = MeasuredMemory::of_profile(&prepared.profile, &spec, module);
+        points.is_ok_and(|points| points.is_some())
+    });
+    has(Part::Whole) && has(Part::Linear) && has_memory == [true, true]
+}
