@@ -144,7 +144,8 @@ fn configurations_without_a_counterpart_are_refused_by_field() {
         ("rms_norm_eps", json!(0), "`rms_norm_eps` must be a number above 0, found 0"),
         ("num_key_value_heads", json!(3), "num_attention_heads"),
         ("model_type", json!("mamba"), "model_type"),
-        ("model_type", json!("qwen3"), "norms of queries and keys"),
+        ("model_type", json!("qwen3"), "`model_type` = \"qwen3\" is not supported, known are llama, qwen2"),
+        ("head_dim", json!(5), "heads 5 wide, which must be even"),
     ] {
         let mut document = document();
         document[field] = value;

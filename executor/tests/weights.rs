@@ -42,7 +42,9 @@ fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
     for name in MODELS {
         let (config, checkpoint) = model(name);
         config.check::<Cpu>(&checkpoint).unwrap();
-        let tensors = tensors(&config, &checkpoint);
+        let mut tensors = tensors(&config, &checkpoint);
+        tensors.extend(checkpoint.others(&config.parameters::<Cpu>().unwrap()).unwrap());
+        assert_eq!(tensors.len(), checkpoint.names().count());
         let folder = tempfile::tempdir().unwrap();
         // The second form replaces the first, the third the second.
         for (piece_bytes_max, is_whole) in [(u64::MAX, true), (5000, false), (u64::MAX, true)] {

@@ -19,7 +19,8 @@ use crate::row_mix::SparseBuffers;
 
 /// Computes in `f32` on threads of this process.
 ///
-/// Results are bit-equal for any number of threads: sums run in an order that shapes decide.
+/// Results are bit-equal for any number of threads: sums run in an order that shapes decide. On a machine with other
+/// vector instructions matrix products may round otherwise.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pool: Arc<ThreadPool>,

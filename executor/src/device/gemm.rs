@@ -172,6 +172,29 @@ mod tests {
         }
     }
 
+    /// The three products of a linear layer, as [`crate::model::linear`] has them.
+    #[test]
+    fn gradients_of_a_linear_layer_are_those_of_differences() {
+        use crate::ops::finite_difference::{check, numbers, project};
+        let (rows, inputs, outputs) = (21, 9, 13);
+        let (x, w, dy) =
+            (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(rows * outputs, 3));
+        let (by_input, by_output) = (Layout::rows(inputs), Layout::rows(outputs));
+        let forward = |x: &[f64], w: &[f64]| {
+            let mut y = vec![f64::NAN; rows * outputs];
+            let shape = Shape { rows, columns: outputs, inner: inputs };
+            gemm(1, shape, 1.0, (x, by_input), (w, by_input.transposed()), 0.0, (&mut y, by_output));
+            project(&y, &dy)
+        };
+        let (mut dx, mut dw) = (vec![f64::NAN; x.len()], vec![0.0; w.len()]);
+        let shape = Shape { rows, columns: inputs, inner: outputs };
+        gemm(1, shape, 1.0, (&dy, by_output), (&w, by_input), 0.0, (&mut dx, by_input));
+        let shape = Shape { rows: outputs, columns: inputs, inner: rows };
+        gemm(1, shape, 1.0, (&dy, by_output.transposed()), (&x, by_input), 1.0, (&mut dw, by_input));
+        check("x", &x, &dx, |x| forward(x, &w));
+        check("weight", &w, &dw, |w| forward(&x, w));
+    }
+
     #[test]
     fn what_the_result_held_is_not_read_unless_it_is_kept() {
         let shape = Shape { rows: 1, columns: 1, inner: 0 };

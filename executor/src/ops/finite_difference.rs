@@ -3,7 +3,7 @@
 use super::real::Real;
 
 /// Numbers in -1 … 1 that look random and are the same on every run.
-pub(super) fn numbers(len: usize, seed: u64) -> Vec<f64> {
+pub(crate) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -14,12 +14,12 @@ pub(super) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(|_| next()).collect()
 }
 
-pub(super) fn to_f32(values: &[f64]) -> Vec<f32> {
+pub(crate) fn to_f32(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&value| f32::of(value)).collect()
 }
 
 /// Holds `gradient` against central differences of `loss` at `x`, in three random directions.
-pub(super) fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
+pub(crate) fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
     const STEP: f64 = 1e-5;
     assert_eq!(x.len(), gradient.len(), "{what}");
     for seed in 11..14 {
@@ -33,6 +33,6 @@ pub(super) fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64
 }
 
 /// Scalar product with fixed random numbers: turns any output into a loss whose gradient is those numbers.
-pub(super) fn project(y: &[f64], gradient: &[f64]) -> f64 {
+pub(crate) fn project(y: &[f64], gradient: &[f64]) -> f64 {
     y.iter().zip(gradient).map(|(y, g)| y * g).sum()
 }

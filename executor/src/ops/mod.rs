@@ -22,7 +22,7 @@ pub mod column_scale;
 pub mod cross_entropy;
 pub mod elementwise;
 #[cfg(test)]
-mod finite_difference;
+pub(crate) mod finite_difference;
 pub mod layer_norm;
 pub mod mix_rows;
 pub mod parallel;

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{ALIASES, INDEX_FILE, WEIGHTS_FILE, WeightSource};
+use super::{ALIASES, INDEX_FILE, Tensor, WEIGHTS_FILE, WeightSource};
 use crate::error::{Error, Result};
 use crate::model::parameters::ParameterSpec;
 
@@ -77,6 +77,22 @@ impl Checkpoint {
             Some(tensor) => Err(Error::SurplusTensor { tensor: tensor.to_owned() }),
             None => Ok(()),
         }
+    }
+
+    /// Returns the tensors that a model does not read, so that they can be written along with it.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::TensorShape`] if the files do not fit the model; [`Error::TensorType`],
+    /// [`Error::File`].
+    pub fn others(&self, specs: &[ParameterSpec]) -> Result<Vec<Tensor>> {
+        let own = specs.iter().filter(|spec| spec.shares.is_none());
+        let used: BTreeSet<&str> = own.map(|spec| Ok(self.find(spec)?.0)).collect::<Result<_>>()?;
+        let others = self.tensors.iter().filter(|(name, _)| !used.contains(name.as_str()));
+        let read = |(name, stored): (&String, &Stored)| {
+            let (name, shape) = (name.clone(), stored.info.shape.clone());
+            Ok(Tensor { values: self.read(&name, stored)?, name, shape })
+        };
+        others.map(read).collect()
     }
 
     /// The name and place of a parameter in the files.

@@ -119,6 +119,10 @@ fn config(
     window_pixels: Option<usize>,
 ) -> Result<EncoderConfig> {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
+    if !(hidden / heads).is_multiple_of(4) {
+        let problem = format!("makes heads {} wide, which must be a multiple of 4 to rotate", hidden / heads);
+        return Err(fields.refused("num_heads", problem));
+    }
     let channels = fields.count("in_channels")?.unwrap_or(3);
     let frames = fields.count("temporal_patch_size")?.unwrap_or(2);
     let patch = fields.count("patch_size")?.unwrap_or(14);

@@ -126,6 +126,11 @@ pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
     let top = Object::of(document);
     let merged = spec.projector.merged_tokens.get() as usize;
     let tower = intern_vit(&top.child("vision_config"), spec, TileRule::Shuffled(merged.isqrt()))?;
+    let side = tower.tiles.patches_per_side();
+    if !side.is_multiple_of(merged.isqrt()) {
+        let problem = format!("merges {merged} of {side} x {side} patches");
+        return Err(top.refused("downsample_ratio", problem));
+    }
     let outputs = part.llm.map_or(0, |llm| llm.hidden as usize);
     let hidden = spec.hidden as usize;
     let name = |rest: &str| format!("multi_modal_projector.{rest}");

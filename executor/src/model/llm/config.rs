@@ -33,6 +33,24 @@ pub struct LlmConfig {
     init: Init,
 }
 
+/// Models whose names are known here, whole ones and language models.
+const KNOWN: [&str; 7] =
+    ["llama", "qwen2", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl", "qwen2_audio"];
+const KNOWN_TEXT: [&str; 4] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"];
+
+/// Fails for models that the cost model knows, but whose checkpoints have other names than those here.
+fn refuse_other_names(top: &Object<'_>, text: &Object<'_>) -> Result<()> {
+    let known = |object: &Object<'_>, known: &[&str]| match object.text("model_type")? {
+        Some(found) if !known.contains(&found) => {
+            let problem = format!("= \"{found}\" is not supported, known are {}", known.join(", "));
+            Err(object.refused("model_type", problem))
+        }
+        _ => Ok(()),
+    };
+    known(top, &KNOWN)?;
+    if top.has("text_config") { known(text, &KNOWN_TEXT) } else { Ok(()) }
+}
+
 impl LlmConfig {
     /// Reads the decoder of a checkpoint from its `config.json`.
     ///
@@ -47,8 +65,10 @@ impl LlmConfig {
         let top = Object::of(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
         let text = if top.has("text_config") { top.child("text_config") } else { top.clone() };
-        if spec.details.has_qk_norm {
-            return Err(text.refused("model_type", "has norms of queries and keys, which are not supported"));
+        refuse_other_names(&top, &text)?;
+        if !spec.head_dim.is_multiple_of(2) {
+            let problem = format!("makes heads {} wide, which must be even to rotate", spec.head_dim);
+            return Err(text.refused("num_attention_heads", problem));
         }
         let act = text.activation("hidden_act", crate::ops::activation::Activation::Silu)?;
         if act != crate::ops::activation::Activation::Silu {
