@@ -6,11 +6,10 @@
 //! [`balance_pipeline`] also deals the groups out to DP ranks and orders them, judged by a simulated 1F1B
 //! pipeline. Every answer carries a [`LowerBound`], and with it the most that could still be gained.
 //!
-//! The crate is pure: no files, no clocks. Comparisons that decide are made in integers, or on sums and quotients
-//! that IEEE rounds alike everywhere; ties go to the lower index, random numbers are seeded from the instance, and
-//! search effort is counted in work units ([`Budget`]). [`plan`](mod@plan) alone has threads, each of which scores
-//! batches by itself. So every rank computes the same plan without talking; a [`PlanDigest`] lets ranks check that
-//! they did.
+//! The crate is pure: no files, no clocks, no threads. Comparisons that decide are made in integers, or on sums and
+//! quotients that IEEE rounds alike everywhere; ties go to the lower index, random numbers are seeded from the
+//! instance, and search effort is counted in work units ([`Budget`]). So every rank computes the same plan without
+//! talking; a [`PlanDigest`] lets ranks check that they did.
 //!
 //! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`]
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]

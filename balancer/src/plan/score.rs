@@ -14,8 +14,6 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::strategy::Strategy;
 use std::ops::Range;
-use std::panic::resume_unwind;
-use std::thread::ScopedJoinHandle;
 
 /// How encoder ranks share the media of a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -52,11 +50,6 @@ const SEARCH_WORK: u64 = 400;
 /// Samples times groups up to which finalists are searched for; its first partition takes time in proportion.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
-/// Batches that are worth a thread.
-const BATCHES_A_CORE: usize = 2;
-/// Most threads.
-const CORES_MAX: usize = 16;
-
 /// A plan's makespans, and what it needs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Score {
@@ -90,8 +83,6 @@ impl Score {
 impl Space<'_> {
     /// Scores a plan on some batches; `None` if a batch of them does not fit into memory.
     ///
-    /// Many batches are shared by all cores, each a run of them: the answer does not depend on how many there are.
-    ///
     /// # Errors
     /// [`crate::Error`] if times overflow.
     pub(super) fn score(
@@ -101,40 +92,8 @@ impl Space<'_> {
         balancing: Balancing,
         timeline: &mut Timeline,
     ) -> Result<Option<Score>> {
-        let batches = &self.load.batches()[batches];
-        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
-        let threads = cores.min(batches.len() / BATCHES_A_CORE);
-        if threads < 2 {
-            return self.score_run(candidate, batches, balancing, timeline);
-        }
-        let runs = batches.chunks(batches.len().div_ceil(threads));
-        let scores: Vec<Result<Option<Score>>> = std::thread::scope(|scope| {
-            let score = |run| {
-                scope.spawn(move || self.score_run(candidate, run, balancing, &mut Timeline::default()))
-            };
-            let started: Vec<_> = runs.map(score).collect();
-            let join =
-                |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-            started.into_iter().map(join).collect()
-        });
-        let mut whole = Score::default();
-        for score in scores {
-            let Some(score) = score? else { return Ok(None) };
-            whole.append(score);
-        }
-        Ok(Some(whole))
-    }
-
-    /// Scores a run of batches on this thread.
-    fn score_run(
-        &self,
-        candidate: &Candidate,
-        batches: &[Vec<ItemSize>],
-        balancing: Balancing,
-        timeline: &mut Timeline,
-    ) -> Result<Option<Score>> {
         let mut score = Score { makespans_ns: Vec::with_capacity(batches.len()), need: Need::default() };
-        for batch in batches {
+        for batch in &self.load.batches()[batches] {
             let Some((makespan_ns, need)) = self.simulate(candidate, batch, balancing, timeline)? else {
                 return Ok(None);
             };
