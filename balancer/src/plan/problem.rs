@@ -100,13 +100,12 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
         return Err(outside());
     }
     let all = 0..space.load.batches().len();
-    let mut score = match space.score(&candidate, all.clone(), &mut timeline) {
-        Some(score) => score,
-        None => {
-            space.budget_bytes = f64::INFINITY;
-            space.score(&candidate, all.clone(), &mut timeline).ok_or_else(outside)?
-        }
-    };
+    let score = space.score(&candidate, all.clone(), &mut timeline);
+    if score.is_none() {
+        space.budget_bytes = f64::INFINITY;
+    }
+    let score = score.or_else(|| space.score(&candidate, all.clone(), &mut timeline));
+    let mut score = score.ok_or_else(outside)?;
     space.improve(&candidate, all, &mut score, &mut timeline)?;
     let Need { encoder_bytes, llm_bytes } = score.need();
     Ok(Evaluation {
