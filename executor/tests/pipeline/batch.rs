@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
 use dflop_executor::model::context::Context;
-use dflop_executor::model::encoder::Medium;
-use dflop_executor::model::llm::TextBatch;
+use dflop_executor::model::encoder::{EncoderConfig, Medium};
+use dflop_executor::model::llm::{LlmConfig, TextBatch};
 use dflop_executor::model::whole::{ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
 use serde_json::{Value, json};
@@ -179,4 +179,20 @@ fn qwen2(layers: usize, is_tied: bool) -> Value {
 /// A language model alone.
 pub(crate) fn language_model(is_tied: bool) -> Arc<ModelConfig> {
     Arc::new(ModelConfig::from_config(&qwen2(LLM_LAYERS, is_tied)).unwrap())
+}
+
+/// A language model with the encoders of Qwen2-VL and Qwen2-Audio, in small.
+pub(crate) fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
+    let text = qwen2(LLM_LAYERS, true);
+    let vision = json!({"model_type": "qwen2_vl", "text_config": text, "vision_config": {"depth": 2, "embed_dim": 16,
+        "hidden_act": "quick_gelu", "hidden_size": 16, "in_channels": 3, "mlp_ratio": 2, "num_heads": 2,
+        "patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}});
+    let audio = json!({"model_type": "qwen2_audio", "text_config": text, "audio_config": {"model_type":
+        "qwen2_audio_encoder", "d_model": 12, "encoder_attention_heads": 3, "encoder_ffn_dim": 20,
+        "encoder_layers": 2, "max_source_positions": FRAMES / 2, "num_mel_bins": MELS}});
+    Arc::new(ModelConfig {
+        vision: has_vision.then(|| EncoderConfig::vision(&vision).unwrap().unwrap()),
+        audio: has_audio.then(|| EncoderConfig::audio(&audio).unwrap().unwrap()),
+        llm: LlmConfig::from_config(&text).unwrap(),
+    })
 }

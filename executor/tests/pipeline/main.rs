@@ -6,4 +6,5 @@ mod support;
 mod batch;
 mod job;
 mod language_models;
+mod media;
 mod reference;
