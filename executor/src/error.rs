@@ -43,6 +43,18 @@ pub enum Error {
     /// The loss is NaN or infinite.
     #[error("stage {stage}, microbatch {microbatch}: the loss is {loss}")]
     Loss { stage: String, microbatch: usize, loss: f64 },
+    /// A job that ranks cannot run, or a rank that does not fit it.
+    #[error("job: `{setting}` {problem}")]
+    Job { setting: &'static str, problem: String },
+    /// The plan of a step does not fit the job, or what a rank was given does not fit the plan.
+    #[error("plan of step {step}, microbatch {microbatch} of {module}: {problem}")]
+    Plan { step: u64, module: &'static str, microbatch: usize, problem: String },
+    /// Messages between ranks, or the failure of another rank.
+    #[error(transparent)]
+    Comm(#[from] crate::comm::Error),
+    /// A schedule or a partition that cannot be made.
+    #[error(transparent)]
+    Balancer(#[from] dflop_balancer::Error),
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },

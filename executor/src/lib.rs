@@ -6,7 +6,8 @@
 //! CPU version [`device::Cpu`] is in [`ops`], one operation a file. Every backward is written by hand: there is no tape
 //! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
 //!
-//! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be.
+//! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be. A
+//! [`pipeline::Pipeline`] is one rank of a job: it runs a schedule's actions over its stages and communicators.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
@@ -16,6 +17,7 @@ pub mod error;
 pub mod launch;
 pub mod model;
 pub mod ops;
+pub mod pipeline;
 pub mod row_mix;
 pub mod stage;
 pub mod weights;

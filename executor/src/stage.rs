@@ -78,6 +78,12 @@ impl<D: Device> StageParts<D> {
         Ok(())
     }
 
+    /// Returns whether a block has trained parameters.
+    #[must_use]
+    pub fn is_trained(&self) -> bool {
+        self.is_trained.contains(&true)
+    }
+
     /// Returns the parameters declared so far.
     #[must_use]
     pub fn into_declaration(self) -> Declaration {

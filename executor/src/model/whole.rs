@@ -91,7 +91,8 @@ impl ModelConfig {
         [ModuleKind::Vision, ModuleKind::Audio, ModuleKind::Llm].into_iter().filter(has).collect()
     }
 
-    fn parts<D: Device>(&self, range: &StageRange, frozen: Frozen) -> Result<StageParts<D>> {
+    /// Declares the blocks of a stage.
+    pub(crate) fn parts<D: Device>(&self, range: &StageRange, frozen: Frozen) -> Result<StageParts<D>> {
         let mut parts = StageParts::default();
         let layers = range.layers.clone();
         match range.module {
@@ -130,7 +131,7 @@ impl ModelConfig {
     }
 
     /// Whether something is trained before a stage.
-    fn is_input_trained(&self, range: &StageRange, frozen: Frozen) -> bool {
+    pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: Frozen) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
             ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,

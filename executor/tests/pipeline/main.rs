@@ -1,0 +1,10 @@
+//! Jobs of several ranks against one another and against stages that are run by hand.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod batch;
+mod job;
+mod language_models;
+mod media;
+mod reference;
