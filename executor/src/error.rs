@@ -55,6 +55,12 @@ pub enum Error {
     /// A schedule or a partition that cannot be made.
     #[error(transparent)]
     Balancer(#[from] dflop_balancer::Error),
+    /// Samples could not be read or prepared.
+    #[error(transparent)]
+    Loader(#[from] dflop_loader::Error),
+    /// The runtime that reads samples could not be started.
+    #[error("the runtime that reads samples could not be started")]
+    Runtime(#[source] std::io::Error),
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },

@@ -7,13 +7,15 @@
 //! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
 //!
 //! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be. A
-//! [`pipeline::Pipeline`] is one rank of a job: it runs a schedule's actions over its stages and communicators.
+//! [`pipeline::Pipeline`] is one rank of a job: it runs a schedule's actions over its stages and communicators. [`feed`] brings
+//! it what the balanced loader reads.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
 pub mod comm;
 pub mod device;
 pub mod error;
+pub mod feed;
 pub mod launch;
 pub mod model;
 pub mod ops;

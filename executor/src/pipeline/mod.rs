@@ -25,6 +25,7 @@ mod work;
 
 pub use assign::assign;
 pub use job::{Job, JobStage, ModuleLayout};
+pub(crate) use plan::name as module_name;
 pub use plan::{MediumPlan, MicrobatchPlan, StepPlan};
 pub use rank::{Pipeline, StepOutcome};
 pub use ranks::Place;

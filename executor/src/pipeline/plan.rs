@@ -43,7 +43,7 @@ pub struct StepPlan {
     rounds: usize,
 }
 
-pub(super) fn name(module: ModuleKind) -> &'static str {
+pub(crate) fn name(module: ModuleKind) -> &'static str {
     match module {
         ModuleKind::Vision => "vision",
         ModuleKind::Audio => "audio",
