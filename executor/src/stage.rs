@@ -9,6 +9,7 @@
 //! the first trained parameter keep nothing and have no backward.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -52,12 +53,19 @@ pub struct StageParts<D: Device> {
     blocks: Vec<Box<dyn Block<D>>>,
     /// Whether a block has trained parameters.
     is_trained: Vec<bool>,
+    /// First parameter of the blocks that were added together with a block.
+    first_parameters: Vec<usize>,
     declaration: Declaration,
 }
 
 impl<D: Device> Default for StageParts<D> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), is_trained: Vec::new(), declaration: Declaration::default() }
+        Self {
+            blocks: Vec::new(),
+            is_trained: Vec::new(),
+            first_parameters: Vec::new(),
+            declaration: Declaration::default(),
+        }
     }
 }
 
@@ -74,6 +82,7 @@ impl<D: Device> StageParts<D> {
         let is_trained = self.declaration.has_trained_since(start);
         // Blocks of one call are trained or frozen together.
         self.is_trained.extend(std::iter::repeat_n(is_trained, blocks.len()));
+        self.first_parameters.extend(std::iter::repeat_n(start, blocks.len()));
         self.blocks.extend(blocks);
         Ok(())
     }
@@ -110,6 +119,7 @@ impl<D: Device> StageParts<D> {
             blocks: self.blocks,
             has_backward,
             needs_input,
+            first_parameters: self.first_parameters,
             parameters,
             in_flight: BTreeMap::new(),
         })
@@ -122,6 +132,15 @@ struct InFlight<D: Device> {
     saved: Vec<Saved<D>>,
 }
 
+/// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
+/// stays as it is.
+pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
+    if layers.len() < 2 {
+        return vec![layers.clone()];
+    }
+    layers.clone().map(|layer| layer..layer + 1).collect()
+}
+
 /// Consecutive blocks of a module, with their parameters and what they keep of microbatches.
 pub struct Stage<D: Device> {
     device: D,
@@ -131,6 +150,8 @@ pub struct Stage<D: Device> {
     has_backward: Vec<bool>,
     /// Whether something is trained before a block.
     needs_input: Vec<bool>,
+    /// First parameter of the blocks that were added together with a block.
+    first_parameters: Vec<usize>,
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
 }
@@ -229,6 +250,23 @@ impl<D: Device> Stage<D> {
     /// # Errors
     /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
     pub fn backward(&mut self, microbatch: usize, gradient: Option<D::Floats>) -> Result<Option<D::Floats>> {
+        self.backward_with(microbatch, gradient, |_, _| Ok(()))
+    }
+
+    /// Runs [`backward`](Self::backward) and says on the way which gradients are complete.
+    ///
+    /// - `done`: is called as layers are done, the last one first, with the index of a parameter: this microbatch adds nothing
+    ///   more to that one and those after it, but for uses of a parameter in two blocks
+    ///   ([`Parameters::fold_shared_gradients`])
+    ///
+    /// # Errors
+    /// Those of [`backward`](Self::backward) and of `done`.
+    pub fn backward_with(
+        &mut self,
+        microbatch: usize,
+        gradient: Option<D::Floats>,
+        done: impl FnMut(&Parameters<D>, usize) -> Result<()> + Send,
+    ) -> Result<Option<D::Floats>> {
         if !self.has_backward() {
             return Ok(None);
         }
@@ -236,13 +274,14 @@ impl<D: Device> Stage<D> {
             return Err(self.order(microbatch, "is not in flight"));
         };
         let device = self.device.clone();
-        device.run(|| self.run_backward(in_flight, gradient))
+        device.run(|| self.run_backward(in_flight, gradient, done))
     }
 
     fn run_backward(
         &mut self,
         in_flight: InFlight<D>,
         mut gradient: Option<D::Floats>,
+        mut done: impl FnMut(&Parameters<D>, usize) -> Result<()>,
     ) -> Result<Option<D::Floats>> {
         let InFlight { context, saved } = in_flight;
         for (index, mut saved) in saved.into_iter().enumerate().rev() {
@@ -257,6 +296,10 @@ impl<D: Device> Stage<D> {
             let parameters = &mut self.parameters;
             let mut pass = BackwardPass { device: &self.device, parameters, context: &context };
             gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
+            let first = self.first_parameters[index];
+            if index == 0 || self.first_parameters[index - 1] != first {
+                done(&self.parameters, first)?;
+            }
         }
         Ok(if self.options.is_input_trained { gradient } else { None })
     }

@@ -49,6 +49,14 @@ impl ParameterSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ParameterId(usize);
 
+impl ParameterId {
+    /// Returns the place among the parameters of the stage.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// Collects the parameters of the blocks of a stage.
 #[derive(Debug, Default)]
 pub struct Declaration {
@@ -214,6 +222,26 @@ impl<D: Device> Parameters<D> {
     pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut D::Floats, &mut D::Floats)> {
         let all = self.specs.iter().zip(&mut self.values).zip(&mut self.gradients);
         all.filter_map(|((spec, value), gradient)| Some((spec, value.as_mut()?, gradient.as_mut()?)))
+    }
+
+    /// Walks over trained parameters that own their values: index among all of the stage, name, gradient.
+    pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &D::Floats)> {
+        let all = self.specs.iter().zip(&self.values).zip(&self.gradients).enumerate();
+        all.filter_map(|(index, ((spec, value), gradient))| {
+            value.as_ref()?;
+            Some((index, spec, gradient.as_ref()?))
+        })
+    }
+
+    /// Returns the gradient of the parameter of an index, if it is trained.
+    #[must_use]
+    pub fn gradient_at(&self, index: usize) -> Option<&D::Floats> {
+        self.gradients.get(index)?.as_ref()
+    }
+
+    /// Returns the gradient of the parameter of an index, if it is trained, to change it.
+    pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut D::Floats> {
+        self.gradients.get_mut(index)?.as_mut()
     }
 
     /// Walks over parameters that own their values.

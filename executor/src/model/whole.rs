@@ -9,7 +9,7 @@ use super::llm::LlmConfig;
 use super::parameters::ParameterSpec;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::{Activations, Stage, StageOptions, StageParts};
+use crate::stage::{Activations, Stage, StageOptions, StageParts, single_layers};
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A module of a model, which a pipeline cuts into stages by itself.
@@ -103,7 +103,11 @@ impl ModelConfig {
                 self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut parts)?;
             }
             ModuleKind::Llm => {
-                parts.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                // Layers that do not exist are refused in one piece.
+                let is_known = layers.end <= self.llm.layers();
+                for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
+                    parts.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                }
             }
         }
         Ok(parts)

@@ -12,6 +12,7 @@
 mod assign;
 mod edge;
 mod exchange;
+mod groups;
 mod job;
 mod plan;
 mod rank;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use dflop_balancer::schedule::Action;
 
 use super::edge::View;
+use super::groups::Groups;
 use super::job::Job;
 use super::ranks::Place;
-use super::reduce::Groups;
 use super::run::{Ran, Run};
 use super::timeline::Timed;
 use super::topology::Topology;
@@ -17,6 +17,9 @@ use crate::comm::{At, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
+
+/// Gradients of a collective: 4 MiB.
+const BUCKET_ELEMENTS: usize = 1 << 20;
 
 /// What a step gave.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +38,7 @@ pub struct Pipeline<D: Device> {
     groups: Groups,
     stages: BTreeMap<u16, Stage<D>>,
     is_plan_checked: bool,
+    bucket_elements: usize,
     /// Of the last number of rounds.
     schedule: Option<(usize, Topology, Vec<Action>)>,
 }
@@ -52,13 +56,30 @@ impl<D: Device> Pipeline<D> {
         let place = checked.map_err(|error| end(comm.as_ref(), At::step(0, "join the job"), error))?;
         let groups = Groups::split(&job, &place, comm.as_ref())?;
         let stages = place.stages.iter().copied().zip(stages).collect();
-        Ok(Self { comm, job, place, groups, stages, is_plan_checked: false, schedule: None })
+        Ok(Self {
+            comm,
+            job,
+            place,
+            groups,
+            stages,
+            is_plan_checked: false,
+            bucket_elements: BUCKET_ELEMENTS,
+            schedule: None,
+        })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
     #[must_use]
     pub fn check_plans(mut self, is_checked: bool) -> Self {
         self.is_plan_checked = is_checked;
+        self
+    }
+
+    /// Sets how many gradients are added up over replicas in one collective; a larger tensor has one of its own.
+    /// Default: 2^20, 4 MiB. The same on all ranks.
+    #[must_use]
+    pub fn bucket_elements(mut self, elements: usize) -> Self {
+        self.bucket_elements = elements;
         self
     }
 
@@ -96,7 +117,8 @@ impl<D: Device> Pipeline<D> {
             }
         };
         let view = View { job: &self.job, topology, place: &self.place, comm: self.comm.as_ref(), work };
-        let Ran { losses, timeline } = Run::new(view, &self.groups, &mut self.stages).list(list, at)?;
+        let Ran { losses, timeline } =
+            Run::new(view, &self.groups, self.bucket_elements, &mut self.stages).list(list, at)?;
         let loss = self.mean_loss(work, losses, *at)?;
         Ok(StepOutcome { loss, timeline })
     }

@@ -7,21 +7,24 @@ use dflop_balancer::schedule::{Action, Part};
 
 use super::edge::{Flow, View};
 use super::exchange::Exchange;
-use super::reduce::{Groups, Reduction};
+use super::groups::Groups;
+use super::reduce::Reduction;
 use super::timeline::{Clock, Timed, cpu_timed};
 use crate::comm::At;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Output;
+use crate::model::parameters::Parameters;
 use crate::stage::Stage;
 
 /// One step of one rank.
 pub(super) struct Run<'a, D: Device> {
     view: View<'a, D>,
-    groups: &'a Groups,
     stages: &'a mut BTreeMap<u16, Stage<D>>,
     exchange: Exchange<D>,
-    reduction: Reduction,
+    reduction: Reduction<'a>,
+    /// The microbatch of every stage's last backward.
+    last_backward: BTreeMap<u16, u32>,
     /// Sums of losses of the microbatches that this rank has the loss of; 0 elsewhere.
     losses: Vec<f64>,
 }
@@ -37,15 +40,28 @@ impl<'a, D: Device> Run<'a, D> {
     pub(super) fn new(
         view: View<'a, D>,
         groups: &'a Groups,
+        bucket_elements: usize,
         stages: &'a mut BTreeMap<u16, Stage<D>>,
     ) -> Self {
         let losses = vec![0.0; view.work.plan.microbatches().len()];
-        let (exchange, reduction) = (Exchange::default(), Reduction::default());
-        Self { view, groups, stages, exchange, reduction, losses }
+        let reduction = Reduction::new(view.job, groups, bucket_elements);
+        Self {
+            view,
+            stages,
+            exchange: Exchange::default(),
+            reduction,
+            last_backward: BTreeMap::new(),
+            losses,
+        }
     }
 
     /// Runs the list; `at` is where it stands, for errors.
     pub(super) fn list(mut self, list: &[Action], at: &mut At) -> Result<Ran> {
+        for action in list {
+            if let Action::Backward(part) = action {
+                self.last_backward.insert(part.stage, part.microbatch);
+            }
+        }
         let mut clock = Clock::start(list.len());
         for (index, &action) in list.iter().enumerate() {
             self.exchange.post(self.view, list, index)?;
@@ -57,7 +73,7 @@ impl<'a, D: Device> Run<'a, D> {
         }
         *at = At::step(self.view.work.plan.step(), "finish the step");
         self.exchange.finish()?;
-        self.reduction.finish(self.groups, self.stages, *at)?;
+        self.reduction.finish(self.stages, *at)?;
         Ok(Ran { losses: self.losses, timeline: clock.into_timeline() })
     }
 
@@ -65,14 +81,13 @@ impl<'a, D: Device> Run<'a, D> {
     fn act(&mut self, action: Action, at: At) -> Result<u64> {
         match action {
             Action::Forward(part) => self.forward(part),
-            Action::Backward(part) => self.backward(part),
+            Action::Backward(part) => self.backward(part, at),
             Action::BackwardInput(part) | Action::BackwardWeight(part) => {
                 Err(Error::Job { setting: "schedule", problem: format!("splits the backward of {part}") })
             }
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
-                let (job, groups, reduction) = (self.view.job, self.groups, &mut self.reduction);
-                let (done, cpu_ns) = cpu_timed(|| reduction.start(job, groups, (number, stage), at));
+                let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage, at));
                 done.map(|()| cpu_ns)
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
@@ -107,7 +122,7 @@ impl<'a, D: Device> Run<'a, D> {
         Ok(cpu_ns)
     }
 
-    fn backward(&mut self, part: Part) -> Result<u64> {
+    fn backward(&mut self, part: Part, at: At) -> Result<u64> {
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         if !self.view.is_active(part) || !stage.has_backward() {
             return Ok(0);
@@ -115,7 +130,13 @@ impl<'a, D: Device> Run<'a, D> {
         let device = stage.device().clone();
         let gradient = self.exchange.take(self.view, &device, Flow::Gradients, part)?;
         let microbatch = part.microbatch as usize;
-        let (input, cpu_ns) = device.run(|| cpu_timed(|| stage.backward(microbatch, gradient)));
+        let is_last = self.last_backward.get(&part.stage) == Some(&part.microbatch);
+        let is_reduced = is_last && self.reduction.has_replicas(part.stage);
+        let reduction = &mut self.reduction;
+        let done = |parameters: &Parameters<D>, first: usize| {
+            if is_reduced { reduction.advance(part.stage, &device, parameters, first, at) } else { Ok(()) }
+        };
+        let (input, cpu_ns) = device.run(|| cpu_timed(|| stage.backward_with(microbatch, gradient, done)));
         self.exchange.give(self.view, &device, Flow::Gradients, part, input?)?;
         Ok(cpu_ns)
     }

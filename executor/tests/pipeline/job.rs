@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_executor::Result;
-use dflop_executor::comm::Communicator;
+
+use dflop_executor::comm::{Comm, Communicator};
 use dflop_executor::device::Cpu;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout, Pipeline, Place, StepPlan, StepWork, Timed};
 use dflop_executor::stage::Activations;
-use dflop_executor::weights::Seed;
+use dflop_executor::weights::{Seed, WeightSource};
+use dflop_executor::{Error, Result};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::reference::Truth;
@@ -26,6 +27,8 @@ pub(crate) struct Setting {
     pub(crate) frozen: Frozen,
     pub(crate) transport: Transport,
     pub(crate) steps: u64,
+    pub(crate) bucket_elements: usize,
+    pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
 }
 
 impl Setting {
@@ -38,6 +41,8 @@ impl Setting {
             frozen: Frozen::default(),
             transport: Transport::Threads,
             steps: 1,
+            bucket_elements: 1 << 20,
+            weights: Arc::new(Seed(1)),
         }
     }
 
@@ -95,27 +100,36 @@ pub(crate) fn pipeline(
     comm: Communicator,
     device: &Cpu,
 ) -> Result<Pipeline<Cpu>> {
-    let place = job.place(dflop_executor::comm::Comm::rank(&comm))?;
-    let stage = |range| setting.model.stage(device, range, setting.frozen, setting.activations, &Seed(1));
+    let place = job.place(comm.rank())?;
+    let stage = |range| {
+        setting.model.stage(device, range, setting.frozen, setting.activations, setting.weights.as_ref())
+    };
     let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
-    Ok(Pipeline::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(true))
+    Ok(Pipeline::new(Box::new(comm), Arc::clone(job), stages)?
+        .check_plans(true)
+        .bucket_elements(setting.bucket_elements))
 }
+
+type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
 
 fn of_rank(
     setting: &Setting,
     job: &Arc<Job>,
     comm: Communicator,
-    samples: &[Sample],
-    cut: &Cut,
+    (samples, cut): (&[Sample], &Cut),
+    tamper: Tamper<'_>,
 ) -> Result<OfRank> {
     let device = Cpu::new(1)?;
+    let rank = comm.rank();
     let mut pipeline = pipeline(setting, job, comm, &device)?;
     let place = pipeline.place().clone();
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
         let plan = Arc::new(StepPlan::new(job, step, targets, plan_of(samples, cut))?);
-        last = Some(pipeline.step(&work(job, &place, &plan, samples, cut, &device))?);
+        let mut work = work(job, &place, &plan, samples, cut, &device);
+        tamper(rank, &mut work);
+        last = Some(pipeline.step(&work)?);
     }
     let last = last.expect("at least one step");
     let gradients =
@@ -128,22 +142,22 @@ fn of_rank(
     })
 }
 
-/// Runs a job and returns what each rank returned.
-pub(crate) fn try_run(setting: &Setting, samples: &[Sample], cut: &Cut) -> Vec<Result<f64>> {
+fn run_ranks(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Result<OfRank>> {
     let job = Arc::new(setting.job().unwrap());
-    let ranks = run(setting.transport, job.world_size(), patient(), |comm| {
-        of_rank(setting, &job, comm, samples, cut)
-    });
-    ranks.into_iter().map(|rank| rank.map(|rank| rank.loss)).collect()
+    run(setting.transport, job.world_size(), patient(), |comm| of_rank(setting, &job, comm, batch, tamper))
+}
+
+/// Runs a job in which something fails, and returns the error of every rank.
+#[track_caller]
+pub(crate) fn run_failing(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Error> {
+    let ranks = run_ranks(setting, batch, tamper).into_iter();
+    ranks.map(|rank| rank.err().expect("all ranks fail")).collect()
 }
 
 /// Runs a job in which nothing fails. Replicas, and both copies of a tied parameter, must agree to the bit.
 #[track_caller]
 pub(crate) fn run_job(setting: &Setting, samples: &[Sample], cut: &Cut) -> Ran {
-    let job = Arc::new(setting.job().unwrap());
-    let ranks = run(setting.transport, job.world_size(), patient(), |comm| {
-        of_rank(setting, &job, comm, samples, cut)
-    });
+    let ranks = run_ranks(setting, (samples, cut), &|_, _| {});
     let ranks: Vec<OfRank> =
         ranks.into_iter().map(|rank| rank.unwrap_or_else(|error| panic!("{error}"))).collect();
     let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();

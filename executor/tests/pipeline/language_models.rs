@@ -92,6 +92,24 @@ fn stages_of_replicas_give_the_bits_of_whole_ones() {
     }
 }
 
+/// Sums begin layer by layer within the last backward; one rank has nothing to do in its last microbatch, and another never.
+#[test]
+fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits() {
+    let samples = texts(4);
+    for is_tied in [false, true] {
+        let model = language_model(is_tied);
+        for cut in [vec![vec![0], vec![1], vec![2, 3], vec![]], vec![vec![0, 1], vec![], vec![2, 3], vec![]]]
+        {
+            let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
+            let whole = run_job(&setting, &samples, &cut).truth;
+            for bucket_elements in [1, 500, 5000] {
+                let setting = Setting { bucket_elements, steps: 2, ..setting.clone() };
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_rank_without_samples_neither_hangs_nor_changes_a_gradient() {
     let (model, samples) = (language_model(true), texts(3));

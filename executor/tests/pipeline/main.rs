@@ -4,7 +4,10 @@
 mod support;
 
 mod batch;
+mod failures;
 mod job;
 mod language_models;
 mod media;
 mod reference;
+mod refusals;
+mod routes;

@@ -144,7 +144,9 @@ impl EncoderConfig {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
             return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
         }
-        parts.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
+        for layers in crate::stage::single_layers(&layers) {
+            parts.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
+        }
         let projector = self.projector.as_ref().filter(|_| layers.end == self.layers());
         let Some(projector) = projector else { return Ok(()) };
         parts.add(frozen.projector, |declaration| {
