@@ -15,6 +15,8 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::context::Context;
 use crate::model::parameters::{Declaration, Parameters};
+use crate::model::shard::Place;
+use crate::model::tensor_parallel::TensorParallel;
 use crate::model::{BackwardPass, Block, Output, Pass, Saved};
 use crate::weights::WeightSource;
 
@@ -53,15 +55,31 @@ pub struct StageParts<D: Device> {
     /// Whether a block has trained parameters.
     is_trained: Vec<bool>,
     declaration: Declaration,
+    tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Default for StageParts<D> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), is_trained: Vec::new(), declaration: Declaration::default() }
+        Self::new(None)
     }
 }
 
 impl<D: Device> StageParts<D> {
+    /// Begins without blocks; of the parameters of those to come, a rank of a group declares its part.
+    #[must_use]
+    pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
+        let tensor = tensor.filter(|tensor| tensor.place().size > 1);
+        let place = tensor.as_ref().map_or(Place::ALONE, |tensor| tensor.place());
+        let declaration = Declaration::of(place);
+        Self { blocks: Vec::new(), is_trained: Vec::new(), declaration, tensor }
+    }
+
+    /// Returns whose blocks these are.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.declaration.place()
+    }
+
     /// Adds blocks, with their parameters trained or frozen.
     pub fn add(
         &mut self,
@@ -106,9 +124,13 @@ impl<D: Device> StageParts<D> {
             needs_input,
             parameters,
             in_flight: BTreeMap::new(),
+            tensor: self.tensor,
         })
     }
 }
+
+/// Microbatch and name of what a stage does.
+type Action<'a> = (Option<usize>, &'a str);
 
 /// What is kept of a microbatch.
 struct InFlight<D: Device> {
@@ -127,6 +149,8 @@ pub struct Stage<D: Device> {
     needs_input: Vec<bool>,
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
+    /// The ranks that have the other parts of the layers.
+    tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Stage<D> {
@@ -138,7 +162,7 @@ impl<D: Device> Stage<D> {
     ///
     /// # Errors
     /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in flight,
-    /// [`Error::Loss`] if the loss is not finite.
+    /// [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank failed.
     pub fn forward(
         &mut self,
         microbatch: usize,
@@ -148,8 +172,8 @@ impl<D: Device> Stage<D> {
         if self.in_flight.contains_key(&microbatch) {
             return Err(self.order(microbatch, "is in flight already"));
         }
-        let device = self.device.clone();
-        let (output, saved) = device.run(|| self.run_blocks(&context, input))?;
+        let at = (Some(microbatch), "tensor-parallel forward");
+        let (output, saved) = self.on_device(|| self.run_blocks(&context, at, input))?;
         if let Output::Loss(loss) = output
             && !loss.is_finite()
         {
@@ -163,14 +187,14 @@ impl<D: Device> Stage<D> {
 
     /// Runs the blocks on a microbatch and keeps nothing.
     pub fn evaluate(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Output<D>> {
-        self.device.run(|| Ok(self.run_blocks(context, input)?.0))
+        self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
     }
 
     /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
     pub fn logits(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
-        self.device.run(|| {
+        self.on_device(|| {
             let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
-            let pass = self.pass(context);
+            let pass = self.pass(context, (None, "tensor-parallel logits"));
             let mut rows = input;
             for block in before {
                 if let Output::Rows(output) = block.forward(&pass, rows.take(), &mut Saved::default())? {
@@ -181,16 +205,24 @@ impl<D: Device> Stage<D> {
         })
     }
 
-    fn pass<'a>(&'a self, context: &'a Context<D>) -> Pass<'a, D> {
-        Pass { device: &self.device, parameters: &self.parameters, context }
+    /// Runs on the threads of the device, unless the rank waits for others meanwhile: it would hold a thread that ranks which
+    /// share the device need.
+    fn on_device<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        if self.tensor.is_some() { body() } else { self.device.run(body) }
+    }
+
+    fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): Action<'_>) -> Pass<'a, D> {
+        let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
+        Pass { device: &self.device, parameters: &self.parameters, context, tensor }
     }
 
     fn run_blocks(
         &self,
         context: &Context<D>,
+        at: Action<'_>,
         mut input: Option<D::Floats>,
     ) -> Result<(Output<D>, Vec<Saved<D>>)> {
-        let pass = self.pass(context);
+        let pass = self.pass(context, at);
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let mut saved = Saved::default();
@@ -229,16 +261,23 @@ impl<D: Device> Stage<D> {
         let Some(in_flight) = self.in_flight.remove(&microbatch) else {
             return Err(self.order(microbatch, "is not in flight"));
         };
+        if self.tensor.is_some() {
+            return self.run_backward(microbatch, in_flight, gradient);
+        }
         let device = self.device.clone();
-        device.run(|| self.run_backward(in_flight, gradient))
+        device.run(|| self.run_backward(microbatch, in_flight, gradient))
     }
 
     fn run_backward(
         &mut self,
+        microbatch: usize,
         in_flight: InFlight<D>,
         mut gradient: Option<D::Floats>,
     ) -> Result<Option<D::Floats>> {
         let InFlight { context, saved } = in_flight;
+        let at = (Some(microbatch), "tensor-parallel backward");
+        let group = self.tensor.clone();
+        let tensor = group.as_ref().map(|group| group.pass(at.0, at.1));
         for (index, mut saved) in saved.into_iter().enumerate().rev() {
             if !self.has_backward[index] {
                 return Ok(None);
@@ -246,10 +285,10 @@ impl<D: Device> Stage<D> {
             let block = &self.blocks[index];
             if self.is_recomputed(index) {
                 let input = saved.take();
-                block.forward(&self.pass(&context), Some(input), &mut saved)?;
+                block.forward(&self.pass(&context, at), Some(input), &mut saved)?;
             }
             let parameters = &mut self.parameters;
-            let mut pass = BackwardPass { device: &self.device, parameters, context: &context };
+            let mut pass = BackwardPass { device: &self.device, parameters, context: &context, tensor };
             gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
         }
         Ok(if self.options.is_input_trained { gradient } else { None })
@@ -263,6 +302,19 @@ impl<D: Device> Stage<D> {
     #[must_use]
     pub fn has_backward(&self) -> bool {
         self.has_backward.last().copied().unwrap_or(self.options.is_input_trained)
+    }
+
+    /// Says which step the passes from now on belong to, for messages to the other ranks of a tensor-parallel group.
+    pub fn begin_step(&self, step: u64) {
+        if let Some(tensor) = &self.tensor {
+            tensor.begin_step(step);
+        }
+    }
+
+    /// Returns the ranks that have the other parts of the layers; `None` if this one has all of them.
+    #[must_use]
+    pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        self.tensor.as_deref()
     }
 
     /// Returns the name in errors.

@@ -28,6 +28,7 @@ use super::Block;
 use super::config::Object;
 use super::layer::{Layer, LayerSpec};
 use super::parameters::{Declaration, Init};
+use super::tensor_parallel::{self, Fields};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -68,6 +69,8 @@ pub struct EncoderConfig {
     arrangement: Arrangement,
     /// Tensors of checkpoints that nothing here reads.
     ignored: Vec<String>,
+    /// Where dimensions stand in the configuration.
+    fields: &'static Fields,
 }
 
 /// Which parts of an encoder are not trained.
@@ -127,13 +130,26 @@ impl EncoderConfig {
         &self.ignored
     }
 
+    /// Checks that a tensor-parallel group of this degree can share the layers and the projector's MLP.
+    ///
+    /// # Errors
+    /// [`Error::TensorParallel`] that names the field which does not fit.
+    pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
+        for layer in &self.layers {
+            tensor_parallel::check_heads(self.fields, &layer.attention, degree)?;
+            tensor_parallel::check_size(self.fields.mlp, layer.mlp.middle, degree)?;
+        }
+        let projector = self.projector.as_ref().and_then(ProjectorSpec::middle);
+        projector.map_or(Ok(()), |middle| tensor_parallel::check_size("projector", middle, degree))
+    }
+
     /// Declares the parameters of some layers and returns their blocks: with the stem before the first layer and the
     /// projector behind the last.
     ///
     /// The blocks of the encoder proper and those of the projector are apart, as they are frozen apart.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no such layers.
+    /// [`Error::Config`] if there are no such layers, [`Error::TensorParallel`] if ranks cannot share them.
     pub fn add_to<D: Device>(
         &self,
         layers: Range<usize>,
@@ -144,6 +160,7 @@ impl EncoderConfig {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
             return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
         }
+        self.check_tensor_parallel(parts.place().size)?;
         parts.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
         let projector = self.projector.as_ref().filter(|_| layers.end == self.layers());
         let Some(projector) = projector else { return Ok(()) };

@@ -1,11 +1,13 @@
 //! The last block of a decoder: norm, LM head and loss, of the rows that predict a target alone.
 //!
 //! Logits are made in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns them into their
-//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits.
+//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits. Ranks of a tensor-parallel group have
+//! the logits of some words each.
 
 use super::super::norm::{Norm, NormKind};
 use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of, tensor_parallel};
+use super::vocabulary::Vocabulary;
 use crate::device::{Device, Layout, Shape};
 use crate::error::Result;
 
@@ -17,6 +19,8 @@ const LOGITS_KEPT: usize = 1 << 24;
 pub struct Head {
     norm: Norm,
     weight: ParameterId,
+    words: Vocabulary,
+    /// Words of this rank.
     vocabulary: usize,
     hidden: usize,
     kept: usize,
@@ -32,19 +36,20 @@ impl Head {
         epsilon: f64,
     ) -> Self {
         let norm = Norm::declare(declaration, norm, NormKind::Rms, hidden, epsilon);
-        Self { norm, weight, vocabulary, hidden, kept: LOGITS_KEPT }
+        let words = Vocabulary::new(vocabulary, declaration.place());
+        Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
     }
 
     /// Rows of a chunk; all of them if they are kept.
     fn chunk(&self, rows: usize) -> usize {
-        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.vocabulary).max(1) }
+        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.most()).max(1) }
     }
 
     fn is_kept(&self, rows: usize) -> bool {
-        rows * self.vocabulary <= self.kept
+        rows * self.words.most() <= self.kept
     }
 
-    /// Logits of some rows.
+    /// Logits of some rows, of this rank's words.
     fn project<D: Device>(
         &self,
         pass: &Pass<'_, D>,
@@ -105,7 +110,8 @@ impl<D: Device> Block<D> for Head {
         for targets in text.targets.chunks(self.chunk(rows)).enumerate() {
             let (first, targets) = (targets.0 * self.chunk(rows), targets.1);
             let mut logits = self.project(pass, &normal, first, targets.len())?;
-            loss += pass.device.cross_entropy(&mut logits, targets, text.loss_scale)?;
+            let scale = text.loss_scale;
+            loss += self.words.cross_entropy(pass.device, pass.tensor, &mut logits, targets, scale)?;
             kept = Some(logits);
         }
         for buffer in [taken, statistics, normal] {
@@ -134,12 +140,14 @@ impl<D: Device> Block<D> for Head {
         } else {
             for (index, targets) in text.targets.chunks(self.chunk(rows)).enumerate() {
                 let part = (index * self.chunk(rows), targets.len());
-                let forward = Pass { device, parameters: &*pass.parameters, context: pass.context };
+                let BackwardPass { context, tensor, .. } = *pass;
+                let forward = Pass { device, parameters: &*pass.parameters, context, tensor };
                 let mut logits = self.project(&forward, &normal, part.0, part.1)?;
-                device.cross_entropy(&mut logits, targets, text.loss_scale)?;
+                self.words.cross_entropy(device, tensor, &mut logits, targets, text.loss_scale)?;
                 self.project_backward(pass, &logits, &normal, part, &mut d_normal)?;
             }
         }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut d_normal)?;
         let mut d_taken = device.zeros(rows * self.hidden)?;
         let d_input = is_input_needed.then_some(&mut d_taken);
         self.norm.backward(pass, &d_normal, &taken, &statistics, d_input)?;
@@ -153,7 +161,9 @@ impl<D: Device> Block<D> for Head {
 
     fn logits(&self, pass: &Pass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
         let (normal, _) = self.norm.forward(pass, input)?;
-        self.project(pass, &normal, 0, pass.context.layers.rows).map(Some)
+        let rows = pass.context.layers.rows;
+        let own = self.project(pass, &normal, 0, rows)?;
+        self.words.gather(pass.device, pass.tensor, own, rows).map(Some)
     }
 }
 
@@ -196,10 +206,12 @@ mod tests {
         let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
         let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
         let mut saved = Saved::default();
-        let pass = Pass { device: &device, parameters: &parameters, context: &context };
+        let pass = Pass { device: &device, parameters: &parameters, context: &context, tensor: None };
         let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
         let Output::Loss(loss) = output else { panic!("a head has a loss") };
-        let mut pass = BackwardPass { device: &device, parameters: &mut parameters, context: &context };
+        let parameters_mut = &mut parameters;
+        let mut pass =
+            BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor: None };
         let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
         assert_eq!(saved.elements(), 0);
         (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
