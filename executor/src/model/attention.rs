@@ -108,8 +108,7 @@ impl Attention {
         };
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
-        let replicated =
-            (place.size > kv_heads).then(|| (keys.first(place.rank), kv_heads * head_dim));
+        let replicated = (place.size > kv_heads).then(|| (keys.first(place.rank), kv_heads * head_dim));
         Self { projections, output, shape, replicated, sight: spec.sight, is_rotated: spec.is_rotated }
     }
 

@@ -60,9 +60,8 @@ impl Mlp {
         let place = declaration.place();
         let parts = Parts::even(middle, place.size);
         let sizes = [middle, inputs];
-        let mut declare = |name: &String| {
-            Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts)
-        };
+        let mut declare =
+            |name: &String| Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts);
         let inner = inner.into_iter().map(&mut declare).collect();
         let sizes = [outputs, middle];
         let down = Linear::declare_row_parallel(declaration, down, sizes, has_bias, init, &parts);

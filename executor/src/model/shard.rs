@@ -173,7 +173,9 @@ mod tests {
             let parts = Parts::even(elements, ranks);
             let all: Vec<Range<usize>> = parts.0.concat();
             assert_eq!((all[0].start, all[ranks - 1].end), (0, elements));
-            assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()));
+            assert!(
+                all.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len())
+            );
         }
     }
 

@@ -164,7 +164,11 @@ pub(crate) fn check_heads(fields: &Fields, spec: &AttentionSpec, degree: usize) 
     }
     let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Apart(_));
     let fits = if is_replicated { degree % spec.kv_heads } else { spec.kv_heads % degree };
-    if fits == 0 { Ok(()) } else { refuse(fields.kv_heads, spec.kv_heads, degree, "is neither a multiple nor a divisor of") }
+    if fits == 0 {
+        Ok(())
+    } else {
+        refuse(fields.kv_heads, spec.kv_heads, degree, "is neither a multiple nor a divisor of")
+    }
 }
 
 /// Fails if there are fewer elements than ranks.

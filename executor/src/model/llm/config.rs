@@ -182,7 +182,8 @@ impl LlmConfig {
         }
         if layers.end == self.layers() {
             let norm = format!("{}norm", self.prefix);
-            let (shape, cut) = ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.place())));
+            let (shape, cut) =
+                ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.place())));
             let head = if self.spec.details.has_tied_embeddings {
                 declaration.add_shared(&embedding, &shape, self.init, cut)
             } else {

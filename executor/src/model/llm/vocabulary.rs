@@ -55,7 +55,8 @@ impl Vocabulary {
         scale: f64,
     ) -> Result<f64> {
         let Some(tensor) = tensor else { return device.cross_entropy(logits, targets, scale) };
-        let own = |&target: &u32| self.own.contains(&(target as usize)).then(|| target - self.own.start as u32);
+        let own =
+            |&target: &u32| self.own.contains(&(target as usize)).then(|| target - self.own.start as u32);
         let own: Vec<Option<u32>> = targets.iter().map(own).collect();
         let rows = device.cross_entropy_part(logits, &own)?;
         let all = self.exchange(tensor, &rows)?;
