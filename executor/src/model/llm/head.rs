@@ -169,11 +169,16 @@ impl<D: Device> Block<D> for Head {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::super::super::parameters::{Init, Parameters};
+    use super::super::super::shard::Place;
+    use super::super::super::tensor_parallel::TensorParallel;
     use super::super::{LlmConfig, TextBatch};
     use super::*;
+    use crate::comm::{Settings, threads};
     use crate::device::Cpu;
     use crate::weights::Seed;
 
@@ -182,6 +187,13 @@ mod tests {
 
     /// Loss, gradient of the input and gradients of the parameters, with so many logits kept.
     fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        run_part(kept, None)
+    }
+
+    /// The same of one of several ranks.
+    fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        let tensor = group.map(|group| group.pass(Some(0), "head"));
+        let place = group.map_or(Place::ALONE, TensorParallel::place);
         let device = Cpu::new(2).unwrap();
         let config = LlmConfig::from_config(
             &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
@@ -199,19 +211,20 @@ mod tests {
             loss_scale: 0.1,
         };
         let context = config.unwrap().context(&device, &batch).unwrap();
-        let mut declaration = Declaration::default();
-        let weight = declaration.add("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3));
+        let mut declaration = Declaration::of(place);
+        let cut = (0, &Vocabulary::parts(VOCABULARY, place));
+        let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
         let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
         head.kept = kept;
         let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
         let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
         let mut saved = Saved::default();
-        let pass = Pass { device: &device, parameters: &parameters, context: &context, tensor: None };
+        let pass = Pass { device: &device, parameters: &parameters, context: &context, tensor };
         let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
         let Output::Loss(loss) = output else { panic!("a head has a loss") };
         let parameters_mut = &mut parameters;
         let mut pass =
-            BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor: None };
+            BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor };
         let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
         assert_eq!(saved.elements(), 0);
         (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
@@ -226,6 +239,30 @@ mod tests {
             let (chunked, kept) = (chunked.iter().flatten(), gradients.iter().flatten());
             for (chunked, kept) in chunked.zip(kept).chain(chunked_dx.iter().zip(&dx)) {
                 assert!((chunked - kept).abs() < 1e-6, "{rows}: {chunked} {kept}");
+            }
+        }
+    }
+
+    /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
+    #[test]
+    fn ranks_that_share_the_words_cut_the_same_chunks() {
+        let (loss, dx, gradients) = run(LOGITS_KEPT);
+        for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
+            let ranks = threads::world(3, Settings::default()).unwrap();
+            let parts: Vec<_> = std::thread::scope(|scope| {
+                let start =
+                    |comm| scope.spawn(move || run_part(kept, Some(&TensorParallel::new(Arc::new(comm)))));
+                let threads: Vec<_> = ranks.into_iter().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let head: Vec<f32> = parts.iter().flat_map(|part| part.2[0].clone()).collect();
+            for (part_loss, part_dx, part) in &parts {
+                assert!((part_loss - loss).abs() < 1e-6 * loss, "{part_loss} {loss}");
+                assert_eq!((part_dx, &part[1]), (&parts[0].1, &parts[0].2[1]));
+                let found = head.iter().chain(part_dx).chain(&part[1]);
+                for (found, truth) in found.zip(gradients[0].iter().chain(&dx).chain(&gradients[1])) {
+                    assert!((found - truth).abs() < 1e-6, "{kept}: {found} {truth}");
+                }
             }
         }
     }
