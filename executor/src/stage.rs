@@ -162,7 +162,8 @@ impl<D: Device> Stage<D> {
     ///
     /// # Errors
     /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in flight,
-    /// [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank failed.
+    /// [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a tensor-parallel group failed. A rank
+    /// of a group whose pass fails ends the job, as the others wait for it.
     pub fn forward(
         &mut self,
         microbatch: usize,
@@ -173,7 +174,8 @@ impl<D: Device> Stage<D> {
             return Err(self.order(microbatch, "is in flight already"));
         }
         let at = (Some(microbatch), "tensor-parallel forward");
-        let (output, saved) = self.on_device(|| self.run_blocks(&context, at, input))?;
+        let result = self.on_device(|| self.run_blocks(&context, at, input));
+        let (output, saved) = self.or_end_job(at, result)?;
         if let Output::Loss(loss) = output
             && !loss.is_finite()
         {
@@ -209,6 +211,17 @@ impl<D: Device> Stage<D> {
     /// share the device need.
     fn on_device<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         if self.tensor.is_some() { body() } else { self.device.run(body) }
+    }
+
+    /// Ends the job if this rank alone knows that the pass failed: the other ranks of the group wait for its part.
+    fn or_end_job<T>(&self, (microbatch, action): Action<'_>, result: Result<T>) -> Result<T> {
+        if let (Err(error), Some(tensor)) = (&result, &self.tensor)
+            && !matches!(error, Error::Comm(_))
+        {
+            let reason = format!("stage {}: {error}", self.options.name);
+            tensor.comm().abort(tensor.pass(microbatch, action).at, &reason);
+        }
+        result
     }
 
     fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): Action<'_>) -> Pass<'a, D> {
@@ -261,21 +274,22 @@ impl<D: Device> Stage<D> {
         let Some(in_flight) = self.in_flight.remove(&microbatch) else {
             return Err(self.order(microbatch, "is not in flight"));
         };
+        let at = (Some(microbatch), "tensor-parallel backward");
         if self.tensor.is_some() {
-            return self.run_backward(microbatch, in_flight, gradient);
+            let result = self.run_backward(at, in_flight, gradient);
+            return self.or_end_job(at, result);
         }
         let device = self.device.clone();
-        device.run(|| self.run_backward(microbatch, in_flight, gradient))
+        device.run(|| self.run_backward(at, in_flight, gradient))
     }
 
     fn run_backward(
         &mut self,
-        microbatch: usize,
+        at: Action<'_>,
         in_flight: InFlight<D>,
         mut gradient: Option<D::Floats>,
     ) -> Result<Option<D::Floats>> {
         let InFlight { context, saved } = in_flight;
-        let at = (Some(microbatch), "tensor-parallel backward");
         let group = self.tensor.clone();
         let tensor = group.as_ref().map(|group| group.pass(at.0, at.1));
         for (index, mut saved) in saved.into_iter().enumerate().rev() {

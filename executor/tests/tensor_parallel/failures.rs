@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_executor::Error;
 use dflop_executor::comm::{Cause, Communicator};
-use dflop_executor::device::Cpu;
+use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
 use dflop_executor::stage::Stage;
@@ -96,6 +96,28 @@ fn a_rank_that_does_not_come_ends_the_pass_by_name() {
     let failure = error.failure().unwrap();
     assert_eq!((failure.cause, failure.culprit), (Cause::Left, Some(1)));
     assert!(error.to_string().contains("step 3, microbatch 5, `tensor-parallel forward`"), "{error}");
+}
+
+/// One rank is given rows of another size: it says so, and the other does not wait for it.
+#[test]
+fn a_pass_that_fails_on_one_rank_ends_it_on_all() {
+    let config = Fixture::open("llama").config;
+    let model = ModelConfig::from_config(&config).unwrap();
+    let errors = run(Transport::Threads, 2, patient(), |comm| {
+        let rank = dflop_executor::comm::Comm::rank(&comm);
+        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+        let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
+        let range = StageRange { module: ModuleKind::Llm, layers: 1..2 };
+        let device = Cpu::new(1).unwrap();
+        let stage = model.stage_with(&device, &range, Frozen::default(), settings, &Seed(1));
+        let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, &device);
+        let rows = device.zeros(context.layers.rows * 24 - rank).unwrap();
+        stage.unwrap().forward(2, Arc::new(context), Some(rows)).err()
+    });
+    assert!(matches!(&errors[1], Some(Error::Input { input: "rows of the stage before", .. })), "{errors:?}");
+    let Some(Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
+    assert_eq!((error.failure().unwrap().cause, error.failure().unwrap().culprit), (Cause::Caller, Some(1)));
+    assert!(error.to_string().contains("stage Llm 1..2: input `rows of the stage before`"), "{error}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod fixture;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod counted;
 mod decoders;
 mod failures;
 mod job;
