@@ -35,6 +35,15 @@ use crate::error::{Error, Result};
 /// Beginning of matrices where there is no checkpoint.
 const INIT: Init = Init::Normal(0.02);
 
+/// Whose encoders of pictures are known.
+const VISION: &str =
+    "llava_onevision, internvl, qwen2_vl, qwen2_5_vl, clip_vision_model and siglip_vision_model";
+
+/// An encoder that the cost model knows in a form, or inside a model, whose checkpoints have other names than those here.
+fn refuse_other_form(top: &Object<'_>, model_type: &str, known: &str) -> Error {
+    top.refused("model_type", format!("= \"{model_type}\" is not supported, encoders are read from {known}"))
+}
+
 /// What turns a medium into rows of the first layer.
 #[derive(Debug, Clone, PartialEq)]
 enum Stem {
@@ -96,6 +105,7 @@ impl EncoderConfig {
             "clip_vision_model" | "siglip_vision_model" => tower::alone(document).map(Some),
             "qwen2_vl" => native::qwen2_vl(document).map(Some),
             "qwen2_5_vl" => native::qwen2_5_vl(document).map(Some),
+            other @ ("clip" | "siglip" | "internvl_chat") => Err(refuse_other_form(&top, other, VISION)),
             _ => Ok(None),
         }
     }
@@ -107,6 +117,9 @@ impl EncoderConfig {
     pub fn audio(document: &Value) -> Result<Option<Self>> {
         match Object::of(document).text("model_type")? {
             Some("qwen2_audio") => audio::qwen2_audio(document).map(Some),
+            Some(other @ ("whisper" | "qwen2_audio_encoder")) => {
+                Err(refuse_other_form(&Object::of(document), other, "qwen2_audio"))
+            }
             _ => Ok(None),
         }
     }

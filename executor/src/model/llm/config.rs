@@ -78,12 +78,11 @@ impl LlmConfig {
     /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
-        let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
-            let problem = "is no language model's".to_owned();
-            return Err(Error::Config { field: "model_type".to_owned(), problem });
-        };
         let top = Object::of(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
+        let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
+            return Err(top.refused("model_type", format!("= \"{model_type}\" is no language model's")));
+        };
         let text = if top.has("text_config") { top.child("text_config") } else { top.clone() };
         refuse_other_names(&top, &text)?;
         if !spec.head_dim.is_multiple_of(2) {
