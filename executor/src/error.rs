@@ -64,6 +64,12 @@ pub enum Error {
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },
+    /// A model cannot be shared by so many tensor-parallel ranks.
+    #[error("`config.json`: `{field}` = {found} {problem} the tensor-parallel degree {degree}")]
+    TensorParallel { field: &'static str, found: usize, degree: usize, problem: &'static str },
+    /// Two ranks should hold the same values, and do not.
+    #[error("tensor `{tensor}` has other bits on rank {} than on rank {}", ranks[1], ranks[0])]
+    Replicas { tensor: String, ranks: [usize; 2] },
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),
