@@ -46,6 +46,12 @@ pub enum Error {
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },
+    /// A model, or the microbatches asked for, would not fit into memory.
+    #[error(
+        "measuring {layers} layers of {module} takes about {needed_bytes} bytes of memory, {free_bytes} are free; measure \
+         fewer layers or shorter sequences"
+    )]
+    Room { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),

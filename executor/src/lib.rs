@@ -7,6 +7,7 @@
 //! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
 //!
 //! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be.
+//! [`measure`] times stages of a model on this device, into the profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
@@ -14,6 +15,7 @@ pub mod comm;
 pub mod device;
 pub mod error;
 pub mod launch;
+pub mod measure;
 pub mod model;
 pub mod ops;
 pub mod row_mix;

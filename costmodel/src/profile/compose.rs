@@ -29,7 +29,9 @@ impl Question<'_> {
     pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
         let points = self.points_of(part);
         let cells = match part {
-            Part::Ends | Part::Head => cells(&shapes(&points), |points| at_layers(points, points[0].setting.layers)),
+            Part::Ends | Part::Head => {
+                cells(&shapes(&points), |points| at_layers(points, points[0].setting.layers))
+            }
             _ => self.cells_at_layers(part, &points, warnings),
         };
         let mut knots: Vec<Knot> = cells

@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn lines_and_squares_are_met_between_their_points() {
-        let points = |time: fn(f64) -> f64| [64_u32, 128, 256].map(|tokens| (tokens, time(f64::from(tokens))));
+        let points =
+            |time: fn(f64) -> f64| [64_u32, 128, 256].map(|tokens| (tokens, time(f64::from(tokens))));
         let line = TimeCurve::new(Part::Linear, &points(|x| 7.0 + 3.0 * x)).unwrap();
         assert!((line.at(100) - 307.0).abs() < 1e-9);
         let square = TimeCurve::new(Part::Attention, &points(|x| x * x)).unwrap();

@@ -43,8 +43,7 @@ pub enum Phase {
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Linear, Self::Attention, Self::Ends, Self::Whole, Self::Head];
+    pub(super) const ALL: [Self; 5] = [Self::Linear, Self::Attention, Self::Ends, Self::Whole, Self::Head];
 
     /// Whether the part is outside the layers, so that it has no layer count.
     pub(super) const fn is_outside_layers(self) -> bool {

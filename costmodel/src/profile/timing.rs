@@ -101,7 +101,12 @@ impl Load {
                 [tokens / length, length]
             }
         };
-        Self { tokens, targets: 0.0, attention: sequences(work.attention_pairs), windows: sequences(work.window_pairs) }
+        Self {
+            tokens,
+            targets: 0.0,
+            attention: sequences(work.attention_pairs),
+            windows: sequences(work.window_pairs),
+        }
     }
 
     /// The load of an LLM: one sample, and how many of its tokens are learned.
@@ -113,7 +118,12 @@ impl Load {
     /// `count` times the sequences side by side.
     pub(super) fn repeat(self, count: f64) -> Self {
         let times = |[sequences, length]: [f64; 2]| [sequences * count, length];
-        Self { tokens: self.tokens * count, targets: self.targets * count, attention: times(self.attention), windows: times(self.windows) }
+        Self {
+            tokens: self.tokens * count,
+            targets: self.targets * count,
+            attention: times(self.attention),
+            windows: times(self.windows),
+        }
     }
 }
 

@@ -41,9 +41,9 @@ impl ProfileFile {
             let setting = row.setting;
             let bytes = row.bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
             let names = format!("{},{},{}", setting.module, setting.part, setting.phase);
-            let counts =
-                format!("{},{},{},{}", setting.tp, setting.layers, setting.batch, setting.tokens);
-            writeln!(text, "{names},{counts},{},{bytes}", row.microseconds).expect("a string takes everything");
+            let counts = format!("{},{},{},{}", setting.tp, setting.layers, setting.batch, setting.tokens);
+            writeln!(text, "{names},{counts},{},{bytes}", row.microseconds)
+                .expect("a string takes everything");
         }
         text
     }
