@@ -14,8 +14,13 @@ const TEXT_DEVIATION: f64 = 0.9;
 const MEDIA_SHARE: f64 = 0.4;
 /// Pixels of a picture's sides.
 const PIXELS: [f64; 2] = [96.0, 900.0];
+/// How often the sides of a picture are taken down by a quarter until it fits.
+const SHRINKS_MAX: usize = 6;
 /// Seconds of a window of audio.
 const WINDOW_SECONDS: u64 = 30;
+
+/// What media put on an encoder.
+type Work = (Module, MediaRule, EncoderWork);
 
 /// A microbatch, as it is predicted and as it runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,8 +69,7 @@ impl<'a> Dice<'a> {
         let mut drawn = Drawn { shapes: Vec::new(), samples: Vec::new(), media: Vec::new() };
         let (mut tokens, mut encoder_tokens) = (0, 0);
         loop {
-            let shape = self.sample(budget);
-            let work = self.work(&shape)?;
+            let (shape, work) = self.fitting(budget, tokens_max)?;
             let sample = self.sample_tokens(&shape, &work);
             tokens += sample.tokens() as u64;
             encoder_tokens += work.iter().map(|(_, _, work)| work.encoder_tokens).max().unwrap_or(0);
@@ -78,6 +82,23 @@ impl<'a> Dice<'a> {
             drawn.shapes.push(SampleShape { target_tokens, ..shape });
             drawn.samples.push(sample);
         }
+    }
+
+    /// A sample whose media are small enough for one microbatch; without media if they cannot be.
+    fn fitting(&mut self, budget: u64, tokens_max: u32) -> Result<(SampleShape, Vec<Work>)> {
+        let mut shape = self.sample(budget);
+        for _ in 0..SHRINKS_MAX {
+            let work = self.work(&shape)?;
+            if work.iter().all(|(_, _, work)| work.encoder_tokens <= u64::from(tokens_max)) {
+                return Ok((shape, work));
+            }
+            for image in &mut shape.images {
+                (image.width, image.height) = (image.width * 3 / 4, image.height * 3 / 4);
+            }
+        }
+        shape = SampleShape { text_tokens: shape.text_tokens, ..SampleShape::default() };
+        let work = self.work(&shape)?;
+        Ok((shape, work))
     }
 
     fn sample(&mut self, budget: u64) -> SampleShape {
@@ -97,12 +118,12 @@ impl<'a> Dice<'a> {
         shape
     }
 
-    fn work(&self, shape: &SampleShape) -> Result<Vec<(Module, MediaRule, EncoderWork)>> {
+    fn work(&self, shape: &SampleShape) -> Result<Vec<Work>> {
         let of = |(module, _, rule): (Module, _, MediaRule)| Ok((module, rule, rule.work(shape)?));
         self.spec.encoders().map(of).collect()
     }
 
-    fn sample_tokens(&self, shape: &SampleShape, work: &[(Module, MediaRule, EncoderWork)]) -> SampleTokens {
+    fn sample_tokens(&self, shape: &SampleShape, work: &[Work]) -> SampleTokens {
         let mut sample = SampleTokens::text(shape.text_tokens as usize);
         for (_, rule, work) in work {
             let (media, each) = match rule {
@@ -116,12 +137,7 @@ impl<'a> Dice<'a> {
         sample
     }
 
-    fn add_media(
-        &self,
-        shape: &SampleShape,
-        work: &[(Module, MediaRule, EncoderWork)],
-        media: &mut Vec<(Module, Media)>,
-    ) -> Result<()> {
+    fn add_media(&self, shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
         for (module, rule, work) in work {
             if work.items == 0 {
                 continue;

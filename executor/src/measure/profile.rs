@@ -80,6 +80,15 @@ pub struct ModuleReport {
     pub flops: f64,
 }
 
+impl ModuleReport {
+    /// Returns the largest error that is left between shapes or lengths, as far as it is known.
+    #[must_use]
+    pub fn error_max(&self) -> Option<f64> {
+        let lengths = self.attention.as_ref().and_then(|lengths| lengths.error_max);
+        self.whole.error_max.into_iter().chain(lengths).reduce(f64::max)
+    }
+}
+
 /// A profile, and what is known of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredProfile {
