@@ -70,6 +70,12 @@ pub enum Error {
     /// Two ranks should hold the same values, and do not.
     #[error("tensor `{tensor}` has other bits on rank {} than on rank {}", ranks[1], ranks[0])]
     Replicas { tensor: String, ranks: [usize; 2] },
+    /// A model, or the microbatches asked for, would not fit into memory.
+    #[error(
+        "measuring {layers} layers of {module} takes about {needed_bytes} bytes of memory, {free_bytes} are free; measure \
+         fewer layers or shorter sequences"
+    )]
+    Room { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),

@@ -8,7 +8,7 @@
 //!
 //! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be. A
 //! [`pipeline::Pipeline`] is one rank of a job: it runs a schedule's actions over its stages and communicators. [`feed`] brings
-//! it what the balanced loader reads.
+//! it what the balanced loader reads. [`measure`] times stages of a model on this device, into the profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
@@ -17,6 +17,7 @@ pub mod device;
 pub mod error;
 pub mod feed;
 pub mod launch;
+pub mod measure;
 pub mod model;
 pub mod ops;
 pub mod pipeline;

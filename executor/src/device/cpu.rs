@@ -62,7 +62,7 @@ impl Device for Cpu {
     }
 
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {
-        let mut buffer = self.memory.take(values.len())?;
+        let mut buffer = self.memory.take_exact(values.len())?;
         buffer.copy_from_slice(values);
         Ok(buffer)
     }

@@ -8,6 +8,7 @@ mod any_res;
 mod audio;
 mod convolution;
 mod input;
+mod media_kind;
 mod native;
 mod projector;
 mod stem;
@@ -17,6 +18,7 @@ mod tower;
 use std::ops::Range;
 
 pub use input::{Medium, Shown};
+pub use media_kind::MediaKind;
 
 use serde_json::Value;
 

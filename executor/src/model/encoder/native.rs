@@ -172,6 +172,11 @@ fn config(
 }
 
 impl Native {
+    /// Numbers of a patch's pixels.
+    pub(super) fn patch_inputs(&self) -> usize {
+        self.patch_inputs
+    }
+
     pub(super) fn rope(&self) -> &Rope {
         &self.rope
     }

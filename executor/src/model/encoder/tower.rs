@@ -298,6 +298,11 @@ pub(super) fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Acti
 }
 
 impl Tiles {
+    /// Numbers of a tile's pixels.
+    pub(super) fn elements(&self) -> usize {
+        self.channels * self.side * self.side
+    }
+
     fn patches_per_side(&self) -> usize {
         self.side / self.patch
     }
@@ -312,7 +317,7 @@ impl Tiles {
     }
 
     pub(super) fn plan(&self, pixels: &[f32], shown: &[Shown]) -> Result<Plan> {
-        let of_tile = self.channels * self.side * self.side;
+        let of_tile = self.elements();
         let tiles = shown.iter().map(Shown::tiles).sum::<usize>();
         if pixels.len() != tiles * of_tile {
             let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());

@@ -199,7 +199,8 @@ impl LlmConfig {
         Ok(blocks)
     }
 
-    fn layer(&self, layer: usize) -> LayerSpec {
+    /// What a layer is made of.
+    pub(crate) fn layer(&self, layer: usize) -> LayerSpec {
         let name = |rest: &str| format!("{}layers.{layer}.{rest}", self.prefix);
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;
