@@ -6,6 +6,8 @@
 //! CPU version [`device::Cpu`] is in [`ops`], one operation a file. Every backward is written by hand: there is no tape
 //! and no graph. Weights have the names and shapes of Hugging Face checkpoints ([`weights`]).
 //!
+//! [`training`] turns gradients into better weights, saves them, and says what the time went into.
+//!
 //! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
@@ -18,6 +20,7 @@ pub mod model;
 pub mod ops;
 pub mod row_mix;
 pub mod stage;
+pub mod training;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -52,6 +52,15 @@ pub trait Device: Clone + Send + Sync + 'static {
         self.zero(&mut buffer)?;
         Ok(buffer)
     }
+    /// Takes memory filled with zeros that holds `f32` even where the device stores less: sums of gradients, master
+    /// weights, means of the optimizer.
+    fn exact_zeros(&self, len: usize) -> Result<Self::Floats> {
+        self.zeros(len)
+    }
+    /// Copies numbers to memory of the kind of [`exact_zeros`](Self::exact_zeros).
+    fn upload_exact(&self, values: &[f32]) -> Result<Self::Floats> {
+        self.upload(values)
+    }
     /// Copies numbers to the device.
     fn upload(&self, values: &[f32]) -> Result<Self::Floats>;
     /// Copies indices to the device.

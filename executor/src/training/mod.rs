@@ -1,0 +1,22 @@
+//! What training needs around the pipeline: from gradients to weights, to files, to figures.
+//!
+//! [`Trainer`] takes one step: it finds the norm of all gradients of the job, clips, and updates the weights of this rank's
+//! stages with `AdamW` under a [`LearningRate`]. Which of several ranks with the same parameter counts and writes it is
+//! [`Ownership`].
+//!
+//! **Guarantees.** All ranks have the same norm and learning rate bit by bit, and a tied parameter has the same bits
+//! wherever it is. A cut into other stages gives the same bits, as far as its gradients have them.
+
+mod clip;
+mod loss;
+mod optimizer;
+mod ownership;
+mod schedule;
+mod trainer;
+
+pub use clip::{clip_factor, gradient_norm};
+pub use loss::{LossSum, StepLoss};
+pub use optimizer::{Decayed, Optimizer, OptimizerSettings, Precision};
+pub use ownership::Ownership;
+pub use schedule::{Decay, LearningRate};
+pub use trainer::{Trainer, TrainerSettings, UpdateReport};
