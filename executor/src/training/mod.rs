@@ -4,9 +4,12 @@
 //! stages with `AdamW` under a [`LearningRate`]. Which of several ranks with the same parameter counts and writes it is
 //! [`Ownership`].
 //!
+//! [`checkpoint`] saves and restores.
+//!
 //! **Guarantees.** All ranks have the same norm and learning rate bit by bit, and a tied parameter has the same bits
 //! wherever it is. A cut into other stages gives the same bits, as far as its gradients have them.
 
+pub mod checkpoint;
 mod clip;
 mod loss;
 mod optimizer;

@@ -4,7 +4,7 @@
 //! stage. One of them counts it in the norm of the gradients and writes it to checkpoints: the lowest. The ranks agree on
 //! that once, by the names that each has, so that no one has to know the layout.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::comm::{At, Comm};
 use crate::device::Device;
@@ -22,6 +22,8 @@ const SEPARATOR: u8 = b'\n';
 pub struct Ownership {
     /// Name to index and owner.
     owners: BTreeMap<String, (usize, usize)>,
+    /// Parameters of this rank, to the name that they are counted under.
+    counted: BTreeMap<String, String>,
     rank: usize,
 }
 
@@ -38,12 +40,12 @@ impl Ownership {
         stages: impl IntoIterator<Item = &'a Stage<D>>,
         name: &dyn Fn(&ParameterSpec) -> String,
     ) -> Result<Self> {
-        let mut own = BTreeSet::new();
+        let mut counted = BTreeMap::new();
         for stage in stages {
-            own.extend(stage.parameters().owned().map(|(spec, _)| name(spec)));
+            counted.extend(stage.parameters().owned().map(|(spec, _)| (spec.name.clone(), name(spec))));
         }
         let mut bytes = Vec::new();
-        for name in &own {
+        for name in counted.values() {
             bytes.extend_from_slice(name.as_bytes());
             bytes.push(SEPARATOR);
         }
@@ -57,7 +59,7 @@ impl Ownership {
         for (index, (place, _)) in owners.values_mut().enumerate() {
             *place = index;
         }
-        Ok(Self { owners, rank: comm.rank() })
+        Ok(Self { owners, counted, rank: comm.rank() })
     }
 
     /// Returns the number of parameters of the job.
@@ -75,10 +77,17 @@ impl Ownership {
     /// Returns the index of a parameter if this rank answers for it.
     #[must_use]
     pub fn own(&self, name: &str) -> Option<usize> {
-        self.owners.get(name).filter(|(_, owner)| *owner == self.rank).map(|&(index, _)| index)
+        let (index, owner) = self.owners.get(self.counted.get(name)?)?;
+        (*owner == self.rank).then_some(*index)
     }
 
-    /// Returns the rank that answers for a parameter.
+    /// Returns a parameter of this rank that is only a part of a tensor: one counted under another name.
+    #[must_use]
+    pub fn part(&self) -> Option<&str> {
+        self.counted.iter().find(|(name, counted)| name != counted).map(|(name, _)| name.as_str())
+    }
+
+    /// Returns the rank that answers for what is counted under a name.
     #[must_use]
     pub fn owner(&self, name: &str) -> Option<usize> {
         self.owners.get(name).map(|&(_, owner)| owner)
