@@ -7,10 +7,12 @@
 //! there unless a method says otherwise. Shapes that do not agree are errors of the model's code, and panic; what
 //! comes from outside is checked before it gets here.
 
+mod bf16;
 mod cpu;
 pub(crate) mod gemm;
 mod memory;
 
+pub use bf16::{Bf16Floats, CpuBf16};
 pub use cpu::Cpu;
 pub use gemm::{Layout, Shape};
 pub use memory::CpuFloats;

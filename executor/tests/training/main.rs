@@ -3,5 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod checkpoint;
+mod killed;
 mod model;
 mod update;

@@ -64,7 +64,7 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
 }
 
 /// Adds up the gradients of replicas, as a pipeline does.
-fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
+pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {
