@@ -4,7 +4,8 @@
 //! stages with `AdamW` under a [`LearningRate`]. Which of several ranks with the same parameter counts and writes it is
 //! [`Ownership`].
 //!
-//! [`checkpoint`] saves and restores.
+//! [`checkpoint`] saves and restores. [`TraceWriter`] writes what every action took beside what was predicted, and
+//! [`utilization`] says what share of the machine that used.
 //!
 //! **Guarantees.** All ranks have the same norm and learning rate bit by bit, and a tied parameter has the same bits
 //! wherever it is. A cut into other stages gives the same bits, as far as its gradients have them.
@@ -12,14 +13,18 @@
 pub mod checkpoint;
 mod clip;
 mod loss;
+mod mfu;
 mod optimizer;
 mod ownership;
 mod schedule;
+mod trace;
 mod trainer;
 
 pub use clip::{clip_factor, gradient_norm};
 pub use loss::{LossSum, StepLoss};
+pub use mfu::{executed_flops, model_flops, utilization};
 pub use optimizer::{Decayed, Optimizer, OptimizerSettings, Precision};
 pub use ownership::Ownership;
 pub use schedule::{Decay, LearningRate};
+pub use trace::{TraceWriter, TracedAction, join_traces};
 pub use trainer::{Trainer, TrainerSettings, UpdateReport};

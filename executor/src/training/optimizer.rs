@@ -76,7 +76,9 @@ impl OptimizerSettings {
             ("weight_decay", self.weight_decay, self.weight_decay >= 0.0 && self.weight_decay.is_finite()),
         ];
         match rows.into_iter().find(|(_, _, is_good)| !is_good) {
-            Some((setting, value, _)) => Err(Error::Setting { setting, reason: format!("{value} is out of range") }),
+            Some((setting, value, _)) => {
+                Err(Error::Setting { setting, reason: format!("{value} is out of range") })
+            }
             None => Ok(()),
         }
     }
@@ -146,7 +148,8 @@ impl<D: Device> Optimizer<D> {
             for (spec, weights, gradient) in stage.parameters_mut().trained_mut() {
                 let weight_decay = self.settings.decay(spec);
                 let step = self.steps;
-                let adamw = AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step, gradient_scale };
+                let adamw =
+                    AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step, gradient_scale };
                 if !states.contains_key(&spec.name) {
                     states.insert(spec.name.clone(), State::new(&device, weights, precision)?);
                 }

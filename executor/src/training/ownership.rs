@@ -50,7 +50,9 @@ impl Ownership {
             bytes.push(SEPARATOR);
         }
         let mut owners = BTreeMap::new();
-        for (rank, names) in gather_bytes(comm, At::step(0, "agree on parameters"), &bytes)?.iter().enumerate() {
+        for (rank, names) in
+            gather_bytes(comm, At::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
+        {
             for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
                 // ranks come in order: the lowest stays
                 owners.entry(String::from_utf8_lossy(name).into_owned()).or_insert((0, rank));

@@ -128,7 +128,10 @@ mod tests {
         for (rate, expected) in [
             (LearningRate::constant(f64::NAN), "`learning_rate`: NaN"),
             (LearningRate::constant(-1.0), "`learning_rate`: -1"),
-            (LearningRate { decay: minimum(0.4), ..LearningRate::constant(0.3) }, "`learning_rate_minimum`: 0.4"),
+            (
+                LearningRate { decay: minimum(0.4), ..LearningRate::constant(0.3) },
+                "`learning_rate_minimum`: 0.4",
+            ),
             (LearningRate::cosine(0.3, 21, 20), "`warmup_steps`: 21 are more than the 20 steps"),
         ] {
             let error = rate.check().unwrap_err().to_string();

@@ -66,7 +66,9 @@ fn train(root: &Path, cuts: &[usize], steps: u64) -> Weights {
 #[test]
 fn a_run_with_a_break_ends_with_the_bits_of_one_without_on_any_stages() {
     let straight = train(tempfile::tempdir().unwrap().path(), &[0, 4], 6);
-    for (before, after) in [(&[0, 4][..], &[0, 4][..]), (&[0, 1, 3, 4], &[0, 1, 3, 4]), (&[0, 1, 3, 4], &[0, 2, 4])] {
+    for (before, after) in
+        [(&[0, 4][..], &[0, 4][..]), (&[0, 1, 3, 4], &[0, 1, 3, 4]), (&[0, 1, 3, 4], &[0, 2, 4])]
+    {
         let folder = tempfile::tempdir().unwrap();
         train(folder.path(), before, 3);
         assert_eq!(train(folder.path(), after, 6), straight, "{before:?} {after:?}");
@@ -98,7 +100,9 @@ fn a_run_goes_on_with_more_replicas_to_rounding() {
     });
     assert_eq!(ranks[0], ranks[1]);
     for (name, values) in &straight {
-        for (a, b) in values.iter().zip(&ranks[0][name]).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
+        for (a, b) in
+            values.iter().zip(&ranks[0][name]).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)))
+        {
             assert!((a - b).abs() < 1e-3, "{name}: {a} {b}");
         }
     }
@@ -116,7 +120,8 @@ fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
     });
     let state = folder.path().join("step-00000001");
     let files: Vec<String> = {
-        let mut names: Vec<_> = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names.into_iter().map(|name| name.into_string().unwrap()).collect()
     };
@@ -153,7 +158,10 @@ fn damaged_states_are_passed_over_and_named_when_asked_for() {
     type Damage = fn(&Path);
     let cases: [(Damage, &str); 7] = [
         (|state| fs::remove_file(state.join("manifest.json")).unwrap(), "`manifest.json` cannot be read"),
-        (|state| fs::write(state.join("manifest.json"), "{\"format\": 1").unwrap(), "`manifest.json` is damaged"),
+        (
+            |state| fs::write(state.join("manifest.json"), "{\"format\": 1").unwrap(),
+            "`manifest.json` is damaged",
+        ),
         (|state| fs::write(state.join("manifest.json"), "{}").unwrap(), "`manifest.json` is damaged"),
         (
             |state| fs::remove_file(state.join("optimizer-00002-of-00002.safetensors")).unwrap(),
@@ -228,7 +236,10 @@ fn a_state_of_another_model_is_refused_by_tensor() {
     wider["intermediate_size"] = json!(32);
     let config = dflop_executor::model::whole::ModelConfig::from_config(&wider).unwrap();
     let error = config.check::<Cpu>(saved.weights()).unwrap_err().to_string();
-    assert!(error.contains("`model.layers.0.mlp.gate_proj.weight` has shape [24, 16], the model's has [32, 16]"), "{error}");
+    assert!(
+        error.contains("`model.layers.0.mlp.gate_proj.weight` has shape [24, 16], the model's has [32, 16]"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -248,7 +259,8 @@ fn the_last_states_are_kept_and_a_step_can_be_saved_again() {
         checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
     }
     checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
-    let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["step-00000002", "step-00000003", "step-00000004"]);
 }

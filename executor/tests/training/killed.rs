@@ -86,9 +86,11 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
         // a step with its state takes some milliseconds
         kill_after(root, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
         let states = root.join("states");
-        partial += usize::from(fs::read_dir(&states).unwrap().any(|entry| {
-            entry.unwrap().file_name().to_string_lossy().starts_with('.')
-        }));
+        partial += usize::from(
+            fs::read_dir(&states)
+                .unwrap()
+                .any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with('.')),
+        );
         let saved = Checkpoints::new(&states).latest(&comm).unwrap().expect("a state was saved");
         assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
         assert_eq!(saved.run().loader, json!(saved.step()));

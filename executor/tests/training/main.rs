@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bf16;
 mod checkpoint;
 mod killed;
 mod model;

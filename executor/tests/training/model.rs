@@ -12,7 +12,8 @@ use dflop_executor::model::llm::TextBatch;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::training::{
-    Decay, LearningRate, LossSum, OptimizerSettings, Precision, StepLoss, Trainer, TrainerSettings, UpdateReport,
+    Decay, LearningRate, LossSum, OptimizerSettings, Precision, StepLoss, Trainer, TrainerSettings,
+    UpdateReport,
 };
 use dflop_executor::weights::WeightSource;
 use serde_json::{Value, json};
@@ -32,7 +33,11 @@ pub(crate) fn config() -> ModelConfig {
     ModelConfig::from_config(&document()).unwrap()
 }
 
-pub(crate) fn stage<D: Device>(device: &D, layers: std::ops::Range<usize>, source: &dyn WeightSource) -> Stage<D> {
+pub(crate) fn stage<D: Device>(
+    device: &D,
+    layers: std::ops::Range<usize>,
+    source: &dyn WeightSource,
+) -> Stage<D> {
     let range = StageRange { module: ModuleKind::Llm, layers };
     config().stage(device, &range, Frozen::default(), Activations::Stored, source).unwrap()
 }
@@ -72,7 +77,9 @@ pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches
     let mut sum = LossSum::default();
     for &microbatch in microbatches {
         let context = context(stage.device(), step, microbatch);
-        let Output::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else { panic!("all layers") };
+        let Output::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else {
+            panic!("all layers")
+        };
         sum.add(loss, LENGTHS[microbatch] as u64 - 1);
         stage.backward(microbatch, None).unwrap();
     }
@@ -117,7 +124,8 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     let (_, _, gradient) = all.find(|(spec, ..)| spec.name == TIED).expect("first and last have it");
     let shape = Shape::f32(1, gradient.len());
     comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
-    let other = device.upload_exact(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
+    let other =
+        device.upload_exact(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
     device.add(&other, gradient)
 }
 

@@ -45,7 +45,10 @@ fn staged(comm: &Communicator, cuts: &[usize], steps: usize) -> Trained {
 fn stages_on_ranks_train_to_the_bits_of_one_stage() {
     let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
     let (first, last) = (&reports[0], &reports[2]);
-    assert_eq!((first.1.learning_rate, last.1.learning_rate), (0.0, settings(Precision::F32).learning_rate.at(2)));
+    assert_eq!(
+        (first.1.learning_rate, last.1.learning_rate),
+        (0.0, settings(Precision::F32).learning_rate.at(2))
+    );
     assert!(reports.iter().all(|(_, report)| report.is_clipped), "{reports:?}");
     assert_eq!(first.0.target_tokens, targets());
     for cuts in [&[0, 2, 4][..], &[0, 1, 3, 4]] {
@@ -113,7 +116,12 @@ fn every_parameter_has_one_owner_the_lowest_rank_that_has_it() {
         let stage = stage(&device, cuts[comm.rank()].clone(), &Seed(1));
         let ownership = Ownership::agree(&comm, [&stage], &|spec| spec.name.clone()).unwrap();
         let own = ownership.owners().filter(|(name, _)| ownership.own(name).is_some()).count();
-        (ownership.owner("model.embed_tokens.weight"), ownership.owner("model.norm.weight"), own, ownership.len())
+        (
+            ownership.owner("model.embed_tokens.weight"),
+            ownership.owner("model.norm.weight"),
+            own,
+            ownership.len(),
+        )
     });
     assert!(ranks.iter().all(|(tied, norm, ..)| (*tied, *norm) == (Some(0), Some(1))), "{ranks:?}");
     assert_eq!(ranks[0].2 + ranks[1].2, ranks[0].3);
@@ -129,7 +137,8 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
         let before = weights(&stage);
         if comm.rank() == 1 {
             let mut all = stage.parameters_mut().trained_mut();
-            let (_, _, gradient) = all.find(|(spec, ..)| spec.name.ends_with("layers.3.mlp.up_proj.weight")).unwrap();
+            let (_, _, gradient) =
+                all.find(|(spec, ..)| spec.name.ends_with("layers.3.mlp.up_proj.weight")).unwrap();
             gradient[7] = f32::NAN;
         }
         let error = trainer.update([&mut stage], 1.0).unwrap_err();
@@ -181,8 +190,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
     let context = Arc::new(config.llm.context(&device, &batch).unwrap());
     let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
     let source = Checkpoint::open(&folder).unwrap();
-    let mut stage =
-        config.stage(&device, &range, Frozen::default(), Activations::Stored, &source).unwrap();
+    let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &source).unwrap();
     let settings = TrainerSettings {
         learning_rate: LearningRate::cosine(0.01, 2, 6),
         optimizer: OptimizerSettings::default(),

@@ -75,14 +75,18 @@ impl CpuBf16 {
 
     fn widen(&self, halves: &[bf16]) -> Result<CpuFloats> {
         let mut full = self.cpu.alloc(halves.len())?;
-        let pairs = || full.par_chunks_mut(CHUNK).zip(halves.par_chunks(CHUNK));
-        self.cpu.run(|| pairs().for_each(|(full, halves)| halves.convert_to_f32_slice(full)));
+        self.cpu.run(|| {
+            let pairs = full.par_chunks_mut(CHUNK).zip(halves.par_chunks(CHUNK));
+            pairs.for_each(|(full, halves)| halves.convert_to_f32_slice(full));
+        });
         Ok(full)
     }
 
     fn round(&self, full: &[f32], halves: &mut [bf16]) {
-        let pairs = || halves.par_chunks_mut(CHUNK).zip(full.par_chunks(CHUNK));
-        self.cpu.run(|| pairs().for_each(|(halves, full)| halves.convert_from_f32_slice(full)));
+        self.cpu.run(|| {
+            let pairs = halves.par_chunks_mut(CHUNK).zip(full.par_chunks(CHUNK));
+            pairs.for_each(|(halves, full)| halves.convert_from_f32_slice(full));
+        });
     }
 
     pub(super) fn read<'a>(&self, x: &'a Bf16Floats) -> Result<Wide<'a>> {
@@ -93,7 +97,11 @@ impl CpuBf16 {
     }
 
     /// Runs an operation on what it changes, wholly or in part, and stores the result.
-    pub(super) fn update<R>(&self, y: &mut Bf16Floats, run: impl FnOnce(&mut CpuFloats) -> Result<R>) -> Result<R> {
+    pub(super) fn update<R>(
+        &self,
+        y: &mut Bf16Floats,
+        run: impl FnOnce(&mut CpuFloats) -> Result<R>,
+    ) -> Result<R> {
         match &mut y.0 {
             Store::Full(full) => run(full),
             Store::Half(halves) => {

@@ -77,7 +77,8 @@ impl Device for CpuBf16 {
     }
 
     fn download(&self, buffer: &Bf16Floats) -> Result<Vec<f32>> {
-        self.cpu.download(&self.read(buffer)?)
+        let full = self.read(buffer)?;
+        self.cpu.download(&full)
     }
 
     fn memory_used_bytes(&self) -> u64 {
@@ -108,7 +109,8 @@ impl Device for CpuBf16 {
     }
 
     fn sum_of_squares(&self, x: &Bf16Floats) -> Result<f64> {
-        self.cpu.sum_of_squares(&self.read(x)?)
+        let x = self.read(x)?;
+        self.cpu.sum_of_squares(&x)
     }
 
     fn gemm(

@@ -90,9 +90,8 @@ fn norms<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
         ("layer norm", changed(d, LEN, 5, |y| d.layer_norm(&x, (&weight, &bias), 1e-5, y, &mut statistics))?),
     ];
     let mut d_weight = input(d, COLUMNS, 6)?;
-    let run = |dx: &mut D::Floats| {
-        d.rms_norm_backward(&dy, &x, &weight, &inverse, Some(dx), Some(&mut d_weight))
-    };
+    let run =
+        |dx: &mut D::Floats| d.rms_norm_backward(&dy, &x, &weight, &inverse, Some(dx), Some(&mut d_weight));
     all.push(("rms norm dx", changed(d, LEN, 5, run)?));
     all.push(("rms norm d_weight", d.download(&d_weight)?));
     let (mut d_weight, mut d_bias) = (input(d, COLUMNS, 6)?, input(d, COLUMNS, 7)?);
