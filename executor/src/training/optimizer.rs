@@ -5,6 +5,7 @@
 //! has its state on both: the same gradient gives the same bits.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
@@ -150,10 +151,10 @@ impl<D: Device> Optimizer<D> {
                 let step = self.steps;
                 let adamw =
                     AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step, gradient_scale };
-                if !states.contains_key(&spec.name) {
-                    states.insert(spec.name.clone(), State::new(&device, weights, precision)?);
-                }
-                let state = states.get_mut(&spec.name).expect("it was just made");
+                let state = match states.entry(spec.name.clone()) {
+                    Entry::Occupied(state) => state.into_mut(),
+                    Entry::Vacant(place) => place.insert(State::new(&device, weights, precision)?),
+                };
                 state.step(&device, &adamw, weights, gradient)?;
             }
         }

@@ -31,7 +31,7 @@ impl TrainerSettings {
     fn check(&self) -> Result<()> {
         self.learning_rate.check()?;
         match self.gradient_norm_max {
-            Some(norm) if !(norm > 0.0) => {
+            Some(norm) if norm.is_nan() || norm <= 0.0 => {
                 let reason = format!("{norm} is not above 0");
                 Err(Error::Setting { setting: "gradient_norm_max", reason })
             }
