@@ -61,6 +61,24 @@ pub enum Error {
     /// The runtime that reads samples could not be started.
     #[error("the runtime that reads samples could not be started")]
     Runtime(#[source] std::io::Error),
+    /// The gradient of a parameter is NaN or infinite.
+    #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
+    Gradient { stage: String, tensor: String, norm: f64 },
+    /// The loss of a step is NaN or infinite on one rank.
+    #[error("step {step}: the loss of {target_tokens} target tokens is {sum} in sum")]
+    StepLoss { step: u64, target_tokens: u64, sum: f64 },
+    /// A setting makes no sense.
+    #[error("invalid `{setting}`: {reason}")]
+    Setting { setting: &'static str, reason: String },
+    /// A saved state cannot be used.
+    #[error("checkpoint `{}` cannot be used: {problem}", path.display())]
+    Saved { path: PathBuf, problem: String },
+    /// A rank could not write its part of a saved state.
+    #[error("checkpoint of step {step}: rank {rank} could not write its part")]
+    NotSaved { step: u64, rank: usize },
+    /// A trace could not be written.
+    #[error("could not write the trace")]
+    Trace(#[source] std::io::Error),
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },

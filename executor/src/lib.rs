@@ -8,7 +8,8 @@
 //!
 //! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be. A
 //! [`pipeline::Pipeline`] is one rank of a job: it runs a schedule's actions over its stages and communicators. [`feed`] brings
-//! it what the balanced loader reads. [`measure`] times stages of a model on this device, into the profile that the cost model predicts from.
+//! it what the balanced loader reads, [`training`] turns gradients into better weights, saves them, and says what the time
+//! went into. [`measure`] times stages of a model on this device, into the profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
@@ -23,6 +24,7 @@ pub mod ops;
 pub mod pipeline;
 pub mod row_mix;
 pub mod stage;
+pub mod training;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -9,6 +9,9 @@ Samples run **one by one** through transformers, with full attention of each: th
 are recorded packed, one sample behind the other; logits too. The loss is the sum over target tokens of all samples, divided
 by their number; gradients are those of that loss, under the names of the saved file. All parameters are random, norms and
 biases too, so that a parameter is told from another by its values.
+
+`trained.safetensors` of the models in `TRAINED` has the weights after three steps of AdamW with clipping, warm-up and a
+cosine on these inputs, with the norm of the gradients and the learning rate of every step; `--trained` makes it alone.
 """
 
 import argparse
@@ -309,20 +312,66 @@ def siglip(generator):
     tower("siglip", transformers.SiglipVisionModel(config), generator)
 
 
+TRAINED = ["qwen2"]
+
+
+def train(name):
+    """Takes three steps from a recorded model on its recorded inputs; biases and norms do not decay."""
+    folder = GOLDEN / name
+    expected = load_file(folder / "expected.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    names = names_of(model, folder)
+    groups = [
+        dict(params=[p for p in model.parameters() if p.dim() > 1], weight_decay=0.1),
+        dict(params=[p for p in model.parameters() if p.dim() <= 1], weight_decay=0.0),
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 2, 6)
+    targets = int((expected["labels"] != IGNORED).sum())
+    bounds = expected["cu_seqlens"].tolist()
+    norms, rates, losses = [], [], []
+    for _ in range(3):
+        optimizer.zero_grad()
+        total = 0.0
+        for start, end in zip(bounds, bounds[1:]):
+            output = model(
+                input_ids=expected["input_ids"][None, start:end], position_ids=expected["positions"][:, start:end],
+                use_cache=False,
+            ).logits[0]
+            labels = expected["labels"][start:end]
+            loss = F.cross_entropy(output[:-1], labels[1:], ignore_index=IGNORED, reduction="sum") / targets
+            loss.backward()
+            total += loss.detach()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        rates.append(schedule.get_last_lr()[0])
+        losses.append(total)
+        optimizer.step()
+        schedule.step()
+    tensors = {f"weight.{names[own]}": parameter.detach() for own, parameter in model.named_parameters()}
+    tensors |= dict(norms=torch.stack(norms), rates=torch.tensor(rates), losses=torch.stack(losses))
+    save_file({key: value.contiguous().clone() for key, value in tensors.items()}, folder / "trained.safetensors")
+    print(f"{name}: losses {[round(float(loss), 6) for loss in losses]}, norms {[round(float(norm), 6) for norm in norms]}")
+
+
 MODELS = [llama, qwen2, clip, siglip, llava_onevision, internvl, qwen2_vl, qwen2_5_vl, qwen2_audio]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="models to record, all by default")
-    names = parser.parse_args().names
+    parser.add_argument("--trained", action="store_true", help="only `trained.safetensors`")
+    arguments = parser.parse_args()
+    names = arguments.names
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for index, make in enumerate(MODELS):
-        if not names or make.__name__ in names:
+        if not arguments.trained and (not names or make.__name__ in names):
             generator = torch.Generator().manual_seed(index)
             torch.manual_seed(index)
             make(generator)
+    for name in TRAINED:
+        if not names or name in names:
+            train(name)
     versions = dict(torch=torch.__version__.split("+")[0], transformers=transformers.__version__)
     (GOLDEN / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
 

@@ -7,10 +7,12 @@
 //! there unless a method says otherwise. Shapes that do not agree are errors of the model's code, and panic; what
 //! comes from outside is checked before it gets here.
 
+mod bf16;
 mod cpu;
 pub(crate) mod gemm;
 mod memory;
 
+pub use bf16::{Bf16Floats, CpuBf16};
 pub use cpu::Cpu;
 pub use gemm::{Layout, Shape};
 pub use memory::CpuFloats;
@@ -52,6 +54,15 @@ pub trait Device: Clone + Send + Sync + 'static {
         let mut buffer = self.alloc(len)?;
         self.zero(&mut buffer)?;
         Ok(buffer)
+    }
+    /// Takes memory filled with zeros that holds `f32` even where the device stores less: sums of gradients, master
+    /// weights, means of the optimizer.
+    fn exact_zeros(&self, len: usize) -> Result<Self::Floats> {
+        self.zeros(len)
+    }
+    /// Copies numbers to memory of the kind of [`exact_zeros`](Self::exact_zeros).
+    fn upload_exact(&self, values: &[f32]) -> Result<Self::Floats> {
+        self.upload(values)
     }
     /// Copies numbers to the device.
     fn upload(&self, values: &[f32]) -> Result<Self::Floats>;

@@ -208,7 +208,7 @@ impl<D: Device> Parameters<D> {
                 None => Some(device.upload(&source.values(spec)?)?),
             };
             values.push(value);
-            gradients.push(if spec.is_trained { Some(device.zeros(spec.elements())?) } else { None });
+            gradients.push(if spec.is_trained { Some(device.exact_zeros(spec.elements())?) } else { None });
         }
         Ok(Self { specs, values, gradients })
     }

@@ -52,6 +52,14 @@ impl Checkpoint {
         } else {
             pieces(path)?
         };
+        Self::of_files(files)
+    }
+
+    /// Opens files that have the tensors between them.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn of_files(files: Vec<PathBuf>) -> Result<Self> {
         let mut tensors = BTreeMap::new();
         for (file, path) in files.iter().enumerate() {
             for (name, (start, info)) in header(path)? {

@@ -1,0 +1,143 @@
+//! Buffers of bf16 or `f32`, and how operations on `f32` read and change them.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use super::CpuBf16;
+use crate::device::{Buffer, CpuFloats, Device};
+use crate::error::{Error, Result};
+
+/// Numbers that a thread converts at a time.
+const CHUNK: usize = 1 << 13;
+
+/// Numbers of [`CpuBf16`].
+#[derive(Debug)]
+pub struct Bf16Floats(pub(super) Store);
+
+/// What a buffer holds.
+#[derive(Debug)]
+pub(super) enum Store {
+    Half(Halves),
+    Full(CpuFloats),
+}
+
+#[derive(Debug)]
+pub(super) struct Halves {
+    pub(super) values: Vec<bf16>,
+    used_bytes: Arc<AtomicU64>,
+}
+
+impl Drop for Halves {
+    fn drop(&mut self) {
+        self.used_bytes.fetch_sub(2 * self.values.len() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Buffer for Bf16Floats {
+    fn len(&self) -> usize {
+        match &self.0 {
+            Store::Half(halves) => halves.values.len(),
+            Store::Full(full) => Buffer::len(full),
+        }
+    }
+}
+
+/// An operand as `f32`.
+pub(super) enum Wide<'a> {
+    There(&'a CpuFloats),
+    Made(CpuFloats),
+}
+
+impl Deref for Wide<'_> {
+    type Target = CpuFloats;
+    fn deref(&self) -> &CpuFloats {
+        match self {
+            Self::There(full) => full,
+            Self::Made(full) => full,
+        }
+    }
+}
+
+impl CpuBf16 {
+    pub(super) fn halves(&self, len: usize) -> Result<Halves> {
+        let mut values = Vec::new();
+        let memory = |_| Error::Memory { bytes: 2 * len, used: self.memory_used_bytes() };
+        values.try_reserve_exact(len).map_err(memory)?;
+        values.resize(len, if cfg!(debug_assertions) { bf16::NAN } else { bf16::ZERO });
+        self.used_bytes.fetch_add(2 * len as u64, Ordering::Relaxed);
+        Ok(Halves { values, used_bytes: Arc::clone(&self.used_bytes) })
+    }
+
+    fn widen(&self, halves: &[bf16]) -> Result<CpuFloats> {
+        let mut full = self.cpu.alloc(halves.len())?;
+        self.cpu.run(|| {
+            let pairs = full.par_chunks_mut(CHUNK).zip(halves.par_chunks(CHUNK));
+            pairs.for_each(|(full, halves)| halves.convert_to_f32_slice(full));
+        });
+        Ok(full)
+    }
+
+    fn round(&self, full: &[f32], halves: &mut [bf16]) {
+        self.cpu.run(|| {
+            let pairs = halves.par_chunks_mut(CHUNK).zip(full.par_chunks(CHUNK));
+            pairs.for_each(|(halves, full)| halves.convert_from_f32_slice(full));
+        });
+    }
+
+    pub(super) fn read<'a>(&self, x: &'a Bf16Floats) -> Result<Wide<'a>> {
+        Ok(match &x.0 {
+            Store::Full(full) => Wide::There(full),
+            Store::Half(halves) => Wide::Made(self.widen(&halves.values)?),
+        })
+    }
+
+    /// Runs an operation on what it changes, wholly or in part, and stores the result.
+    pub(super) fn update<R>(
+        &self,
+        y: &mut Bf16Floats,
+        run: impl FnOnce(&mut CpuFloats) -> Result<R>,
+    ) -> Result<R> {
+        match &mut y.0 {
+            Store::Full(full) => run(full),
+            Store::Half(halves) => {
+                let mut full = self.widen(&halves.values)?;
+                let result = run(&mut full)?;
+                self.round(&full, &mut halves.values);
+                Ok(result)
+            }
+        }
+    }
+
+    pub(super) fn update_if<R>(
+        &self,
+        y: Option<&mut Bf16Floats>,
+        run: impl FnOnce(Option<&mut CpuFloats>) -> Result<R>,
+    ) -> Result<R> {
+        match y {
+            Some(y) => self.update(y, |y| run(Some(y))),
+            None => run(None),
+        }
+    }
+
+    /// Makes a buffer, whose contents are lost, one of `f32`.
+    pub(super) fn exact<'a>(&self, y: &'a mut Bf16Floats) -> Result<&'a mut CpuFloats> {
+        if matches!(y.0, Store::Half(_)) {
+            y.0 = Store::Full(self.cpu.alloc(y.len())?);
+        }
+        match &mut y.0 {
+            Store::Full(full) => Ok(full),
+            Store::Half(_) => unreachable!("it was just made one of `f32`"),
+        }
+    }
+
+    pub(super) fn store(&self, full: &[f32]) -> Result<Bf16Floats> {
+        let mut halves = self.halves(full.len())?;
+        self.round(full, &mut halves.values);
+        Ok(Bf16Floats(Store::Half(halves)))
+    }
+}

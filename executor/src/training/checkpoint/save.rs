@@ -1,0 +1,273 @@
+//! Writing a state, all ranks together.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use serde_json::{Value, json};
+
+use super::super::optimizer::Precision;
+use super::super::schedule::Decay;
+use super::super::trainer::Trainer;
+use super::folder;
+use super::manifest::{FileDigest, Manifest, write_file};
+use super::tensors::{Numbers, Row, write};
+use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
+use crate::comm::{At, Comm};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::stage::Stage;
+use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
+
+/// Words in what a rank says of its files.
+const WORDS: usize = 6;
+
+/// A folder of states.
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    root: PathBuf,
+    kept: usize,
+    companions: Vec<(String, Vec<u8>)>,
+    others: Vec<Tensor>,
+}
+
+/// What a rank wrote.
+#[derive(Debug, Clone, Copy)]
+struct Written {
+    weights: FileDigest,
+    /// Of the tensors, without header.
+    weight_bytes: u64,
+    optimizer: FileDigest,
+}
+
+impl Checkpoints {
+    /// Names a folder, which need not be there; the last two states are kept.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), kept: 2, companions: Vec::new(), others: Vec::new() }
+    }
+
+    /// Sets how many states are kept, at least 1. Default: 2.
+    #[must_use]
+    pub fn kept(mut self, states: usize) -> Self {
+        self.kept = states.max(1);
+        self
+    }
+
+    /// Adds a file that every state gets as it is, such as `config.json`.
+    #[must_use]
+    pub fn companion(mut self, name: impl Into<String>, bytes: Vec<u8>) -> Self {
+        self.companions.push((name.into(), bytes));
+        self
+    }
+
+    /// Sets tensors that the model does not read but its checkpoint had ([`crate::weights::Checkpoint::others`]); they
+    /// are written along, as `f32`.
+    #[must_use]
+    pub fn others(mut self, tensors: Vec<Tensor>) -> Self {
+        self.others = tensors;
+        self
+    }
+
+    /// Returns the folder of states.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Writes a state between two steps, and removes old ones; all ranks of the trainer call it.
+    ///
+    /// - `stages`: as they come to [`Trainer::update`]
+    /// - returns the state's folder, which is on disk when this returns
+    ///
+    /// # Errors
+    /// What went wrong on this rank: [`Error::File`], [`Error::Setting`] for ranks that hold parts of tensors; on the
+    /// others [`Error::NotSaved`] that names it. Then nothing has changed but a hidden folder, and the run can go on.
+    /// [`Error::Comm`] if the job is over.
+    pub fn save<'a, D: Device>(
+        &self,
+        trainer: &Trainer<D>,
+        stages: impl IntoIterator<Item = &'a Stage<D>>,
+        run: &RunState,
+    ) -> Result<PathBuf> {
+        let (step, comm) = (trainer.steps(), &*trainer.comm);
+        let prepared = if comm.rank() == 0 { folder::prepare(&self.root, step) } else { Ok(()) };
+        agree(comm, step, "prepare state", prepared.map(|()| [0; WORDS]))?;
+        let stages: Vec<&Stage<D>> = stages.into_iter().collect();
+        let written = self.write_part(trainer, &stages);
+        let all = agree(comm, step, "write state", written.map(Written::words))?;
+        let published = if comm.rank() == 0 { self.publish(trainer, run, &all) } else { Ok(()) };
+        agree(comm, step, "rename state", published.map(|()| [0; WORDS]))?;
+        Ok(folder::of_step(&self.root, step))
+    }
+
+    /// This rank's files; none if it answers for no parameter.
+    fn write_part<D: Device>(&self, trainer: &Trainer<D>, stages: &[&Stage<D>]) -> Result<Written> {
+        if let Some(tensor) = trainer.ownership.part() {
+            let reason = format!("a rank has only a part of `{tensor}`");
+            return Err(Error::Setting { setting: "checkpoint", reason });
+        }
+        let pieces = Pieces::of(trainer);
+        let Some(piece) = pieces.owners.iter().position(|&owner| owner == trainer.comm.rank()) else {
+            return Ok(Written::NONE);
+        };
+        let partial = folder::partial(&self.root, trainer.steps());
+        let (mut weights, optimizer) = rows(trainer, stages);
+        if piece == 0 {
+            weights.extend(self.others.iter().map(Row::host));
+        }
+        Ok(Written {
+            weights: write(&partial.join(pieces.weights(piece)), &weights)?,
+            weight_bytes: weights.iter().map(Row::bytes).sum(),
+            optimizer: write(&partial.join(pieces.optimizer(piece)), &optimizer)?,
+        })
+    }
+
+    /// The files of rank 0, the manifest, and the name.
+    fn publish<D: Device>(&self, trainer: &Trainer<D>, run: &RunState, all: &[[u64; WORDS]]) -> Result<()> {
+        let (step, pieces) = (trainer.steps(), Pieces::of(trainer));
+        let partial = folder::partial(&self.root, step);
+        let mut manifest = Manifest { step, ..Manifest::default() };
+        let mut total_size = 0;
+        for (piece, &owner) in pieces.owners.iter().enumerate() {
+            let written = Written::of_words(all[owner]);
+            manifest.files.insert(pieces.weights(piece), written.weights);
+            manifest.files.insert(pieces.optimizer(piece), written.optimizer);
+            total_size += written.weight_bytes;
+        }
+        let mut files = self.companions.clone();
+        files.push((STATE_FILE.to_owned(), text(&state(trainer, run))));
+        if pieces.owners.len() > 1 {
+            files.push((INDEX_FILE.to_owned(), text(&self.index(trainer, &pieces, total_size))));
+        }
+        for (name, bytes) in files {
+            let path = partial.join(&name);
+            write_file(&path, &bytes)?;
+            manifest.files.insert(name, FileDigest::of(&path)?);
+        }
+        manifest.write(&partial)?;
+        folder::publish(&self.root, step)?;
+        folder::prune(&self.root, self.kept)
+    }
+
+    /// Which tensor is in which piece.
+    fn index<D: Device>(&self, trainer: &Trainer<D>, pieces: &Pieces, total_size: u64) -> Value {
+        let piece = |owner: usize| pieces.owners.iter().position(|&other| other == owner).unwrap_or(0);
+        let own = trainer.ownership.owners().map(|(name, owner)| (name, piece(owner)));
+        let others = self.others.iter().map(|tensor| (tensor.name.as_str(), 0));
+        let file = |(name, piece): (&str, usize)| (name.to_owned(), pieces.weights(piece).into());
+        let map: serde_json::Map<String, Value> = own.chain(others).map(file).collect();
+        json!({"metadata": {"total_size": total_size}, "weight_map": map})
+    }
+}
+
+/// The ranks that write something, ascending: one piece each.
+struct Pieces {
+    owners: Vec<usize>,
+}
+
+impl Pieces {
+    fn of<D: Device>(trainer: &Trainer<D>) -> Self {
+        let mut owners: Vec<usize> = trainer.ownership.owners().map(|(_, owner)| owner).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        Self { owners }
+    }
+
+    fn weights(&self, piece: usize) -> String {
+        match self.owners.len() {
+            1 => WEIGHTS_FILE.to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", piece + 1),
+        }
+    }
+
+    fn optimizer(&self, piece: usize) -> String {
+        format!("optimizer-{:05}-of-{:05}.safetensors", piece + 1, self.owners.len())
+    }
+}
+
+impl Written {
+    const NONE: Self = {
+        let empty = FileDigest { bytes: 0, xxh3: 0 };
+        Self { weights: empty, weight_bytes: 0, optimizer: empty }
+    };
+
+    fn words(self) -> [u64; WORDS] {
+        let Self { weights, weight_bytes, optimizer } = self;
+        [0, weights.bytes, weights.xxh3, weight_bytes, optimizer.bytes, optimizer.xxh3]
+    }
+
+    fn of_words([_, bytes, xxh3, weight_bytes, optimizer_bytes, optimizer_xxh3]: [u64; WORDS]) -> Self {
+        let optimizer = FileDigest { bytes: optimizer_bytes, xxh3: optimizer_xxh3 };
+        Self { weights: FileDigest { bytes, xxh3 }, weight_bytes, optimizer }
+    }
+}
+
+/// Tensors that this rank writes: weights, and those of the optimizer.
+fn rows<'a, D: Device>(
+    trainer: &'a Trainer<D>,
+    stages: &[&'a Stage<D>],
+) -> (Vec<Row<'a, D>>, Vec<Row<'a, D>>) {
+    let dtype = match trainer.optimizer.settings().precision {
+        Precision::F32 => Dtype::F32,
+        Precision::Bf16 => Dtype::BF16,
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
+    for (index, stage) in stages.iter().enumerate() {
+        for (spec, values) in stage.parameters().owned() {
+            if trainer.ownership.own(&spec.name).is_none() || !seen.insert(&spec.name) {
+                continue;
+            }
+            let row = |prefix: &str, buffer: &'a D::Floats, dtype| Row {
+                name: format!("{prefix}{}", spec.name),
+                shape: spec.shape.clone(),
+                numbers: Numbers::Device(stage.device(), buffer),
+                dtype,
+            };
+            weights.push(row("", values, dtype));
+            let Some(state) = trainer.optimizer.state(index, &spec.name) else { continue };
+            optimizer.push(row(MEAN, &state.mean, Dtype::F32));
+            optimizer.push(row(SQUARE, &state.square, Dtype::F32));
+            optimizer.extend(state.master.as_ref().map(|master| row(MASTER, master, Dtype::F32)));
+        }
+    }
+    (weights, optimizer)
+}
+
+/// Where the run stands, as JSON.
+fn state<D: Device>(trainer: &Trainer<D>, run: &RunState) -> Value {
+    let settings = trainer.settings();
+    let rate = &settings.learning_rate;
+    let decay = match rate.decay {
+        Decay::Constant => json!("constant"),
+        Decay::Cosine { minimum, steps } => json!({"minimum": minimum, "steps": steps}),
+    };
+    let (step, precision) = (trainer.steps(), format!("{:?}", settings.optimizer.precision).to_lowercase());
+    let schedule =
+        json!({"peak": rate.peak, "warmup_steps": rate.warmup_steps, "decay": decay, "next": rate.at(step)});
+    json!({"format": FORMAT, "step": step, "seed": run.seed, "precision": precision, "learning_rate": schedule,
+        "layout": run.layout, "loader": run.loader})
+}
+
+fn text(document: &Value) -> Vec<u8> {
+    format!("{document:#}\n").into_bytes()
+}
+
+/// Brings what every rank did to all, the first word 0; if one failed, all do.
+fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) -> Result<Vec<[u64; WORDS]>> {
+    let mut words = vec![0; WORDS * comm.size()];
+    let row = &mut words[WORDS * comm.rank()..][..WORDS];
+    match &own {
+        Ok(own) => row.copy_from_slice(own),
+        Err(_) => row[0] = 1,
+    }
+    let gathered =
+        comm.all_gather(At::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
+    own?;
+    gathered?;
+    let all = words.as_chunks::<WORDS>().0.to_vec();
+    match all.iter().position(|row| row[0] != 0) {
+        Some(rank) => Err(Error::NotSaved { step, rank }),
+        None => Ok(all),
+    }
+}

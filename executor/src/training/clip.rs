@@ -1,0 +1,71 @@
+//! The norm of all gradients of a job, and the factor that bounds it.
+//!
+//! Every parameter counts once, whatever the ranks that have it ([`Ownership`]). Sums of squares of the tensors are
+//! brought together and added in the order of their names: all ranks have the same bits, and so has any other cut into
+//! stages, as far as the gradients have.
+//!
+//! # Source
+//! Pascanu, Mikolov, Bengio: "On the difficulty of training Recurrent Neural Networks", 2012, arXiv:1211.5063, as
+//! `torch.nn.utils.clip_grad_norm_` has it.
+
+use super::ownership::Ownership;
+use crate::comm::{At, Comm};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::stage::Stage;
+
+/// What `PyTorch` adds to the norm before it divides.
+const EPSILON: f64 = 1e-6;
+
+/// Returns the L2 norm of the gradients of all parameters on all ranks; all ranks of `comm` call it.
+///
+/// Gradients are those of the whole global batch: summed over replicas and over both uses of a tied parameter.
+///
+/// # Errors
+/// [`Error::Gradient`] on the rank that has a gradient which is not finite, which ends the job on all others; they
+/// have [`Error::Comm`].
+pub fn gradient_norm<D: Device>(
+    stages: &mut [&mut Stage<D>],
+    ownership: &Ownership,
+    comm: &dyn Comm,
+    step: u64,
+) -> Result<f64> {
+    let at = At::step(step, "norm of gradients");
+    let mut squares = vec![0.0_f64; ownership.len()];
+    let mut is_counted = vec![false; ownership.len()];
+    for stage in stages {
+        let (device, name) = (stage.device().clone(), stage.name().to_owned());
+        for (spec, _, gradient) in stage.parameters_mut().trained_mut() {
+            let Some(index) = ownership.own(&spec.name).filter(|&index| !is_counted[index]) else { continue };
+            is_counted[index] = true;
+            let sum = device.sum_of_squares(gradient)?;
+            if !sum.is_finite() {
+                let error = Error::Gradient { stage: name, tensor: spec.name.clone(), norm: sum.sqrt() };
+                comm.abort(at, &error.to_string());
+                return Err(error);
+            }
+            squares[index] = sum;
+        }
+    }
+    // Each element has one summand that is not zero: the sum is exact in any order.
+    comm.all_reduce(at, squares.as_mut_slice().into())?;
+    Ok(squares.iter().sum::<f64>().sqrt())
+}
+
+/// Returns the factor on gradients of this norm that makes it at most `norm_max`; at most 1.
+#[must_use]
+pub fn clip_factor(norm: f64, norm_max: f64) -> f64 {
+    (norm_max / (norm + EPSILON)).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_norms_above_the_bound_are_scaled() {
+        assert_eq!(clip_factor(0.5, 1.0), 1.0);
+        assert_eq!(clip_factor(0.0, 1.0), 1.0);
+        assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,106 @@
+//! Processes that train and save are killed at any moment; what they saved is there.
+//!
+//! This very binary is the program: [`saving_process`] looks into the environment where to save.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dflop_executor::comm::threads;
+use dflop_executor::device::Cpu;
+use dflop_executor::training::checkpoint::{Checkpoints, RunState};
+use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::weights::{Seed, WeightSource};
+use serde_json::json;
+
+use super::model::{LAYERS, settings, stage, train_whole, weights};
+use super::support::patient;
+
+const FOLDER: &str = "EXECUTOR_TEST_SAVE_TO";
+const ARGS: [&str; 5] = ["--exact", "killed::saving_process", "--ignored", "--nocapture", "--quiet"];
+/// Kills of one run.
+const KILLS: usize = 8;
+/// Most states that a process may have saved before it is killed.
+const STATES_MAX: u64 = 3;
+
+/// Not a test: trains on from the newest state, and saves every step, until it is killed.
+#[test]
+#[ignore = "a process of the test below"]
+fn saving_process() {
+    let Ok(root) = std::env::var(FOLDER) else { return };
+    let comm = threads::world(1, patient()).unwrap().remove(0);
+    let checkpoints = Checkpoints::new(Path::new(&root).join("states"));
+    let saved = checkpoints.latest(&comm).unwrap();
+    let device = Cpu::new(1).unwrap();
+    let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
+    let mut stage = stage(&device, 0..LAYERS, source);
+    let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+    if let Some(saved) = &saved {
+        trainer.restore([&mut stage], saved).unwrap();
+    }
+    loop {
+        train_whole(&mut stage, &mut trainer, &comm, 1);
+        let run = RunState { loader: json!(trainer.steps()), ..RunState::default() };
+        checkpoints.save(&trainer, [&stage], &run).unwrap();
+        let said = Path::new(&root).join("saved.part");
+        fs::write(&said, trainer.steps().to_string()).unwrap();
+        fs::rename(said, Path::new(&root).join("saved")).unwrap();
+    }
+}
+
+/// The last step that a process said it had saved.
+fn said(root: &Path) -> u64 {
+    fs::read_to_string(root.join("saved")).map_or(0, |step| step.parse().unwrap())
+}
+
+fn spawn(root: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(ARGS).env(FOLDER, root).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Kills a process some time after it has saved a state, or several.
+fn kill_after(root: &Path, states: u64, delay: Duration) {
+    let before = said(root);
+    let (mut child, start) = (spawn(root), Instant::now());
+    while said(root) < before + states {
+        assert!(start.elapsed() < Duration::from_secs(60), "the process saves nothing");
+        assert!(child.try_wait().unwrap().is_none(), "the process ended by itself");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(delay);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (root, comm) = (folder.path(), threads::world(1, patient()).unwrap().remove(0));
+    let (mut partial, mut random) = (0, 0x9e37_79b9_7f4a_7c15_u64);
+    for round in 0..KILLS {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // a step with its state takes some milliseconds
+        kill_after(root, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
+        let states = root.join("states");
+        partial += usize::from(
+            fs::read_dir(&states)
+                .unwrap()
+                .any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with('.')),
+        );
+        let saved = Checkpoints::new(&states).latest(&comm).unwrap().expect("a state was saved");
+        assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
+        assert_eq!(saved.run().loader, json!(saved.step()));
+    }
+    // The weights are those of a run that no one killed.
+    let saved = Checkpoints::new(root.join("states")).latest(&comm).unwrap().unwrap();
+    let device = Cpu::new(1).unwrap();
+    let mut straight = stage(&device, 0..LAYERS, &Seed(1));
+    let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&straight]).unwrap();
+    train_whole(&mut straight, &mut trainer, &comm, saved.step() as usize);
+    assert_eq!(weights(&stage(&device, 0..LAYERS, saved.weights())), weights(&straight));
+    println!("{KILLS} kills, {partial} within a save, {} steps", saved.step());
+}

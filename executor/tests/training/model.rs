@@ -1,0 +1,153 @@
+//! A tiny language model, and steps of it by hand: on one rank, or with a stage on each.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_executor::Result;
+use dflop_executor::comm::{At, Comm, Payload, Shape};
+use dflop_executor::device::{Buffer, Device};
+use dflop_executor::model::Output;
+use dflop_executor::model::context::Context;
+use dflop_executor::model::llm::TextBatch;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::training::{
+    Decay, LearningRate, LossSum, OptimizerSettings, Precision, StepLoss, Trainer, TrainerSettings,
+    UpdateReport,
+};
+use dflop_executor::weights::WeightSource;
+use serde_json::{Value, json};
+
+pub(crate) const WIDTH: usize = 16;
+pub(crate) const LAYERS: usize = 4;
+/// Tokens of the microbatches of a step.
+pub(crate) const LENGTHS: [usize; 2] = [5, 11];
+const TIED: &str = "model.embed_tokens.weight";
+
+pub(crate) fn document() -> Value {
+    json!({"model_type": "qwen2", "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48, "tie_word_embeddings": true})
+}
+
+pub(crate) fn config() -> ModelConfig {
+    ModelConfig::from_config(&document()).unwrap()
+}
+
+pub(crate) fn stage<D: Device>(
+    device: &D,
+    layers: std::ops::Range<usize>,
+    source: &dyn WeightSource,
+) -> Stage<D> {
+    let range = StageRange { module: ModuleKind::Llm, layers };
+    config().stage(device, &range, Frozen::default(), Activations::Stored, source).unwrap()
+}
+
+pub(crate) fn settings(precision: Precision) -> TrainerSettings {
+    let decay = Decay::Cosine { minimum: 1e-4, steps: 12 };
+    TrainerSettings {
+        learning_rate: LearningRate { peak: 0.01, warmup_steps: 1, decay },
+        optimizer: OptimizerSettings { precision, ..OptimizerSettings::default() },
+        gradient_norm_max: Some(0.5),
+    }
+}
+
+/// Target tokens of a step.
+pub(crate) fn targets() -> u64 {
+    LENGTHS.iter().map(|&length| length as u64 - 1).sum()
+}
+
+pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Arc<Context<D>> {
+    let length = LENGTHS[microbatch];
+    let id = |at: usize| (at * at + 7 * at / 3 + 5 * microbatch + 11 * step as usize) as i64 % 48;
+    let input_ids: Vec<i64> = (0..length).map(id).collect();
+    let positions: Vec<i64> = (0..length as i64).collect();
+    let batch = TextBatch {
+        input_ids: &input_ids,
+        labels: &input_ids,
+        positions: &positions,
+        cu_seqlens: &[0, length as i32],
+        media_places: &[],
+        loss_scale: 1.0 / targets() as f64,
+    };
+    Arc::new(config().llm.context(device, &batch).unwrap())
+}
+
+/// Forward and backward of some microbatches of a step on one rank that has all layers.
+pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches: &[usize]) -> LossSum {
+    let mut sum = LossSum::default();
+    for &microbatch in microbatches {
+        let context = context(stage.device(), step, microbatch);
+        let Output::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else {
+            panic!("all layers")
+        };
+        sum.add(loss, LENGTHS[microbatch] as u64 - 1);
+        stage.backward(microbatch, None).unwrap();
+    }
+    sum
+}
+
+/// Forward and backward of a step, a stage a rank, one microbatch after the other; the tied gradient is summed.
+pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step: u64) -> Result<LossSum> {
+    let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
+    let mut sum = LossSum::default();
+    for microbatch in 0..LENGTHS.len() {
+        let at = At::microbatch(step, microbatch as u32, "rows");
+        let shape = Shape::f32(LENGTHS[microbatch], WIDTH);
+        let receive = |from: usize| -> Result<D::Floats> {
+            device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))
+        };
+        let send = |to: usize, rows: &D::Floats| -> Result<()> {
+            Ok(comm.send(to, 0, at, Payload::f32(shape.rows, shape.cols, device.download(rows)?)?)?)
+        };
+        let input = if rank > 0 { Some(receive(rank - 1)?) } else { None };
+        match stage.forward(microbatch, context(&device, step, microbatch), input)? {
+            Output::Rows(rows) => send(rank + 1, &rows)?,
+            Output::Loss(loss) => sum.add(loss, LENGTHS[microbatch] as u64 - 1),
+        }
+        let gradient = if rank < last { Some(receive(rank + 1)?) } else { None };
+        if let Some(gradient) = stage.backward(microbatch, gradient)?.filter(|_| rank > 0) {
+            send(rank - 1, &gradient)?;
+        }
+    }
+    if rank == 0 || rank == last {
+        add_tied(stage, comm, if rank == 0 { last } else { 0 }, step)?;
+    }
+    Ok(sum)
+}
+
+fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step: u64) -> Result<()> {
+    if comm.size() == 1 {
+        return Ok(());
+    }
+    let (device, at) = (stage.device().clone(), At::step(step, "tied"));
+    let mut all = stage.parameters_mut().trained_mut();
+    let (_, _, gradient) = all.find(|(spec, ..)| spec.name == TIED).expect("first and last have it");
+    let shape = Shape::f32(1, gradient.len());
+    comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
+    let other =
+        device.upload_exact(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
+    device.add(&other, gradient)
+}
+
+/// Some steps on a rank that has all layers and all microbatches.
+pub(crate) fn train_whole<D: Device>(
+    stage: &mut Stage<D>,
+    trainer: &mut Trainer<D>,
+    comm: &dyn Comm,
+    steps: usize,
+) -> Vec<(StepLoss, UpdateReport)> {
+    let mut reports = Vec::new();
+    for _ in 0..steps {
+        let step = trainer.steps();
+        let loss = run_whole(stage, step, &[0, 1]).reduce(comm, step).unwrap();
+        reports.push((loss, trainer.update([&mut *stage], 1.0).unwrap()));
+    }
+    reports
+}
+
+/// Weights by name, in bits.
+pub(crate) fn weights<D: Device>(stage: &Stage<D>) -> BTreeMap<String, Vec<u32>> {
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    let of = |values| bits(stage.device().download(values).unwrap());
+    stage.parameters().owned().map(|(spec, values)| (spec.name.clone(), of(values))).collect()
+}

@@ -1,0 +1,222 @@
+//! Updates of one rank and of several.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use dflop_executor::Error;
+use dflop_executor::comm::{Comm, Communicator};
+use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::llm::TextBatch;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::stage::Activations;
+use dflop_executor::training::{
+    LearningRate, OptimizerSettings, Ownership, Precision, StepLoss, Trainer, TrainerSettings, UpdateReport,
+};
+use dflop_executor::weights::{Checkpoint, Seed};
+use std::sync::Arc;
+
+use super::model::{LAYERS, run_staged, run_whole, settings, stage, targets, train_whole, weights};
+use super::support::{Transport, patient, run};
+
+type Trained = (BTreeMap<String, Vec<u32>>, Vec<(StepLoss, UpdateReport)>);
+
+fn alone(comm: &Communicator, steps: usize) -> Trained {
+    let device = Cpu::new(1).unwrap();
+    let mut stage = stage(&device, 0..LAYERS, &Seed(1));
+    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let reports = train_whole(&mut stage, &mut trainer, comm, steps);
+    (weights(&stage), reports)
+}
+
+fn staged(comm: &Communicator, cuts: &[usize], steps: usize) -> Trained {
+    let device = Cpu::new(1).unwrap();
+    let mut stage = stage(&device, cuts[comm.rank()]..cuts[comm.rank() + 1], &Seed(1));
+    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let mut reports = Vec::new();
+    for _ in 0..steps {
+        let step = trainer.steps();
+        let loss = run_staged(&mut stage, comm, step).unwrap().reduce(comm, step).unwrap();
+        reports.push((loss, trainer.update([&mut stage], 1.0).unwrap()));
+    }
+    (weights(&stage), reports)
+}
+
+#[test]
+fn stages_on_ranks_train_to_the_bits_of_one_stage() {
+    let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
+    let (first, last) = (&reports[0], &reports[2]);
+    assert_eq!(
+        (first.1.learning_rate, last.1.learning_rate),
+        (0.0, settings(Precision::F32).learning_rate.at(2))
+    );
+    assert!(reports.iter().all(|(_, report)| report.is_clipped), "{reports:?}");
+    assert_eq!(first.0.target_tokens, targets());
+    for cuts in [&[0, 2, 4][..], &[0, 1, 3, 4]] {
+        let ranks = run(Transport::Threads, cuts.len() - 1, patient(), |comm| staged(&comm, cuts, 3));
+        let mut seen = 0;
+        for (rank, (own, own_reports)) in ranks.iter().enumerate() {
+            assert_eq!(own_reports, &reports, "{cuts:?}, rank {rank}");
+            for (name, values) in own {
+                assert_eq!(values, &whole[name], "{cuts:?}, rank {rank}, {name}");
+                seen += 1;
+            }
+        }
+        // the tied embedding is on the first and the last rank
+        assert_eq!(seen, whole.len() + 1);
+    }
+}
+
+/// Adds up the gradients of replicas, as a pipeline does.
+pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
+    let device = stage.device().clone();
+    stage.parameters_mut().fold_shared_gradients(&device).unwrap();
+    for (_, _, gradient) in stage.parameters_mut().trained_mut() {
+        let mut values = device.download(gradient).unwrap();
+        let at = dflop_executor::comm::At::step(step, "gradients");
+        comm.all_reduce(at, values.as_mut_slice().into()).unwrap();
+        *gradient = device.upload_exact(&values).unwrap();
+    }
+}
+
+#[test]
+fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
+    let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
+    let ranks = run(Transport::Threads, 2, patient(), |comm| {
+        let device = Cpu::new(1).unwrap();
+        let mut stage = stage(&device, 0..LAYERS, &Seed(1));
+        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        let mut own_reports = Vec::new();
+        for step in 0..3 {
+            let loss = run_whole(&mut stage, step, &[comm.rank()]).reduce(&comm, step).unwrap();
+            reduce(&mut stage, &comm, step);
+            own_reports.push((loss, trainer.update([&mut stage], 1.0).unwrap()));
+        }
+        (weights(&stage), own_reports)
+    });
+    assert_eq!(ranks[0], ranks[1], "replicas have the same bits");
+    for ((loss, report), (own_loss, own_report)) in reports.iter().zip(&ranks[0].1) {
+        assert!((loss.mean - own_loss.mean).abs() < 1e-5 * loss.mean, "{loss:?} {own_loss:?}");
+        let (norm, own) = (report.gradient_norm, own_report.gradient_norm);
+        assert!((norm - own).abs() < 1e-5 * norm, "{norm} {own}");
+    }
+    for (name, values) in &whole {
+        let pairs = values.iter().zip(&ranks[0].0[name]);
+        for (a, b) in pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
+            // a step is at most the learning rate, of which Adam may turn a gradient near zero
+            assert!((a - b).abs() < 1e-3, "{name}: {a} {b}");
+        }
+    }
+}
+
+#[test]
+fn every_parameter_has_one_owner_the_lowest_rank_that_has_it() {
+    let ranks = run(Transport::Threads, 3, patient(), |comm| {
+        let device = Cpu::new(1).unwrap();
+        let cuts = [0..2, 2..4, 2..4];
+        let stage = stage(&device, cuts[comm.rank()].clone(), &Seed(1));
+        let ownership = Ownership::agree(&comm, [&stage], &|spec| spec.name.clone()).unwrap();
+        let own = ownership.owners().filter(|(name, _)| ownership.own(name).is_some()).count();
+        (
+            ownership.owner("model.embed_tokens.weight"),
+            ownership.owner("model.norm.weight"),
+            own,
+            ownership.len(),
+        )
+    });
+    assert!(ranks.iter().all(|(tied, norm, ..)| (*tied, *norm) == (Some(0), Some(1))), "{ranks:?}");
+    assert_eq!(ranks[0].2 + ranks[1].2, ranks[0].3);
+    assert_eq!(ranks[2].2, 0, "a replica owns nothing");
+}
+
+#[test]
+fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
+    let ranks = run(Transport::Threads, 2, patient(), |comm| {
+        let device = Cpu::new(1).unwrap();
+        let mut stage = stage(&device, [0..2, 2..4][comm.rank()].clone(), &Seed(1));
+        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        let before = weights(&stage);
+        if comm.rank() == 1 {
+            let mut all = stage.parameters_mut().trained_mut();
+            let (_, _, gradient) =
+                all.find(|(spec, ..)| spec.name.ends_with("layers.3.mlp.up_proj.weight")).unwrap();
+            gradient[7] = f32::NAN;
+        }
+        let error = trainer.update([&mut stage], 1.0).unwrap_err();
+        assert_eq!(before, weights(&stage), "nothing was updated");
+        error
+    });
+    let expected = "stage Llm 2..4: the norm of the gradient of `model.layers.3.mlp.up_proj.weight` is NaN";
+    assert_eq!(ranks[1].to_string(), expected);
+    assert!(matches!(&ranks[0], Error::Comm(_)) && ranks[0].to_string().contains(expected), "{}", ranks[0]);
+}
+
+#[test]
+fn frozen_parameters_have_no_state_and_stay() {
+    run(Transport::Threads, 1, patient(), |comm| {
+        let device = Cpu::new(1).unwrap();
+        let config = super::model::config();
+        let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
+        let frozen = Frozen { is_llm_frozen: true, ..Frozen::default() };
+        let mut stage = config.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap();
+        let before = weights(&stage);
+        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        let report = trainer.update([&mut stage], 1.0).unwrap();
+        assert_eq!((report.gradient_norm, trainer.optimizer().elements()), (0.0, 0));
+        assert_eq!(before, weights(&stage));
+    });
+}
+
+/// The recorded weights after three steps of `torch.optim.AdamW` (`tests/record/executor_parity.py`).
+#[test]
+fn three_steps_with_clipping_are_those_of_torch() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor/qwen2");
+    let text = std::fs::read(folder.join("config.json")).unwrap();
+    let config = ModelConfig::from_config(&serde_json::from_slice(&text).unwrap()).unwrap();
+    let inputs = Checkpoint::open(&folder.join("expected.safetensors")).unwrap();
+    let truth = Checkpoint::open(&folder.join("trained.safetensors")).unwrap();
+    let integers = |name: &str| inputs.integers(name).unwrap().1;
+    let (ids, labels, positions) = (integers("input_ids"), integers("labels"), integers("positions"));
+    let bounds: Vec<i32> = integers("cu_seqlens").into_iter().map(|bound| bound as i32).collect();
+    let targets = labels.iter().filter(|&&label| label != -100).count();
+    let device = Cpu::new(1).unwrap();
+    let batch = TextBatch {
+        input_ids: &ids,
+        labels: &labels,
+        positions: &positions,
+        cu_seqlens: &bounds,
+        media_places: &[],
+        loss_scale: 1.0 / targets as f64,
+    };
+    let context = Arc::new(config.llm.context(&device, &batch).unwrap());
+    let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
+    let source = Checkpoint::open(&folder).unwrap();
+    let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &source).unwrap();
+    let settings = TrainerSettings {
+        learning_rate: LearningRate::cosine(0.01, 2, 6),
+        optimizer: OptimizerSettings::default(),
+        gradient_norm_max: Some(0.5),
+    };
+    let [norms, rates] = ["norms", "rates"].map(|name| truth.tensor(name).unwrap().1);
+
+    let comm = dflop_executor::comm::threads::world(1, patient()).unwrap().remove(0);
+    let mut trainer = Trainer::new(settings, &comm, [&stage]).unwrap();
+    for step in 0..3 {
+        stage.forward(0, Arc::clone(&context), None).unwrap();
+        stage.backward(0, None).unwrap();
+        let report = trainer.update([&mut stage], 1.0).unwrap();
+        let norm = f64::from(norms[step]);
+        assert!((report.gradient_norm - norm).abs() < 1e-5 * norm, "{report:?} {norm}");
+        assert!((report.learning_rate - f64::from(rates[step])).abs() < 1e-9);
+    }
+    let mut worst = 0.0_f64;
+    for (spec, values) in stage.parameters().owned() {
+        let truth = truth.tensor(&format!("weight.{}", spec.name)).unwrap().1;
+        let values = device.download(values).unwrap();
+        assert_eq!(values.len(), truth.len());
+        let difference = values.iter().zip(&truth).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        worst = worst.max(difference);
+    }
+    // two steps of at most 0.01 were taken
+    assert!(worst < 2e-6, "{worst}");
+    println!("largest difference of a weight: {worst:.1e}");
+}
