@@ -24,6 +24,7 @@ use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
+use crate::ops::cross_entropy_part::RowPart;
 use crate::ops::mix_rows::Sparse;
 use crate::ops::rope::{RopeShape, Turn};
 use crate::row_mix::SparseBuffers;
@@ -312,6 +313,26 @@ impl Device for CpuBf16 {
 
     fn cross_entropy(&self, logits: &mut Bf16Floats, targets: &[u32], scale: f64) -> Result<f64> {
         self.update(logits, |logits| self.cpu.cross_entropy(logits, targets, scale))
+    }
+
+    fn cross_entropy_part(
+        &self,
+        logits: &mut Bf16Floats,
+        targets: &[Option<u32>],
+    ) -> Result<Vec<RowPart<f32>>> {
+        self.update(logits, |logits| self.cpu.cross_entropy_part(logits, targets))
+    }
+
+    fn cross_entropy_part_backward(
+        &self,
+        exponentials: &mut Bf16Floats,
+        targets: &[Option<u32>],
+        factors: &[f32],
+        scale: f64,
+    ) -> Result<()> {
+        self.update(exponentials, |exponentials| {
+            self.cpu.cross_entropy_part_backward(exponentials, targets, factors, scale)
+        })
     }
 
     fn adamw(
