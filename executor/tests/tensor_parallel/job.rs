@@ -48,6 +48,9 @@ pub(crate) struct Job<'a> {
     pub(crate) activations: Activations,
     /// Layers of the LLM before a cut into two stages.
     pub(crate) cut: Option<usize>,
+    /// Whether every sample of the text is a microbatch, all of them in flight at the same time.
+    pub(crate) is_by_sample: bool,
+    pub(crate) frozen: Frozen,
     /// Whether all ranks compute on one device with one thread.
     pub(crate) is_device_shared: bool,
 }
@@ -68,6 +71,8 @@ impl<'a> Job<'a> {
             is_llm_shared: true,
             activations: Activations::Stored,
             cut: None,
+            is_by_sample: false,
+            frozen: Frozen::default(),
             is_device_shared: false,
         }
     }
@@ -111,16 +116,28 @@ impl<'a> Job<'a> {
                 rows = Some(next);
             }
         }
-        let (mut rows, mut loss) = (media, f64::NAN);
-        for stage in &mut decoders {
-            match stage.forward(0, Arc::clone(&context), rows.take()).unwrap() {
-                Output::Rows(next) => rows = Some(next),
-                Output::Loss(sum) => loss = sum * text.loss_scale(),
+        let contexts = if self.is_by_sample {
+            let of_sample = |sample| Arc::new(text.context_of_sample(sample, &model.llm, device));
+            (0..text.samples()).map(of_sample).collect()
+        } else {
+            vec![context]
+        };
+        let mut loss = 0.0;
+        let mut media = media;
+        for (microbatch, context) in contexts.iter().enumerate() {
+            let mut rows = media.take();
+            for stage in &mut decoders {
+                match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
+                    Output::Rows(next) => rows = Some(next),
+                    Output::Loss(sum) => loss += sum * text.loss_scale(),
+                }
             }
         }
-        let mut gradient = None;
-        for stage in decoders.iter_mut().rev().chain(encoders.iter_mut().rev()) {
-            gradient = stage.backward(0, gradient).unwrap();
+        for microbatch in 0..contexts.len() {
+            let mut gradient = None;
+            for stage in decoders.iter_mut().rev().chain(encoders.iter_mut().rev()) {
+                gradient = stage.backward(microbatch, gradient).unwrap();
+            }
         }
         encoders.append(&mut decoders);
         let (held, gradients) = gradients(&mut encoders);
@@ -148,7 +165,7 @@ impl<'a> Job<'a> {
                     tensor_parallel: is_shared.then(|| Arc::clone(group)),
                 };
                 let range = StageRange { module, layers: cut[0]..cut[1] };
-                let stage = model.stage_with(device, &range, Frozen::default(), settings, self.weights);
+                let stage = model.stage_with(device, &range, self.frozen, settings, self.weights);
                 stages.push(stage.unwrap());
             }
         }
