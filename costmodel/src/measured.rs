@@ -34,6 +34,8 @@ pub struct Prediction {
 struct SampleWork {
     encoders: [Option<(Module, EncoderWork)>; MODULES_MAX],
     tokens: u64,
+    /// Tokens that are learned.
+    targets: u64,
 }
 
 /// Sums over the samples of a pack, of one module.
@@ -41,6 +43,7 @@ struct SampleWork {
 struct Pack {
     work: EncoderWork,
     tokens: f64,
+    targets: u64,
     /// Tokens, and attention, each sample's times its correction.
     corrected_tokens: f64,
     corrected_attention: f64,
@@ -180,13 +183,13 @@ impl CostModel {
     }
 
     /// Forward and backward of the LLM over one sample, corrected.
-    pub(crate) fn llm_ns(&self, tokens: u32) -> u64 {
+    pub(crate) fn llm_ns(&self, tokens: u32, targets: u32) -> u64 {
         let ns = match &self.timing {
             Timing::Rate(rate) => {
                 let flops = self.llm.training(&[tokens], Attention::Causal, self.recomputation);
                 rate.nanoseconds(Module::Llm, flops.total())
             }
-            Timing::Profile(timing) => timing.ns(Module::Llm, &Load::of_llm(tokens.into())),
+            Timing::Profile(timing) => timing.ns(Module::Llm, &Load::of_llm(tokens.into(), targets.into())),
         };
         self.corrected_ns(Module::Llm, tokens.into(), ns)
     }
@@ -201,7 +204,11 @@ impl CostModel {
     }
 
     fn work(&self, shape: &SampleShape) -> Result<SampleWork> {
-        let mut sample = SampleWork { encoders: [None; MODULES_MAX], tokens: u64::from(shape.text_tokens) };
+        let mut sample = SampleWork {
+            encoders: [None; MODULES_MAX],
+            tokens: u64::from(shape.text_tokens),
+            targets: u64::from(shape.target_tokens),
+        };
         for (encoder, known) in self.encoders.iter().zip(&mut sample.encoders) {
             let work = encoder.rule.work(shape)?;
             sample.tokens = sample.tokens.saturating_add(work.tokens);
@@ -217,7 +224,7 @@ impl SampleWork {
     }
 
     fn load(&self, module: Module) -> Load {
-        self.encoder(module).map_or_else(|| Load::of_llm(self.tokens), Load::of_encoder)
+        self.encoder(module).map_or_else(|| Load::of_llm(self.tokens, self.targets), Load::of_encoder)
     }
 
     /// What the correction of a module goes by.
@@ -237,6 +244,7 @@ impl Pack {
         };
         let size = work.size(module) as f64;
         self.tokens += size;
+        self.targets = self.targets.saturating_add(work.targets);
         self.corrected_tokens += size * factor;
         self.corrected_attention += attention * factor;
     }
@@ -247,7 +255,7 @@ impl Pack {
         }
         let linear_share = self.corrected_tokens / self.tokens;
         if module == Module::Llm {
-            let [linear_ns, _] = timing.apart_ns(module, &Load::of_llm(self.tokens as u64));
+            let [linear_ns, _] = timing.apart_ns(module, &Load::of_llm(self.tokens as u64, self.targets));
             return whole_ns(linear_ns * linear_share + self.corrected_attention);
         }
         let [linear_ns, attention_ns] = timing.apart_ns(module, &Load::of_encoder(&self.work));

@@ -273,7 +273,7 @@ impl CostModel {
             media += work;
         }
         let tokens = to_u32("tokens", media.tokens.saturating_add(u64::from(shape.text_tokens)))?;
-        module_ns.push(self.llm_ns(tokens));
+        module_ns.push(self.llm_ns(tokens, shape.target_tokens));
         Ok(SampleCost {
             tokens,
             target_tokens: shape.target_tokens,

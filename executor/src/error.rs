@@ -43,6 +43,24 @@ pub enum Error {
     /// The loss is NaN or infinite.
     #[error("stage {stage}, microbatch {microbatch}: the loss is {loss}")]
     Loss { stage: String, microbatch: usize, loss: f64 },
+    /// A job that ranks cannot run, or a rank that does not fit it.
+    #[error("job: `{setting}` {problem}")]
+    Job { setting: &'static str, problem: String },
+    /// The plan of a step does not fit the job, or what a rank was given does not fit the plan.
+    #[error("plan of step {step}, microbatch {microbatch} of {module}: {problem}")]
+    Plan { step: u64, module: &'static str, microbatch: usize, problem: String },
+    /// Messages between ranks, or the failure of another rank.
+    #[error(transparent)]
+    Comm(#[from] crate::comm::Error),
+    /// A schedule or a partition that cannot be made.
+    #[error(transparent)]
+    Balancer(#[from] dflop_balancer::Error),
+    /// Samples could not be read or prepared.
+    #[error(transparent)]
+    Loader(#[from] dflop_loader::Error),
+    /// The runtime that reads samples could not be started.
+    #[error("the runtime that reads samples could not be started")]
+    Runtime(#[source] std::io::Error),
     /// The gradient of a parameter is NaN or infinite.
     #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
     Gradient { stage: String, tensor: String, norm: f64 },
@@ -61,12 +79,21 @@ pub enum Error {
     /// A trace could not be written.
     #[error("could not write the trace")]
     Trace(#[source] std::io::Error),
-    /// Ranks could not talk.
-    #[error(transparent)]
-    Comm(#[from] crate::comm::Error),
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },
+    /// A model cannot be shared by so many tensor-parallel ranks.
+    #[error("`config.json`: `{field}` = {found} {problem} the tensor-parallel degree {degree}")]
+    TensorParallel { field: &'static str, found: usize, degree: usize, problem: &'static str },
+    /// Two ranks should hold the same values, and do not.
+    #[error("tensor `{tensor}` has other bits on rank {} than on rank {}", ranks[1], ranks[0])]
+    Replicas { tensor: String, ranks: [usize; 2] },
+    /// A model, or the microbatches asked for, would not fit into memory.
+    #[error(
+        "measuring {layers} layers of {module} takes about {needed_bytes} bytes of memory, {free_bytes} are free; measure \
+         fewer layers or shorter sequences"
+    )]
+    Room { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),

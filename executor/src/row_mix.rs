@@ -3,6 +3,8 @@
 //! Made on the host from what every rank knows of a microbatch: token ids, grids, lengths. The transposed matrix, for the
 //! gradient, is made with it; entries of a row stand in a fixed order, so sums do.
 
+use std::ops::Range;
+
 use crate::device::Device;
 use crate::error::Result;
 
@@ -56,6 +58,25 @@ impl RowMix {
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Returns the matrix on some of the sources alone, counted from the first of them; targets stay what they are.
+    #[must_use]
+    pub fn within(&self, sources: &Range<usize>) -> Self {
+        let mut mix = Self { starts: vec![0], rows: self.rows, ..Self::default() };
+        for (index, &target) in self.targets.iter().enumerate() {
+            for entry in self.starts[index] as usize..self.starts[index + 1] as usize {
+                if sources.contains(&(self.sources[entry] as usize)) {
+                    mix.sources.push(self.sources[entry] - sources.start as u32);
+                    mix.weights.extend(self.weights.get(entry));
+                }
+            }
+            if mix.sources.len() > mix.starts.last().map_or(0, |&start| start as usize) {
+                mix.targets.push(target);
+                mix.starts.push(mix.sources.len() as u32);
+            }
+        }
+        mix
     }
 
     /// Returns the transposed matrix: sources become targets, entries of each in the order of their targets.
@@ -118,7 +139,8 @@ pub struct SparseBuffers<D: Device> {
 }
 
 impl<D: Device> SparseBuffers<D> {
-    fn new(device: &D, mix: &RowMix) -> Result<Self> {
+    /// Copies a matrix to a device.
+    pub fn new(device: &D, mix: &RowMix) -> Result<Self> {
         Ok(Self {
             targets: device.upload_ints(&mix.targets)?,
             starts: device.upload_ints(&mix.starts)?,
@@ -131,6 +153,18 @@ impl<D: Device> SparseBuffers<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_the_sources_are_the_matrix_cut_by_columns() {
+        let mix = RowMix::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
+        assert_eq!(mix.within(&(0..5)), mix);
+        let truth = RowMix::weighted([vec![(0, 0.5), (1, 0.25)], vec![], vec![(0, 1.0)]]);
+        assert_eq!(mix.within(&(3..5)), truth);
+        let truth = RowMix { rows: 3, ..RowMix::weighted([vec![], vec![], vec![(0, 2.0)]]) };
+        assert_eq!(mix.within(&(0..3)), truth);
+        let gather = RowMix::gather([Some(2), None, Some(2), Some(0)]);
+        assert_eq!(gather.within(&(1..3)), RowMix::gather([Some(1), None, Some(1), None]));
+    }
 
     #[test]
     fn the_transpose_of_the_transpose_is_the_matrix() {

@@ -9,12 +9,15 @@
 //! the first trained parameter keep nothing and have no backward.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::context::Context;
 use crate::model::parameters::{Declaration, Parameters};
+use crate::model::shard::Place;
+use crate::model::tensor_parallel::TensorParallel;
 use crate::model::{BackwardPass, Block, Output, Pass, Saved};
 use crate::weights::WeightSource;
 
@@ -52,16 +55,34 @@ pub struct StageParts<D: Device> {
     blocks: Vec<Box<dyn Block<D>>>,
     /// Whether a block has trained parameters.
     is_trained: Vec<bool>,
+    /// First parameter of the blocks that were added together with a block.
+    first_parameters: Vec<usize>,
     declaration: Declaration,
+    tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Default for StageParts<D> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), is_trained: Vec::new(), declaration: Declaration::default() }
+        Self::new(None)
     }
 }
 
 impl<D: Device> StageParts<D> {
+    /// Begins without blocks; of the parameters of those to come, a rank of a group declares its part.
+    #[must_use]
+    pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
+        let tensor = tensor.filter(|tensor| tensor.place().size > 1);
+        let place = tensor.as_ref().map_or(Place::ALONE, |tensor| tensor.place());
+        let declaration = Declaration::of(place);
+        Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
+    }
+
+    /// Returns whose blocks these are.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.declaration.place()
+    }
+
     /// Adds blocks, with their parameters trained or frozen.
     pub fn add(
         &mut self,
@@ -74,8 +95,15 @@ impl<D: Device> StageParts<D> {
         let is_trained = self.declaration.has_trained_since(start);
         // Blocks of one call are trained or frozen together.
         self.is_trained.extend(std::iter::repeat_n(is_trained, blocks.len()));
+        self.first_parameters.extend(std::iter::repeat_n(start, blocks.len()));
         self.blocks.extend(blocks);
         Ok(())
+    }
+
+    /// Returns whether a block has trained parameters.
+    #[must_use]
+    pub fn is_trained(&self) -> bool {
+        self.is_trained.contains(&true)
     }
 
     /// Returns the parameters declared so far.
@@ -104,16 +132,30 @@ impl<D: Device> StageParts<D> {
             blocks: self.blocks,
             has_backward,
             needs_input,
+            first_parameters: self.first_parameters,
             parameters,
             in_flight: BTreeMap::new(),
+            tensor: self.tensor,
         })
     }
 }
+
+/// Microbatch and name of what a stage does.
+type Action<'a> = (Option<usize>, &'a str);
 
 /// What is kept of a microbatch.
 struct InFlight<D: Device> {
     context: Arc<Context<D>>,
     saved: Vec<Saved<D>>,
+}
+
+/// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
+/// stays as it is.
+pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
+    if layers.len() < 2 {
+        return vec![layers.clone()];
+    }
+    layers.clone().map(|layer| layer..layer + 1).collect()
 }
 
 /// Consecutive blocks of a module, with their parameters and what they keep of microbatches.
@@ -125,8 +167,12 @@ pub struct Stage<D: Device> {
     has_backward: Vec<bool>,
     /// Whether something is trained before a block.
     needs_input: Vec<bool>,
+    /// First parameter of the blocks that were added together with a block.
+    first_parameters: Vec<usize>,
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
+    /// The ranks that have the other parts of the layers.
+    tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Stage<D> {
@@ -138,7 +184,8 @@ impl<D: Device> Stage<D> {
     ///
     /// # Errors
     /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in flight,
-    /// [`Error::Loss`] if the loss is not finite.
+    /// [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a tensor-parallel group failed. A rank
+    /// of a group whose pass fails ends the job, as the others wait for it.
     pub fn forward(
         &mut self,
         microbatch: usize,
@@ -148,8 +195,9 @@ impl<D: Device> Stage<D> {
         if self.in_flight.contains_key(&microbatch) {
             return Err(self.order(microbatch, "is in flight already"));
         }
-        let device = self.device.clone();
-        let (output, saved) = device.run(|| self.run_blocks(&context, input))?;
+        let at = (Some(microbatch), "tensor-parallel forward");
+        let result = self.on_device(|| self.run_blocks(&context, at, input));
+        let (output, saved) = self.or_end_job(at, result)?;
         if let Output::Loss(loss) = output
             && !loss.is_finite()
         {
@@ -163,14 +211,14 @@ impl<D: Device> Stage<D> {
 
     /// Runs the blocks on a microbatch and keeps nothing.
     pub fn evaluate(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Output<D>> {
-        self.device.run(|| Ok(self.run_blocks(context, input)?.0))
+        self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
     }
 
     /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
     pub fn logits(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
-        self.device.run(|| {
+        self.on_device(|| {
             let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
-            let pass = self.pass(context);
+            let pass = self.pass(context, (None, "tensor-parallel logits"));
             let mut rows = input;
             for block in before {
                 if let Output::Rows(output) = block.forward(&pass, rows.take(), &mut Saved::default())? {
@@ -181,16 +229,35 @@ impl<D: Device> Stage<D> {
         })
     }
 
-    fn pass<'a>(&'a self, context: &'a Context<D>) -> Pass<'a, D> {
-        Pass { device: &self.device, parameters: &self.parameters, context }
+    /// Runs on the threads of the device, unless the rank waits for others meanwhile: it would hold a thread that ranks which
+    /// share the device need.
+    fn on_device<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        if self.tensor.is_some() { body() } else { self.device.run(body) }
+    }
+
+    /// Ends the job if this rank alone knows that the pass failed: the other ranks of the group wait for its part.
+    fn or_end_job<T>(&self, (microbatch, action): Action<'_>, result: Result<T>) -> Result<T> {
+        if let (Err(error), Some(tensor)) = (&result, &self.tensor)
+            && !matches!(error, Error::Comm(_))
+        {
+            let reason = format!("stage {}: {error}", self.options.name);
+            tensor.comm().abort(tensor.pass(microbatch, action).at, &reason);
+        }
+        result
+    }
+
+    fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): Action<'_>) -> Pass<'a, D> {
+        let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
+        Pass { device: &self.device, parameters: &self.parameters, context, tensor }
     }
 
     fn run_blocks(
         &self,
         context: &Context<D>,
+        at: Action<'_>,
         mut input: Option<D::Floats>,
     ) -> Result<(Output<D>, Vec<Saved<D>>)> {
-        let pass = self.pass(context);
+        let pass = self.pass(context, at);
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let mut saved = Saved::default();
@@ -223,22 +290,48 @@ impl<D: Device> Stage<D> {
     /// # Errors
     /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
     pub fn backward(&mut self, microbatch: usize, gradient: Option<D::Floats>) -> Result<Option<D::Floats>> {
+        self.backward_with(microbatch, gradient, |_, _| Ok(()))
+    }
+
+    /// Runs [`backward`](Self::backward) and says on the way which gradients are complete.
+    ///
+    /// - `done`: is called as layers are done, the last one first, with the index of a parameter: this microbatch adds nothing
+    ///   more to that one and those after it, but for uses of a parameter in two blocks
+    ///   ([`Parameters::fold_shared_gradients`])
+    ///
+    /// # Errors
+    /// Those of [`backward`](Self::backward) and of `done`.
+    pub fn backward_with(
+        &mut self,
+        microbatch: usize,
+        gradient: Option<D::Floats>,
+        done: impl FnMut(&Parameters<D>, usize) -> Result<()> + Send,
+    ) -> Result<Option<D::Floats>> {
         if !self.has_backward() {
             return Ok(None);
         }
         let Some(in_flight) = self.in_flight.remove(&microbatch) else {
             return Err(self.order(microbatch, "is not in flight"));
         };
+        let at = (Some(microbatch), "tensor-parallel backward");
+        if self.tensor.is_some() {
+            let result = self.run_backward(at, in_flight, gradient, done);
+            return self.or_end_job(at, result);
+        }
         let device = self.device.clone();
-        device.run(|| self.run_backward(in_flight, gradient))
+        device.run(|| self.run_backward(at, in_flight, gradient, done))
     }
 
     fn run_backward(
         &mut self,
+        at: Action<'_>,
         in_flight: InFlight<D>,
         mut gradient: Option<D::Floats>,
+        mut done: impl FnMut(&Parameters<D>, usize) -> Result<()>,
     ) -> Result<Option<D::Floats>> {
         let InFlight { context, saved } = in_flight;
+        let group = self.tensor.clone();
+        let tensor = group.as_ref().map(|group| group.pass(at.0, at.1));
         for (index, mut saved) in saved.into_iter().enumerate().rev() {
             if !self.has_backward[index] {
                 return Ok(None);
@@ -246,11 +339,15 @@ impl<D: Device> Stage<D> {
             let block = &self.blocks[index];
             if self.is_recomputed(index) {
                 let input = saved.take();
-                block.forward(&self.pass(&context), Some(input), &mut saved)?;
+                block.forward(&self.pass(&context, at), Some(input), &mut saved)?;
             }
             let parameters = &mut self.parameters;
-            let mut pass = BackwardPass { device: &self.device, parameters, context: &context };
+            let mut pass = BackwardPass { device: &self.device, parameters, context: &context, tensor };
             gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
+            let first = self.first_parameters[index];
+            if index == 0 || self.first_parameters[index - 1] != first {
+                done(&self.parameters, first)?;
+            }
         }
         Ok(if self.options.is_input_trained { gradient } else { None })
     }
@@ -263,6 +360,19 @@ impl<D: Device> Stage<D> {
     #[must_use]
     pub fn has_backward(&self) -> bool {
         self.has_backward.last().copied().unwrap_or(self.options.is_input_trained)
+    }
+
+    /// Says which step the passes from now on belong to, for messages to the other ranks of a tensor-parallel group.
+    pub fn begin_step(&self, step: u64) {
+        if let Some(tensor) = &self.tensor {
+            tensor.begin_step(step);
+        }
+    }
+
+    /// Returns the ranks that have the other parts of the layers; `None` if this one has all of them.
+    #[must_use]
+    pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        self.tensor.as_deref()
     }
 
     /// Returns the name in errors.

@@ -136,6 +136,29 @@ fn evaluation_keeps_nothing_and_has_the_bits_of_training() {
     assert_eq!(evaluated.to_bits(), loss(whole.forward(0, context, None).unwrap()).to_bits());
 }
 
+/// Layers are done one by one, the last one first, and what is said to be complete does not change any more.
+#[test]
+fn gradients_are_complete_when_backward_says_so() {
+    let device = Cpu::new(2).unwrap();
+    let mut whole = stage(&device, 0..2);
+    let context = Arc::new(context(&device, &batch()).unwrap());
+    whole.forward(0, context, None).unwrap();
+    let mut complete: Vec<(usize, Vec<Vec<f32>>)> = Vec::new();
+    let input = whole.backward_with(0, None, |parameters, first| {
+        let from_first = parameters.trained().filter(|(index, ..)| *index >= first);
+        complete.push((first, from_first.map(|(_, _, gradient)| gradient.to_vec()).collect()));
+        Ok(())
+    });
+    assert!(input.unwrap().is_none());
+    let names: Vec<&str> =
+        complete.iter().map(|(first, _)| whole.parameters().specs()[*first].name.as_str()).collect();
+    assert_eq!(names, ["model.layers.1.input_layernorm.weight", "model.embed_tokens.weight"]);
+    for (first, gradients) in complete {
+        let from_first = whole.parameters().trained().filter(|(index, ..)| *index >= first);
+        assert!(from_first.map(|(_, _, gradient)| gradient.to_vec()).eq(gradients));
+    }
+}
+
 #[test]
 fn configurations_without_a_counterpart_are_refused_by_field() {
     for (field, value, expected) in [

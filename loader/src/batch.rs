@@ -43,6 +43,12 @@ impl Sample {
         Self { key: key.into(), shard: "".into(), offset: 0, epoch: 0, bytes: 0, fields, prepared: None }
     }
 
+    /// Takes the sample as a model takes it, where a preparer made it and it is not packed.
+    #[must_use]
+    pub fn take_prepared(&mut self) -> Option<PreparedSample> {
+        self.prepared.take().map(|prepared| *prepared)
+    }
+
     /// Returns the content of the field with this extension.
     #[must_use]
     pub fn field(&self, extension: &str) -> Option<&Media> {

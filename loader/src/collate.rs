@@ -4,10 +4,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dflop_costmodel::ImageSize;
 
 use crate::augment::{Augment, PictureAugment};
 use crate::batch::{Batch, Field, Pixels, Sample};
-use crate::decode::{DecodeError, DecodeLimits, Media, VideoSampling, decode};
+use crate::decode::{DecodeError, DecodeLimits, Media, RgbImage, VideoSampling, decode};
 use crate::error::{Error, Result};
 use crate::measure::decoded_bytes;
 use crate::metrics::Metrics;
@@ -342,6 +343,10 @@ fn decode_fields(
     limits: &DecodeLimits,
 ) -> Result<Vec<Field>, FieldError> {
     let decoded = fields.iter().zip(changes).map(|(field, change)| {
+        if let Some(ImageSize { width, height }) = field.size {
+            let media = Media::Image(RgbImage { width, height, pixels: Vec::new(), is_truncated: false });
+            return Ok(Field { extension: field.extension.clone(), media });
+        }
         let payload = field.payload.clone().unwrap_or_default();
         let media = decode(&field.extension, payload, limits).and_then(|media| match (media, change) {
             (Media::Image(image), Some(change)) => {

@@ -90,7 +90,7 @@ impl Grouper {
             self.duplicate.get_or_insert(DuplicateField { key, field, offset: entry.header_offset });
         } else {
             let (offset, bytes) = (entry.payload_offset, entry.bytes);
-            sample.fields.push(RawField { extension: extension.into(), offset, bytes, payload });
+            sample.fields.push(RawField { extension: extension.into(), offset, bytes, payload, size: None });
         }
         ended
     }

@@ -216,6 +216,7 @@ mod tests {
             offset: 0,
             bytes: text.len() as u64,
             payload: Some(Bytes::copy_from_slice(text.as_bytes())),
+            size: None,
         };
         let fields = fields.iter().map(raw).collect();
         let sample = RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };

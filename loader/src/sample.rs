@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dflop_costmodel::ImageSize;
 
 /// One entry of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct RawField {
     pub bytes: u64,
     /// The payload; `None` when it was over the limit and passed over.
     pub payload: Option<Bytes>,
+    /// Size of a picture that was left unread, because its size is all that is asked for.
+    pub size: Option<ImageSize>,
 }
 
 /// A sample with its fields in shard order.

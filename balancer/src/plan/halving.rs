@@ -7,7 +7,7 @@
 //! # Source
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
 
-use super::score::{Balancing, Score};
+use super::score::Score;
 use super::space::{Candidate, Family, Space};
 use super::timeline::Timeline;
 use crate::error::Result;
@@ -23,6 +23,9 @@ pub(super) struct Scored {
 /// Batches of each round, and how many plans go into the next one.
 const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
 
+/// Batches of the first round with the better balancing, and how many plans are finalists.
+const FINAL_ROUND: (usize, usize) = (12, 2);
+
 /// Plans around which neighbours are tried, and how often.
 const CENTRES: usize = 4;
 const WALKS: usize = 5;
@@ -32,11 +35,13 @@ pub(super) struct Halving<'a> {
     timeline: Timeline,
     /// Plans that were simulated at least once, with their quick scores on the first batches; `None` if they do not fit.
     seen: BTreeMap<Candidate, Option<Score>>,
+    /// Scores of finalists with the better balancing.
+    improved: BTreeMap<Candidate, Score>,
 }
 
 impl<'a> Halving<'a> {
     pub(super) fn new(space: &'a Space<'a>) -> Self {
-        Self { space, timeline: Timeline::default(), seen: BTreeMap::new() }
+        Self { space, timeline: Timeline::default(), seen: BTreeMap::new(), improved: BTreeMap::new() }
     }
 
     /// Plans that were simulated.
@@ -52,28 +57,33 @@ impl<'a> Halving<'a> {
         left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
-            let mut scored = self.score_all(&left, count)?;
+            let mut scored = self.score_all(&left, count);
             has_room &= left.is_empty() || scored.len() * 2 > left.len();
             if round == 1 {
-                scored = self.walk(scored, count)?;
+                scored = self.walk(scored, count);
             }
             if round == 2 {
-                scored = self.recount(scored, count)?;
+                scored = self.recount(scored, count);
             }
             scored.truncate(keep);
             left = scored.into_iter().map(|plan| plan.candidate).collect();
         }
-        for plan in self.finals(left)? {
+        let (count, keep) = FINAL_ROUND;
+        let mut scored = self.finals(&left, count.min(batches))?;
+        scored.truncate(keep);
+        left = scored.into_iter().map(|plan| plan.candidate).collect();
+        for plan in self.finals(&left, batches)? {
             if finals.iter().all(|known| known.candidate != plan.candidate) {
                 finals.push(plan);
             }
         }
-        self.sort(finals);
+        self.sort(finals, batches);
         Ok(has_room)
     }
 
     /// Scores all plans on all batches in the order of their bounds until no bound is below the best score.
     pub(super) fn run_all(&mut self, candidates: Vec<Candidate>) -> Result<Vec<Scored>> {
+        let batches = self.space.load.batches().len();
         let mut by_bound: Vec<(u64, Candidate)> =
             candidates.into_iter().map(|plan| (self.space.bound_ns(&plan) as u64, plan)).collect();
         by_bound.sort_unstable();
@@ -82,61 +92,80 @@ impl<'a> Halving<'a> {
             if finals.first().is_some_and(|best| bound_ns as f64 > best.score.mean_ns()) {
                 break;
             }
-            finals.extend(self.finals(vec![candidate])?);
-            self.sort(&mut finals);
+            finals.extend(self.finals(&[candidate], batches)?);
+            self.sort(&mut finals, batches);
         }
         Ok(finals)
     }
 
-    /// Scores on all batches, the best first; plans whose bound is above the best fall out.
-    fn finals(&mut self, candidates: Vec<Candidate>) -> Result<Vec<Scored>> {
-        let batches = self.space.load.batches().len();
+    /// Scores on the first batches with the better balancing, the best first.
+    fn finals(&mut self, candidates: &[Candidate], batches: usize) -> Result<Vec<Scored>> {
         let mut finals: Vec<Scored> = Vec::new();
-        for candidate in candidates {
-            self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
-            let score = self.space.score(&candidate, 0..batches, Balancing::Search, &mut self.timeline)?;
+        for &candidate in candidates {
+            let score = self.improved(candidate, batches)?;
             finals.extend(score.map(|score| Scored { candidate, score }));
         }
-        self.sort(&mut finals);
+        self.sort(&mut finals, batches);
         Ok(finals)
     }
 
-    /// Scores plans on the first batches, the best first.
-    fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Result<Vec<Scored>> {
-        let mut scored = Vec::new();
-        for &candidate in candidates {
-            let score = self.quick(candidate, batches)?;
-            scored.extend(score.map(|score| Scored { candidate, score }));
-        }
-        self.sort(&mut scored);
-        Ok(scored)
+    /// The score on the first batches with the better balancing, from where an earlier round left it.
+    fn improved(&mut self, candidate: Candidate, batches: usize) -> Result<Option<Score>> {
+        let Some(quick) = self.quick(candidate, batches) else { return Ok(None) };
+        let score = self.improved.entry(candidate).or_default();
+        let done = score.makespans_ns.len();
+        score.append(quick.range(done..batches));
+        self.space.improve(&candidate, done..batches, score, &mut self.timeline)?;
+        Ok(Some(score.clone()))
     }
 
-    /// The quick score on the first batches, from where an earlier round left it.
-    fn quick(&mut self, candidate: Candidate, batches: usize) -> Result<Option<Score>> {
+    /// Scores plans on the first batches, the best first. One that is far behind the best leaves early, with the score
+    /// that it has by then.
+    fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<Scored> {
+        let mut scored = Vec::new();
+        let mut best: Option<Score> = None;
+        for &candidate in candidates {
+            let score = self.quick(candidate, 1).and_then(|first| {
+                let is_behind = best.as_ref().is_some_and(|best| first.is_far_behind(best));
+                if is_behind { Some(first) } else { self.quick(candidate, batches) }
+            });
+            let Some(score) = score else { continue };
+            if best.as_ref().is_none_or(|best| score.mean_ns() < best.mean_ns()) {
+                best = Some(score.clone());
+            }
+            scored.push(Scored { candidate, score });
+        }
+        self.sort(&mut scored, batches);
+        scored
+    }
+
+    /// The quick score on the first batches at least, from where an earlier round left it.
+    fn quick(&mut self, candidate: Candidate, batches: usize) -> Option<Score> {
         let known = self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
-        let Some(score) = known else { return Ok(None) };
+        let score = known.as_mut()?;
         let done = score.makespans_ns.len();
         if done < batches {
-            match self.space.score(&candidate, done..batches, Balancing::Quick, &mut self.timeline)? {
+            match self.space.score(&candidate, done..batches, &mut self.timeline) {
                 Some(more) => score.append(more),
                 None => *known = None,
             }
         }
-        Ok(known.clone())
+        known.clone()
     }
 
-    /// By mean; ties to fewer GPUs, then to the lower plan.
-    fn sort(&self, scored: &mut [Scored]) {
+    /// Those that left early behind all others; by mean; ties to fewer GPUs, then to the lower plan.
+    fn sort(&self, scored: &mut [Scored], batches: usize) {
         scored.sort_by(|one, other| {
+            let left_early = |plan: &Scored| plan.score.makespans_ns.len() < batches;
             let key = |plan: &Scored| (self.space.gpus(&plan.candidate.family), plan.candidate);
             let means = one.score.mean_ns().total_cmp(&other.score.mean_ns());
-            means.then_with(|| key(one).cmp(&key(other)))
+            let order = left_early(one).cmp(&left_early(other)).then(means);
+            order.then_with(|| key(one).cmp(&key(other)))
         });
     }
 
     /// Goes from the best plans to better neighbours, a few times.
-    fn walk(&mut self, mut scored: Vec<Scored>, batches: usize) -> Result<Vec<Scored>> {
+    fn walk(&mut self, mut scored: Vec<Scored>, batches: usize) -> Vec<Scored> {
         for _ in 0..WALKS {
             let mut fresh = BTreeSet::new();
             for centre in scored.iter().take(CENTRES) {
@@ -148,18 +177,18 @@ impl<'a> Halving<'a> {
             let fresh: Vec<Candidate> =
                 fresh.into_iter().filter(|plan| self.space.bound_ns(plan) <= best_ns).collect();
             let before = scored.first().map(|best| best.candidate);
-            scored.extend(self.score_all(&fresh, batches)?);
-            self.sort(&mut scored);
+            scored.extend(self.score_all(&fresh, batches));
+            self.sort(&mut scored, batches);
             if scored.first().map(|best| best.candidate) == before {
                 break;
             }
         }
-        Ok(scored)
+        scored
     }
 
     /// Tries other numbers of microbatches for the best plan: what it takes is flat in them, and what is best is a sample.
-    fn recount(&mut self, mut scored: Vec<Scored>, batches: usize) -> Result<Vec<Scored>> {
-        let Some(best) = scored.first().map(|best| best.candidate) else { return Ok(scored) };
+    fn recount(&mut self, mut scored: Vec<Scored>, batches: usize) -> Vec<Scored> {
+        let Some(best) = scored.first().map(|best| best.candidate) else { return scored };
         let step = (best.microbatches / 8).max(1);
         let counts = (1..=2).flat_map(|steps| {
             [best.microbatches.saturating_sub(steps * step), best.microbatches + steps * step]
@@ -167,9 +196,9 @@ impl<'a> Halving<'a> {
         let known = |plan: &Candidate| scored.iter().any(|old| old.candidate == *plan);
         let fresh = counts.map(|microbatches| Candidate { microbatches, ..best });
         let fresh: Vec<Candidate> = fresh.filter(|plan| self.is_possible(plan) && !known(plan)).collect();
-        scored.extend(self.score_all(&fresh, batches)?);
-        self.sort(&mut scored);
-        Ok(scored)
+        scored.extend(self.score_all(&fresh, batches));
+        self.sort(&mut scored, batches);
+        scored
     }
 
     /// The plans with fewer microbatches besides: small microbatches vary more than the estimate knows.

@@ -5,7 +5,7 @@ use super::costs::ModuleCosts;
 use super::fit::Need;
 use super::halving::{Halving, Scored};
 use super::report::{Plan, PlanReport};
-use super::score::{Balancing, EncoderShare};
+use super::score::EncoderShare;
 use super::space::{Freedom, Space};
 use super::timeline::Timeline;
 use super::workload::Workload;
@@ -82,7 +82,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         plans_simulated: search.simulated,
         is_exhaustive: search.is_exhaustive,
         batches: best.score.makespans_ns.len(),
-        explanation: space.explain(&search.finals)?,
+        explanation: space.explain(&search.finals),
     })
 }
 
@@ -99,17 +99,15 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &Plan) -> Result<Evaluation> {
     if !space.holds(&candidate) {
         return Err(outside());
     }
-    let mut score = |space: &Space<'_>| {
-        let all = 0..space.load.batches().len();
-        space.score(&candidate, all, Balancing::Search, &mut timeline)
-    };
-    let score = if let Some(score) = score(&space)? {
-        score
-    } else {
+    let all = 0..space.load.batches().len();
+    let score = space.score(&candidate, all.clone(), &mut timeline);
+    if score.is_none() {
         space.budget_bytes = f64::INFINITY;
-        score(&space)?.ok_or_else(outside)?
-    };
-    let Need { encoder_bytes, llm_bytes } = score.need;
+    }
+    let score = score.or_else(|| space.score(&candidate, all.clone(), &mut timeline));
+    let mut score = score.ok_or_else(outside)?;
+    space.improve(&candidate, all, &mut score, &mut timeline)?;
+    let Need { encoder_bytes, llm_bytes } = score.need();
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,
         encoder_bytes: encoder_bytes as u64,

@@ -36,34 +36,51 @@ impl EncoderShare {
     }
 }
 
-/// How batches are balanced before they are simulated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Balancing {
-    /// Greedy on the sum of both modules' times, the longest samples first.
-    Quick,
-    /// The better of that and [`Strategy::Search`], batch by batch; that alone where it would take too long.
-    Search,
-}
-
 /// Work units of balancing one batch of a finalist.
 const SEARCH_WORK: u64 = 400;
 /// Samples times groups up to which finalists are searched for; its first partition takes time in proportion.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
-/// A plan's makespans, and what it needs.
+/// What is called far behind, as a factor: plans differ by about a percent more or less from batch to batch.
+const FAR_BEHIND: f64 = 1.05;
+
+/// A plan's makespans, and what it needs, in the order of the batches.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Score {
-    /// In the order of the batches.
     pub(super) makespans_ns: Vec<u64>,
-    /// Over all batches.
-    pub(super) need: Need,
+    needs: Vec<Need>,
 }
 
 impl Score {
+    /// Adds the score of a further batch.
+    pub(super) fn push(&mut self, makespan_ns: u64, need: Need) {
+        self.makespans_ns.push(makespan_ns);
+        self.needs.push(need);
+    }
+
     /// Adds the scores of further batches.
-    pub(super) fn append(&mut self, more: Self) {
-        self.makespans_ns.extend(more.makespans_ns);
-        self.need = self.need.max(more.need);
+    pub(super) fn append(&mut self, mut more: Self) {
+        self.makespans_ns.append(&mut more.makespans_ns);
+        self.needs.append(&mut more.needs);
+    }
+
+    /// Whether a score on the first batches is so much worse than another's on the same ones that more would not turn it.
+    pub(super) fn is_far_behind(&self, other: &Self) -> bool {
+        let batches = 0..self.makespans_ns.len().min(other.makespans_ns.len());
+        self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()
+    }
+
+    /// The score on some of the batches.
+    pub(super) fn range(&self, batches: Range<usize>) -> Self {
+        Self {
+            makespans_ns: self.makespans_ns[batches.clone()].to_vec(),
+            needs: self.needs[batches].to_vec(),
+        }
+    }
+
+    /// Over all batches.
+    pub(super) fn need(&self) -> Need {
+        self.needs.iter().copied().fold(Need::default(), Need::max)
     }
 
     pub(super) fn mean_ns(&self) -> f64 {
@@ -81,71 +98,74 @@ impl Score {
 }
 
 impl Space<'_> {
-    /// Scores a plan on some batches; `None` if a batch of them does not fit into memory.
-    ///
-    /// # Errors
-    /// [`crate::Error`] if times overflow.
+    /// Scores a plan on some batches, balanced greedily; `None` if a batch of them does not fit into memory.
     pub(super) fn score(
         &self,
         candidate: &Candidate,
         batches: Range<usize>,
-        balancing: Balancing,
         timeline: &mut Timeline,
-    ) -> Result<Option<Score>> {
-        let mut score = Score { makespans_ns: Vec::with_capacity(batches.len()), need: Need::default() };
+    ) -> Option<Score> {
+        let mut score = Score::default();
         for batch in &self.load.batches()[batches] {
-            let Some((makespan_ns, need)) = self.simulate(candidate, batch, balancing, timeline)? else {
-                return Ok(None);
-            };
-            score.makespans_ns.push(makespan_ns);
-            score.need = score.need.max(need);
+            let sizes_ns = sums(&self.sizes_ns(candidate, batch));
+            let dealt = self.fitting(candidate, self.greedy(candidate, batch, &sizes_ns)).or_else(|| {
+                // Even tokens take least memory.
+                let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+                self.fitting(candidate, self.greedy(candidate, batch, &tokens))
+            });
+            let (cells, need) = dealt?;
+            score.push(self.makespan_ns(candidate, &cells, timeline), need);
         }
-        Ok(Some(score))
+        Some(score)
     }
 
-    /// One batch: its makespan and memory, or `None` if it does not fit.
-    fn simulate(
+    /// Replaces a score on some batches by that of [`Strategy::Search`], where that is better and fits.
+    ///
+    /// # Errors
+    /// [`crate::Error`] if times overflow.
+    pub(super) fn improve(
         &self,
         candidate: &Candidate,
-        batch: &[ItemSize],
-        balancing: Balancing,
+        batches: Range<usize>,
+        score: &mut Score,
         timeline: &mut Timeline,
-    ) -> Result<Option<(u64, Need)>> {
-        let mut best = None;
-        let memory_bytes = self.budget_bytes;
-        let mut dealt = self.dealt(candidate, batch, balancing)?;
-        if dealt.iter().all(|cells| cells.need(self, candidate).most() > memory_bytes) {
-            // Even tokens take least memory.
-            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-            let groups = greedy_groups(&tokens, candidate.groups());
-            dealt = vec![self.cells(candidate, batch, &tokens, &groups)];
-        }
-        for cells in dealt {
-            let need = cells.need(self, candidate);
-            if need.most() > memory_bytes {
+    ) -> Result<()> {
+        for at in batches {
+            let searched = self.searched(candidate, &self.load.batches()[at])?;
+            let Some((cells, need)) = searched.and_then(|cells| self.fitting(candidate, cells)) else {
                 continue;
-            }
+            };
             let makespan_ns = self.makespan_ns(candidate, &cells, timeline);
-            if best.is_none_or(|(least, _)| makespan_ns < least) {
-                best = Some((makespan_ns, need));
+            if makespan_ns < score.makespans_ns[at] {
+                (score.makespans_ns[at], score.needs[at]) = (makespan_ns, need);
             }
         }
-        Ok(best)
+        Ok(())
     }
 
-    /// Every way in which a batch is balanced.
-    pub(super) fn dealt(
-        &self,
-        candidate: &Candidate,
-        batch: &[ItemSize],
-        balancing: Balancing,
-    ) -> Result<Vec<Cells>> {
-        let (groups, sizes_ns) = (candidate.groups(), self.sizes_ns(candidate, batch));
-        let sums_ns: Vec<u64> = sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect();
-        let mut dealt = vec![self.cells(candidate, batch, &sums_ns, &greedy_groups(&sums_ns, groups))];
-        if balancing == Balancing::Quick || batch.len() * groups > SEARCH_CELLS_MAX {
-            return Ok(dealt);
+    /// What a batch needs as it is dealt out, if it fits.
+    fn fitting(&self, candidate: &Candidate, cells: Cells) -> Option<(Cells, Need)> {
+        let need = cells.need(self, candidate);
+        (need.most() <= self.budget_bytes).then_some((cells, need))
+    }
+
+    /// A batch balanced greedily on the sum of both modules' times, the longest samples first.
+    pub(super) fn greedily(&self, candidate: &Candidate, batch: &[ItemSize]) -> Cells {
+        self.greedy(candidate, batch, &sums(&self.sizes_ns(candidate, batch)))
+    }
+
+    fn greedy(&self, candidate: &Candidate, batch: &[ItemSize], sizes: &[u64]) -> Cells {
+        self.cells(candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()))
+    }
+
+    /// A batch balanced by [`Strategy::Search`]; `None` where that would take too long or has no choice.
+    pub(super) fn searched(&self, candidate: &Candidate, batch: &[ItemSize]) -> Result<Option<Cells>> {
+        let groups = candidate.groups();
+        if groups >= batch.len() || batch.len() * groups > SEARCH_CELLS_MAX {
+            return Ok(None);
         }
+        let sizes_ns = self.sizes_ns(candidate, batch);
+        let sums_ns = sums(&sizes_ns);
         let instance = Instance::new(groups, 2, sizes_ns.concat())?;
         let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(SEARCH_WORK))?;
         let mut group_of = vec![0; batch.len()];
@@ -154,8 +174,7 @@ impl Space<'_> {
                 group_of[item as usize] = group as u32;
             }
         }
-        dealt.push(self.cells(candidate, batch, &sums_ns, &group_of));
-        Ok(dealt)
+        Ok(Some(self.cells(candidate, batch, &sums_ns, &group_of)))
     }
 
     pub(super) fn makespan_ns(&self, candidate: &Candidate, cells: &Cells, timeline: &mut Timeline) -> u64 {
@@ -203,4 +222,9 @@ impl Space<'_> {
         let cell_of = cells(&group_ns, candidate.family.llm_dp as usize);
         Cells::new(self, candidate, batch, |item| cell_of[group_of[item] as usize], self.share)
     }
+}
+
+/// Both modules' times together.
+fn sums(sizes_ns: &[[u64; 2]]) -> Vec<u64> {
+    sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect()
 }

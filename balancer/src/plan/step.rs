@@ -153,7 +153,7 @@ fn fullest(shape: &StageShape, stages_to_end: u32, units: &[u64]) -> f64 {
 fn rows(shape: &StageShape, layer_ns: &[f64], ends_ns: &[f64]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
     let (mut stages, mut rows, mut known): (Vec<usize>, Vec<_>, Vec<u32>) = Default::default();
     let last = shape.layers.len() - 1;
-    let recomputed = if shape.is_recomputed { 1.0 } else { 0.0 };
+    let recomputed = if shape.is_recomputed { 1.0 / 3.0 } else { 0.0 };
     for (stage, &layers) in shape.layers.iter().enumerate() {
         if let Some(row) = known.iter().position(|of| *of == layers).filter(|_| stage < last) {
             stages.push(row);
@@ -161,15 +161,23 @@ fn rows(shape: &StageShape, layer_ns: &[f64], ends_ns: &[f64]) -> (Vec<usize>, V
         }
         let count = f64::from(layers);
         let ends = if stage == last { 1.0 } else { 0.0 };
-        let each = layer_ns.iter().zip(ends_ns).map(|(layer_ns, ends_ns)| {
+        let (mut forward, mut backward) =
+            (Vec::with_capacity(layer_ns.len()), Vec::with_capacity(layer_ns.len()));
+        for (layer_ns, ends_ns) in layer_ns.iter().zip(ends_ns) {
             let (own, outside) = (count * layer_ns, ends * ends_ns);
-            let forward = (own + outside) / 3.0;
-            (forward.ceil() as u64, (2.0 * forward + recomputed * own / 3.0).ceil() as u64)
-        });
-        let (forward, backward) = each.unzip();
+            let third = (own + outside) / 3.0;
+            forward.push(whole_ns(third));
+            backward.push(whole_ns(2.0 * third + recomputed * own));
+        }
         stages.push(rows.len());
         rows.push([forward, backward]);
         known.push(layers);
     }
     (stages, rows)
+}
+
+/// Rounds a time up.
+fn whole_ns(ns: f64) -> u64 {
+    let whole = ns as u64;
+    whole + u64::from((whole as f64) < ns)
 }

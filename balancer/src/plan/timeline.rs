@@ -158,39 +158,42 @@ impl Timeline {
 
     fn llm_forward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
         let (ranks, encoder_stages) = (step.ranks, step.encoder_stages.len());
-        let cell = stage * ranks;
-        let times = &step.llm_ns[step.llm_stages[stage - encoder_stages]][0][slot * ranks..];
+        let (cell, cells) = (stage * ranks, slot * ranks..(slot + 1) * ranks);
+        let times = &step.llm_ns[step.llm_stages[stage - encoder_stages]][0][cells.clone()];
         let (before, here) = self.forward_out_ns.split_at_mut(cell);
-        let ends = &mut self.end_ns[cell..cell + ranks];
+        let (ends, outs) = (&mut self.end_ns[cell..cell + ranks], &mut here[..ranks]);
         if stage == encoder_stages {
             let sent = if stage == 0 { 0 } else { before[cell - ranks] + hop(&step.between_hop_ns, slot) };
-            for ((end, out), time) in ends.iter_mut().zip(here).zip(times) {
-                *end = (*end).max(sent) + time;
-                *out = *end;
-            }
-            return;
-        }
-        let inputs = &before[cell - ranks..];
-        for (rank, ((end, out), time)) in ends.iter_mut().zip(here).zip(times).enumerate() {
-            let input = inputs[rank] + hop(&step.llm_hop_ns, slot * ranks + rank);
-            *end = (*end).max(input) + time;
-            *out = *end;
+            pass_all(ends, outs, times, |_| sent);
+        } else {
+            pass_all(ends, outs, times, arrivals(&before[cell - ranks..], step.llm_hop_ns.get(cells)));
         }
     }
 
     fn llm_backward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
         let (ranks, encoder_stages) = (step.ranks, step.encoder_stages.len());
-        let cell = stage * ranks;
-        let is_last = stage + 1 == encoder_stages + step.llm_stages.len();
-        let times = &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][slot * ranks..];
+        let (cell, cells) = (stage * ranks, slot * ranks..(slot + 1) * ranks);
+        let times = &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][cells.clone()];
         let (before, after) = self.backward_out_ns.split_at_mut(cell + ranks);
-        let outs = &mut before[cell..];
-        let ends = &mut self.end_ns[cell..cell + ranks];
-        for (rank, ((end, out), time)) in ends.iter_mut().zip(outs).zip(times).enumerate() {
-            let input = if is_last { 0 } else { after[rank] + hop(&step.llm_hop_ns, slot * ranks + rank) };
-            *end = (*end).max(input) + time;
-            *out = *end;
+        let (ends, outs) = (&mut self.end_ns[cell..cell + ranks], &mut before[cell..]);
+        if stage + 1 == encoder_stages + step.llm_stages.len() {
+            pass_all(ends, outs, times, |_| 0);
+        } else {
+            pass_all(ends, outs, times, arrivals(&after[..ranks], step.llm_hop_ns.get(cells)));
         }
+    }
+}
+
+/// When the input of each rank is there: what was sent, and the message, if links are not free.
+fn arrivals<'a>(sent: &'a [u64], hops_ns: Option<&'a [u64]>) -> impl Fn(usize) -> u64 {
+    move |rank| sent[rank] + hops_ns.map_or(0, |hops_ns| hops_ns[rank])
+}
+
+/// Runs a pass on every rank.
+fn pass_all(ends: &mut [u64], outs: &mut [u64], times: &[u64], arrival: impl Fn(usize) -> u64) {
+    for (rank, ((end, out), time)) in ends.iter_mut().zip(outs).zip(times).enumerate() {
+        *end = (*end).max(arrival(rank)) + time;
+        *out = *end;
     }
 }
 

@@ -13,6 +13,7 @@ mod demo;
 mod demo_data;
 mod index;
 mod list;
+mod measure;
 mod memory;
 mod mixture;
 mod model;
@@ -62,6 +63,8 @@ enum Command {
     Balance(balance::BalanceArgs),
     Plan(plan::PlanCommandArgs),
     Simulate(simulate::SimulateCommand),
+    #[command(name = "profile")]
+    Measure(measure::MeasureArgs),
     Accuracy(accuracy::AccuracyArgs),
 }
 
@@ -89,6 +92,7 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Balance(args) => balance::run(&args, out),
         Command::Plan(args) => plan::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
+        Command::Measure(args) => measure::run(&args, out),
         Command::Accuracy(args) => accuracy::run(&args, out),
     }
 }

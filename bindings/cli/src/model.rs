@@ -106,7 +106,7 @@ pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
 }
 
 /// A preset goes before a folder of the same name.
-fn folder(name: &str) -> Result<Option<ModelFolder>, Failure> {
+pub(crate) fn folder(name: &str) -> Result<Option<ModelFolder>, Failure> {
     if ModelSpec::preset_names().contains(&name) || !Path::new(name).exists() {
         return Ok(None);
     }

@@ -77,6 +77,17 @@ impl From<dflop_balancer::Error> for Failure {
     }
 }
 
+impl From<dflop_executor::Error> for Failure {
+    fn from(error: dflop_executor::Error) -> Self {
+        use dflop_executor::Error::{Config, Model};
+        match error {
+            Model(error) => error.into(),
+            Config { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {

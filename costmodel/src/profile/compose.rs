@@ -29,7 +29,9 @@ impl Question<'_> {
     pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
         let points = self.points_of(part);
         let cells = match part {
-            Part::Ends => cells(&shapes(&points), |points| at_layers(points, points[0].setting.layers)),
+            Part::Ends | Part::Head => {
+                cells(&shapes(&points), |points| at_layers(points, points[0].setting.layers))
+            }
             _ => self.cells_at_layers(part, &points, warnings),
         };
         let mut knots: Vec<Knot> = cells
@@ -68,7 +70,7 @@ impl Question<'_> {
     /// Time of the optimizer over the weights of one part.
     pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
         let points = Question { phase: Phase::Optimizer, ..*self }.points_of(part);
-        let layers = if part == Part::Ends { points.first()?.setting.layers } else { self.layers };
+        let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
         let points: Vec<&Point> = points.iter().collect();
         let time = at_layers(points.first().map(|_| &points[..])?, layers);
         Some(Estimate { ns: time.ns, uncertainty_ns: time.spread_ns, is_beyond: false })
@@ -94,7 +96,7 @@ impl Question<'_> {
             _ => "batches 1, 2, 4, 8, 16, 32 x the tokens of one picture, tile or window",
         };
         let layers = match part {
-            Part::Ends => "layers 0",
+            Part::Ends | Part::Head => "layers 0",
             Part::Attention => "layers 1",
             _ => "two layer counts",
         };

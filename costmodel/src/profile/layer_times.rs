@@ -46,6 +46,8 @@ struct PassTimes {
     attention: Option<Surface>,
     whole: Option<Split<Surface>>,
     ends: Option<Curve>,
+    /// What runs for learned tokens alone, where it was measured apart.
+    head: Option<Curve>,
     /// Share of the time of all measured layers that is outside them; 0 where it was told apart.
     ends_share: f64,
     /// Layers that the share is of.
@@ -160,7 +162,8 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the nanoseconds of what is outside the layers: LM head, projector, embedding.
+    /// Returns the nanoseconds of what is outside the layers: LM head (all tokens are taken to be learned), projector,
+    /// embedding.
     #[must_use]
     pub fn ends_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
@@ -183,6 +186,7 @@ impl PassTimes {
             return Err(ask(1).lacks(missing));
         }
         let ends = ask(0).curve(Part::Ends, &mut warnings);
+        let head = ask(0).curve(Part::Head, &mut warnings);
         let part = if is_apart { Part::Linear } else { Part::Whole };
         let mut counts: Vec<u32> = points
             .iter()
@@ -199,6 +203,7 @@ impl PassTimes {
             attention: attention.filter(|_| is_apart),
             whole: whole.map(|(one_layer, no_layer)| Split { one_layer, no_layer }),
             ends,
+            head,
             ends_share: if is_told_apart { 0.0 } else { proportion.ends / all },
             measured_layers,
         })
@@ -222,7 +227,8 @@ impl PassTimes {
 
     fn ends_ns(&self, sequences: f64, tokens: f64) -> f64 {
         let [one_layer, no_layer] = self.measured_ns(sequences, tokens);
-        let apart = self.ends.as_ref().map_or(0.0, |ends| ends.at(sequences * tokens));
+        let of = |curve: &Option<Curve>| curve.as_ref().map_or(0.0, |curve| curve.at(sequences * tokens));
+        let apart = of(&self.ends) + of(&self.head);
         apart + no_layer + (one_layer - no_layer).max(0.0) * self.ends_share * self.measured_layers
     }
 }

@@ -48,7 +48,9 @@ impl PartTimes {
             (_, Part::Attention) => {
                 question.attention(&mut warnings).map(|surface| Times::Attention(surface, count))
             }
-            (_, Part::Linear | Part::Ends) => question.curve(part, &mut warnings).map(Times::Linear),
+            (_, Part::Linear | Part::Ends | Part::Head) => {
+                question.curve(part, &mut warnings).map(Times::Linear)
+            }
             (_, Part::Whole) => match question.whole(&mut warnings) {
                 Some(whole) => Some(Times::Attention(whole, 1.0)),
                 None => question

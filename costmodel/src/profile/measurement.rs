@@ -25,6 +25,9 @@ pub enum Part {
     Ends,
     /// Linear work and attention together, measured as one.
     Whole,
+    /// Last norm, LM head and loss over the tokens that are learned, where these run alone; [`Part::Ends`] then
+    /// leaves them out.
+    Head,
 }
 
 /// Which pass was measured.
@@ -40,9 +43,14 @@ pub enum Phase {
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 4] = [Self::Linear, Self::Attention, Self::Ends, Self::Whole];
+    pub(super) const ALL: [Self; 5] = [Self::Linear, Self::Attention, Self::Ends, Self::Whole, Self::Head];
 
-    /// Returns the part's name: `linear`, `attention`, `ends` or `whole`.
+    /// Whether the part is outside the layers, so that it has no layer count.
+    pub(super) const fn is_outside_layers(self) -> bool {
+        matches!(self, Self::Ends | Self::Head)
+    }
+
+    /// Returns the part's name: `linear`, `attention`, `ends`, `whole` or `head`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,6 +58,7 @@ impl Part {
             Self::Attention => "attention",
             Self::Ends => "ends",
             Self::Whole => "whole",
+            Self::Head => "head",
         }
     }
 }
@@ -91,11 +100,11 @@ pub struct Setting {
     pub phase: Phase,
     /// Tensor-parallel degree, at least 1; the time is that of the whole group.
     pub tp: u32,
-    /// Transformer layers that ran, 0 for [`Part::Ends`].
+    /// Transformer layers that ran, 0 for [`Part::Ends`] and [`Part::Head`].
     pub layers: u32,
     /// Sequences side by side: tiles, windows, samples.
     pub batch: u32,
-    /// Tokens of each sequence, inside the module.
+    /// Tokens of each sequence, inside the module; for [`Part::Head`] those that are learned.
     pub tokens: u32,
 }
 

@@ -9,17 +9,17 @@
 //! | column | meaning |
 //! | --- | --- |
 //! | `module` | `vision`, `audio` or `llm` |
-//! | `part` | `linear`: the layers without attention; `attention`: scaled dot-product attention of these layers alone; `ends`: what is outside the layers; `whole`: linear and attention in one |
+//! | `part` | `linear`: the layers without attention; `attention`: scaled dot-product attention of these layers alone; `ends`: what is outside the layers; `head`: of that, last norm, LM head and loss of an LLM, where they run for learned tokens alone; `whole`: linear and attention in one |
 //! | `phase` | `forward`, `backward` (without the forward pass), `optimizer` |
 //! | `tp` | tensor-parallel degree; the time is that of the whole group |
-//! | `layers` | transformer layers that ran; 0 for `ends` |
+//! | `layers` | transformer layers that ran; 0 for `ends` and `head` |
 //! | `batch` | sequences side by side; 0 for `optimizer` |
-//! | `tokens` | tokens of each sequence inside the module: patches of a tile, not what the LLM sees of it; 0 for `optimizer` |
+//! | `tokens` | tokens of each sequence inside the module: patches of a tile, not what the LLM sees of it; for `head` those that are learned; 0 for `optimizer` |
 //! | `microseconds` | time of one run, finite and above 0 |
 //! | `bytes` | optional, may be empty: the rise of the allocator's peak; after `optimizer`, what state takes |
 //!
 //! Rows of the same setting are repeats; their median counts. Rows of `linear` and `whole` leave out what rows of
-//! `ends` hold; a profile without `ends` is taken to have it in the constant that two layer counts show. `attention`
+//! `ends` hold; a profile without `ends` is taken to have it in the constant that two layer counts show. Where there are rows of `head`, `ends` leaves that out. `attention`
 //! of an LLM is causal and of one sequence, as packed samples are: it is taken per **original sample**, linear work
 //! per **packed sequence**.
 //!
@@ -33,6 +33,7 @@
 mod compose;
 mod curve;
 mod dimensions;
+mod interpolation;
 mod layer_times;
 mod layers;
 mod lookup;
@@ -45,6 +46,7 @@ mod surface;
 mod table;
 mod timing;
 mod warning;
+mod write;
 
 use std::collections::BTreeMap;
 
@@ -52,6 +54,7 @@ use crate::error::{Error, Result};
 use crate::module::Module;
 
 pub use dimensions::Dimensions;
+pub use interpolation::TimeCurve;
 pub use layer_times::LayerTimes;
 pub use measurement::{Measurement, Part, Phase, Point, Setting};
 pub use reference::StepMemory;

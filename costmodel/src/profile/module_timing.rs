@@ -43,6 +43,8 @@ struct PassTiming {
     phase: Phase,
     layers: LayersTiming,
     ends: Option<Curve>,
+    /// What runs for learned tokens alone, where it was measured apart.
+    head: Option<Curve>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +86,7 @@ impl ModuleTiming {
         let [forward, backward] = &self.measured;
         let mut passes = vec![forward.clone(), backward.shares(training)];
         if training.recomputes_layers {
-            passes.push(PassTiming { ends: None, ..forward.clone() });
+            passes.push(PassTiming { ends: None, head: None, ..forward.clone() });
         }
         Self { summed: sum(&passes), passes, ..self.clone() }
     }
@@ -99,7 +101,7 @@ impl ModuleTiming {
         let ((linear, linear_count), (attention, attention_count)) = self.shares(load);
         let mut total = 0.0;
         for pass in &self.summed {
-            total += pass.linear_ns(linear.tokens) / linear_count;
+            total += pass.linear_ns(linear.tokens) / linear_count + pass.head_ns(load.targets);
             total += self.attention_ns(pass, &attention) / attention_count;
         }
         total
@@ -112,7 +114,7 @@ impl ModuleTiming {
         for pass in &self.passes {
             let linear_time = pass.linear_estimate(linear.tokens).times(1.0 / linear_count);
             let attention_time = self.attention_estimate(pass, &attention).times(1.0 / attention_count);
-            total = total.plus(linear_time).plus(attention_time);
+            total = total.plus(linear_time).plus(attention_time).plus(pass.head_estimate(load.targets));
         }
         total
     }
@@ -121,7 +123,7 @@ impl ModuleTiming {
     pub(super) fn apart_ns(&self, load: &Load) -> [f64; 2] {
         let mut apart = [0.0, 0.0];
         for pass in &self.summed {
-            apart[0] += pass.linear_ns(load.tokens);
+            apart[0] += pass.linear_ns(load.tokens) + pass.head_ns(load.targets);
             apart[1] += self.attention_ns(pass, load);
         }
         apart
@@ -200,6 +202,15 @@ impl ModuleTiming {
     }
 }
 
+/// The sum of two curves that may be missing; `None` if one alone is, or their work differs.
+fn both(own: Option<&Curve>, added: Option<&Curve>) -> Option<Option<Curve>> {
+    match (own, added) {
+        (Some(own), Some(added)) => own.plus(added).map(Some),
+        (None, None) => Some(None),
+        _ => None,
+    }
+}
+
 /// Joins passes as far as they go together.
 fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
     let mut summed: Vec<PassTiming> = Vec::new();
@@ -222,18 +233,19 @@ impl PassTiming {
             }
             LayersTiming::Whole(whole) => LayersTiming::Whole(whole.times(training.linear)),
         };
-        let ends = self.ends.as_ref().map(|ends| ends.times(training.ends));
-        Self { phase: self.phase, layers, ends }
+        let times = |curve: &Option<Curve>| curve.as_ref().map(|curve| curve.times(training.ends));
+        Self { phase: self.phase, layers, ends: times(&self.ends), head: times(&self.head) }
     }
 
     fn new(question: &Question<'_>, warnings: &mut Vec<ProfileWarning>) -> Result<Self> {
         let Question { module, phase, .. } = *question;
         let ends = question.curve(Part::Ends, &mut Vec::new());
+        let head = question.curve(Part::Head, &mut Vec::new());
         let mut of_parts = Vec::new();
         let parts = (question.curve(Part::Linear, &mut of_parts), question.attention(&mut of_parts));
         if let (Some(linear), Some(attention)) = parts {
             warnings.append(&mut of_parts);
-            return Ok(Self { phase, layers: LayersTiming::Apart(linear, attention), ends });
+            return Ok(Self { phase, layers: LayersTiming::Apart(linear, attention), ends, head });
         }
         let Some(whole) = question.whole(warnings) else {
             let missing = if question.curve(Part::Linear, &mut Vec::new()).is_some() {
@@ -246,16 +258,13 @@ impl PassTiming {
         if module == Module::Llm {
             warnings.push(ProfileWarning::AttentionNotApart { module, phase });
         }
-        Ok(Self { phase, layers: LayersTiming::Whole(whole), ends })
+        Ok(Self { phase, layers: LayersTiming::Whole(whole), ends, head })
     }
 
     /// Both passes as one, what is outside the layers joined with their linear work; `None` where shapes differ.
     fn plus(&self, other: &Self) -> Option<Self> {
-        let ends = match (&self.ends, &other.ends) {
-            (Some(own), Some(added)) => Some(own.plus(added)?),
-            (None, None) => None,
-            _ => return None,
-        };
+        let ends = both(self.ends.as_ref(), other.ends.as_ref())?;
+        let head = both(self.head.as_ref(), other.head.as_ref())?;
         let (layers, ends) = match (&self.layers, &other.layers) {
             (LayersTiming::Apart(linear, attention), LayersTiming::Apart(added, added_attention)) => {
                 let linear = linear.plus(added)?;
@@ -268,7 +277,7 @@ impl PassTiming {
             }
             _ => return None,
         };
-        Some(Self { phase: self.phase, layers, ends })
+        Some(Self { phase: self.phase, layers, ends, head })
     }
 
     fn linear_ns(&self, tokens: f64) -> f64 {
@@ -277,6 +286,14 @@ impl PassTiming {
             LayersTiming::Apart(linear, _) => ends_ns + linear.at(tokens),
             LayersTiming::Whole(_) => ends_ns,
         }
+    }
+
+    fn head_ns(&self, targets: f64) -> f64 {
+        self.head.as_ref().map_or(0.0, |head| head.at(targets))
+    }
+
+    fn head_estimate(&self, targets: f64) -> Estimate {
+        self.head.as_ref().map_or_else(Estimate::default, |head| head.estimate(targets))
     }
 
     fn linear_estimate(&self, tokens: f64) -> Estimate {

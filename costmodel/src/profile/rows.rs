@@ -44,7 +44,7 @@ fn measurement(row: Row<'_>) -> Result<Measurement> {
     let module = word(&row, "module", &MODULES, Module::name)?;
     let part = word(&row, "part", &Part::ALL, Part::name)?;
     let phase = word(&row, "phase", &Phase::ALL, Phase::name)?;
-    let layers = if part == Part::Ends { row.count("layers")? } else { row.positive("layers")? };
+    let layers = if part.is_outside_layers() { row.count("layers")? } else { row.positive("layers")? };
     let has_shape = phase != Phase::Optimizer;
     let side = |column| if has_shape { row.positive(column) } else { row.count(column) };
     let (batch, tokens) = (side("batch")?, side("tokens")?);

@@ -42,6 +42,8 @@ pub struct PredictedTime {
 pub(crate) struct Load {
     /// Tokens in all: linear work.
     pub(super) tokens: f64,
+    /// Those that are learned: work of the LM head, where it runs for them alone.
+    pub(super) targets: f64,
     /// Sequences, and tokens of each, in layers with full attention.
     pub(super) attention: [f64; 2],
     /// The same in layers with windows.
@@ -99,19 +101,29 @@ impl Load {
                 [tokens / length, length]
             }
         };
-        Self { tokens, attention: sequences(work.attention_pairs), windows: sequences(work.window_pairs) }
+        Self {
+            tokens,
+            targets: 0.0,
+            attention: sequences(work.attention_pairs),
+            windows: sequences(work.window_pairs),
+        }
     }
 
-    /// The load of an LLM: one sample.
-    pub(crate) const fn of_llm(tokens: u64) -> Self {
+    /// The load of an LLM: one sample, and how many of its tokens are learned.
+    pub(crate) const fn of_llm(tokens: u64, targets: u64) -> Self {
         let tokens = tokens as f64;
-        Self { tokens, attention: [1.0, tokens], windows: [0.0, 0.0] }
+        Self { tokens, targets: targets as f64, attention: [1.0, tokens], windows: [0.0, 0.0] }
     }
 
     /// `count` times the sequences side by side.
     pub(super) fn repeat(self, count: f64) -> Self {
         let times = |[sequences, length]: [f64; 2]| [sequences * count, length];
-        Self { tokens: self.tokens * count, attention: times(self.attention), windows: times(self.windows) }
+        Self {
+            tokens: self.tokens * count,
+            targets: self.targets * count,
+            attention: times(self.attention),
+            windows: times(self.windows),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
+use crate::ops::cross_entropy_part::RowPart;
 use crate::ops::mix_rows::Sparse;
 use crate::ops::rope::{RopeShape, Turn};
 use crate::row_mix::SparseBuffers;
@@ -61,7 +62,7 @@ impl Device for Cpu {
     }
 
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {
-        let mut buffer = self.memory.take(values.len())?;
+        let mut buffer = self.memory.take_exact(values.len())?;
         buffer.copy_from_slice(values);
         Ok(buffer)
     }
@@ -72,6 +73,10 @@ impl Device for Cpu {
 
     fn download(&self, buffer: &CpuFloats) -> Result<Vec<f32>> {
         Ok(buffer.to_vec())
+    }
+
+    fn on_host<R>(&self, buffer: &mut CpuFloats, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+        Ok(change(buffer))
     }
 
     fn memory_used_bytes(&self) -> u64 {
@@ -298,6 +303,25 @@ impl Device for Cpu {
 
     fn cross_entropy(&self, logits: &mut CpuFloats, targets: &[u32], scale: f64) -> Result<f64> {
         Ok(self.on_pool(|| ops::cross_entropy::forward_backward(logits, targets, scale)))
+    }
+
+    fn cross_entropy_part(
+        &self,
+        logits: &mut CpuFloats,
+        targets: &[Option<u32>],
+    ) -> Result<Vec<RowPart<f32>>> {
+        Ok(self.on_pool(|| ops::cross_entropy_part::forward(logits, targets)))
+    }
+
+    fn cross_entropy_part_backward(
+        &self,
+        exponentials: &mut CpuFloats,
+        targets: &[Option<u32>],
+        factors: &[f32],
+        scale: f64,
+    ) -> Result<()> {
+        self.on_pool(|| ops::cross_entropy_part::backward(exponentials, targets, factors, scale));
+        Ok(())
     }
 
     fn adamw(

@@ -1,7 +1,10 @@
-//! Memory of the CPU device: buffers that go back to a shelf of their length when they are dropped.
+//! Memory of the CPU device: buffers that go back to a shelf when they are dropped, and are taken from there again.
 //!
-//! A training step asks for the same lengths again and again, and pages that were touched before cost nothing. What
-//! lies on the shelf is bounded: by the largest number of bytes that were in use at the same time.
+//! Pages that were touched before cost nothing, and a training step asks for much the same buffers again and again, of other
+//! lengths whenever a microbatch has another number of tokens. A buffer therefore serves every length down to a quarter of
+//! its own; the smallest that is long enough is taken. What is uploaded, parameters above all, gets buffers of its exact length, as
+//! it may stay. The shelf is bounded: buffers in use and on it take at most a quarter more bytes than were
+//! ever in use at the same time. The shortest go first, as they cost least to make anew.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -9,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Buffer;
 use crate::error::{Error, Result};
+
+/// A buffer is at most this many times as long as what it is taken for.
+const SLACK: usize = 4;
 
 /// Buffers in use and on the shelf.
 #[derive(Debug, Default)]
@@ -29,44 +35,65 @@ fn bytes_of(len: usize) -> u64 {
     4 * len as u64
 }
 
+impl Shelf {
+    /// The shortest free buffer of such a length.
+    fn pop(&mut self, lengths: std::ops::RangeInclusive<usize>) -> Option<Vec<f32>> {
+        let (&len, buffers) = self.free.range_mut(lengths).next()?;
+        let values = buffers.pop();
+        if buffers.is_empty() {
+            self.free.remove(&len);
+        }
+        self.free_bytes -= values.as_ref().map_or(0, |_| bytes_of(len));
+        values
+    }
+
+    fn bytes_max(&self) -> u64 {
+        self.used_bytes_max + self.used_bytes_max / 4
+    }
+}
+
 impl Memory {
     /// A buffer whose contents are not defined: in debug builds NaN, so that a read before a write is seen.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
-        let mut values = self.take_any(len)?;
-        if cfg!(debug_assertions) {
-            values.fill(f32::NAN);
-        }
-        Ok(CpuFloats { values, memory: Arc::clone(self) })
+        self.take_up_to(len, len.saturating_mul(SLACK))
     }
 
-    fn take_any(&self, len: usize) -> Result<Vec<f32>> {
+    /// The same, with nothing behind the elements that are asked for.
+    pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
+        self.take_up_to(len, len)
+    }
+
+    fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = shelf.free.get_mut(&len).and_then(Vec::pop);
-        let values = if let Some(values) = free {
-            shelf.free_bytes -= bytes_of(len);
-            values
-        } else {
-            let mut values = Vec::new();
-            let bytes = bytes_of(len) as usize;
-            values.try_reserve_exact(len).map_err(|_| Error::Memory { bytes, used: shelf.used_bytes })?;
-            values.resize(len, 0.0);
-            values
+        let mut values = match shelf.pop(len..=longest) {
+            Some(values) => values,
+            None => {
+                let mut values = Vec::new();
+                let bytes = bytes_of(len) as usize;
+                values.try_reserve_exact(len).map_err(|_| Error::Memory { bytes, used: shelf.used_bytes })?;
+                values.resize(len, 0.0);
+                values
+            }
         };
-        shelf.used_bytes += bytes_of(len);
+        shelf.used_bytes += bytes_of(values.len());
         shelf.used_bytes_max = shelf.used_bytes_max.max(shelf.used_bytes);
-        Ok(values)
+        drop(shelf);
+        if cfg!(debug_assertions) {
+            values[..len].fill(f32::NAN);
+        }
+        Ok(CpuFloats { values, len, memory: Arc::clone(self) })
     }
 
     fn give_back(&self, values: Vec<f32>) {
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(values.len());
         shelf.used_bytes -= bytes;
-        if shelf.used_bytes + shelf.free_bytes + bytes <= shelf.used_bytes_max {
-            shelf.free_bytes += bytes;
-            shelf.free.entry(values.len()).or_default().push(values);
-        } else {
-            shelf.free.clear();
-            shelf.free_bytes = 0;
+        shelf.free_bytes += bytes;
+        shelf.free.entry(values.len()).or_default().push(values);
+        while shelf.used_bytes + shelf.free_bytes > shelf.bytes_max() {
+            if shelf.pop(0..=usize::MAX).is_none() {
+                break;
+            }
         }
     }
 
@@ -78,13 +105,15 @@ impl Memory {
 /// Numbers of the CPU device: a slice.
 #[derive(Debug)]
 pub struct CpuFloats {
+    /// At least `len` elements.
     values: Vec<f32>,
+    len: usize,
     memory: Arc<Memory>,
 }
 
 impl Buffer for CpuFloats {
     fn len(&self) -> usize {
-        self.values.len()
+        self.len
     }
 }
 
@@ -97,13 +126,13 @@ impl Buffer for Vec<u32> {
 impl Deref for CpuFloats {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        &self.values
+        &self.values[..self.len]
     }
 }
 
 impl DerefMut for CpuFloats {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.values
+        &mut self.values[..self.len]
     }
 }
 
@@ -129,9 +158,37 @@ mod tests {
         for len in 1..500 {
             drop(memory.take(len).unwrap());
             let shelf = memory.shelf.lock().unwrap();
-            assert!(shelf.used_bytes + shelf.free_bytes <= 4040);
+            assert!(shelf.used_bytes + shelf.free_bytes <= 5050);
         }
         assert!(matches!(memory.take(usize::MAX / 8), Err(Error::Memory { .. })));
         assert_eq!(memory.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_buffer_serves_shorter_lengths_and_what_stays_has_its_own() {
+        let memory = Arc::new(Memory::default());
+        let long = memory.take(1000).unwrap();
+        let place = long.as_ptr();
+        drop(long);
+        let shorter = memory.take(250).unwrap();
+        assert_eq!((shorter.as_ptr(), shorter.len(), Buffer::len(&shorter)), (place, 250, 250));
+        assert_eq!(memory.used_bytes(), 4000, "all of the buffer is in use");
+        drop(shorter);
+        assert_ne!(memory.take(249).unwrap().as_ptr(), place);
+        let exact = memory.take_exact(250).unwrap();
+        assert!(exact.as_ptr() != place && exact.values.len() == 250);
+    }
+
+    #[test]
+    fn microbatches_of_any_order_find_memory_that_was_touched() {
+        let memory = Arc::new(Memory::default());
+        let step = |tokens: usize| {
+            let buffers = [8, 64, 16, 64].map(|width| memory.take(tokens * width).unwrap());
+            buffers.iter().map(|buffer| buffer.as_ptr() as usize).collect::<std::collections::BTreeSet<_>>()
+        };
+        let longest = step(400);
+        for tokens in [250, 399, 201, 320, 400, 222] {
+            assert!(step(tokens).is_subset(&longest), "{tokens}");
+        }
     }
 }

@@ -22,6 +22,7 @@ use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
+use crate::ops::cross_entropy_part::RowPart;
 use crate::ops::rope::{RopeShape, Turn};
 use crate::row_mix::SparseBuffers;
 
@@ -69,6 +70,13 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn upload_ints(&self, values: &[u32]) -> Result<Self::Ints>;
     /// Copies numbers from the device, once they are computed.
     fn download(&self, buffer: &Self::Floats) -> Result<Vec<f32>>;
+    /// Changes numbers on the host, once they are computed: where ranks add them up.
+    fn on_host<R>(&self, buffer: &mut Self::Floats, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+        let mut values = self.download(buffer)?;
+        let result = change(&mut values);
+        *buffer = self.upload(&values)?;
+        Ok(result)
+    }
     /// Bytes of all buffers that are alive.
     fn memory_used_bytes(&self) -> u64;
     /// Runs a closure where operations start without a change of threads.
@@ -204,6 +212,21 @@ pub trait Device: Clone + Send + Sync + 'static {
     ) -> Result<()>;
     /// Replaces logits by their gradient and returns the sum of losses, once it is computed.
     fn cross_entropy(&self, logits: &mut Self::Floats, targets: &[u32], scale: f64) -> Result<f64>;
+    /// Replaces logits of a part of the vocabulary by exponentials, and returns what each row adds up to, once it is
+    /// computed.
+    fn cross_entropy_part(
+        &self,
+        logits: &mut Self::Floats,
+        targets: &[Option<u32>],
+    ) -> Result<Vec<RowPart<f32>>>;
+    /// Turns these exponentials into the gradient of the logits.
+    fn cross_entropy_part_backward(
+        &self,
+        exponentials: &mut Self::Floats,
+        targets: &[Option<u32>],
+        factors: &[f32],
+        scale: f64,
+    ) -> Result<()>;
     /// Takes one step of the optimizer; `means` are those of gradients and of their squares.
     fn adamw(
         &self,

@@ -1,10 +1,15 @@
 //! The attention of a layer: projections, rotation, attention, output projection.
+//!
+//! Ranks of a tensor-parallel group have some query heads each, and the key and value heads that these read. Where there
+//! are fewer of the latter than ranks, some ranks have the same ones: they add up the gradients of keys and values before
+//! they go on to those of the weights, so that copies of weights have the same gradients.
 
 use super::context::LayerContext;
 use super::linear::Linear;
 use super::parameters::{Declaration, Init};
-use super::{BackwardPass, Pass, Saved};
-use crate::device::Device;
+use super::shard::Parts;
+use super::{BackwardPass, Pass, Saved, tensor_parallel};
+use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
@@ -59,7 +64,10 @@ pub struct Attention {
     /// Each with its first column in a row of queries, keys and values.
     projections: Vec<(Linear, usize)>,
     output: Linear,
+    /// Of this rank.
     shape: AttentionShape,
+    /// First element among those of all keys, and the number of these, where other ranks have the same heads.
+    replicated: Option<(usize, usize)>,
     sight: Sight,
     is_rotated: bool,
 }
@@ -67,32 +75,41 @@ pub struct Attention {
 impl Attention {
     /// Declares the parameters.
     pub fn declare(declaration: &mut Declaration, spec: &AttentionSpec) -> Self {
-        let AttentionSpec { hidden, heads, kv_heads, head_dim, .. } = *spec;
+        let AttentionSpec { hidden, heads, kv_heads, head_dim, init, .. } = *spec;
+        let place = declaration.place();
+        let (queries, keys) =
+            (Parts::heads(heads, head_dim, place.size), Parts::heads(kv_heads, head_dim, place.size));
         let shape = AttentionShape {
-            heads,
-            kv_heads,
+            heads: queries.len(place.rank) / head_dim,
+            kv_heads: keys.len(place.rank) / head_dim,
             head_dim,
             scale: 1.0 / (head_dim as f64).sqrt(),
             is_causal: spec.sight == Sight::Causal,
         };
         let projections = match &spec.qkv {
             QkvNames::Together(name) => {
-                vec![(Linear::declare(declaration, name, [shape.row(), hidden], true, spec.init), 0)]
+                let [q, kv] = [heads * head_dim, kv_heads * head_dim];
+                let (parts, sizes) =
+                    (Parts::joined(&[(&queries, q), (&keys, kv), (&keys, kv)]), [q + 2 * kv, hidden]);
+                vec![(Linear::declare_column_parallel(declaration, name, sizes, true, init, &parts), 0)]
             }
             QkvNames::Apart(names) => {
                 let mut first = 0;
-                let widths = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
-                let mut declare = |((name, has_bias), width): (&(String, bool), usize)| {
-                    let layer = Linear::declare(declaration, name, [width, hidden], *has_bias, spec.init);
-                    first += width;
-                    (layer, first - width)
+                let widths = [(heads, &queries), (kv_heads, &keys), (kv_heads, &keys)];
+                let mut declare = |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &Parts))| {
+                    let sizes = [heads * head_dim, hidden];
+                    let layer =
+                        Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
+                    first += layer.outputs();
+                    (layer, first - layer.outputs())
                 };
                 names.iter().zip(widths).map(&mut declare).collect()
             }
         };
-        let (name, has_bias) = &spec.output;
-        let output = Linear::declare(declaration, name, [hidden, shape.output()], *has_bias, spec.init);
-        Self { projections, output, shape, sight: spec.sight, is_rotated: spec.is_rotated }
+        let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
+        let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
+        let replicated = (place.size > kv_heads).then(|| (keys.first(place.rank), kv_heads * head_dim));
+        Self { projections, output, shape, replicated, sight: spec.sight, is_rotated: spec.is_rotated }
     }
 
     fn rope(&self) -> RopeShape {
@@ -150,14 +167,46 @@ impl Attention {
             device.rope(Turn::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
         }
         let mut dx = d_output;
-        if crate::device::Buffer::len(&dx) != crate::device::Buffer::len(&x) {
-            dx = device.alloc(crate::device::Buffer::len(&x))?;
+        if dx.len() != x.len() {
+            dx = device.alloc(x.len())?;
         }
+        let columns = |first: usize| Columns { first, stride: self.shape.row() };
         for (index, (layer, first)) in self.projections.iter().enumerate() {
-            let columns = Columns { first: *first, stride: self.shape.row() };
-            layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns)?;
-            layer.backward_into(pass, &d_qkv, rows, columns, index > 0, &mut dx)?;
+            layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
+        }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
+        // The gradient of the input has each rank's share; those of weights that several ranks have are of all shares.
+        self.sum_replicas(pass, &mut d_qkv)?;
+        for (layer, first) in &self.projections {
+            layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns(*first))?;
         }
         Ok(dx)
+    }
+
+    /// Adds up the gradients of keys and values over the ranks that have the same heads.
+    fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut D::Floats) -> Result<()> {
+        let (Some((first, keys)), Some(tensor)) = (self.replicated, pass.tensor) else { return Ok(()) };
+        if d_qkv.is_empty() {
+            return Ok(());
+        }
+        let (row, own) = (self.shape.row(), self.shape.kv_heads * self.shape.head_dim);
+        // Where own keys and values lie in a row of this rank, and in one of all heads.
+        let places = [(row - 2 * own, first), (row - own, keys + first)];
+        let sum = |d_qkv: &mut [f32]| {
+            let mut all = vec![0.0; d_qkv.len() / row * 2 * keys];
+            for (d_qkv, all) in d_qkv.chunks(row).zip(all.chunks_mut(2 * keys)) {
+                for (here, there) in places {
+                    all[there..there + own].copy_from_slice(&d_qkv[here..here + own]);
+                }
+            }
+            tensor.group.comm().all_reduce(tensor.at, all.as_mut_slice().into())?;
+            for (d_qkv, all) in d_qkv.chunks_mut(row).zip(all.chunks(2 * keys)) {
+                for (here, there) in places {
+                    d_qkv[here..here + own].copy_from_slice(&all[there..there + own]);
+                }
+            }
+            Ok(())
+        };
+        pass.device.on_host(d_qkv, sum)?
     }
 }

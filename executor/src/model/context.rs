@@ -5,7 +5,7 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::DeviceMix;
+use crate::row_mix::{DeviceMix, RowMix};
 
 /// A microbatch as the blocks of one module see it.
 pub struct Context<D: Device> {
@@ -76,6 +76,8 @@ impl<D: Device> Inputs<D> {
 pub struct TextInputs<D: Device> {
     /// From rows of the vocabulary to rows of the sequence.
     pub embedding: DeviceMix<D>,
+    /// The same on the host, for ranks that have a part of the vocabulary.
+    pub words: RowMix,
     /// From rows of the encoders' tokens to rows of the sequence, and how many there are; `None` without media.
     pub media: Option<(DeviceMix<D>, usize)>,
     /// From rows of the sequence to those that predict a target.

@@ -1,7 +1,12 @@
 //! Linear layers, with weights `[outputs, inputs]` as checkpoints have them.
+//!
+//! Ranks of a tensor-parallel group hold some outputs of a *column-parallel* layer, and some inputs of a *row-parallel* one,
+//! whose products they add up. The gradient of a column-parallel layer's input is for the caller to add up over the ranks:
+//! several layers may have the same input.
 
 use super::parameters::{Declaration, Init, ParameterId, Parameters};
-use super::{BackwardPass, Pass};
+use super::shard::Parts;
+use super::{BackwardPass, Pass, tensor_parallel};
 use crate::device::{Device, Layout, Shape};
 use crate::error::Result;
 use crate::ops::bias::Columns;
@@ -13,6 +18,10 @@ pub struct Linear {
     bias: Option<ParameterId>,
     inputs: usize,
     outputs: usize,
+    /// Whether outputs are sums over the ranks of a tensor-parallel group.
+    is_row_parallel: bool,
+    /// Whether another rank of the group adds the bias.
+    is_bias_elsewhere: bool,
 }
 
 impl Linear {
@@ -26,13 +35,48 @@ impl Linear {
     ) -> Self {
         let weight = declaration.add(format!("{name}.weight"), &[outputs, inputs], init);
         let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
-        Self { weight, bias, inputs, outputs }
+        Self::of(weight, bias, [outputs, inputs])
+    }
+
+    /// Declares a layer of which this rank holds some outputs; `sizes` are those of the whole.
+    pub fn declare_column_parallel(
+        declaration: &mut Declaration,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+        has_bias: bool,
+        init: Init,
+        parts: &Parts,
+    ) -> Self {
+        let cut = (0, parts);
+        let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, cut);
+        let bias =
+            has_bias.then(|| declaration.add_cut(format!("{name}.bias"), &[outputs], Init::Zeros, cut));
+        Self::of(weight, bias, [parts.len(declaration.place().rank), inputs])
+    }
+
+    /// Declares a layer of which this rank holds some inputs; `sizes` are those of the whole.
+    pub fn declare_row_parallel(
+        declaration: &mut Declaration,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+        has_bias: bool,
+        init: Init,
+        parts: &Parts,
+    ) -> Self {
+        let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, (1, parts));
+        let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
+        let place = declaration.place();
+        Self {
+            is_row_parallel: true,
+            is_bias_elsewhere: place.rank > 0,
+            ..Self::of(weight, bias, [outputs, parts.len(place.rank)])
+        }
     }
 
     /// A layer of parameters that are declared; the weight may have any shape of `outputs * inputs` elements.
     #[must_use]
     pub fn of(weight: ParameterId, bias: Option<ParameterId>, [outputs, inputs]: [usize; 2]) -> Self {
-        Self { weight, bias, inputs, outputs }
+        Self { weight, bias, inputs, outputs, is_row_parallel: false, is_bias_elsewhere: false }
     }
 
     /// Returns the width of a row that comes out.
@@ -41,14 +85,17 @@ impl Linear {
         self.outputs
     }
 
-    /// Computes all rows.
+    /// Computes all rows, added up over the ranks of a row-parallel layer.
     pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats, rows: usize) -> Result<D::Floats> {
         let mut y = pass.device.alloc(rows * self.outputs)?;
         self.forward_into(pass, x, rows, &mut y, Columns::all(self.outputs))?;
+        if self.is_row_parallel {
+            tensor_parallel::all_reduce(pass.device, pass.tensor, &mut y)?;
+        }
         Ok(y)
     }
 
-    /// Computes some columns of wider rows.
+    /// Computes some columns of wider rows; what this rank has of them.
     pub fn forward_into<D: Device>(
         &self,
         pass: &Pass<'_, D>,
@@ -57,13 +104,14 @@ impl Linear {
         y: &mut D::Floats,
         columns: Columns,
     ) -> Result<()> {
-        if let Some(bias) = self.bias {
+        let bias = self.bias.filter(|_| !self.is_bias_elsewhere);
+        if let Some(bias) = bias {
             pass.device.bias(pass.parameters.value(bias), y, columns)?;
         }
         let shape = Shape { rows, columns: self.outputs, inner: self.inputs };
         let weight = (pass.parameters.value(self.weight), Layout::rows(self.inputs).transposed());
         let target = (y, Layout::rows(columns.stride).at(columns.first));
-        pass.device.gemm(shape, (x, Layout::rows(self.inputs)), weight, self.bias.is_some(), target)
+        pass.device.gemm(shape, (x, Layout::rows(self.inputs)), weight, bias.is_some(), target)
     }
 
     /// Adds the gradients of the parameters and returns that of `x`.

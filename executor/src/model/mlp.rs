@@ -1,8 +1,11 @@
 //! The MLP of a layer: gated, with three matrices, or plain, with two.
+//!
+//! Ranks of a tensor-parallel group hold some columns of what is between the matrices each.
 
 use super::linear::Linear;
 use super::parameters::{Declaration, Init};
-use super::{BackwardPass, Pass, Saved};
+use super::shard::Parts;
+use super::{BackwardPass, Pass, Saved, tensor_parallel};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::ops::activation::Activation;
@@ -42,6 +45,7 @@ pub struct Mlp {
     down: Linear,
     /// `None` for a gate.
     activation: Option<Activation>,
+    /// Width between the matrices, of this rank.
     middle: usize,
 }
 
@@ -49,18 +53,19 @@ impl Mlp {
     /// Declares the parameters.
     pub fn declare(declaration: &mut Declaration, spec: &MlpSpec) -> Self {
         let MlpSpec { inputs, middle, outputs, has_bias, init, .. } = *spec;
-        let mut layer = |name: &String, sizes| Linear::declare(declaration, name, sizes, has_bias, init);
         let (inner, down, activation) = match &spec.names {
-            MlpNames::Gated([gate, up, down]) => {
-                let inner = vec![layer(gate, [middle, inputs]), layer(up, [middle, inputs])];
-                (inner, layer(down, [outputs, middle]), None)
-            }
-            MlpNames::Plain([up, down], activation) => {
-                let inner = vec![layer(up, [middle, inputs])];
-                (inner, layer(down, [outputs, middle]), Some(*activation))
-            }
+            MlpNames::Gated([gate, up, down]) => (vec![gate, up], down, None),
+            MlpNames::Plain([up, down], activation) => (vec![up], down, Some(*activation)),
         };
-        Self { inner, down, activation, middle }
+        let place = declaration.place();
+        let parts = Parts::even(middle, place.size);
+        let sizes = [middle, inputs];
+        let mut declare =
+            |name: &String| Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts);
+        let inner = inner.into_iter().map(&mut declare).collect();
+        let sizes = [outputs, middle];
+        let down = Linear::declare_row_parallel(declaration, down, sizes, has_bias, init, &parts);
+        Self { inner, down, activation, middle: parts.len(place.rank) }
     }
 
     fn stride(&self) -> usize {
@@ -121,6 +126,7 @@ impl Mlp {
             layer.backward_weights(device, pass.parameters, &x, &d_before, rows, columns)?;
             layer.backward_into(pass, &d_before, rows, columns, index > 0, &mut dx)?;
         }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
         Ok(dx)
     }
 }

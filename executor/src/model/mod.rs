@@ -19,12 +19,15 @@ pub mod mlp;
 pub mod norm;
 pub mod parameters;
 pub mod rope;
+pub mod shard;
+pub mod tensor_parallel;
 pub mod whole;
 
 use crate::device::Device;
 use crate::error::Result;
 use context::Context;
 use parameters::Parameters;
+use tensor_parallel::TensorPass;
 
 /// What a forward reads.
 pub struct Pass<'a, D: Device> {
@@ -34,6 +37,8 @@ pub struct Pass<'a, D: Device> {
     pub parameters: &'a Parameters<D>,
     /// What every rank knows of the microbatch.
     pub context: &'a Context<D>,
+    /// The ranks that hold the other parts of the layers.
+    pub tensor: Option<TensorPass<'a>>,
 }
 
 /// What a backward reads, and the gradients that it adds to.
@@ -44,6 +49,8 @@ pub struct BackwardPass<'a, D: Device> {
     pub parameters: &'a mut Parameters<D>,
     /// What every rank knows of the microbatch.
     pub context: &'a Context<D>,
+    /// The ranks that hold the other parts of the layers.
+    pub tensor: Option<TensorPass<'a>>,
 }
 
 /// What a block hands on.

@@ -1,7 +1,9 @@
 //! The parameters of a stage: names and shapes of checkpoints, values, gradients.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use super::shard::{Parts, Place, Shard};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::weights::WeightSource;
@@ -28,6 +30,8 @@ pub struct ParameterSpec {
     pub name: String,
     /// Shape in the checkpoint; row-major.
     pub shape: Vec<usize>,
+    /// Which part of it this rank holds.
+    pub shard: Shard,
     /// Beginning without a checkpoint.
     pub init: Init,
     /// Whether it is trained.
@@ -38,10 +42,35 @@ pub struct ParameterSpec {
 }
 
 impl ParameterSpec {
-    /// Returns the elements.
+    /// Returns the elements that this rank holds.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.held_shape().iter().product()
+    }
+
+    /// Returns the shape of what this rank holds.
+    #[must_use]
+    pub fn held_shape(&self) -> Vec<usize> {
+        self.shard.shape_of(self.shard.place().rank, &self.shape)
+    }
+
+    /// Returns where what this rank holds lies in the whole tensor, in order.
+    #[must_use]
+    pub fn spans(&self) -> Vec<Range<usize>> {
+        self.shard.spans_of(self.shard.place().rank, &self.shape)
+    }
+
+    /// Returns what this rank holds of a whole tensor: weights, or anything else with an element for each of them.
+    #[must_use]
+    pub fn part_of(&self, whole: &[f32]) -> Vec<f32> {
+        self.spans().into_iter().flat_map(|span| whole[span].iter().copied()).collect()
+    }
+
+    /// Returns whether sums over all ranks' elements, such as the norm of gradients, take this rank's part: it is no copy
+    /// of another rank's.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.shard.is_counted()
     }
 }
 
@@ -49,14 +78,35 @@ impl ParameterSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ParameterId(usize);
 
+impl ParameterId {
+    /// Returns the place among the parameters of the stage.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// Collects the parameters of the blocks of a stage.
 #[derive(Debug, Default)]
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
     is_frozen: bool,
+    place: Place,
 }
 
 impl Declaration {
+    /// Collects what a rank of a tensor-parallel group holds.
+    #[must_use]
+    pub fn of(place: Place) -> Self {
+        Self { place, ..Self::default() }
+    }
+
+    /// Returns whose parameters are declared.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
     /// Says whether the parameters declared from now on are trained.
     pub fn freeze(&mut self, is_frozen: bool) {
         self.is_frozen = is_frozen;
@@ -67,6 +117,7 @@ impl Declaration {
         self.specs.push(ParameterSpec {
             name: name.into(),
             shape: shape.to_vec(),
+            shard: Shard::whole(self.place),
             init,
             is_trained: !self.is_frozen,
             shares: None,
@@ -81,10 +132,29 @@ impl Declaration {
         id
     }
 
-    /// Declares a second use of a parameter if this stage has it, or a copy of it if another stage does.
-    pub fn add_shared(&mut self, name: &str, shape: &[usize], init: Init) -> ParameterId {
-        let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
+    /// Declares a parameter of which every rank of the group holds a part of one axis.
+    pub fn add_cut(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        init: Init,
+        (axis, parts): (usize, &Parts),
+    ) -> ParameterId {
         let id = self.add(name, shape, init);
+        self.specs[id.0].shard = Shard::cut(self.place, axis, parts);
+        id
+    }
+
+    /// Declares a second use of a parameter if this stage has it, or a copy of it if another stage does.
+    pub fn add_shared(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        init: Init,
+        cut: (usize, &Parts),
+    ) -> ParameterId {
+        let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
+        let id = self.add_cut(name, shape, init, cut);
         self.specs[id.0].shares = shares;
         id
     }
@@ -214,6 +284,26 @@ impl<D: Device> Parameters<D> {
     pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut D::Floats, &mut D::Floats)> {
         let all = self.specs.iter().zip(&mut self.values).zip(&mut self.gradients);
         all.filter_map(|((spec, value), gradient)| Some((spec, value.as_mut()?, gradient.as_mut()?)))
+    }
+
+    /// Walks over trained parameters that own their values: index among all of the stage, name, gradient.
+    pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &D::Floats)> {
+        let all = self.specs.iter().zip(&self.values).zip(&self.gradients).enumerate();
+        all.filter_map(|(index, ((spec, value), gradient))| {
+            value.as_ref()?;
+            Some((index, spec, gradient.as_ref()?))
+        })
+    }
+
+    /// Returns the gradient of the parameter of an index, if it is trained.
+    #[must_use]
+    pub fn gradient_at(&self, index: usize) -> Option<&D::Floats> {
+        self.gradients.get(index)?.as_ref()
+    }
+
+    /// Returns the gradient of the parameter of an index, if it is trained, to change it.
+    pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut D::Floats> {
+        self.gradients.get_mut(index)?.as_mut()
     }
 
     /// Walks over parameters that own their values.

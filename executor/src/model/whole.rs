@@ -1,15 +1,18 @@
 //! A whole model: its modules, and the stages that they are cut into.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::encoder::{EncoderConfig, FrozenEncoder};
 use super::llm::LlmConfig;
 use super::parameters::ParameterSpec;
+use super::tensor_parallel::TensorParallel;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::{Activations, Stage, StageOptions, StageParts};
+use crate::stage::{Activations, Stage, StageOptions, StageParts, single_layers};
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A module of a model, which a pipeline cuts into stages by itself.
@@ -41,6 +44,15 @@ pub struct StageRange {
     pub module: ModuleKind,
     /// Its transformer layers; what stands before the first and behind the last comes with them.
     pub layers: Range<usize>,
+}
+
+/// How a stage is run.
+#[derive(Debug, Clone, Default)]
+pub struct StageSettings {
+    /// What is kept of layers.
+    pub activations: Activations,
+    /// The ranks that share the stage's layers; `None` if this one has all of them.
+    pub tensor_parallel: Option<Arc<TensorParallel>>,
 }
 
 /// What a checkpoint is made of.
@@ -91,8 +103,14 @@ impl ModelConfig {
         [ModuleKind::Vision, ModuleKind::Audio, ModuleKind::Llm].into_iter().filter(has).collect()
     }
 
-    fn parts<D: Device>(&self, range: &StageRange, frozen: Frozen) -> Result<StageParts<D>> {
-        let mut parts = StageParts::default();
+    /// Declares the blocks of a stage.
+    pub(crate) fn parts<D: Device>(
+        &self,
+        range: &StageRange,
+        frozen: Frozen,
+        tensor: Option<Arc<TensorParallel>>,
+    ) -> Result<StageParts<D>> {
+        let mut parts = StageParts::new(tensor);
         let layers = range.layers.clone();
         match range.module {
             ModuleKind::Vision => {
@@ -102,7 +120,11 @@ impl ModelConfig {
                 self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut parts)?;
             }
             ModuleKind::Llm => {
-                parts.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                // Layers that do not exist are refused in one piece.
+                let is_known = layers.end <= self.llm.layers();
+                for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
+                    parts.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                }
             }
         }
         Ok(parts)
@@ -120,17 +142,45 @@ impl ModelConfig {
         activations: Activations,
         source: &dyn WeightSource,
     ) -> Result<Stage<D>> {
+        let settings = StageSettings { activations, tensor_parallel: None };
+        self.stage_with(device, range, frozen, settings, source)
+    }
+
+    /// Builds a stage, or a rank's part of one.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::stage`]; [`Error::TensorParallel`] if the ranks cannot share the stage.
+    pub fn stage_with<D: Device>(
+        &self,
+        device: &D,
+        range: &StageRange,
+        frozen: Frozen,
+        settings: StageSettings,
+        source: &dyn WeightSource,
+    ) -> Result<Stage<D>> {
+        let StageSettings { activations, tensor_parallel } = settings;
         let StageRange { module, layers } = range;
         let options = StageOptions {
             name: format!("{module:?} {}..{}", layers.start, layers.end),
             activations,
             is_input_trained: self.is_input_trained(range, frozen),
         };
-        self.parts(range, frozen)?.build(device.clone(), options, source)
+        self.parts(range, frozen, tensor_parallel)?.build(device.clone(), options, source)
+    }
+
+    /// Checks that a tensor-parallel group of this degree can share a module.
+    ///
+    /// # Errors
+    /// [`Error::TensorParallel`] that names the field which does not fit.
+    pub fn check_tensor_parallel(&self, module: ModuleKind, degree: NonZeroUsize) -> Result<()> {
+        match module {
+            ModuleKind::Llm => self.llm.check_tensor_parallel(degree.get()),
+            encoder => self.encoder(encoder)?.check_tensor_parallel(degree.get()),
+        }
     }
 
     /// Whether something is trained before a stage.
-    fn is_input_trained(&self, range: &StageRange, frozen: Frozen) -> bool {
+    pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: Frozen) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
             ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,
@@ -152,7 +202,7 @@ impl ModelConfig {
         let mut specs = Vec::new();
         for module in self.modules() {
             let range = StageRange { module, layers: 0..self.layers(module) };
-            let parts: StageParts<D> = self.parts(&range, Frozen::default())?;
+            let parts: StageParts<D> = self.parts(&range, Frozen::default(), None)?;
             specs.extend(parts.into_declaration().into_specs());
         }
         Ok(specs)

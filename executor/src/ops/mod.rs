@@ -20,6 +20,7 @@ pub mod attention;
 pub mod bias;
 pub mod column_scale;
 pub mod cross_entropy;
+pub mod cross_entropy_part;
 pub mod elementwise;
 #[cfg(test)]
 pub(crate) mod finite_difference;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -23,6 +24,12 @@ struct Stored {
     /// First byte in the file.
     start: u64,
     info: TensorInfo,
+}
+
+impl Stored {
+    fn elements(&self) -> usize {
+        self.info.shape.iter().product()
+    }
 }
 
 /// The headers of a checkpoint's files; values are read when they are asked for.
@@ -98,7 +105,7 @@ impl Checkpoint {
         let others = self.tensors.iter().filter(|(name, _)| !used.contains(name.as_str()));
         let read = |(name, stored): (&String, &Stored)| {
             let (name, shape) = (name.clone(), stored.info.shape.clone());
-            Ok(Tensor { values: self.read(&name, stored)?, name, shape })
+            Ok(Tensor { values: self.read_all(&name, stored)?, name, shape })
         };
         others.map(read).collect()
     }
@@ -130,7 +137,7 @@ impl Checkpoint {
         let Some(stored) = self.tensors.get(name) else {
             return Err(Error::MissingTensor { tensor: name.to_owned() });
         };
-        Ok((stored.info.shape.clone(), self.read(name, stored)?))
+        Ok((stored.info.shape.clone(), self.read_all(name, stored)?))
     }
 
     /// Returns shape and values of a tensor of whole numbers.
@@ -145,34 +152,48 @@ impl Checkpoint {
             let found = format!("{:?}", stored.info.dtype);
             return Err(Error::TensorType { tensor: name.to_owned(), found });
         }
-        let bytes = self.bytes(stored)?;
+        let bytes = self.bytes(stored, &[0..stored.elements()], 8)?;
         let values = bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect();
         Ok((stored.info.shape.clone(), values))
     }
 
-    fn bytes(&self, stored: &Stored) -> Result<Vec<u8>> {
+    /// The bytes of some spans of elements, which are `width` bytes each.
+    fn bytes(&self, stored: &Stored, spans: &[Range<usize>], width: usize) -> Result<Vec<u8>> {
         let path = &self.files[stored.file];
-        let (start, end) = stored.info.data_offsets;
-        let mut bytes = vec![0; end - start];
+        let mut bytes = vec![0; width * spans.iter().map(Range::len).sum::<usize>()];
         let mut read = || {
             let mut file = File::open(path)?;
-            file.seek(SeekFrom::Start(stored.start))?;
-            file.read_exact(&mut bytes)
+            let mut rest = &mut bytes[..];
+            for span in spans {
+                let (place, behind) = rest.split_at_mut(width * span.len());
+                file.seek(SeekFrom::Start(stored.start + (width * span.start) as u64))?;
+                file.read_exact(place)?;
+                rest = behind;
+            }
+            Ok(())
         };
         read().map_err(|source| Error::File { action: "read", path: path.clone(), source })?;
         Ok(bytes)
     }
 
-    fn read(&self, name: &str, stored: &Stored) -> Result<Vec<f32>> {
-        let bytes = self.bytes(stored)?;
+    fn read_all(&self, name: &str, stored: &Stored) -> Result<Vec<f32>> {
+        self.read(name, stored, &[0..stored.elements()])
+    }
+
+    fn read(&self, name: &str, stored: &Stored, spans: &[Range<usize>]) -> Result<Vec<f32>> {
+        let width = match stored.info.dtype {
+            Dtype::F32 => 4,
+            Dtype::BF16 | Dtype::F16 => 2,
+            other => {
+                return Err(Error::TensorType { tensor: name.to_owned(), found: format!("{other:?}") });
+            }
+        };
+        let bytes = self.bytes(stored, spans, width)?;
         let halves = || bytes.as_chunks::<2>().0.iter();
         Ok(match stored.info.dtype {
             Dtype::F32 => bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             Dtype::BF16 => halves().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
-            Dtype::F16 => halves().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
-            other => {
-                return Err(Error::TensorType { tensor: name.to_owned(), found: format!("{other:?}") });
-            }
+            _ => halves().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
         })
     }
 }
@@ -180,7 +201,7 @@ impl Checkpoint {
 impl WeightSource for Checkpoint {
     fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
         let (name, stored) = self.find(spec)?;
-        self.read(name, stored)
+        self.read(name, stored, &spec.spans())
     }
 }
 

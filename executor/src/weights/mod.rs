@@ -3,10 +3,12 @@
 //! Names and shapes are those of the files. Some families have been saved under several names in the course of time;
 //! `ALIASES` says which prefixes mean the same, and files are written under the first.
 
+mod assemble;
 mod checkpoint;
 mod seed;
 mod write;
 
+pub use assemble::assemble;
 pub use checkpoint::Checkpoint;
 pub use seed::Seed;
 pub use write::{Tensor, write};
@@ -37,7 +39,7 @@ pub(crate) const ALIASES: [(&str, &str); 12] = [
 
 /// Gives parameters their first values.
 pub trait WeightSource {
-    /// Returns the values of a parameter, row-major.
+    /// Returns the values of what this rank holds of a parameter, row-major.
     ///
     /// # Errors
     /// [`crate::Error::MissingTensor`], [`crate::Error::TensorShape`], [`crate::Error::TensorType`] or

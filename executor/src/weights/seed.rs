@@ -1,13 +1,18 @@
 //! Values from a seed.
 
+use std::ops::Range;
+
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::WeightSource;
 use crate::error::Result;
 use crate::model::parameters::{Init, ParameterSpec};
 
+/// What the state of the generator grows by.
+const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// Draws values from a seed and the parameter's name: every stage that has the parameter draws the same, on every
-/// machine.
+/// machine, and a rank that has a part of it what the whole has there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -18,33 +23,38 @@ impl WeightSource for Seed {
             Init::Zeros => vec![0.0; elements],
             Init::Ones => vec![1.0; elements],
             Init::Constant(value) => vec![value as f32; elements],
-            Init::Sinusoids => sinusoids(&spec.shape),
+            Init::Sinusoids => spec.part_of(&sinusoids(&spec.shape)),
             Init::Normal(deviation) => {
-                normal(xxh3_64_with_seed(spec.name.as_bytes(), self.0), deviation, elements)
+                let state = xxh3_64_with_seed(spec.name.as_bytes(), self.0);
+                let mut values = Vec::with_capacity(elements);
+                spec.spans().into_iter().for_each(|span| normal(state, deviation, span, &mut values));
+                values
             }
         })
     }
 }
 
+/// Appends elements of an endless series of normal numbers, two of which are made of two numbers of the generator.
+///
 /// # Source
 /// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64` (Steele, Lea,
 /// Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
-fn normal(mut state: u64, deviation: f64, elements: usize) -> Vec<f32> {
+fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f32>) {
+    let mut state = state.wrapping_add(GAMMA.wrapping_mul(2 * (elements.start / 2) as u64));
     let mut uniform = || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        state = state.wrapping_add(GAMMA);
         let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     };
-    let mut values = Vec::with_capacity(elements + 1);
-    while values.len() < elements {
+    for pair in elements.start / 2..elements.end.div_ceil(2) {
         let (first, second) = (1.0 - uniform(), uniform());
         let radius = deviation * (-2.0 * libm::log(first)).sqrt();
         let (sin, cos) = libm::sincos(2.0 * std::f64::consts::PI * second);
-        values.extend([(radius * cos) as f32, (radius * sin) as f32]);
+        let both = [(radius * cos) as f32, (radius * sin) as f32];
+        let places = (2 * pair..).zip(both).filter(|(place, _)| elements.contains(place));
+        values.extend(places.map(|(_, value)| value));
     }
-    values.truncate(elements);
-    values
 }
 
 /// Angles of `position / 10000^(column / (half - 1))`.
@@ -65,12 +75,14 @@ fn sinusoids(shape: &[usize]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::shard::{Parts, Place, Shard};
 
     #[test]
     fn values_are_normal_and_those_of_the_name() {
         let spec = |name: &str| ParameterSpec {
             name: name.to_owned(),
             shape: vec![100, 301],
+            shard: Shard::default(),
             init: Init::Normal(0.5),
             is_trained: true,
             shares: None,
@@ -87,5 +99,13 @@ mod tests {
         assert_ne!(values, Seed(2).values(&spec("a")).unwrap());
         assert_ne!(values, Seed(1).values(&spec("b")).unwrap());
         assert_eq!(values[..2], [-0.313_302_96, -0.435_311_73]);
+        for axis in [0, 1] {
+            for rank in 0..3 {
+                let parts = Parts::even([100, 301][axis], 3);
+                let shard = Shard::cut(Place { rank, size: 3 }, axis, &parts);
+                let part = ParameterSpec { shard, ..spec("a") };
+                assert_eq!(Seed(1).values(&part).unwrap(), part.part_of(&values));
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::BalancedLoader;
+use super::{BalancedLoader, DpShare, Share};
 use crate::augment::Augment;
 use crate::collate::{Decode, check_augment};
 use crate::data_set::DataSet;
@@ -25,6 +25,7 @@ const STEPS_AHEAD_MAX: u64 = 1 << 16;
 pub struct BalancedLoaderBuilder {
     pub(super) planner: StepPlanner,
     pub(super) dp_rank: usize,
+    pub(super) share: Arc<dyn Share>,
     pub(super) from_step: u64,
     pub(super) state: Option<LoaderState>,
     pub(super) steps: Option<u64>,
@@ -39,6 +40,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) error_budget: ErrorBudget,
     pub(super) stalls: StallSettings,
     pub(super) preparer: Option<Arc<Preparer>>,
+    pub(super) is_packed: bool,
     /// As the indexes were made: the plan counts these frames.
     pub(super) video_sampling: Option<VideoSampling>,
 }
@@ -50,6 +52,7 @@ impl BalancedLoaderBuilder {
             state: None,
             planner,
             dp_rank,
+            share: Arc::new(DpShare(dp_rank)),
             steps: None,
             fields: FieldSelection::ALL,
             field_names: None,
@@ -62,6 +65,7 @@ impl BalancedLoaderBuilder {
             error_budget: ErrorBudget::default(),
             stalls: StallSettings::default(),
             preparer: None,
+            is_packed: true,
             video_sampling: None,
         }
     }
@@ -175,6 +179,21 @@ impl BalancedLoaderBuilder {
     #[must_use]
     pub fn preparer(mut self, preparer: Arc<Preparer>) -> Self {
         self.preparer = Some(preparer);
+        self
+    }
+
+    /// Leaves prepared samples as they are, for who packs them later ([`Sample::take_prepared`],
+    /// [`Preparer::pack`]): microbatches have no tensors.
+    #[must_use]
+    pub fn unpacked(mut self) -> Self {
+        self.is_packed = false;
+        self
+    }
+
+    /// Delivers other samples of a step than the rank's microbatches. Loss scales stay those of a DP rank.
+    #[must_use]
+    pub fn share(mut self, share: Arc<dyn Share>) -> Self {
+        self.share = share;
         self
     }
 

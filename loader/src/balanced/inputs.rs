@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use super::builder::BalancedLoaderBuilder;
 use super::{Microbatch, Step};
+use crate::batch::Sample;
 use crate::collate::Collator;
 use crate::error::Result;
-use crate::prepare::{PrepareLog, PreparedSample, Preparer, Truncated};
+use crate::prepare::{PrepareLog, Preparer, Truncated};
 
 /// Packs microbatches, where the loader has a preparer, and counts what it packs.
 pub(super) struct Packing {
     preparer: Option<Arc<Preparer>>,
+    is_packed: bool,
     tokens_max: Option<u64>,
     log: Arc<PrepareLog>,
 }
@@ -18,38 +20,39 @@ pub(super) struct Packing {
 impl Packing {
     pub(super) fn new(settings: &BalancedLoaderBuilder, log: Arc<PrepareLog>) -> Self {
         let tokens_max = settings.planner.caps().tokens_max;
-        Self { preparer: settings.preparer.clone(), tokens_max, log }
+        Self { preparer: settings.preparer.clone(), is_packed: settings.is_packed, tokens_max, log }
     }
 
     /// Gives every microbatch its tensors, joined on the pool, and its counted tokens.
     pub(super) async fn pack(&self, collator: &Collator, step: &mut Step) -> Result<()> {
         let Some(preparer) = &self.preparer else { return Ok(()) };
         for microbatch in &mut step.microbatches {
-            let samples = self.take_prepared(microbatch);
-            let preparer = preparer.clone();
-            microbatch.inputs = collator.run(move || preparer.pack(samples)).await?;
-            let inputs = microbatch.inputs.as_ref();
-            microbatch.tokens = inputs.map_or(0, |inputs| inputs.tokens);
-            microbatch.target_tokens = inputs.map_or(0, |inputs| inputs.target_tokens);
+            self.log_cut(microbatch);
+            let prepared = || microbatch.samples.iter().filter_map(|sample| sample.prepared.as_ref());
+            microbatch.tokens = prepared().map(|sample| sample.tokens() as u64).sum();
+            microbatch.target_tokens = prepared().map(|sample| sample.target_tokens() as u64).sum();
+            if self.is_packed {
+                let samples = microbatch.samples.iter_mut().filter_map(Sample::take_prepared).collect();
+                let preparer = preparer.clone();
+                microbatch.inputs = collator.run(move || preparer.pack(samples)).await?;
+            }
             microbatch.loss_scale = microbatch.target_tokens as f64 * microbatch.loss_scale_sum;
             self.count(microbatch);
         }
         Ok(())
     }
 
-    fn take_prepared(&self, microbatch: &mut Microbatch) -> Vec<PreparedSample> {
-        let mut samples = Vec::with_capacity(microbatch.samples.len());
-        for sample in &mut microbatch.samples {
-            let Some(prepared) = sample.prepared.take() else { continue };
-            if prepared.cut_tokens > 0 {
-                let cut_tokens = prepared.cut_tokens as u64;
-                let tokens = prepared.tokens() as u64 + cut_tokens;
-                let (shard, key) = (sample.shard.to_string(), sample.key.clone());
-                self.log.truncated(Truncated { shard, key, tokens, cut_tokens });
-            }
-            samples.push(*prepared);
+    /// Writes down which samples were cut.
+    fn log_cut(&self, microbatch: &Microbatch) {
+        for sample in &microbatch.samples {
+            let Some(prepared) = sample.prepared.as_ref().filter(|prepared| prepared.cut_tokens > 0) else {
+                continue;
+            };
+            let cut_tokens = prepared.cut_tokens as u64;
+            let tokens = prepared.tokens() as u64 + cut_tokens;
+            let (shard, key) = (sample.shard.to_string(), sample.key.clone());
+            self.log.truncated(Truncated { shard, key, tokens, cut_tokens });
         }
-        samples
     }
 
     fn count(&self, microbatch: &Microbatch) {

@@ -7,6 +7,7 @@
 mod builder;
 mod inputs;
 mod reader;
+mod share;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 
 pub use builder::BalancedLoaderBuilder;
 use reader::StepReader;
+pub use share::{DpShare, Share};
 
 use crate::batch::Sample;
 use crate::collate::{Collator, PendingSample};
@@ -55,6 +57,8 @@ pub struct Step {
 pub struct Microbatch {
     /// The samples that could be decoded.
     pub samples: Vec<Sample>,
+    /// Place of each of `samples` in [`StepPlan::samples`].
+    pub places: Vec<u32>,
     /// What each of `samples` costs.
     pub costs: Vec<SampleCost>,
     /// The samples as tensors, where the loader has a preparer and there is a sample.
@@ -176,7 +180,7 @@ impl BalancedLoader {
 /// A step whose samples are being decoded.
 struct PendingStep {
     plan: Arc<StepPlan>,
-    microbatches: Vec<Vec<(PendingSample, SampleCost)>>,
+    microbatches: Vec<Vec<(u32, PendingSample)>>,
     _lease: ByteLease,
 }
 
@@ -223,19 +227,20 @@ fn begin_steps(
             metrics.stage(Stage::Plan).depth.remove(1);
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
-            let lease = budget.lease(at_work.resident_bytes(&plan)).await?;
-            metered(metrics.stage(Stage::Read), at_work.fetch(&plan)).await?;
+            let share = at_work.share(&plan)?;
+            let lease = budget.lease(at_work.resident_bytes(&plan, &share)).await?;
+            metered(metrics.stage(Stage::Read), at_work.fetch(&plan, &share)).await?;
             let (its_plan, its_metrics) = (plan.clone(), metrics.clone());
             let reading = tokio::task::spawn_blocking(move || {
-                (its_metrics.stage(Stage::Read).timed(|| at_work.read(&its_plan)), at_work)
+                (its_metrics.stage(Stage::Read).timed(|| at_work.read(&its_plan, &share)), at_work)
             });
             let (microbatches, done) = reading.await.map_err(|_| Error::StageEnded { stage: "read" })?;
             reader = Some(done);
             let mut pending = Vec::new();
             for microbatch in microbatches? {
                 let mut samples = Vec::with_capacity(microbatch.len());
-                for (raw, cost) in microbatch {
-                    samples.push((collator.begin_sample(raw).await?, cost));
+                for (place, raw) in microbatch {
+                    samples.push((place, collator.begin_sample(raw).await?));
                 }
                 pending.push(samples);
             }
@@ -272,15 +277,16 @@ async fn finish_step(collator: &Collator, pending: PendingStep, dp_size: usize) 
     let loss_scale_sum =
         if plan.target_tokens == 0 { 0.0 } else { dp_size as f64 / plan.target_tokens as f64 };
     for microbatch in microbatches {
-        let (mut samples, mut costs) = (Vec::new(), Vec::new());
-        for (sample, cost) in microbatch {
+        let (mut samples, mut places) = (Vec::new(), Vec::new());
+        for (place, sample) in microbatch {
             if let Some(sample) = collator.finish_sample(sample).await? {
                 samples.push(sample);
-                costs.push(cost);
+                places.push(place);
             }
         }
         collator.skips().delivered(samples.len() as u64);
-        finished.push(microbatch_of(samples, costs, loss_scale_sum));
+        let costs = places.iter().map(|&place| plan.costs[place as usize]).collect();
+        finished.push(Microbatch { places, ..microbatch_of(samples, costs, loss_scale_sum) });
     }
     Ok(Step { step: plan.step, microbatches: finished, target_tokens: plan.target_tokens, plan })
 }
@@ -291,6 +297,7 @@ fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f
     let module_ns = |module: usize| costs.iter().map(|cost| cost.module_ns.as_slice()[module]).sum();
     let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).sum();
     Microbatch {
+        places: Vec::new(),
         inputs: None,
         tokens,
         target_tokens,

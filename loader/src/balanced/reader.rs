@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::{SampleCost, SampleShape};
+use dflop_costmodel::{ImageSize, SampleShape};
 
 use super::builder::BalancedLoaderBuilder;
+use super::share::Share;
 use crate::error::Result;
 use crate::field_selection::FieldSelection;
 use crate::index::SampleRow;
+use crate::measure::FieldShape;
 use crate::metrics::{Metrics, Stage};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::prepare::Preparer;
@@ -16,8 +18,8 @@ use crate::skip::{SkipLog, Skipped};
 use crate::steps::StepSample;
 use crate::store::ranges::ShardRanges;
 
-/// What was read for one microbatch: each sample with its cost.
-pub(super) type ReadMicrobatch = Vec<(RawSample, SampleCost)>;
+/// What was read for one microbatch: each sample, behind its place in the plan.
+pub(super) type ReadMicrobatch = Vec<(u32, RawSample)>;
 
 /// Reads this rank's samples of a step, and of them only the wanted fields.
 #[derive(Debug)]
@@ -27,7 +29,7 @@ pub(super) struct StepReader {
     ranges: Vec<ShardRanges>,
     /// Number of each data set's first shard in the metrics.
     shard_starts: Vec<usize>,
-    dp_rank: usize,
+    share: Arc<dyn Share>,
     fields: FieldSelection,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
@@ -50,7 +52,7 @@ impl StepReader {
             ranges: ranges.collect(),
             shard_starts: shard_starts.collect(),
             planner: Arc::new(settings.planner.clone()),
-            dp_rank: settings.dp_rank,
+            share: settings.share.clone(),
             fields: settings.fields.clone(),
             skips,
             metrics,
@@ -58,42 +60,49 @@ impl StepReader {
         }
     }
 
-    /// Brings what this rank's share of a step needs of remote shards, all of it at the same time.
-    pub(super) async fn fetch(&mut self, plan: &StepPlan) -> Result<()> {
-        let wanted = self.wanted_of_remote(plan);
+    /// Places of the samples that are read of a step, by microbatch.
+    pub(super) fn share(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
+        self.share.places(plan)
+    }
+
+    /// Brings what the share of a step needs of remote shards, all of it at the same time.
+    pub(super) async fn fetch(&mut self, plan: &StepPlan, share: &[Vec<u32>]) -> Result<()> {
+        let wanted = self.wanted_of_remote(plan, share);
         let fetches = self.ranges.iter_mut().zip(wanted).filter(|(_, wanted)| !wanted.is_empty());
         futures::future::try_join_all(fetches.map(|(ranges, wanted)| ranges.fetch(wanted))).await?;
         Ok(())
     }
 
     /// Shard, offset and length of every wanted field that is not on this machine, by data set.
-    fn wanted_of_remote(&self, plan: &StepPlan) -> Vec<Vec<(usize, u64, u64)>> {
+    fn wanted_of_remote(&self, plan: &StepPlan, share: &[Vec<u32>]) -> Vec<Vec<(usize, u64, u64)>> {
         let mut wanted = vec![Vec::new(); self.ranges.len()];
-        for &place in plan.ranks[self.dp_rank].iter().flatten() {
+        for &place in share.iter().flatten() {
             let drawn = plan.samples[place as usize];
             let row = self.planner.row(drawn);
             let is_remote = self.ranges[drawn.data_set].is_remote(row.shard);
             if !is_remote || plan.refused.iter().any(|(at, _)| *at == place as usize) {
                 continue;
             }
-            let fields = row.fields().filter(|field| self.fields.wants(field.extension));
+            let fields = row
+                .fields()
+                .filter(|field| self.fields.wants(field.extension) && self.size_alone(field.shape).is_none());
             wanted[drawn.data_set].extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
         }
         wanted
     }
 
-    /// Reads this rank's microbatches, after [`Self::fetch`]; blocks on a cold disk.
-    pub(super) fn read(&mut self, plan: &StepPlan) -> Result<Vec<ReadMicrobatch>> {
+    /// Reads the share of a step, after [`Self::fetch`]; blocks on a cold disk.
+    pub(super) fn read(&mut self, plan: &StepPlan, share: &[Vec<u32>]) -> Result<Vec<ReadMicrobatch>> {
         let planner = self.planner.clone();
         let mut microbatches = Vec::new();
-        for places in &plan.ranks[self.dp_rank] {
+        for places in share {
             let mut samples = Vec::with_capacity(places.len());
             for &place in places {
                 let drawn = plan.samples[place as usize];
                 let row = planner.row(drawn);
                 match plan.refused.iter().find(|(refused, _)| *refused == place as usize) {
                     Some((_, reason)) => self.skip(&row, drawn, reason),
-                    None => samples.push((self.read_sample(&row, drawn)?, plan.costs[place as usize])),
+                    None => samples.push((place, self.read_sample(&row, drawn)?)),
                 }
             }
             microbatches.push(samples);
@@ -106,13 +115,28 @@ impl StepReader {
         let mut fields = Vec::new();
         self.metrics.reads_shard(self.shard_starts[drawn.data_set] + row.shard);
         for field in row.fields().filter(|field| self.fields.wants(field.extension)) {
-            let payload = self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?;
+            let size = self.size_alone(field.shape);
+            let payload = match size {
+                Some(_) => None,
+                None => Some(self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?),
+            };
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
-            fields.push(RawField { extension, offset, bytes, payload: Some(payload) });
+            fields.push(RawField { extension, offset, bytes, payload, size });
         }
         let shard = self.url(row, drawn);
-        self.metrics.stage(Stage::Read).count(1, fields.iter().map(|field: &RawField| field.bytes).sum());
+        let read = fields.iter().filter(|field: &&RawField| field.size.is_none());
+        self.metrics.stage(Stage::Read).count(1, read.map(|field| field.bytes).sum());
         Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch: drawn.epoch, fields })
+    }
+
+    /// The size of a picture of which the preparer asks for no more.
+    fn size_alone(&self, shape: FieldShape) -> Option<ImageSize> {
+        match shape {
+            FieldShape::Image(size) if self.preparer.as_ref().is_some_and(|own| !own.reads_pixels()) => {
+                Some(size)
+            }
+            _ => None,
+        }
     }
 
     fn url(&self, row: &SampleRow<'_>, drawn: StepSample) -> Arc<str> {
@@ -130,10 +154,9 @@ impl StepReader {
         });
     }
 
-    /// What this rank's share of a step takes in memory, decoded and prepared, from the shapes in the index.
-    pub(super) fn resident_bytes(&self, plan: &StepPlan) -> u64 {
-        let places = plan.ranks[self.dp_rank].iter().flatten();
-        let rows = || places.clone().map(|&place| self.planner.row(plan.samples[place as usize]));
+    /// What the share of a step takes in memory, decoded and prepared, from the shapes in the index.
+    pub(super) fn resident_bytes(&self, plan: &StepPlan, share: &[Vec<u32>]) -> u64 {
+        let rows = || share.iter().flatten().map(|&place| self.planner.row(plan.samples[place as usize]));
         let mut shape = SampleShape::default();
         let tensor_bytes = |preparer: &Arc<Preparer>| -> u64 {
             let bytes = |row: SampleRow<'_>| {
@@ -145,7 +168,7 @@ impl StepReader {
         let prepared = self.preparer.as_ref().map_or(0, tensor_bytes);
         let fields = rows().flat_map(|row| row.fields());
         let decoded: u64 = fields
-            .filter(|field| self.fields.wants(field.extension))
+            .filter(|field| self.fields.wants(field.extension) && self.size_alone(field.shape).is_none())
             .map(|field| field.shape.decoded_bytes(field.bytes))
             .sum();
         decoded.saturating_add(prepared)

@@ -103,7 +103,7 @@ impl StoredSample {
             })?;
             let (extension, offset, bytes) =
                 (field.extension.as_str().into(), field.offset, payload.len() as u64);
-            Ok(RawField { extension, offset, bytes, payload: Some(Bytes::from(payload)) })
+            Ok(RawField { extension, offset, bytes, payload: Some(Bytes::from(payload)), size: None })
         };
         let fields = self.fields.iter().map(field).collect::<Result<_>>()?;
         let (shard, offset, epoch) = (self.url.as_str().into(), self.offset, self.epoch);
@@ -117,7 +117,7 @@ mod tests {
 
     fn held() -> HeldState {
         let payload = Some(Bytes::from_static(&[0, 255, 10]));
-        let field = RawField { extension: "a.bin".into(), offset: 512, bytes: 3, payload };
+        let field = RawField { extension: "a.bin".into(), offset: 512, bytes: 3, payload, size: None };
         let (key, shard) = ("k".to_owned(), "-".into());
         let sample = RawSample { key, shard, offset: 0, epoch: 2, fields: vec![field] };
         Held { shard: 0, item: 7, offset: 0, sample: Some(sample) }.write()

@@ -292,7 +292,7 @@ mod tests {
     use crate::shard::expand_shards;
 
     fn held(bytes: u64) -> Held {
-        let field = RawField { extension: "bin".into(), offset: 512, bytes, payload: None };
+        let field = RawField { extension: "bin".into(), offset: 512, bytes, payload: None, size: None };
         let (key, shard) = ("k".to_owned(), "-".into());
         let sample = RawSample { key, shard, offset: 0, epoch: 0, fields: vec![field] };
         Held { shard: 0, item: 0, offset: 0, sample: Some(sample) }

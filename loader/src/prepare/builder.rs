@@ -102,7 +102,7 @@ impl PreparerBuilder {
     }
 
     /// Counts the tokens of media by the model's token rules and makes no tensors of them: ids, grids and labels for a
-    /// stage that holds the language model alone.
+    /// stage that holds the language model alone. The balanced loader then reads no picture: the index has its size.
     #[must_use]
     pub fn counted_media(mut self) -> Self {
         self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });

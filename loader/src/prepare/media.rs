@@ -28,6 +28,11 @@ pub trait ImageTensors: Debug + Send + Sync {
     /// Returns about how many bytes the tensors of a sample's pictures take, so that they can be bounded before any
     /// is made.
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64;
+
+    /// Returns whether pixels are looked at; if not, pictures are neither read nor decoded, and have their size alone.
+    fn reads_pixels(&self) -> bool {
+        true
+    }
 }
 
 /// Makes tensors of clips.
@@ -72,6 +77,10 @@ impl ImageTensors for CountedImages {
 
     fn tensor_bytes(&self, _: &[ImageSize]) -> u64 {
         0
+    }
+
+    fn reads_pixels(&self) -> bool {
+        false
     }
 }
 

@@ -203,6 +203,12 @@ impl Preparer {
         }
     }
 
+    /// Returns whether pictures have to be decoded; without, their sizes are enough.
+    #[must_use]
+    pub fn reads_pixels(&self) -> bool {
+        self.images.as_ref().is_some_and(|images| images.reads_pixels())
+    }
+
     /// Returns about how many bytes the tensors of a sample's media take.
     #[must_use]
     pub fn tensor_bytes(&self, shape: &SampleShape) -> u64 {

@@ -7,7 +7,6 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::pipeline::{PipelineConfig, balance_pipeline};
 use crate::plan::cluster::Placement;
-use crate::plan::score::Balancing;
 use crate::plan::space::{Candidate, Space};
 use crate::plan::step::Cells;
 use crate::plan::timeline::Timeline;
@@ -25,9 +24,10 @@ impl Space<'_> {
         batch: &[ItemSize],
         timeline: &mut Timeline,
     ) -> Result<Outcome> {
-        let mut dealt = self.dealt(candidate, batch, Balancing::Search)?;
+        let mut dealt = vec![self.greedily(candidate, batch)];
+        dealt.extend(self.searched(candidate, batch)?);
         if candidate.family.placement == Placement::Disaggregated {
-            dealt.push(self.searched(candidate, batch)?);
+            dealt.push(self.searched_for_makespan(candidate, batch)?);
         }
         let outcomes = dealt.iter().map(|cells| self.run(candidate, cells, timeline));
         let rank = |outcome: &Outcome| (outcome.bytes > self.budget_bytes, outcome.makespan_ns);
@@ -36,7 +36,7 @@ impl Space<'_> {
     }
 
     /// Cells by [`balance_pipeline`], which knows of encoders with a DP size of their own.
-    fn searched(&self, candidate: &Candidate, batch: &[ItemSize]) -> Result<Cells> {
+    fn searched_for_makespan(&self, candidate: &Candidate, batch: &[ItemSize]) -> Result<Cells> {
         let family = &candidate.family;
         let (ranks, encoder_ranks) = (family.llm_dp as usize, family.encoder_dp as usize);
         let stages = [self.encoder_shapes[family.encoder].pp, self.llm_shapes[family.llm].pp];

@@ -13,6 +13,7 @@ use super::super::attention::QkvNames;
 use super::super::config::Object;
 use super::super::layer::LayerSpec;
 use super::super::norm::NormKind;
+use super::super::tensor_parallel::Fields;
 use super::convolution::TAPS;
 use super::input::{Plan, refuse};
 use super::projector::{Map, ProjectorSpec};
@@ -26,6 +27,11 @@ use crate::row_mix::RowMix;
 /// Epsilon of all norms, which no configuration says.
 const EPSILON: f64 = 1e-5;
 const PREFIX: &str = "audio_tower.";
+const FIELDS: Fields = Fields {
+    heads: "audio_config.encoder_attention_heads",
+    kv_heads: "audio_config.encoder_attention_heads",
+    mlp: "audio_config.encoder_ffn_dim",
+};
 
 /// Qwen2-Audio.
 pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
@@ -74,6 +80,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
         }),
         arrangement: Arrangement::Audio,
         ignored: Vec::new(),
+        fields: &FIELDS,
     })
 }
 

@@ -8,6 +8,7 @@ mod any_res;
 mod audio;
 mod convolution;
 mod input;
+mod media_kind;
 mod native;
 mod projector;
 mod stem;
@@ -17,6 +18,7 @@ mod tower;
 use std::ops::Range;
 
 pub use input::{Medium, Shown};
+pub use media_kind::MediaKind;
 
 use serde_json::Value;
 
@@ -28,11 +30,21 @@ use super::Block;
 use super::config::Object;
 use super::layer::{Layer, LayerSpec};
 use super::parameters::{Declaration, Init};
+use super::tensor_parallel::{self, Fields};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
 /// Beginning of matrices where there is no checkpoint.
 const INIT: Init = Init::Normal(0.02);
+
+/// Whose encoders of pictures are known.
+const VISION: &str =
+    "llava_onevision, internvl, qwen2_vl, qwen2_5_vl, clip_vision_model and siglip_vision_model";
+
+/// An encoder that the cost model knows in a form, or inside a model, whose checkpoints have other names than those here.
+fn refuse_other_form(top: &Object<'_>, model_type: &str, known: &str) -> Error {
+    top.refused("model_type", format!("= \"{model_type}\" is not supported, encoders are read from {known}"))
+}
 
 /// What turns a medium into rows of the first layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +80,8 @@ pub struct EncoderConfig {
     arrangement: Arrangement,
     /// Tensors of checkpoints that nothing here reads.
     ignored: Vec<String>,
+    /// Where dimensions stand in the configuration.
+    fields: &'static Fields,
 }
 
 /// Which parts of an encoder are not trained.
@@ -93,6 +107,7 @@ impl EncoderConfig {
             "clip_vision_model" | "siglip_vision_model" => tower::alone(document).map(Some),
             "qwen2_vl" => native::qwen2_vl(document).map(Some),
             "qwen2_5_vl" => native::qwen2_5_vl(document).map(Some),
+            other @ ("clip" | "siglip" | "internvl_chat") => Err(refuse_other_form(&top, other, VISION)),
             _ => Ok(None),
         }
     }
@@ -104,6 +119,9 @@ impl EncoderConfig {
     pub fn audio(document: &Value) -> Result<Option<Self>> {
         match Object::of(document).text("model_type")? {
             Some("qwen2_audio") => audio::qwen2_audio(document).map(Some),
+            Some(other @ ("whisper" | "qwen2_audio_encoder")) => {
+                Err(refuse_other_form(&Object::of(document), other, "qwen2_audio"))
+            }
             _ => Ok(None),
         }
     }
@@ -127,13 +145,26 @@ impl EncoderConfig {
         &self.ignored
     }
 
+    /// Checks that a tensor-parallel group of this degree can share the layers and the projector's MLP.
+    ///
+    /// # Errors
+    /// [`Error::TensorParallel`] that names the field which does not fit.
+    pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
+        for layer in &self.layers {
+            tensor_parallel::check_heads(self.fields, &layer.attention, degree)?;
+            tensor_parallel::check_size(self.fields.mlp, layer.mlp.middle, degree)?;
+        }
+        let projector = self.projector.as_ref().and_then(ProjectorSpec::middle);
+        projector.map_or(Ok(()), |middle| tensor_parallel::check_size("projector", middle, degree))
+    }
+
     /// Declares the parameters of some layers and returns their blocks: with the stem before the first layer and the
     /// projector behind the last.
     ///
     /// The blocks of the encoder proper and those of the projector are apart, as they are frozen apart.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no such layers.
+    /// [`Error::Config`] if there are no such layers, [`Error::TensorParallel`] if ranks cannot share them.
     pub fn add_to<D: Device>(
         &self,
         layers: Range<usize>,
@@ -144,7 +175,10 @@ impl EncoderConfig {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
             return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
         }
-        parts.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
+        self.check_tensor_parallel(parts.place().size)?;
+        for layers in crate::stage::single_layers(&layers) {
+            parts.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
+        }
         let projector = self.projector.as_ref().filter(|_| layers.end == self.layers());
         let Some(projector) = projector else { return Ok(()) };
         parts.add(frozen.projector, |declaration| {

@@ -15,6 +15,7 @@ use super::super::layer::LayerSpec;
 use super::super::mlp::{MlpNames, MlpSpec};
 use super::super::norm::NormKind;
 use super::super::rope::Rope;
+use super::super::tensor_parallel::Fields;
 use super::input::{Plan, refuse};
 use super::projector::{Map, ProjectorSpec};
 use super::stem::PatchStemSpec;
@@ -30,6 +31,12 @@ const EPSILON: f64 = 1e-6;
 const THETA: f64 = 10_000.0;
 /// Layers of full attention of Qwen2.5-VL where no configuration says them.
 const FULL_LAYERS: [usize; 4] = [7, 15, 23, 31];
+
+const FIELDS: Fields = Fields {
+    heads: "vision_config.num_heads",
+    kv_heads: "vision_config.num_heads",
+    mlp: "vision_config.intermediate_size",
+};
 
 /// How patches become rows.
 #[derive(Debug, Clone, PartialEq)]
@@ -160,10 +167,16 @@ fn config(
         projector: Some(projector),
         arrangement,
         ignored: Vec::new(),
+        fields: &FIELDS,
     })
 }
 
 impl Native {
+    /// Numbers of a patch's pixels.
+    pub(super) fn patch_inputs(&self) -> usize {
+        self.patch_inputs
+    }
+
     pub(super) fn rope(&self) -> &Rope {
         &self.rope
     }

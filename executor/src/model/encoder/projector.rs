@@ -36,6 +36,16 @@ pub(super) enum Map {
     Linear(String),
 }
 
+impl ProjectorSpec {
+    /// Width between the matrices of an MLP.
+    pub(super) fn middle(&self) -> Option<usize> {
+        match self.map {
+            Map::Mlp(_, middle, ..) => Some(middle),
+            Map::Linear(_) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Matrices {
     Mlp(Mlp),

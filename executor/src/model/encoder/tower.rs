@@ -11,6 +11,7 @@ use super::super::config::Object;
 use super::super::layer::LayerSpec;
 use super::super::mlp::{MlpNames, MlpSpec};
 use super::super::norm::NormKind;
+use super::super::tensor_parallel::Fields;
 use super::any_res;
 use super::input::{Plan, refuse};
 use super::projector::{Map, ProjectorSpec};
@@ -23,6 +24,14 @@ use crate::row_mix::RowMix;
 
 /// Epsilon of PyTorch's layer norm where no configuration says one.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
+
+const FIELDS: Fields = Fields {
+    heads: "vision_config.num_attention_heads",
+    kv_heads: "vision_config.num_attention_heads",
+    mlp: "vision_config.intermediate_size",
+};
+const FIELDS_ALONE: Fields =
+    Fields { heads: "num_attention_heads", kv_heads: "num_attention_heads", mlp: "intermediate_size" };
 
 /// How squares become rows, and which rows are taken.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +64,8 @@ struct Tower {
     /// Of the norm behind the layers.
     last_norm: Option<(String, f64)>,
     ignored: Vec<String>,
+    /// Whether the configuration is that of the tower.
+    is_alone: bool,
 }
 
 impl Tower {
@@ -67,6 +78,7 @@ impl Tower {
             projector,
             arrangement: Arrangement::Tiles(self.tiles),
             ignored: self.ignored,
+            fields: if self.is_alone { &FIELDS_ALONE } else { &FIELDS },
         }
     }
 }
@@ -199,7 +211,8 @@ fn square_tower(
     if is_clip {
         ignored.push(format!("{last}."));
     }
-    Ok(Tower { last_norm: Some((last, epsilon)), spec, tiles, stem, layers, ignored })
+    let is_alone = prefix.is_empty();
+    Ok(Tower { last_norm: Some((last, epsilon)), spec, tiles, stem, layers, ignored, is_alone })
 }
 
 fn intern_vit(fields: &Object<'_>, spec: EncoderSpec, rule: TileRule) -> Result<Tower> {
@@ -253,7 +266,7 @@ fn intern_vit(fields: &Object<'_>, spec: EncoderSpec, rule: TileRule) -> Result<
         ignored.push(format!("{last}."));
     }
     let last_norm = (has_last_norm && used == spec.layers).then_some((last, epsilon));
-    Ok(Tower { spec, tiles, stem, layers, last_norm, ignored })
+    Ok(Tower { spec, tiles, stem, layers, last_norm, ignored, is_alone: false })
 }
 
 /// Attention of an encoder in which all rows of a picture or clip see each other.
@@ -285,6 +298,11 @@ pub(super) fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Acti
 }
 
 impl Tiles {
+    /// Numbers of a tile's pixels.
+    pub(super) fn elements(&self) -> usize {
+        self.channels * self.side * self.side
+    }
+
     fn patches_per_side(&self) -> usize {
         self.side / self.patch
     }
@@ -299,7 +317,7 @@ impl Tiles {
     }
 
     pub(super) fn plan(&self, pixels: &[f32], shown: &[Shown]) -> Result<Plan> {
-        let of_tile = self.channels * self.side * self.side;
+        let of_tile = self.elements();
         let tiles = shown.iter().map(Shown::tiles).sum::<usize>();
         if pixels.len() != tiles * of_tile {
             let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());

@@ -68,6 +68,7 @@ impl LlmConfig {
             },
             inputs: Inputs::Text(TextInputs {
                 embedding: embedding.upload(device)?,
+                words: embedding,
                 media,
                 predictions: predictions.upload(device)?,
                 targets,

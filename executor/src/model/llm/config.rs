@@ -14,6 +14,8 @@ use super::super::mlp::{MlpNames, MlpSpec};
 use super::super::norm::NormKind;
 use super::super::parameters::{Declaration, Init};
 use super::super::rope::Rope;
+use super::super::tensor_parallel::{self, Fields};
+use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -31,7 +33,25 @@ pub struct LlmConfig {
     /// Of the LM head's weight.
     head: &'static str,
     init: Init,
+    /// Fields of heads, MLP and vocabulary.
+    fields: (&'static Fields, &'static str),
 }
+
+/// Where dimensions stand in the configuration of a language model alone, and inside a multimodal one.
+const FIELDS: [(&Fields, &str); 2] = [
+    (
+        &Fields { heads: "num_attention_heads", kv_heads: "num_key_value_heads", mlp: "intermediate_size" },
+        "vocab_size",
+    ),
+    (
+        &Fields {
+            heads: "text_config.num_attention_heads",
+            kv_heads: "text_config.num_key_value_heads",
+            mlp: "text_config.intermediate_size",
+        },
+        "text_config.vocab_size",
+    ),
+];
 
 /// Models whose names are known here, whole ones and language models.
 const KNOWN: [&str; 7] =
@@ -58,12 +78,11 @@ impl LlmConfig {
     /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
-        let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
-            let problem = "is no language model's".to_owned();
-            return Err(Error::Config { field: "model_type".to_owned(), problem });
-        };
         let top = Object::of(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
+        let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
+            return Err(top.refused("model_type", format!("= \"{model_type}\" is no language model's")));
+        };
         let text = if top.has("text_config") { top.child("text_config") } else { top.clone() };
         refuse_other_names(&top, &text)?;
         if !spec.head_dim.is_multiple_of(2) {
@@ -93,6 +112,7 @@ impl LlmConfig {
             spec,
             prefix,
             head,
+            fields: FIELDS[usize::from(top.has("text_config"))],
         })
     }
 
@@ -118,11 +138,23 @@ impl LlmConfig {
         self.spec.hidden as usize
     }
 
+    /// Checks that a tensor-parallel group of this degree can share the decoder.
+    ///
+    /// # Errors
+    /// [`Error::TensorParallel`] that names the field which does not fit.
+    pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
+        let (fields, vocabulary) = self.fields;
+        let layer = self.layer(0);
+        tensor_parallel::check_heads(fields, &layer.attention, degree)?;
+        tensor_parallel::check_size(fields.mlp, layer.mlp.middle, degree)?;
+        tensor_parallel::check_size(vocabulary, self.spec.vocab as usize, degree)
+    }
+
     /// Declares the parameters of some layers and returns their blocks: with the embedding before the first layer and
     /// the LM head and its loss behind the last.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no such layers.
+    /// [`Error::Config`] if there are no such layers, [`Error::TensorParallel`] if ranks cannot share them.
     pub fn blocks<D: Device>(
         &self,
         layers: Range<usize>,
@@ -132,6 +164,7 @@ impl LlmConfig {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
             return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
         }
+        self.check_tensor_parallel(declaration.place().size)?;
         let (vocabulary, hidden) = (self.spec.vocab as usize, self.hidden());
         let embedding = format!("{}embed_tokens.weight", self.prefix);
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
@@ -148,10 +181,12 @@ impl LlmConfig {
         }
         if layers.end == self.layers() {
             let norm = format!("{}norm", self.prefix);
+            let (shape, cut) =
+                ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.place())));
             let head = if self.spec.details.has_tied_embeddings {
-                declaration.add_shared(&embedding, &[vocabulary, hidden], self.init)
+                declaration.add_shared(&embedding, &shape, self.init, cut)
             } else {
-                declaration.add(self.head, &[vocabulary, hidden], self.init)
+                declaration.add_cut(self.head, &shape, self.init, cut)
             };
             blocks.push(Box::new(Head::declare(
                 declaration,
@@ -164,7 +199,8 @@ impl LlmConfig {
         Ok(blocks)
     }
 
-    fn layer(&self, layer: usize) -> LayerSpec {
+    /// What a layer is made of.
+    pub(crate) fn layer(&self, layer: usize) -> LayerSpec {
         let name = |rest: &str| format!("{}layers.{layer}.{rest}", self.prefix);
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;

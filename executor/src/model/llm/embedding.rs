@@ -1,14 +1,19 @@
 //! The first block of a decoder: token ids to rows, and the encoders' tokens to their places among them.
+//!
+//! Ranks of a tensor-parallel group look up the words that they have; every row is one rank's, and the sum has its bits.
 
 use super::super::parameters::{Declaration, Init, ParameterId};
-use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of, tensor_parallel};
+use super::vocabulary::Vocabulary;
 use crate::device::Device;
 use crate::error::Result;
+use crate::row_mix::SparseBuffers;
 
 /// The embedding. Its input is the encoders' tokens, `[media tokens, hidden]`, none if the microbatch has none.
 #[derive(Debug)]
 pub struct Embedding {
     table: ParameterId,
+    vocabulary: Vocabulary,
     hidden: usize,
 }
 
@@ -20,7 +25,10 @@ impl Embedding {
         [vocabulary, hidden]: [usize; 2],
         init: Init,
     ) -> Self {
-        Self { table: declaration.add(name, &[vocabulary, hidden], init), hidden }
+        let place = declaration.place();
+        let cut = (0, &Vocabulary::parts(vocabulary, place));
+        let table = declaration.add_cut(name, &[vocabulary, hidden], init, cut);
+        Self { table, vocabulary: Vocabulary::new(vocabulary, place), hidden }
     }
 }
 
@@ -29,7 +37,13 @@ impl<D: Device> Block<D> for Embedding {
         let text = pass.context.inputs.text()?;
         let mut y = pass.device.zeros(pass.context.layers.rows * self.hidden)?;
         let table = pass.parameters.value(self.table);
-        pass.device.mix_rows(&text.embedding.forward, self.hidden, table, &mut y)?;
+        if let Some(tensor) = pass.tensor {
+            let own = SparseBuffers::new(pass.device, &text.words.within(&self.vocabulary.own()))?;
+            pass.device.mix_rows(&own, self.hidden, table, &mut y)?;
+            tensor_parallel::all_reduce(pass.device, Some(tensor), &mut y)?;
+        } else {
+            pass.device.mix_rows(&text.embedding.forward, self.hidden, table, &mut y)?;
+        }
         if let Some((media, rows)) = &text.media {
             let tokens = rows_of::<D>(input, *rows, self.hidden)?;
             pass.device.mix_rows(&media.forward, self.hidden, &tokens, &mut y)?;
@@ -47,7 +61,13 @@ impl<D: Device> Block<D> for Embedding {
         let text = pass.context.inputs.text()?;
         let dy = rows_of::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         if let Some(gradient) = pass.parameters.gradient_mut(self.table) {
-            pass.device.mix_rows(&text.embedding.backward, self.hidden, &dy, gradient)?;
+            if pass.tensor.is_some() {
+                let own = text.words.within(&self.vocabulary.own()).transposed();
+                let own = SparseBuffers::new(pass.device, &own)?;
+                pass.device.mix_rows(&own, self.hidden, &dy, gradient)?;
+            } else {
+                pass.device.mix_rows(&text.embedding.backward, self.hidden, &dy, gradient)?;
+            }
         }
         match &text.media {
             Some((media, rows)) if is_input_needed => {

@@ -1,11 +1,13 @@
 //! The last block of a decoder: norm, LM head and loss, of the rows that predict a target alone.
 //!
 //! Logits are made in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns them into their
-//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits.
+//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits. Ranks of a tensor-parallel group have
+//! the logits of some words each.
 
 use super::super::norm::{Norm, NormKind};
 use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of, tensor_parallel};
+use super::vocabulary::Vocabulary;
 use crate::device::{Device, Layout, Shape};
 use crate::error::Result;
 
@@ -17,6 +19,8 @@ const LOGITS_KEPT: usize = 1 << 24;
 pub struct Head {
     norm: Norm,
     weight: ParameterId,
+    words: Vocabulary,
+    /// Words of this rank.
     vocabulary: usize,
     hidden: usize,
     kept: usize,
@@ -32,19 +36,20 @@ impl Head {
         epsilon: f64,
     ) -> Self {
         let norm = Norm::declare(declaration, norm, NormKind::Rms, hidden, epsilon);
-        Self { norm, weight, vocabulary, hidden, kept: LOGITS_KEPT }
+        let words = Vocabulary::new(vocabulary, declaration.place());
+        Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
     }
 
     /// Rows of a chunk; all of them if they are kept.
     fn chunk(&self, rows: usize) -> usize {
-        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.vocabulary).max(1) }
+        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.most()).max(1) }
     }
 
     fn is_kept(&self, rows: usize) -> bool {
-        rows * self.vocabulary <= self.kept
+        rows * self.words.most() <= self.kept
     }
 
-    /// Logits of some rows.
+    /// Logits of some rows, of this rank's words.
     fn project<D: Device>(
         &self,
         pass: &Pass<'_, D>,
@@ -105,7 +110,8 @@ impl<D: Device> Block<D> for Head {
         for targets in text.targets.chunks(self.chunk(rows)).enumerate() {
             let (first, targets) = (targets.0 * self.chunk(rows), targets.1);
             let mut logits = self.project(pass, &normal, first, targets.len())?;
-            loss += pass.device.cross_entropy(&mut logits, targets, text.loss_scale)?;
+            let scale = text.loss_scale;
+            loss += self.words.cross_entropy(pass.device, pass.tensor, &mut logits, targets, scale)?;
             kept = Some(logits);
         }
         for buffer in [taken, statistics, normal] {
@@ -134,12 +140,14 @@ impl<D: Device> Block<D> for Head {
         } else {
             for (index, targets) in text.targets.chunks(self.chunk(rows)).enumerate() {
                 let part = (index * self.chunk(rows), targets.len());
-                let forward = Pass { device, parameters: &*pass.parameters, context: pass.context };
+                let BackwardPass { context, tensor, .. } = *pass;
+                let forward = Pass { device, parameters: &*pass.parameters, context, tensor };
                 let mut logits = self.project(&forward, &normal, part.0, part.1)?;
-                device.cross_entropy(&mut logits, targets, text.loss_scale)?;
+                self.words.cross_entropy(device, tensor, &mut logits, targets, text.loss_scale)?;
                 self.project_backward(pass, &logits, &normal, part, &mut d_normal)?;
             }
         }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut d_normal)?;
         let mut d_taken = device.zeros(rows * self.hidden)?;
         let d_input = is_input_needed.then_some(&mut d_taken);
         self.norm.backward(pass, &d_normal, &taken, &statistics, d_input)?;
@@ -153,17 +161,24 @@ impl<D: Device> Block<D> for Head {
 
     fn logits(&self, pass: &Pass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
         let (normal, _) = self.norm.forward(pass, input)?;
-        self.project(pass, &normal, 0, pass.context.layers.rows).map(Some)
+        let rows = pass.context.layers.rows;
+        let own = self.project(pass, &normal, 0, rows)?;
+        self.words.gather(pass.device, pass.tensor, own, rows).map(Some)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::super::super::parameters::{Init, Parameters};
+    use super::super::super::shard::Place;
+    use super::super::super::tensor_parallel::TensorParallel;
     use super::super::{LlmConfig, TextBatch};
     use super::*;
+    use crate::comm::{Settings, threads};
     use crate::device::Cpu;
     use crate::weights::Seed;
 
@@ -172,6 +187,13 @@ mod tests {
 
     /// Loss, gradient of the input and gradients of the parameters, with so many logits kept.
     fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        run_part(kept, None)
+    }
+
+    /// The same of one of several ranks.
+    fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        let tensor = group.map(|group| group.pass(Some(0), "head"));
+        let place = group.map_or(Place::ALONE, TensorParallel::place);
         let device = Cpu::new(2).unwrap();
         let config = LlmConfig::from_config(
             &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
@@ -189,17 +211,20 @@ mod tests {
             loss_scale: 0.1,
         };
         let context = config.unwrap().context(&device, &batch).unwrap();
-        let mut declaration = Declaration::default();
-        let weight = declaration.add("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3));
+        let mut declaration = Declaration::of(place);
+        let cut = (0, &Vocabulary::parts(VOCABULARY, place));
+        let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
         let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
         head.kept = kept;
         let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
         let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
         let mut saved = Saved::default();
-        let pass = Pass { device: &device, parameters: &parameters, context: &context };
+        let pass = Pass { device: &device, parameters: &parameters, context: &context, tensor };
         let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
         let Output::Loss(loss) = output else { panic!("a head has a loss") };
-        let mut pass = BackwardPass { device: &device, parameters: &mut parameters, context: &context };
+        let parameters_mut = &mut parameters;
+        let mut pass =
+            BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor };
         let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
         assert_eq!(saved.elements(), 0);
         (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
@@ -214,6 +239,30 @@ mod tests {
             let (chunked, kept) = (chunked.iter().flatten(), gradients.iter().flatten());
             for (chunked, kept) in chunked.zip(kept).chain(chunked_dx.iter().zip(&dx)) {
                 assert!((chunked - kept).abs() < 1e-6, "{rows}: {chunked} {kept}");
+            }
+        }
+    }
+
+    /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
+    #[test]
+    fn ranks_that_share_the_words_cut_the_same_chunks() {
+        let (loss, dx, gradients) = run(LOGITS_KEPT);
+        for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
+            let ranks = threads::world(3, Settings::default()).unwrap();
+            let parts: Vec<_> = std::thread::scope(|scope| {
+                let start =
+                    |comm| scope.spawn(move || run_part(kept, Some(&TensorParallel::new(Arc::new(comm)))));
+                let threads: Vec<_> = ranks.into_iter().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let head: Vec<f32> = parts.iter().flat_map(|part| part.2[0].clone()).collect();
+            for (part_loss, part_dx, part) in &parts {
+                assert!((part_loss - loss).abs() < 1e-6 * loss, "{part_loss} {loss}");
+                assert_eq!((part_dx, &part[1]), (&parts[0].1, &parts[0].2[1]));
+                let found = head.iter().chain(part_dx).chain(&part[1]);
+                for (found, truth) in found.zip(gradients[0].iter().chain(&dx).chain(&gradients[1])) {
+                    assert!((found - truth).abs() < 1e-6, "{kept}: {found} {truth}");
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ mod batch;
 mod config;
 mod embedding;
 mod head;
+mod vocabulary;
 
 pub use batch::{IGNORED, TextBatch};
 pub use config::LlmConfig;

@@ -1,0 +1,84 @@
+//! Prepared samples to the context of an encoder's microbatch.
+
+use dflop_loader::prepare::{AudioFeatures, PixelValues, PreparedSample};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::context::Context;
+use crate::model::encoder::{EncoderConfig, Medium, Shown};
+use crate::model::whole::ModuleKind;
+
+/// Joins the media of samples, in their order; of a sample its pictures, then its videos, or its clips.
+pub(super) fn context<D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    module: ModuleKind,
+    samples: &[PreparedSample],
+) -> Result<Context<D>> {
+    if module == ModuleKind::Audio {
+        return audio(device, encoder, samples.iter().flat_map(|sample| &sample.clips));
+    }
+    let has_grid = |pixels: &PixelValues| pixels.grid_thw.is_some();
+    let mut all = samples.iter().flat_map(pixels);
+    match all.next() {
+        Some((first, _)) if has_grid(first) => patches(device, encoder, samples.iter().flat_map(pixels)),
+        _ => tiles(device, encoder, samples.iter().flat_map(pixels)),
+    }
+}
+
+/// Pictures without a number of frames, then videos with theirs.
+fn pixels(sample: &PreparedSample) -> impl Iterator<Item = (&PixelValues, Option<u32>)> {
+    let pictures = sample.images.iter().map(|picture| (picture, None));
+    pictures.chain(sample.videos.iter().map(|video| (&video.pixels, Some(video.frames))))
+}
+
+fn patches<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
+) -> Result<Context<D>> {
+    let (mut values, mut grids) = (Vec::new(), Vec::new());
+    for (picture, _) in pixels {
+        let Some(grid) = picture.grid_thw else {
+            let problem = "must have a grid of patches".to_owned();
+            return Err(Error::Input { input: "pixel_values", problem });
+        };
+        values.extend_from_slice(&picture.values);
+        grids.push(grid);
+    }
+    encoder.context(device, &Medium::Patches { values: &values, grids: &grids })
+}
+
+fn tiles<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
+) -> Result<Context<D>> {
+    let (mut values, mut shown) = (Vec::new(), Vec::new());
+    for (picture, frames) in pixels {
+        values.extend_from_slice(&picture.values);
+        let tiles = picture.shape.first().copied().unwrap_or(0) as u32;
+        // Families that do not cut by size are given none.
+        let [height, width] = picture.image_size.unwrap_or([1, 1]);
+        shown.push(match frames {
+            Some(frames) => Shown::Video { frames },
+            None => Shown::Picture { height, width, tiles },
+        });
+    }
+    encoder.context(device, &Medium::Tiles { pixels: &values, shown: &shown })
+}
+
+fn audio<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    clips: impl Iterator<Item = &'a AudioFeatures>,
+) -> Result<Context<D>> {
+    let (mut features, mut frames) = (Vec::new(), Vec::new());
+    for clip in clips {
+        features.extend_from_slice(&clip.values);
+        let of_window = clip.shape.get(2).copied().unwrap_or(1).max(1);
+        let sounding = |window: &[u8]| window.iter().map(|&is_sound| u32::from(is_sound)).sum::<u32>();
+        frames.extend(clip.attention_mask.chunks(of_window).map(sounding));
+    }
+    encoder.context(device, &Medium::Windows { features: &features, frames: &frames })
+}

@@ -1,0 +1,126 @@
+//! The vocabulary as a rank of a tensor-parallel group has it: a part of its words, one behind the other.
+//!
+//! Losses need one exchange of three numbers a row and rank, whatever the vocabulary.
+
+use std::ops::Range;
+
+use super::super::shard::{Parts, Place};
+use super::super::tensor_parallel::TensorPass;
+use crate::device::Device;
+use crate::error::Result;
+use crate::ops::cross_entropy_part::{RowPart, join};
+
+/// The words of all ranks; the first ranks have one more where it does not come out even.
+#[derive(Debug)]
+pub(super) struct Vocabulary {
+    /// Words of every rank.
+    sizes: Vec<usize>,
+    own: Range<usize>,
+    place: Place,
+}
+
+impl Vocabulary {
+    pub(super) fn new(words: usize, place: Place) -> Self {
+        let parts = Self::parts(words, place);
+        let first = parts.first(place.rank);
+        Self {
+            sizes: (0..place.size).map(|rank| parts.len(rank)).collect(),
+            own: first..first + parts.len(place.rank),
+            place,
+        }
+    }
+
+    /// How the rows of the embedding and of the LM head are cut.
+    pub(super) fn parts(words: usize, place: Place) -> Parts {
+        Parts::even(words, place.size)
+    }
+
+    /// The words of this rank.
+    pub(super) fn own(&self) -> Range<usize> {
+        self.own.clone()
+    }
+
+    /// The most words of any rank: what all ranks cut rows into chunks by.
+    pub(super) fn most(&self) -> usize {
+        self.sizes.first().copied().unwrap_or(0)
+    }
+
+    /// Replaces the logits of this rank's words by their gradient and returns the sum of losses.
+    pub(super) fn cross_entropy<D: Device>(
+        &self,
+        device: &D,
+        tensor: Option<TensorPass<'_>>,
+        logits: &mut D::Floats,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<f64> {
+        let Some(tensor) = tensor else { return device.cross_entropy(logits, targets, scale) };
+        let own =
+            |&target: &u32| self.own.contains(&(target as usize)).then(|| target - self.own.start as u32);
+        let own: Vec<Option<u32>> = targets.iter().map(own).collect();
+        let rows = device.cross_entropy_part(logits, &own)?;
+        let all = self.exchange(tensor, &rows)?;
+        let mut loss = 0.0;
+        let mut factors = Vec::with_capacity(rows.len());
+        for row in 0..rows.len() {
+            let parts: Vec<RowPart<f32>> = all.iter().map(|parts| parts[row]).collect();
+            let (of_row, factor) = join(&parts, self.place.rank, scale);
+            loss += of_row;
+            factors.push(factor);
+        }
+        device.cross_entropy_part_backward(logits, &own, &factors, scale)?;
+        Ok(loss)
+    }
+
+    /// What the rows add up to, on every rank.
+    fn exchange(&self, tensor: TensorPass<'_>, own: &[RowPart<f32>]) -> Result<Vec<Vec<RowPart<f32>>>> {
+        let Place { rank, size } = self.place;
+        let part = 3 * own.len();
+        let mut all = vec![0.0; size * part];
+        for (place, row) in all[rank * part..].chunks_mut(3).zip(own) {
+            place.copy_from_slice(&[row.most, row.sum, row.target]);
+        }
+        tensor.group.comm().all_gather(tensor.at, all.as_mut_slice().into(), &vec![part; size])?;
+        let row = |&[most, sum, target]: &[f32; 3]| RowPart { most, sum, target };
+        let rank = |rank: usize| all[rank * part..][..part].as_chunks().0.iter().map(row).collect();
+        Ok((0..size).map(rank).collect())
+    }
+
+    /// Puts the logits of all ranks beside each other: `[rows, vocabulary]`, on every rank.
+    pub(super) fn gather<D: Device>(
+        &self,
+        device: &D,
+        tensor: Option<TensorPass<'_>>,
+        own: D::Floats,
+        rows: usize,
+    ) -> Result<D::Floats> {
+        let Some(tensor) = tensor else { return Ok(own) };
+        let words: usize = self.sizes.iter().sum();
+        let mut all = vec![0.0; rows * words];
+        all[rows * self.own.start..rows * self.own.end].copy_from_slice(&device.download(&own)?);
+        let parts: Vec<usize> = self.sizes.iter().map(|size| rows * size).collect();
+        tensor.group.comm().all_gather(tensor.at, all.as_mut_slice().into(), &parts)?;
+        let mut logits = Vec::with_capacity(all.len());
+        for row in 0..rows {
+            let mut first = 0;
+            for size in &self.sizes {
+                logits.extend_from_slice(&all[first * rows + row * size..][..*size]);
+                first += size;
+            }
+        }
+        device.upload(&logits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_one_ranks() {
+        let place = |rank| Place { rank, size: 4 };
+        let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, place(rank)).own()).collect();
+        assert_eq!(own, [0..13, 13..26, 26..38, 38..50]);
+        assert!((0..4).all(|rank| Vocabulary::new(50, place(rank)).most() == 13));
+    }
+}

@@ -1,0 +1,181 @@
+//! Tensor parallelism: ranks that hold a part of every layer each, and sum what they compute of it.
+//!
+//! Attention and MLP are a column-parallel layer, whose outputs are dealt out, and a row-parallel one, whose inputs are:
+//! one sum over ranks behind the second in forward, one behind the first in backward. Heads go to ranks whole. Embedding
+//! and LM head hold a part of the vocabulary each. All else is computed on every rank, from the same bits.
+//!
+//! **Guarantees.** Rows between blocks, losses, and gradients of what every rank holds are the same bits on all ranks: a sum
+//! has one order, and all ranks get its result ([`Comm::all_reduce`]). Biases of row-parallel layers are added once, by
+//! the first rank.
+//!
+//! # Source
+//! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::attention::{AttentionSpec, QkvNames};
+use super::parameters::ParameterSpec;
+use super::shard::Place;
+use crate::comm::{At, Comm, Payload, Shape};
+use crate::device::{Buffer, Device};
+use crate::error::{Error, Result};
+
+/// Tag of the messages that bring parts of tensors to the first rank.
+const ASSEMBLE: u64 = 0x7e_5053;
+
+/// One rank's end of a tensor-parallel group.
+///
+/// All ranks of a group run the same passes of the same stages in the same order. Ranks that are threads of one process
+/// may share a device, but not call stages from inside [`Device::run`] of a device that they share: a rank that waits there
+/// would hold a thread that the other ranks need.
+pub struct TensorParallel {
+    comm: Arc<dyn Comm>,
+    step: AtomicU64,
+}
+
+impl fmt::Debug for TensorParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorParallel({} of {})", self.comm.rank(), self.comm.size())
+    }
+}
+
+impl TensorParallel {
+    /// A group of all ranks of a communicator, which is its own: a [split](Comm::split) of the job's.
+    #[must_use]
+    pub fn new(comm: Arc<dyn Comm>) -> Self {
+        Self { comm, step: AtomicU64::new(0) }
+    }
+
+    /// Returns rank and size.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place { rank: self.comm.rank(), size: self.comm.size() }
+    }
+
+    /// Returns the communicator.
+    #[must_use]
+    pub fn comm(&self) -> &dyn Comm {
+        &*self.comm
+    }
+
+    /// Says which step the passes from now on belong to: messages name it, and ranks that are at different ones end the job.
+    pub fn begin_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// What the sums of a pass say of themselves.
+    pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_> {
+        let step = self.step.load(Ordering::Relaxed);
+        let at = match microbatch {
+            Some(microbatch) => At::microbatch(step, microbatch as u32, action),
+            None => At::step(step, action),
+        };
+        TensorPass { group: self, at }
+    }
+
+    /// Adds up over all ranks; all of them get the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the job is over.
+    pub fn all_reduce<D: Device>(&self, device: &D, at: At, buffer: &mut D::Floats) -> Result<()> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        Ok(device.on_host(buffer, |values| self.comm.all_reduce(at, values.into()))??)
+    }
+
+    /// Puts a tensor together from the parts of all ranks: weights, or anything else with an element for each of them.
+    ///
+    /// - `values`: this rank's part
+    /// - returns the whole tensor, `spec.shape`, on the first rank; `None` on others
+    ///
+    /// All ranks call it for the same tensors in the same order. Replicas are held against the original.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the job is over, [`Error::Replicas`] if two ranks hold other bits of the same part.
+    ///
+    /// # Panics
+    /// Never: the receiver says what type it takes.
+    pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
+        let Place { rank: own, size } = self.place();
+        let at = At::step(self.step.load(Ordering::Relaxed), "assemble tensors");
+        if own > 0 {
+            let payload = Payload::f32(1, values.len(), values.to_vec())?;
+            self.comm.send(0, ASSEMBLE, at, payload)?;
+            return Ok(None);
+        }
+        let mut parts = vec![values.to_vec()];
+        for rank in 1..size {
+            let shape = Shape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
+            let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
+            parts.push(part.expect("the receiver says the type"));
+        }
+        let mut whole = vec![0.0; spec.shape.iter().product()];
+        for (rank, part) in parts.iter().enumerate() {
+            let original = spec.shard.original(rank);
+            let same = part.iter().zip(&parts[original]).all(|(a, b)| a.to_bits() == b.to_bits());
+            if !same {
+                let (tensor, world) = (spec.name.clone(), |rank| self.comm.world_rank(rank));
+                return Err(Error::Replicas { tensor, ranks: [world(original), world(rank)] });
+            }
+            let mut rest = &part[..];
+            for span in spec.shard.spans_of(rank, &spec.shape) {
+                let (values, behind) = rest.split_at(span.len());
+                whole[span].copy_from_slice(values);
+                rest = behind;
+            }
+        }
+        Ok(Some(whole))
+    }
+}
+
+/// The group as one pass of one microbatch sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorPass<'a> {
+    /// The group.
+    pub group: &'a TensorParallel,
+    /// What messages say of themselves.
+    pub at: At,
+}
+
+/// Adds up over the ranks of a group, if there is one.
+pub(crate) fn all_reduce<D: Device>(
+    device: &D,
+    tensor: Option<TensorPass<'_>>,
+    buffer: &mut D::Floats,
+) -> Result<()> {
+    tensor.map_or(Ok(()), |pass| pass.group.all_reduce(device, pass.at, buffer))
+}
+
+/// The configuration fields that errors name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fields {
+    pub(crate) heads: &'static str,
+    pub(crate) kv_heads: &'static str,
+    pub(crate) mlp: &'static str,
+}
+
+/// Fails if the heads of an attention cannot be dealt out.
+pub(crate) fn check_heads(fields: &Fields, spec: &AttentionSpec, degree: usize) -> Result<()> {
+    if !spec.heads.is_multiple_of(degree) {
+        return refuse(fields.heads, spec.heads, degree, "is no multiple of");
+    }
+    let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Apart(_));
+    let fits = if is_replicated { degree % spec.kv_heads } else { spec.kv_heads % degree };
+    if fits == 0 {
+        Ok(())
+    } else {
+        refuse(fields.kv_heads, spec.kv_heads, degree, "is neither a multiple nor a divisor of")
+    }
+}
+
+/// Fails if there are fewer elements than ranks.
+pub(crate) fn check_size(field: &'static str, found: usize, degree: usize) -> Result<()> {
+    if found < degree { refuse(field, found, degree, "is less than") } else { Ok(()) }
+}
+
+fn refuse(field: &'static str, found: usize, degree: usize, problem: &'static str) -> Result<()> {
+    Err(Error::TensorParallel { field, found, degree, problem })
+}

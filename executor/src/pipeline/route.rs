@@ -1,0 +1,137 @@
+//! Which rows of an encoder go where in the LLM, and their gradients back.
+//!
+//! A medium's rows lie in the output of one encoder microbatch, its *source*, and take places among the media rows of one LLM
+//! microbatch, its *destination*. Every rank computes the same rows, so no shape is ever sent; between a source and a
+//! destination goes one message with the rows of all media that they share, none if there are no rows. Gradients go
+//! the same way back: the transpose exchanges source and destination and keeps the offsets, so it is the inverse.
+
+use std::collections::BTreeMap;
+
+/// One medium on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteRow {
+    /// Index among the media of the destination.
+    pub medium: usize,
+    /// Rows that the LLM reads.
+    pub tokens: usize,
+    /// Microbatch of the encoder that encodes it.
+    pub source: u32,
+    /// Its first row in the output of the source.
+    pub source_offset: usize,
+    /// Microbatch of the LLM that reads it.
+    pub destination: u32,
+    /// Its first row among the media rows of the destination.
+    pub destination_offset: usize,
+}
+
+/// The ends of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The encoder's.
+    Source,
+    /// The LLM's.
+    Destination,
+}
+
+/// All media of a step that one encoder encodes, sorted by destination and place there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RoutePlan {
+    rows: Vec<RouteRow>,
+    /// Indices of rows by source and destination.
+    pairs: BTreeMap<(u32, u32), Vec<usize>>,
+    /// Tokens of every source that has any medium.
+    source_tokens: BTreeMap<u32, usize>,
+}
+
+impl RouteRow {
+    fn offset(&self, end: End) -> usize {
+        match end {
+            End::Source => self.source_offset,
+            End::Destination => self.destination_offset,
+        }
+    }
+}
+
+impl RoutePlan {
+    /// Sorts media by destination, and lays them out in their sources in that order; source offsets that are given are not
+    /// read.
+    #[must_use]
+    pub fn new(mut rows: Vec<RouteRow>) -> Self {
+        rows.sort_by_key(|row| (row.destination, row.medium));
+        let (mut pairs, mut source_tokens) = (BTreeMap::new(), BTreeMap::new());
+        for (index, row) in rows.iter_mut().enumerate() {
+            let tokens: &mut usize = source_tokens.entry(row.source).or_default();
+            row.source_offset = *tokens;
+            *tokens += row.tokens;
+            let pair: &mut Vec<usize> = pairs.entry((row.source, row.destination)).or_default();
+            pair.push(index);
+        }
+        Self { rows, pairs, source_tokens }
+    }
+
+    /// Returns all media.
+    #[must_use]
+    pub fn rows(&self) -> &[RouteRow] {
+        &self.rows
+    }
+
+    /// Returns the media of a source, in the order in which it encodes them.
+    pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RouteRow> {
+        let pairs = self.pairs.range((source, 0)..=(source, u32::MAX));
+        pairs.flat_map(|(_, rows)| rows).map(|&row| &self.rows[row])
+    }
+
+    /// Returns the rows that a source hands on.
+    #[must_use]
+    pub fn source_tokens(&self, source: u32) -> usize {
+        self.source_tokens.get(&source).copied().unwrap_or(0)
+    }
+
+    /// Returns the media that go from a source to a destination, in the order of their message.
+    pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RouteRow> {
+        self.pairs.get(&(source, destination)).into_iter().flatten().map(|&row| &self.rows[row])
+    }
+
+    /// Returns the rows of the message from a source to a destination; without any there is none.
+    #[must_use]
+    pub fn tokens_between(&self, source: u32, destination: u32) -> usize {
+        self.between(source, destination).map(|row| row.tokens).sum()
+    }
+
+    /// Takes a message out of the rows at one end.
+    ///
+    /// - `rows`: `[rows, width]` of the whole end
+    /// - returns `[tokens_between(source, destination), width]`
+    ///
+    /// # Panics
+    /// If the end has fewer rows than the plan says.
+    #[must_use]
+    pub fn pack(&self, [source, destination]: [u32; 2], end: End, rows: &[f32], width: usize) -> Vec<f32> {
+        let mut message = Vec::with_capacity(self.tokens_between(source, destination) * width);
+        for row in self.between(source, destination) {
+            let start = row.offset(end) * width;
+            message.extend_from_slice(&rows[start..start + row.tokens * width]);
+        }
+        message
+    }
+
+    /// Puts a message where it belongs among the rows at one end: the inverse of [`pack`](Self::pack).
+    ///
+    /// # Panics
+    /// If the message or the end has fewer rows than the plan says.
+    pub fn unpack(
+        &self,
+        [source, destination]: [u32; 2],
+        end: End,
+        message: &[f32],
+        rows: &mut [f32],
+        width: usize,
+    ) {
+        let mut taken = 0;
+        for row in self.between(source, destination) {
+            let (start, elements) = (row.offset(end) * width, row.tokens * width);
+            rows[start..start + elements].copy_from_slice(&message[taken..taken + elements]);
+            taken += elements;
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! When each action of a step ran.
+
+use std::time::Instant;
+
+use dflop_balancer::schedule::Action;
+use rustix::time::{ClockId, clock_gettime};
+
+/// One action of a step, as it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timed {
+    /// The action.
+    pub action: Action,
+    /// Begin, in nanoseconds since the step's.
+    pub start_ns: u64,
+    /// End, in nanoseconds since the step's begin.
+    pub end_ns: u64,
+    /// CPU time of the thread that computed it, without waits. Of a pass that several threads of a device compute, that of the
+    /// one that leads.
+    pub cpu_ns: u64,
+}
+
+/// The clock of a step.
+#[derive(Debug)]
+pub(super) struct Clock {
+    start: Instant,
+    timeline: Vec<Timed>,
+}
+
+impl Clock {
+    pub(super) fn start(actions: usize) -> Self {
+        Self { start: Instant::now(), timeline: Vec::with_capacity(actions) }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    pub(super) fn add(&mut self, action: Action, start_ns: u64, cpu_ns: u64) {
+        let end_ns = self.now_ns();
+        self.timeline.push(Timed { action, start_ns, end_ns, cpu_ns });
+    }
+
+    pub(super) fn into_timeline(self) -> Vec<Timed> {
+        self.timeline
+    }
+}
+
+/// Runs a closure and returns the CPU time that this thread spent on it, in nanoseconds.
+pub(super) fn cpu_timed<R>(body: impl FnOnce() -> R) -> (R, u64) {
+    let start = thread_cpu_ns();
+    let result = body();
+    (result, thread_cpu_ns().saturating_sub(start))
+}
+
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

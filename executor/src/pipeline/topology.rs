@@ -1,0 +1,96 @@
+//! Who runs what in a step: the balancer's layout, replicated where it is a single pipeline.
+
+use dflop_balancer::schedule::{Action, Layout, Message, ModuleStages, Part, ScheduleKind};
+
+use super::job::Job;
+use crate::error::Result;
+
+/// Parts of a step, who runs them and what feeds them.
+///
+/// A schedule with chunks is one of a single pipeline; its replicas are laid side by side here. Microbatch `k` of replica
+/// `d` of `D` is `k * D + d`, as in jobs of modules.
+pub(super) struct Topology {
+    layout: Layout,
+    /// Pipelines side by side; 1 if the layout is that of the whole job.
+    replicas: usize,
+    schedule: ScheduleKind,
+}
+
+impl Topology {
+    /// - `microbatches`: of every DP rank of the LLM
+    pub(super) fn new(job: &Job, microbatches: usize) -> Result<Self> {
+        let (schedule, llm) = (job.schedule, job.llm());
+        if let ScheduleKind::Interleaved { chunks } = schedule {
+            let chunks = usize::from(chunks);
+            let layout = Layout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
+            return Ok(Self { layout, replicas: llm.dp_size, schedule });
+        }
+        let last = job.modules.len() - 1;
+        let stages = |(index, module): (usize, &super::job::ModuleLayout)| {
+            let stages = ModuleStages::new(module.stages.len(), module.dp_size);
+            if index < last { stages.share_rounds().feeds(last) } else { stages }
+        };
+        let modules: Vec<ModuleStages> = job.modules.iter().enumerate().map(stages).collect();
+        Ok(Self { layout: Layout::of_modules(&modules, microbatches)?, replicas: 1, schedule })
+    }
+
+    /// The actions of a pipeline rank.
+    pub(super) fn list(&self, pipeline_rank: usize) -> Result<Vec<Action>> {
+        let mut lists = self.layout.schedule(self.schedule)?;
+        let replica = pipeline_rank / self.layout.ranks();
+        let list = lists.swap_remove(pipeline_rank % self.layout.ranks());
+        Ok(list.into_iter().map(|action| self.in_replica(action, replica)).collect())
+    }
+
+    /// The same action in another of the pipelines side by side.
+    fn in_replica(&self, action: Action, replica: usize) -> Action {
+        let message = |message: Message| Message {
+            microbatch: self.outside(message.microbatch, replica),
+            peer: (usize::from(message.peer) + replica * self.layout.ranks()) as u16,
+            ..message
+        };
+        let part = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
+        match action {
+            _ if self.replicas == 1 => action,
+            Action::Recv(of) => Action::Recv(message(of)),
+            Action::Send(of) => Action::Send(message(of)),
+            Action::RecvGrad(of) => Action::RecvGrad(message(of)),
+            Action::SendGrad(of) => Action::SendGrad(message(of)),
+            Action::Forward(of) => Action::Forward(part(of)),
+            Action::Backward(of) => Action::Backward(part(of)),
+            Action::BackwardInput(of) => Action::BackwardInput(part(of)),
+            Action::BackwardWeight(of) => Action::BackwardWeight(part(of)),
+            Action::ReduceGrads(stage) => Action::ReduceGrads(stage),
+        }
+    }
+
+    fn outside(&self, microbatch: u32, replica: usize) -> u32 {
+        microbatch * self.replicas as u32 + replica as u32
+    }
+
+    /// A part as the layout numbers it, and its replica.
+    fn inside(&self, part: Part) -> (Part, usize) {
+        let replicas = self.replicas as u32;
+        (Part { microbatch: part.microbatch / replicas, ..part }, (part.microbatch % replicas) as usize)
+    }
+
+    /// The pipeline rank that runs a part.
+    pub(super) fn rank(&self, part: Part) -> usize {
+        let (inside, replica) = self.inside(part);
+        self.layout.rank(inside) + replica * self.layout.ranks()
+    }
+
+    /// The parts whose activations a part takes.
+    pub(super) fn givers(&self, part: Part) -> Vec<Part> {
+        let (inside, replica) = self.inside(part);
+        let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
+        self.layout.givers(inside).map(outside).collect()
+    }
+
+    /// The parts that take the activations of a part.
+    pub(super) fn takers(&self, part: Part) -> Vec<Part> {
+        let (inside, replica) = self.inside(part);
+        let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
+        self.layout.takers(inside).map(outside).collect()
+    }
+}

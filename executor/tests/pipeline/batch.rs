@@ -1,0 +1,198 @@
+//! A global batch of made-up samples, and how it is cut into microbatches.
+
+use std::sync::Arc;
+
+use dflop_executor::device::Cpu;
+use dflop_executor::model::context::Context;
+use dflop_executor::model::encoder::{EncoderConfig, Medium};
+use dflop_executor::model::llm::{LlmConfig, TextBatch};
+use dflop_executor::model::whole::{ModelConfig, ModuleKind};
+use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
+use serde_json::{Value, json};
+
+pub(crate) const LLM_LAYERS: usize = 4;
+const MELS: usize = 8;
+const FRAMES: usize = 40;
+const PLACEHOLDER: i64 = 47;
+
+/// A picture of `[rows, columns]` patches, or a clip of so many frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Item {
+    Picture { grid: [u32; 2], seed: u32 },
+    Clip { frames: u32, seed: u32 },
+}
+
+/// Texts around media: `text[0] media[0] text[1] …`.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample {
+    pub(crate) text: Vec<Vec<i64>>,
+    pub(crate) media: Vec<Item>,
+}
+
+/// Microbatches of samples, by index: `[rounds * D]`.
+pub(crate) type Cut = Vec<Vec<usize>>;
+
+fn draws(seed: u32) -> impl Iterator<Item = u32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state >> 8
+    })
+}
+
+fn floats(seed: u32, count: usize) -> Vec<f32> {
+    draws(seed).take(count).map(|draw| draw as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+impl Item {
+    pub(crate) fn module(self) -> ModuleKind {
+        match self {
+            Self::Picture { .. } => ModuleKind::Vision,
+            Self::Clip { .. } => ModuleKind::Audio,
+        }
+    }
+
+    pub(crate) fn tokens(self) -> usize {
+        match self {
+            Self::Picture { grid: [rows, columns], .. } => (rows * columns / 4) as usize,
+            Self::Clip { frames, .. } => frames.div_ceil(2) as usize / 2,
+        }
+    }
+}
+
+/// The context of an encoder for some media, of its module alone.
+pub(crate) fn media_context(
+    model: &ModelConfig,
+    module: ModuleKind,
+    media: &[Item],
+    device: &Cpu,
+) -> Context<Cpu> {
+    let (mut values, mut grids, mut frames_of) = (Vec::new(), Vec::new(), Vec::new());
+    for &item in media {
+        assert_eq!(item.module(), module);
+        match item {
+            Item::Picture { grid: [rows, columns], seed } => {
+                values.extend(floats(seed, (rows * columns) as usize * 24));
+                grids.push([1, rows, columns]);
+            }
+            Item::Clip { frames, seed } => {
+                values.extend(floats(seed, MELS * FRAMES));
+                frames_of.push(frames);
+            }
+        }
+    }
+    let (encoder, medium) = match module {
+        ModuleKind::Vision => (&model.vision, Medium::Patches { values: &values, grids: &grids }),
+        _ => (&model.audio, Medium::Windows { features: &values, frames: &frames_of }),
+    };
+    encoder.as_ref().unwrap().context(device, &medium).unwrap()
+}
+
+/// Samples packed into one microbatch.
+pub(crate) fn text_context(
+    model: &ModelConfig,
+    samples: &[&Sample],
+    scale: f64,
+    device: &Cpu,
+) -> Context<Cpu> {
+    let (mut ids, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut starts, mut places) = (vec![0], Vec::new());
+    for sample in samples {
+        for (index, text) in sample.text.iter().enumerate() {
+            ids.extend(text);
+            labels.extend(text);
+            for _ in 0..sample.media.get(index).map_or(0, |item| item.tokens()) {
+                places.push(ids.len() as u32);
+                ids.push(PLACEHOLDER);
+                labels.push(-100);
+            }
+        }
+        let length = ids.len() as i32 - starts.last().unwrap();
+        positions.extend(0..i64::from(length));
+        starts.push(ids.len() as i32);
+    }
+    let positions = positions.repeat(model.llm.rope.axes());
+    let batch = TextBatch {
+        input_ids: &ids,
+        labels: &labels,
+        positions: &positions,
+        cu_seqlens: &starts,
+        media_places: &places,
+        loss_scale: scale,
+    };
+    model.llm.context(device, &batch).unwrap()
+}
+
+impl Sample {
+    pub(crate) fn tokens(&self) -> usize {
+        self.text.iter().map(Vec::len).sum::<usize>()
+            + self.media.iter().map(|item| item.tokens()).sum::<usize>()
+    }
+
+    /// All texts but the first token of the sample, which nothing predicts.
+    pub(crate) fn target_tokens(&self) -> u64 {
+        self.text.iter().map(Vec::len).sum::<usize>() as u64 - 1
+    }
+}
+
+/// Samples of texts of uneven lengths, without media.
+pub(crate) fn texts(count: usize) -> Vec<Sample> {
+    let text = |seed: usize| {
+        let length = 2 + (7 * seed + 3) % 11;
+        vec![draws(seed as u32 + 1).take(length).map(|draw| i64::from(draw % 40)).collect()]
+    };
+    (0..count).map(|seed| Sample { text: text(seed), media: Vec::new() }).collect()
+}
+
+/// Media of a sample come between texts of three tokens.
+pub(crate) fn sample(seed: u32, media: Vec<Item>) -> Sample {
+    let mut ids = draws(seed + 100).map(|draw| i64::from(draw % 40));
+    let text = (0..=media.len()).map(|_| ids.by_ref().take(3).collect()).collect();
+    Sample { text, media }
+}
+
+/// How a cut is planned.
+pub(crate) fn plan_of(samples: &[Sample], cut: &Cut) -> Vec<MicrobatchPlan> {
+    let microbatch = |of: &Vec<usize>| {
+        let media = of.iter().flat_map(|&sample| &samples[sample].media).map(|item| {
+            let cost_ns = 1000 + 100 * (item.tokens() as u64).pow(2);
+            MediumPlan { module: item.module(), tokens: item.tokens(), cost_ns }
+        });
+        let tokens = of.iter().map(|&sample| samples[sample].tokens()).sum();
+        MicrobatchPlan { tokens, media: media.collect() }
+    };
+    cut.iter().map(microbatch).collect()
+}
+
+/// Deals samples out round robin over `microbatches`.
+pub(crate) fn round_robin(samples: usize, microbatches: usize) -> Cut {
+    (0..microbatches).map(|microbatch| (microbatch..samples).step_by(microbatches).collect()).collect()
+}
+
+fn qwen2(layers: usize, is_tied: bool) -> Value {
+    json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48, "tie_word_embeddings": is_tied})
+}
+
+/// A language model alone.
+pub(crate) fn language_model(is_tied: bool) -> Arc<ModelConfig> {
+    Arc::new(ModelConfig::from_config(&qwen2(LLM_LAYERS, is_tied)).unwrap())
+}
+
+/// A language model with the encoders of Qwen2-VL and Qwen2-Audio, in small.
+pub(crate) fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
+    let text = qwen2(LLM_LAYERS, true);
+    let vision = json!({"model_type": "qwen2_vl", "text_config": text, "vision_config": {"depth": 2, "embed_dim": 16,
+        "hidden_act": "quick_gelu", "hidden_size": 16, "in_channels": 3, "mlp_ratio": 2, "num_heads": 2,
+        "patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}});
+    let audio = json!({"model_type": "qwen2_audio", "text_config": text, "audio_config": {"model_type":
+        "qwen2_audio_encoder", "d_model": 12, "encoder_attention_heads": 3, "encoder_ffn_dim": 20,
+        "encoder_layers": 2, "max_source_positions": FRAMES / 2, "num_mel_bins": MELS}});
+    Arc::new(ModelConfig {
+        vision: has_vision.then(|| EncoderConfig::vision(&vision).unwrap().unwrap()),
+        audio: has_audio.then(|| EncoderConfig::audio(&audio).unwrap().unwrap()),
+        llm: LlmConfig::from_config(&text).unwrap(),
+    })
+}

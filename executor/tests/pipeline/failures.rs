@@ -1,0 +1,145 @@
+//! What fails on one rank ends the job on all, by name.
+
+use std::sync::Arc;
+
+use dflop_executor::comm::Cause;
+use dflop_executor::model::parameters::ParameterSpec;
+use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::pipeline::{ModuleLayout, StepPlan, StepWork};
+use dflop_executor::weights::{Seed, WeightSource};
+use dflop_executor::{Error, Result};
+
+use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sample, texts, with_encoders};
+use super::job::{Setting, run_failing};
+use super::support::ALL;
+
+/// An embedding of one token that is not a number.
+struct Poisoned(usize);
+
+impl WeightSource for Poisoned {
+    fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
+        let mut values = Seed(1).values(spec)?;
+        if spec.name == "model.embed_tokens.weight" {
+            values[self.0 * spec.shape[1]] = f32::NAN;
+        }
+        Ok(values)
+    }
+}
+
+fn two_stages() -> Vec<ModuleLayout> {
+    vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
+}
+
+/// What the ranks that did not fail themselves were told.
+fn told(errors: &[Error], culprit: usize) -> Vec<String> {
+    let others = errors.iter().enumerate().filter(|(rank, _)| *rank != culprit);
+    others
+        .map(|(rank, error)| {
+            let Error::Comm(error) = error else { panic!("rank {rank}: {error}") };
+            let failure = error.failure().expect("the job is over");
+            assert_eq!(
+                (failure.cause, failure.culprit),
+                (Cause::Caller, Some(culprit)),
+                "rank {rank}: {error}"
+            );
+            error.to_string()
+        })
+        .collect()
+}
+
+/// Token 45 is in microbatch 3 alone, which the second replica runs; its second stage has the loss.
+#[test]
+fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch() {
+    let mut samples = texts(4);
+    samples[3].text[0][1] = 45;
+    let cut: Cut = (0..4).map(|sample| vec![sample]).collect();
+    let model = language_model(false);
+    for transport in ALL {
+        let setting =
+            Setting { transport, weights: Arc::new(Poisoned(45)), ..Setting::new(&model, two_stages()) };
+        let errors = run_failing(&setting, (&samples, &cut), &|_, _| {});
+        let expected = "stage Llm 2..4, microbatch 3: the loss is NaN";
+        assert!(matches!(errors[3], Error::Loss { microbatch: 3, .. }), "{}", errors[3]);
+        assert_eq!(errors[3].to_string(), expected);
+        for told in told(&errors, 3) {
+            assert!(told.contains(expected) && told.contains("forward, stage 1"), "{told}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let model = language_model(false);
+    let missing = |rank: usize, work: &mut StepWork<_>| {
+        if rank == 2 {
+            work.contexts.remove(&3);
+        }
+    };
+    let foreign = |rank: usize, work: &mut StepWork<_>| {
+        if rank == 2 {
+            let own = Arc::clone(&work.contexts[&1]);
+            work.contexts.insert(0, own);
+        }
+    };
+    let exchanged = |rank: usize, work: &mut StepWork<_>| {
+        if rank == 2 {
+            let (first, last) = (Arc::clone(&work.contexts[&1]), Arc::clone(&work.contexts[&3]));
+            work.contexts.extend([(1, last), (3, first)]);
+        }
+    };
+    let tampers: [(&(dyn Fn(usize, &mut StepWork<_>) + Sync), &str); 3] = [
+        (&missing, "plan of step 0, microbatch 3 of the LLM: has no context"),
+        (&foreign, "plan of step 0, microbatch 0 of the LLM: is none of replica 1"),
+        (&exchanged, "plan of step 0, microbatch 1 of the LLM: has 4 tokens, planned are 12"),
+    ];
+    for (tamper, expected) in tampers {
+        let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), tamper);
+        assert_eq!(errors[2].to_string(), expected);
+        assert!(told(&errors, 2).iter().all(|told| told.contains(expected)));
+    }
+}
+
+/// A clip's context on the rank of pictures, and pictures of another size than planned.
+#[test]
+fn media_that_are_not_those_of_the_plan_end_all_ranks() {
+    let model = with_encoders(true, true);
+    let picture = |side| Item::Picture { grid: [side, side], seed: 3 };
+    let samples: Vec<Sample> = vec![sample(1, vec![picture(4), Item::Clip { frames: 40, seed: 2 }])];
+    let stage = |module| ModuleLayout::even(module, model.layers(module), 1);
+    let setting = Setting::new(&model, model.modules().into_iter().map(stage).collect());
+    let replaced = |item: Item| {
+        let model = Arc::clone(&model);
+        move |rank: usize, work: &mut StepWork<_>| {
+            if rank == 0 {
+                let device = dflop_executor::device::Cpu::new(1).unwrap();
+                let context = super::batch::media_context(&model, item.module(), &[item], &device);
+                work.contexts.insert(0, Arc::new(context));
+            }
+        }
+    };
+    let errors = run_failing(&setting, (&samples, &vec![vec![0]]), &replaced(picture(6)));
+    let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, planned are 4";
+    assert_eq!(errors[0].to_string(), expected);
+    assert!(told(&errors, 0).iter().all(|told| told.contains(expected)));
+}
+
+#[test]
+fn ranks_with_different_plans_are_told_apart() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let setting = Setting::new(&language_model(false), two_stages());
+    let job = setting.job().unwrap();
+    let other = move |rank: usize, work: &mut StepWork<_>| {
+        if rank == 1 {
+            let mut microbatches = work.plan.microbatches().to_vec();
+            microbatches[3].tokens += 1;
+            work.plan = Arc::new(StepPlan::new(&job, 0, work.plan.target_tokens(), microbatches).unwrap());
+        }
+    };
+    for error in run_failing(&setting, (&samples, &cut), &other) {
+        let Error::Comm(error) = &error else { panic!("{error}") };
+        let failure = error.failure().expect("the job is over");
+        assert_eq!((failure.cause, failure.culprit), (Cause::Digest, Some(1)), "{error}");
+    }
+    assert_eq!(plan_of(&samples, &cut).len(), 4);
+}

@@ -1,0 +1,177 @@
+//! Runs a global batch as a job of ranks that are threads.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_balancer::schedule::ScheduleKind;
+
+use dflop_executor::comm::{Comm, Communicator};
+use dflop_executor::device::Cpu;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::pipeline::{Job, ModuleLayout, Pipeline, Place, StepPlan, StepWork, Timed};
+use dflop_executor::stage::Activations;
+use dflop_executor::weights::{Seed, WeightSource};
+use dflop_executor::{Error, Result};
+
+use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
+use super::reference::Truth;
+use super::support::{Transport, patient, run};
+
+/// How a global batch is run.
+#[derive(Clone)]
+pub(crate) struct Setting {
+    pub(crate) model: Arc<ModelConfig>,
+    pub(crate) modules: Vec<ModuleLayout>,
+    pub(crate) schedule: ScheduleKind,
+    pub(crate) activations: Activations,
+    pub(crate) frozen: Frozen,
+    pub(crate) transport: Transport,
+    pub(crate) steps: u64,
+    pub(crate) bucket_elements: usize,
+    pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
+}
+
+impl Setting {
+    pub(crate) fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleLayout>) -> Self {
+        Self {
+            model: Arc::clone(model),
+            modules,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            activations: Activations::Stored,
+            frozen: Frozen::default(),
+            transport: Transport::Threads,
+            steps: 1,
+            bucket_elements: 1 << 20,
+            weights: Arc::new(Seed(1)),
+        }
+    }
+
+    pub(crate) fn job(&self) -> Result<Job> {
+        Job::new(self.model.as_ref().clone(), self.frozen, self.modules.clone(), self.schedule)
+    }
+}
+
+/// What the ranks of a job have after their last step.
+pub(crate) struct Ran {
+    pub(crate) truth: Truth,
+    pub(crate) timelines: Vec<Vec<Timed>>,
+}
+
+struct OfRank {
+    place: Place,
+    loss: f64,
+    /// By stage.
+    gradients: Vec<(u16, BTreeMap<String, Vec<f32>>)>,
+    timeline: Vec<Timed>,
+}
+
+/// The contexts of one rank.
+pub(crate) fn work(
+    job: &Job,
+    place: &Place,
+    plan: &Arc<StepPlan>,
+    samples: &[Sample],
+    cut: &Cut,
+    device: &Cpu,
+) -> StepWork<Cpu> {
+    let media_of = |microbatch: u32| -> Vec<Item> {
+        cut[microbatch as usize].iter().flat_map(|&sample| samples[sample].media.clone()).collect()
+    };
+    let context = |microbatch: u32| {
+        if place.module == ModuleKind::Llm {
+            let packed: Vec<&Sample> =
+                cut[microbatch as usize].iter().map(|&sample| &samples[sample]).collect();
+            return (!packed.is_empty())
+                .then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
+        }
+        let route = plan.route(job, place.module).unwrap();
+        let media: Vec<Item> =
+            route.of_source(microbatch).map(|row| media_of(row.destination)[row.medium]).collect();
+        (!media.is_empty()).then(|| media_context(job.model(), place.module, &media, device))
+    };
+    let own = plan.microbatches_of(job, place.module, place.replica);
+    let contexts = own.filter_map(|microbatch| Some((microbatch, Arc::new(context(microbatch)?)))).collect();
+    StepWork { plan: Arc::clone(plan), contexts }
+}
+
+pub(crate) fn pipeline(
+    setting: &Setting,
+    job: &Arc<Job>,
+    comm: Communicator,
+    device: &Cpu,
+) -> Result<Pipeline<Cpu>> {
+    let place = job.place(comm.rank())?;
+    let stage = |range| {
+        setting.model.stage(device, range, setting.frozen, setting.activations, setting.weights.as_ref())
+    };
+    let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
+    Ok(Pipeline::new(Box::new(comm), Arc::clone(job), stages)?
+        .check_plans(true)
+        .bucket_elements(setting.bucket_elements))
+}
+
+type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
+
+fn of_rank(
+    setting: &Setting,
+    job: &Arc<Job>,
+    comm: Communicator,
+    (samples, cut): (&[Sample], &Cut),
+    tamper: Tamper<'_>,
+) -> Result<OfRank> {
+    let device = Cpu::new(1)?;
+    let rank = comm.rank();
+    let mut pipeline = pipeline(setting, job, comm, &device)?;
+    let place = pipeline.place().clone();
+    let targets = samples.iter().map(Sample::target_tokens).sum();
+    let mut last = None;
+    for step in 0..setting.steps {
+        let plan = Arc::new(StepPlan::new(job, step, targets, plan_of(samples, cut))?);
+        let mut work = work(job, &place, &plan, samples, cut, &device);
+        tamper(rank, &mut work);
+        last = Some(pipeline.step(&work)?);
+    }
+    let last = last.expect("at least one step");
+    let gradients =
+        pipeline.stages().map(|(number, stage)| Ok((number, stage.parameters().gradients(&device)?)));
+    Ok(OfRank {
+        gradients: gradients.collect::<Result<_>>()?,
+        place,
+        loss: last.loss,
+        timeline: last.timeline,
+    })
+}
+
+fn run_ranks(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Result<OfRank>> {
+    let job = Arc::new(setting.job().unwrap());
+    run(setting.transport, job.world_size(), patient(), |comm| of_rank(setting, &job, comm, batch, tamper))
+}
+
+/// Runs a job in which something fails, and returns the error of every rank.
+#[track_caller]
+pub(crate) fn run_failing(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Error> {
+    let ranks = run_ranks(setting, batch, tamper).into_iter();
+    ranks.map(|rank| rank.err().expect("all ranks fail")).collect()
+}
+
+/// Runs a job in which nothing fails. Replicas, and both copies of a tied parameter, must agree to the bit.
+#[track_caller]
+pub(crate) fn run_job(setting: &Setting, samples: &[Sample], cut: &Cut) -> Ran {
+    let ranks = run_ranks(setting, (samples, cut), &|_, _| {});
+    let ranks: Vec<OfRank> =
+        ranks.into_iter().map(|rank| rank.unwrap_or_else(|error| panic!("{error}"))).collect();
+    let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for (number, of_stage) in ranks.iter().flat_map(|rank| &rank.gradients) {
+        for (name, gradient) in of_stage {
+            let known = gradients.entry(name.clone()).or_insert_with(|| gradient.clone());
+            assert_eq!(known, gradient, "stage {number}: copies of {name} differ");
+        }
+    }
+    for rank in &ranks {
+        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.place);
+    }
+    Ran {
+        truth: Truth { loss: ranks[0].loss, gradients },
+        timelines: ranks.into_iter().map(|rank| rank.timeline).collect(),
+    }
+}

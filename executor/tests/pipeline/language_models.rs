@@ -1,0 +1,130 @@
+//! A language model alone: stages, schedules, replicas.
+
+use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind};
+use dflop_executor::model::whole::{Frozen, ModuleKind};
+use dflop_executor::pipeline::ModuleLayout;
+use dflop_executor::stage::Activations;
+
+use super::batch::{LLM_LAYERS, language_model, round_robin, texts};
+use super::job::{Setting, run_job};
+use super::reference::one_by_one;
+use super::support::Transport;
+
+fn llm(stages: usize) -> ModuleLayout {
+    ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, stages)
+}
+
+#[test]
+fn any_number_of_stages_gives_the_same_bits() {
+    let (samples, cut) = (texts(9), round_robin(9, 4));
+    for is_tied in [false, true] {
+        let model = language_model(is_tied);
+        let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut);
+        one_by_one(&model, Frozen::default(), &samples).assert_close(&whole.truth);
+        for transport in [Transport::Threads, Transport::Tcp] {
+            for layout in [llm(2), llm(4), ModuleLayout::new(ModuleKind::Llm, vec![0..3, 3..4])] {
+                let setting = Setting { transport, steps: 2, ..Setting::new(&model, vec![layout]) };
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole.truth);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_runs_is_the_list_of_the_balancer() {
+    let (model, samples, cut) = (language_model(false), texts(6), round_robin(6, 4));
+    let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
+    let ran = run_job(&setting, &samples, &cut);
+    let layout = Layout::of_modules(&[ModuleStages::new(2, 2)], 2).unwrap();
+    let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
+    for (timeline, list) in ran.timelines.iter().zip(&lists) {
+        assert!(timeline.iter().map(|timed| timed.action).eq(list.iter().copied()));
+        assert!(timeline.iter().all(|timed| timed.start_ns <= timed.end_ns));
+        assert!(timeline.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns));
+        let passes = timeline.iter().filter(|timed| timed.action.pass().is_some());
+        assert!(passes.map(|timed| timed.cpu_ns).all(|cpu_ns| cpu_ns > 0));
+    }
+}
+
+#[test]
+fn schedules_and_recomputation_give_the_same_bits() {
+    let (model, samples, cut) = (language_model(true), texts(7), round_robin(7, 4));
+    let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut).truth;
+    let interleaved = ScheduleKind::Interleaved { chunks: 2 };
+    for (schedule, stages) in [
+        (ScheduleKind::GPipe, 2),
+        (interleaved, 4),
+        (interleaved, 2),
+        (ScheduleKind::Interleaved { chunks: 4 }, 4),
+    ] {
+        for activations in [Activations::Stored, Activations::Recomputed] {
+            let setting = Setting { schedule, activations, ..Setting::new(&model, vec![llm(stages)]) };
+            assert_eq!(run_job(&setting, &samples, &cut).truth, whole, "{schedule} {stages}");
+        }
+    }
+}
+
+#[test]
+fn replicas_and_cuts_change_nothing_but_rounding() {
+    let samples = texts(12);
+    for is_tied in [false, true] {
+        let model = language_model(is_tied);
+        let truth = one_by_one(&model, Frozen::default(), &samples);
+        for (dp_size, microbatches, stages) in [(1, 6, 1), (2, 6, 2), (3, 6, 1), (3, 3, 2), (2, 12, 1)] {
+            let setting = Setting::new(&model, vec![llm(stages).dp_size(dp_size)]);
+            truth.assert_close(&run_job(&setting, &samples, &round_robin(12, microbatches)).truth);
+        }
+        let interleaved = Setting {
+            schedule: ScheduleKind::Interleaved { chunks: 2 },
+            ..Setting::new(&model, vec![llm(4).dp_size(2)])
+        };
+        truth.assert_close(&run_job(&interleaved, &samples, &round_robin(12, 4)).truth);
+    }
+}
+
+#[test]
+fn stages_of_replicas_give_the_bits_of_whole_ones() {
+    let (model, samples, cut) = (language_model(true), texts(8), round_robin(8, 4));
+    let whole = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
+    for transport in [Transport::Threads, Transport::Tcp] {
+        let setting = Setting { transport, ..Setting::new(&model, vec![llm(2).dp_size(2)]) };
+        assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+    }
+}
+
+/// Sums begin layer by layer within the last backward; one rank has nothing to do in its last microbatch, and another never.
+#[test]
+fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits() {
+    let samples = texts(4);
+    for is_tied in [false, true] {
+        let model = language_model(is_tied);
+        for cut in [vec![vec![0], vec![1], vec![2, 3], vec![]], vec![vec![0, 1], vec![], vec![2, 3], vec![]]]
+        {
+            let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
+            let whole = run_job(&setting, &samples, &cut).truth;
+            for bucket_elements in [1, 500, 5000] {
+                let setting = Setting { bucket_elements, steps: 2, ..setting.clone() };
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_samples_neither_hangs_nor_changes_a_gradient() {
+    let (model, samples) = (language_model(true), texts(3));
+    let truth = one_by_one(&model, Frozen::default(), &samples);
+    for cut in [vec![vec![0, 1], vec![], vec![2], vec![]], vec![vec![], vec![1], vec![], vec![2, 0]]] {
+        let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
+        truth.assert_close(&run_job(&setting, &samples, &cut).truth);
+    }
+}
+
+/// Ranks of one pipeline rank: here each computes the whole stage, so that all of them must have the same.
+#[test]
+fn ranks_that_share_a_stage_run_the_same_list() {
+    let (model, samples, cut) = (language_model(true), texts(6), round_robin(6, 4));
+    let whole = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
+    let setting = Setting::new(&model, vec![llm(2).dp_size(2).tp_size(2)]);
+    assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+}

@@ -1,0 +1,13 @@
+//! Jobs of several ranks against one another and against stages that are run by hand.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod batch;
+mod failures;
+mod job;
+mod language_models;
+mod media;
+mod reference;
+mod refusals;
+mod routes;

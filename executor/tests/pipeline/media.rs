@@ -1,0 +1,205 @@
+//! Models that see and hear: encoders with DP sizes of their own, routes, media that are missing.
+
+use std::sync::Arc;
+
+use dflop_balancer::schedule::{Action, ScheduleKind};
+use dflop_executor::model::encoder::FrozenEncoder;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::pipeline::ModuleLayout;
+use dflop_executor::stage::Activations;
+
+use super::batch::{Cut, Item, LLM_LAYERS, Sample, round_robin, sample, with_encoders};
+use super::job::{Setting, run_job};
+use super::reference::one_by_one;
+use super::support::Transport;
+
+fn picture(rows: u32, columns: u32, seed: u32) -> Item {
+    Item::Picture { grid: [rows, columns], seed }
+}
+
+fn clip(frames: u32, seed: u32) -> Item {
+    Item::Clip { frames, seed }
+}
+
+/// Samples with no, one or several media of uneven sizes, of the modules of a model; one clip has no tokens.
+fn samples(model: &ModelConfig) -> Vec<Sample> {
+    let media = [
+        vec![picture(2, 4, 1), clip(40, 2)],
+        vec![],
+        vec![picture(4, 8, 3)],
+        vec![clip(13, 4), picture(2, 2, 5), clip(1, 6), picture(6, 4, 7)],
+        vec![],
+        vec![clip(22, 8)],
+        vec![picture(2, 2, 9), picture(2, 2, 10)],
+        vec![picture(8, 8, 11)],
+    ];
+    let runs = |item: &Item| model.modules().contains(&item.module());
+    let of = |(seed, media): (u32, Vec<Item>)| sample(seed, media.into_iter().filter(runs).collect());
+    (0..).zip(media).map(of).collect()
+}
+
+/// Every module in one stage, each on ranks of its own.
+fn apart(model: &ModelConfig) -> Vec<ModuleLayout> {
+    let stages = |module| ModuleLayout::even(module, model.layers(module), 1);
+    model.modules().into_iter().map(stages).collect()
+}
+
+/// DP sizes of encoders and of the LLM.
+fn replicated(modules: &[ModuleLayout], encoders: usize, llm: usize) -> Vec<ModuleLayout> {
+    let size = |module: ModuleKind| if module == ModuleKind::Llm { llm } else { encoders };
+    modules.iter().map(|layout| layout.clone().dp_size(size(layout.module))).collect()
+}
+
+fn models() -> [Arc<ModelConfig>; 3] {
+    [with_encoders(true, false), with_encoders(false, true), with_encoders(true, true)]
+}
+
+#[test]
+fn encoders_and_llm_of_any_dp_sizes_agree() {
+    for model in models() {
+        let samples = samples(&model);
+        let truth = one_by_one(&model, Frozen::default(), &samples);
+        for (encoders, llm, microbatches) in
+            [(1, 1, 4), (1, 2, 4), (2, 2, 4), (3, 2, 4), (1, 4, 4), (3, 1, 2), (2, 3, 6)]
+        {
+            let modules = replicated(&apart(&model), encoders, llm);
+            let setting = Setting::new(&model, modules);
+            truth.assert_close(&run_job(&setting, &samples, &round_robin(8, microbatches)).truth);
+        }
+    }
+}
+
+#[test]
+fn stages_of_encoders_and_llm_give_the_same_bits() {
+    for model in models() {
+        let (samples, cut) = (samples(&model), round_robin(8, 4));
+        let whole = run_job(&Setting::new(&model, apart(&model)), &samples, &cut).truth;
+        let cut_up: Vec<ModuleLayout> = apart(&model)
+            .into_iter()
+            .map(|layout| ModuleLayout::even(layout.module, model.layers(layout.module), 2))
+            .collect();
+        for transport in [Transport::Threads, Transport::Tcp] {
+            for (schedule, activations) in [
+                (ScheduleKind::OneForwardOneBackward, Activations::Stored),
+                (ScheduleKind::GPipe, Activations::Recomputed),
+            ] {
+                let setting = Setting::new(&model, cut_up.clone());
+                let setting = Setting { transport, schedule, activations, ..setting };
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_over_tcp_has_the_bits_of_one_over_threads() {
+    let model = with_encoders(true, true);
+    let (samples, cut) = (samples(&model), round_robin(8, 4));
+    let setting = Setting { steps: 2, ..Setting::new(&model, replicated(&apart(&model), 2, 2)) };
+    let over_threads = run_job(&setting, &samples, &cut).truth;
+    assert_eq!(
+        run_job(&Setting { transport: Transport::Tcp, ..setting }, &samples, &cut).truth,
+        over_threads
+    );
+}
+
+#[test]
+fn balanced_and_data_blind_cuts_have_the_same_gradients() {
+    for model in models() {
+        let samples = samples(&model);
+        let truth = one_by_one(&model, Frozen::default(), &samples);
+        let balanced: Cut = vec![vec![7], vec![3, 1], vec![2, 4], vec![0, 5, 6]];
+        let reversed: Cut = vec![vec![6, 5, 4, 3, 2, 1, 0], vec![7]];
+        for cut in [balanced, reversed, round_robin(8, 8), round_robin(8, 2)] {
+            let setting = Setting::new(&model, replicated(&apart(&model), 2, 2));
+            truth.assert_close(&run_job(&setting, &samples, &cut).truth);
+        }
+    }
+}
+
+/// Microbatches, rounds, ranks and whole steps without pictures or clips, and ranks without any sample.
+#[test]
+fn missing_media_neither_hang_nor_change_a_gradient() {
+    for model in models() {
+        let all = samples(&model);
+        let cuts: [Cut; 5] = [
+            vec![vec![1], vec![4], vec![0, 2], vec![3]],
+            vec![vec![2, 0], vec![], vec![1], vec![4]],
+            vec![vec![1, 4], vec![], vec![], vec![]],
+            vec![vec![5], vec![1], vec![], vec![7]],
+            vec![vec![], vec![3], vec![], vec![6]],
+        ];
+        for cut in cuts {
+            let mut used: Vec<usize> = cut.concat();
+            used.sort_unstable();
+            let samples: Vec<Sample> = used.iter().map(|&index| all[index].clone()).collect();
+            let renumbered =
+                |of: &Vec<usize>| of.iter().map(|index| used.binary_search(index).unwrap()).collect();
+            let cut: Cut = cut.iter().map(renumbered).collect();
+            let truth = one_by_one(&model, Frozen::default(), &samples);
+            for encoders in [1, 3] {
+                let setting = Setting::new(&model, replicated(&apart(&model), encoders, 2));
+                truth.assert_close(&run_job(&setting, &samples, &cut).truth);
+            }
+        }
+    }
+}
+
+#[test]
+fn frozen_modules_get_no_gradients_and_change_no_other() {
+    let parts = |encoder, projector| FrozenEncoder { encoder, projector };
+    for model in models() {
+        let samples = samples(&model);
+        let layouts: Vec<ModuleLayout> = apart(&model)
+            .into_iter()
+            .map(|layout| ModuleLayout::even(layout.module, model.layers(layout.module), 2))
+            .collect();
+        for (vision, audio, is_llm_frozen) in [
+            (parts(true, true), parts(true, true), false),
+            (parts(true, false), parts(true, false), true),
+            (parts(true, true), parts(false, false), true),
+            (parts(false, true), parts(true, true), false),
+        ] {
+            let frozen = Frozen { vision, audio, is_llm_frozen };
+            let truth = one_by_one(&model, frozen, &samples);
+            let setting = Setting { frozen, ..Setting::new(&model, replicated(&layouts, 2, 2)) };
+            truth.assert_close(&run_job(&setting, &samples, &round_robin(8, 4)).truth);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_a_stage_may_be_of_different_numbers() {
+    let model = with_encoders(true, true);
+    let (samples, cut) = (samples(&model), round_robin(8, 4));
+    let whole = run_job(&Setting::new(&model, replicated(&apart(&model), 2, 2)), &samples, &cut).truth;
+    for [vision, audio, llm] in [[1, 1, 2], [3, 1, 2], [2, 1, 1]] {
+        let mut modules = replicated(&apart(&model), 2, 2);
+        modules.iter_mut().zip([vision, audio, llm]).for_each(|(module, size)| module.tp_size = size);
+        assert_eq!(run_job(&Setting::new(&model, modules), &samples, &cut).truth, whole);
+    }
+}
+
+/// The large picture is encoded on one replica, everything else of the round on the other.
+#[test]
+fn encoders_deal_their_media_out_by_cost() {
+    let model = with_encoders(true, false);
+    let samples = samples(&model);
+    let cut: Cut = vec![vec![0, 2, 3], vec![6, 7]];
+    let used: Vec<Sample> = cut.concat().iter().map(|&index| samples[index].clone()).collect();
+    let setting = Setting::new(&model, replicated(&apart(&model), 2, 2));
+    let job = setting.job().unwrap();
+    let plan = super::batch::plan_of(&used, &vec![vec![0, 1, 2], vec![3, 4]]);
+    let plan = dflop_executor::pipeline::StepPlan::new(&job, 0, 1, plan).unwrap();
+    let route = plan.route(&job, ModuleKind::Vision).unwrap();
+    let mut of_replicas: Vec<Vec<usize>> =
+        (0..2).map(|source| route.of_source(source).map(|row| row.tokens).collect()).collect();
+    of_replicas.sort();
+    assert_eq!(of_replicas, [vec![2, 8, 1, 6, 1, 1], vec![16]]);
+    let ran = run_job(&setting, &used, &vec![vec![0, 1, 2], vec![3, 4]]);
+    let forwards = |timeline: &[dflop_executor::pipeline::Timed]| {
+        timeline.iter().filter(|timed| matches!(timed.action, Action::Forward(_)) && timed.cpu_ns > 0).count()
+    };
+    assert!(ran.timelines.iter().all(|timeline| forwards(timeline) == 1));
+    assert_eq!(model.layers(ModuleKind::Llm), LLM_LAYERS);
+}

@@ -1,0 +1,89 @@
+//! The same global batch, sample by sample through whole modules, without any pipeline.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::Output;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::weights::Seed;
+
+use super::batch::{Sample, media_context, text_context};
+
+/// Loss and gradients of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Truth {
+    pub(crate) loss: f64,
+    pub(crate) gradients: BTreeMap<String, Vec<f32>>,
+}
+
+fn rows(output: Output<Cpu>) -> Vec<f32> {
+    match output {
+        Output::Rows(rows) => rows.to_vec(),
+        Output::Loss(_) => panic!("an encoder has no loss"),
+    }
+}
+
+/// Runs every sample alone, and every medium of it alone.
+pub(crate) fn one_by_one(model: &ModelConfig, frozen: Frozen, samples: &[Sample]) -> Truth {
+    let device = Cpu::new(1).unwrap();
+    let stage = |module: ModuleKind| -> Stage<Cpu> {
+        let range = StageRange { module, layers: 0..model.layers(module) };
+        model.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap()
+    };
+    let mut modules: BTreeMap<ModuleKind, Stage<Cpu>> =
+        model.modules().into_iter().map(|module| (module, stage(module))).collect();
+    let targets: u64 = samples.iter().map(Sample::target_tokens).sum();
+    let scale = 1.0 / targets as f64;
+    let mut loss = 0.0;
+    for sample in samples {
+        let mut media = Vec::new();
+        for (index, &item) in sample.media.iter().enumerate().filter(|(_, item)| item.tokens() > 0) {
+            let context = Arc::new(media_context(model, item.module(), &[item], &device));
+            let encoder = modules.get_mut(&item.module()).unwrap();
+            media.extend(rows(encoder.forward(index, context, None).unwrap()));
+        }
+        let context = Arc::new(text_context(model, &[sample], scale, &device));
+        let input = (!media.is_empty()).then(|| device.upload(&media).unwrap());
+        let llm = modules.get_mut(&ModuleKind::Llm).unwrap();
+        let Output::Loss(sum) = llm.forward(0, context, input).unwrap() else { panic!("the LLM has a loss") };
+        loss += sum;
+        let gradient = llm.backward(0, None).unwrap().map(|gradient| gradient.to_vec()).unwrap_or_default();
+        let mut taken = 0;
+        for (index, &item) in sample.media.iter().enumerate().filter(|(_, item)| item.tokens() > 0) {
+            let elements = item.tokens() * model.llm.hidden();
+            let encoder = modules.get_mut(&item.module()).unwrap();
+            if encoder.has_backward() {
+                let own = device.upload(&gradient[taken..taken + elements]).unwrap();
+                encoder.backward(index, Some(own)).unwrap();
+            }
+            taken += elements;
+        }
+    }
+    let mut gradients = BTreeMap::new();
+    for stage in modules.values_mut() {
+        stage.parameters_mut().fold_shared_gradients(&device).unwrap();
+        gradients.extend(stage.parameters().gradients(&device).unwrap());
+    }
+    Truth { loss: loss * scale, gradients }
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+}
+
+impl Truth {
+    /// Holds another run of the same global batch against this one, up to the rounding of `f32`.
+    #[track_caller]
+    pub(crate) fn assert_close(&self, found: &Self) {
+        assert!((self.loss - found.loss).abs() <= 1e-6 * self.loss, "{} for {}", found.loss, self.loss);
+        assert!(self.gradients.keys().eq(found.gradients.keys()));
+        let least = 1e-3 * self.gradients.values().map(|values| norm(values)).fold(0.0, f64::max);
+        for (name, truth) in &self.gradients {
+            let difference: Vec<f32> = truth.iter().zip(&found.gradients[name]).map(|(a, b)| a - b).collect();
+            let relative = norm(&difference) / norm(truth).max(least);
+            assert!(relative < 1e-5, "gradient of {name} is off by {relative}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Theorems about routes: what is sent arrives, nothing else does, and gradients take the same way back.
+
+use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::pipeline::{End, MediumPlan, MicrobatchPlan, ModuleLayout, StepPlan};
+use proptest::prelude::*;
+
+use super::batch::{LLM_LAYERS, with_encoders};
+use super::job::Setting;
+
+const WIDTH: usize = 3;
+
+/// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them) and whether the other encoder
+/// takes it.
+fn steps() -> impl Strategy<Value = ([usize; 2], Vec<Vec<(usize, bool)>>)> {
+    let sizes = prop::sample::select(vec![[1, 4], [4, 1], [3, 2], [4, 4], [5, 3], [1, 1], [2, 3]]);
+    let media = || prop::collection::vec((0_usize..7, prop::bool::weighted(0.3)), 0..5);
+    (sizes, 1_usize..4).prop_flat_map(move |(sizes, rounds)| {
+        (Just(sizes), prop::collection::vec(media(), rounds * sizes[1]))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_route_and_its_transpose_are_the_identity(([encoders, llm], media) in steps()) {
+        let model = with_encoders(true, true);
+        let encoder = |module| ModuleLayout::even(module, 2, 1).dp_size(encoders);
+        let decoder = ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 1).dp_size(llm);
+        let modules = vec![encoder(ModuleKind::Vision), encoder(ModuleKind::Audio), decoder];
+        let job = Setting::new(&model, modules).job().unwrap();
+        let medium = |&(tokens, is_audio): &(usize, bool)| {
+            let module = if is_audio { ModuleKind::Audio } else { ModuleKind::Vision };
+            MediumPlan { module, tokens, cost_ns: tokens as u64 * 10 }
+        };
+        let microbatch = |media: &Vec<(usize, bool)>| {
+            let media: Vec<MediumPlan> = media.iter().map(medium).collect();
+            MicrobatchPlan { tokens: 9 + media.iter().map(|medium| medium.tokens).sum::<usize>(), media }
+        };
+        let microbatches: Vec<MicrobatchPlan> = media.iter().map(microbatch).collect();
+        let plan = StepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
+        prop_assert_eq!(&plan, &StepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
+
+        // Every row of a source has a value of its own.
+        let mut arrived: Vec<Vec<f32>> =
+            (0..media.len()).map(|at| vec![-1.0; plan.media_tokens(at as u32) * WIDTH]).collect();
+        let mut seen = 0;
+        for module in [ModuleKind::Vision, ModuleKind::Audio] {
+            let route = plan.route(&job, module).unwrap();
+            let planned = microbatches.iter().flat_map(|own| &own.media).filter(|own| own.module == module);
+            prop_assert_eq!(route.rows().len(), planned.count());
+            let sources: Vec<u32> =
+                (0..encoders).flat_map(|replica| plan.microbatches_of(&job, module, replica)).collect();
+            for &source in &sources {
+                let first = seen as f32;
+                let sent: Vec<f32> =
+                    (0..route.source_tokens(source) * WIDTH).map(|element| first + element as f32).collect();
+                seen += sent.len();
+                let mut back = vec![-1.0; sent.len()];
+                let round = source as usize / encoders;
+                for destination in 0..media.len() as u32 {
+                    let pair = [source, destination];
+                    if destination as usize / llm != round {
+                        prop_assert_eq!(route.between(source, destination).count(), 0);
+                    }
+                    let message = route.pack(pair, End::Source, &sent, WIDTH);
+                    prop_assert_eq!(message.len(), route.tokens_between(source, destination) * WIDTH);
+                    let there = &mut arrived[destination as usize];
+                    route.unpack(pair, End::Destination, &message, there, WIDTH);
+                    let returned = route.pack(pair, End::Destination, there, WIDTH);
+                    prop_assert_eq!(&returned, &message);
+                    route.unpack(pair, End::Source, &returned, &mut back, WIDTH);
+                }
+                prop_assert_eq!(back, sent);
+            }
+        }
+        // Every place got exactly one row.
+        let mut values: Vec<f32> = arrived.concat();
+        values.sort_by(f32::total_cmp);
+        prop_assert!(values.iter().enumerate().all(|(at, &value)| value == at as f32));
+        prop_assert_eq!(values.len(), seen);
+    }
+}

@@ -1,0 +1,244 @@
+//! A model trained by some ranks for a step, and what came of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_executor::comm::Comm;
+use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::Output;
+use dflop_executor::model::encoder::EncoderConfig;
+use dflop_executor::model::parameters::ParameterSpec;
+use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::weights::WeightSource;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::encoder::{PLACEHOLDERS, encoder_context};
+use super::fixture::{Fixture, Text, difference, norm};
+use super::support::{Transport, patient, run};
+
+/// Values of all tensors, biases and norms too, from their names.
+pub(crate) struct Anything;
+
+impl WeightSource for Anything {
+    fn values(&self, spec: &ParameterSpec) -> dflop_executor::Result<Vec<f32>> {
+        let value = |index: usize| {
+            let hash = xxh3_64_with_seed(&index.to_le_bytes(), xxh3_64_with_seed(spec.name.as_bytes(), 1));
+            ((hash >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.6
+        };
+        let whole: Vec<f32> = (0..spec.shape.iter().product()).map(value).collect();
+        Ok(spec.part_of(&whole))
+    }
+}
+
+/// How a model is trained.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) config: &'a Value,
+    /// Whose text and media.
+    pub(crate) inputs: &'static str,
+    pub(crate) weights: &'a (dyn WeightSource + Sync),
+    pub(crate) transport: Transport,
+    pub(crate) ranks: usize,
+    /// Whether ranks share the encoder; if not, each has all of it.
+    pub(crate) is_encoder_shared: bool,
+    pub(crate) is_llm_shared: bool,
+    pub(crate) activations: Activations,
+    /// Layers of the LLM before a cut into two stages.
+    pub(crate) cut: Option<usize>,
+    /// Whether all ranks compute on one device with one thread.
+    pub(crate) is_device_shared: bool,
+}
+
+impl<'a> Job<'a> {
+    pub(crate) fn new(
+        config: &'a Value,
+        inputs: &'static str,
+        weights: &'a (dyn WeightSource + Sync),
+    ) -> Self {
+        Self {
+            config,
+            inputs,
+            weights,
+            transport: Transport::Threads,
+            ranks: 1,
+            is_encoder_shared: true,
+            is_llm_shared: true,
+            activations: Activations::Stored,
+            cut: None,
+            is_device_shared: false,
+        }
+    }
+
+    /// Trains a step; what all ranks must agree on is held against the first rank's.
+    pub(crate) fn run(self) -> Trained {
+        let shared = self.is_device_shared.then(|| Cpu::new(1).unwrap());
+        let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
+            let device = shared.clone().unwrap_or_else(|| Cpu::new(1).unwrap());
+            self.rank(Arc::new(comm), &device)
+        });
+        for rank in 1..ranks.len() {
+            assert_eq!(ranks[rank].loss.to_bits(), ranks[0].loss.to_bits(), "loss of rank {rank}");
+            assert_eq!(bits(&ranks[rank].logits), bits(&ranks[0].logits), "logits of rank {rank}");
+            for (spec, gradient) in &ranks[rank].held {
+                let original = spec.shard.original(rank);
+                let held = ranks[original].held.iter().find(|(other, _)| other.name == spec.name).unwrap();
+                assert_eq!(bits(gradient), bits(&held.1), "{} on ranks {original} and {rank}", spec.name);
+            }
+        }
+        ranks.swap_remove(0)
+    }
+
+    fn rank(self, comm: Arc<dyn Comm>, device: &Cpu) -> Trained {
+        let (model, fixture) = (ModelConfig::from_config(self.config).unwrap(), Fixture::open(self.inputs));
+        let group = Arc::new(TensorParallel::new(comm));
+        group.begin_step(7);
+        let mut encoders = self.stages(&model, &group, device, false);
+        let mut decoders = self.stages(&model, &group, device, true);
+        let text = Text::of(&fixture, if encoders.is_empty() { &[] } else { &PLACEHOLDERS });
+        let context = Arc::new(text.context(&model.llm, device));
+        let encoder = model.vision.as_ref().or(model.audio.as_ref());
+        let media = encoder.map(|config| forward_media(&mut encoders, config, &fixture, device));
+        let again = media.as_ref().map(|media| device.upload(media).unwrap());
+        let mut rows = again;
+        let mut logits = None;
+        for stage in &decoders {
+            let input = rows.as_ref().map(|rows| device.upload(rows).unwrap());
+            logits = stage.logits(&context, input).unwrap();
+            if let Output::Rows(next) = stage.evaluate(&context, rows.take()).unwrap() {
+                rows = Some(next);
+            }
+        }
+        let (mut rows, mut loss) = (media, f64::NAN);
+        for stage in &mut decoders {
+            match stage.forward(0, Arc::clone(&context), rows.take()).unwrap() {
+                Output::Rows(next) => rows = Some(next),
+                Output::Loss(sum) => loss = sum * text.loss_scale(),
+            }
+        }
+        let mut gradient = None;
+        for stage in decoders.iter_mut().rev().chain(encoders.iter_mut().rev()) {
+            gradient = stage.backward(0, gradient).unwrap();
+        }
+        encoders.append(&mut decoders);
+        let (held, gradients) = gradients(&mut encoders);
+        Trained { loss, logits: logits.unwrap().to_vec(), held, gradients }
+    }
+
+    fn stages(
+        self,
+        model: &ModelConfig,
+        group: &Arc<TensorParallel>,
+        device: &Cpu,
+        is_llm: bool,
+    ) -> Vec<Stage<Cpu>> {
+        let mut stages = Vec::new();
+        for module in model.modules() {
+            if (module == ModuleKind::Llm) != is_llm {
+                continue;
+            }
+            let is_shared = if is_llm { self.is_llm_shared } else { self.is_encoder_shared };
+            let layers = model.layers(module);
+            let cuts = self.cut.filter(|_| is_llm).map_or(vec![0, layers], |cut| vec![0, cut, layers]);
+            for cut in cuts.windows(2) {
+                let settings = StageSettings {
+                    activations: self.activations,
+                    tensor_parallel: is_shared.then(|| Arc::clone(group)),
+                };
+                let range = StageRange { module, layers: cut[0]..cut[1] };
+                let stage = model.stage_with(device, &range, Frozen::default(), settings, self.weights);
+                stages.push(stage.unwrap());
+            }
+        }
+        stages
+    }
+}
+
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn forward_media(
+    stages: &mut [Stage<Cpu>],
+    config: &EncoderConfig,
+    fixture: &Fixture,
+    device: &Cpu,
+) -> <Cpu as Device>::Floats {
+    let context = Arc::new(encoder_context(fixture, config, device));
+    match stages[0].forward(0, context, None).unwrap() {
+        Output::Rows(rows) => rows,
+        Output::Loss(_) => unreachable!("an encoder has no loss"),
+    }
+}
+
+type Named = BTreeMap<String, Vec<f32>>;
+
+/// What this rank holds, and what the first rank puts together of all.
+pub(crate) fn gradients(stages: &mut [Stage<Cpu>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
+    let (mut held, mut whole) = (Vec::new(), Named::new());
+    for stage in stages {
+        let device = stage.device().clone();
+        stage.parameters_mut().fold_shared_gradients(&device).unwrap();
+        let by_name = stage.parameters().gradients(&device).unwrap();
+        for spec in stage.parameters().specs().iter().filter(|spec| spec.is_trained && spec.shares.is_none())
+        {
+            let gradient = by_name[&spec.name].clone();
+            let all = match stage.tensor_parallel() {
+                Some(group) => group.assemble(spec, &gradient).unwrap(),
+                None => Some(gradient.clone()),
+            };
+            if let Some(values) = all {
+                match whole.get_mut(&spec.name) {
+                    Some(sum) => sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
+                    None => drop(whole.insert(spec.name.clone(), values)),
+                }
+            }
+            held.push((spec.clone(), gradient));
+        }
+    }
+    (held, whole)
+}
+
+/// What a rank computed.
+pub(crate) struct Trained {
+    /// Mean over target tokens.
+    pub(crate) loss: f64,
+    pub(crate) logits: Vec<f32>,
+    /// Gradients of what the rank holds.
+    pub(crate) held: Vec<(ParameterSpec, Vec<f32>)>,
+    /// Whole gradients, on the first rank.
+    pub(crate) gradients: Named,
+}
+
+/// Largest relative difference of any of loss, logits and gradients.
+pub(crate) const TOLERANCE: f64 = 1e-5;
+
+impl Trained {
+    /// Holds what was computed against what one rank computed; returns the worst relative difference.
+    pub(crate) fn compare(&self, truth: &Self, what: &str) -> f64 {
+        let of_logits = difference(&self.logits, &truth.logits) / norm(&truth.logits);
+        let of_loss = (self.loss - truth.loss).abs() / truth.loss;
+        let mut worst = of_logits.max(of_loss);
+        assert!(worst <= TOLERANCE, "{what}: logits are off by {of_logits}, the loss by {of_loss}");
+        assert_eq!(self.gradients.len(), truth.gradients.len(), "{what}");
+        let least = 1e-3 * truth.gradients.values().map(|values| norm(values)).fold(0.0, f64::max);
+        for (name, truth) in &truth.gradients {
+            assert!(norm(truth) > 0.0, "{what}: nothing comes to {name}");
+            let relative = difference(&self.gradients[name], truth) / norm(truth).max(least);
+            assert!(relative <= TOLERANCE, "{what}: gradient of {name} is off by {relative}");
+            worst = worst.max(relative);
+        }
+        worst
+    }
+
+    pub(crate) fn assert_same_bits(&self, truth: &Self, what: &str) {
+        assert_eq!(self.loss.to_bits(), truth.loss.to_bits(), "{what}");
+        assert_eq!(bits(&self.logits), bits(&truth.logits), "{what}");
+        assert_eq!(self.gradients.len(), truth.gradients.len(), "{what}");
+        for (name, truth) in &truth.gradients {
+            assert_eq!(bits(&self.gradients[name]), bits(truth), "{what}: {name}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Models that see or hear: encoders and LLM shared by ranks, together or one of them.
+
+use std::sync::Arc;
+
+use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::Output;
+use dflop_executor::model::encoder::FrozenEncoder;
+use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::stage::{Activations, StageOptions, StageParts};
+use serde_json::Value;
+
+use super::encoder::{encoder_context, encoder_of};
+use super::fixture::{Fixture, TOLERANCE, difference, norm};
+use super::job::{Anything, Job, gradients};
+use super::support::{Transport, patient, run};
+
+/// Ranks, whether they share the encoder, whether they share the LLM.
+type Sharing = (usize, bool, bool);
+
+/// The recorded models; three of them have encoders of three heads and MLPs that cannot be cut in three.
+const RECORDED: [(&str, &[Sharing]); 5] = [
+    ("llava_onevision", &[(3, true, false), (2, false, true), (4, false, true)]),
+    ("internvl", &[(3, true, false), (4, false, true)]),
+    ("qwen2_vl", &[(2, true, true)]),
+    ("qwen2_5_vl", &[(2, true, true)]),
+    ("qwen2_audio", &[(3, true, false), (4, false, true)]),
+];
+
+#[test]
+fn logits_loss_and_gradients_are_those_of_transformers() {
+    for (name, sharings) in RECORDED {
+        let fixture = Fixture::open(name);
+        let job = Job::new(&fixture.config, name, &fixture.weights);
+        for &(ranks, is_encoder_shared, is_llm_shared) in sharings {
+            let found = Job { ranks, is_encoder_shared, is_llm_shared, ..job }.run();
+            let truth = fixture.floats("logits");
+            let of_logits = difference(&found.logits, &truth) / norm(&truth);
+            let of_loss = (found.loss - fixture.loss()).abs() / fixture.loss();
+            assert!(of_logits < TOLERANCE && of_loss < TOLERANCE, "{name}: {of_logits}, {of_loss}");
+            let of_gradients = fixture.compare_gradients(&found.gradients);
+            println!(
+                "{name}, {ranks} ranks: logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}"
+            );
+        }
+    }
+}
+
+/// The recorded configurations with encoders of four heads; tiles, patches and windows stay what they were.
+fn with_four_heads(name: &'static str) -> Value {
+    let mut config = Fixture::open(name).config;
+    match name {
+        "qwen2_audio" => {
+            config["audio_config"]["d_model"] = 16.into();
+            config["audio_config"]["encoder_attention_heads"] = 4.into();
+        }
+        "qwen2_5_vl" => config["vision_config"]["num_heads"] = 4.into(),
+        _ => {
+            config["vision_config"]["hidden_size"] = 16.into();
+            config["vision_config"]["num_attention_heads"] = 4.into();
+        }
+    }
+    config
+}
+
+#[test]
+fn encoder_and_llm_on_the_same_ranks_give_what_one_rank_gives() {
+    for (name, degrees) in
+        [("llava_onevision", &[2, 4][..]), ("internvl", &[2, 4]), ("qwen2_5_vl", &[2]), ("qwen2_audio", &[4])]
+    {
+        let config = with_four_heads(name);
+        let job = Job::new(&config, name, &Anything);
+        let whole = job.run();
+        for &ranks in degrees {
+            let shared = Job { ranks, ..job };
+            let found = shared.run();
+            let worst = found.compare(&whole, &format!("{name}, {ranks} ranks"));
+            println!("{name}, {ranks} ranks: {worst:.1e}");
+            let recomputed = Job { activations: Activations::Recomputed, ..shared }.run();
+            recomputed.assert_same_bits(&found, name);
+        }
+    }
+}
+
+/// CLIP and SigLIP: the last hidden state, and gradients from a given one.
+#[test]
+fn towers_alone_are_those_of_transformers() {
+    for name in ["clip", "siglip"] {
+        let fixture = Fixture::open(name);
+        let ranks = run(Transport::Threads, 3, patient(), |comm| {
+            let (fixture, device) = (Fixture::open(name), Cpu::new(1).unwrap());
+            let config = encoder_of(&fixture);
+            let mut parts = StageParts::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
+            config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();
+            let options = StageOptions { is_input_trained: false, ..StageOptions::new("tower") };
+            let mut stages = [parts.build(device.clone(), options, &fixture.weights).unwrap()];
+            let context = Arc::new(encoder_context(&fixture, &config, &device));
+            let Output::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
+                unreachable!("an encoder has no loss")
+            };
+            stages[0].backward(0, Some(device.upload(&fixture.floats("gradient")).unwrap())).unwrap();
+            (hidden.to_vec(), gradients(&mut stages).1)
+        });
+        let truth = fixture.floats("hidden");
+        for (hidden, _) in &ranks {
+            assert_eq!(hidden, &ranks[0].0);
+        }
+        let of_hidden = difference(&ranks[0].0, &truth) / norm(&truth);
+        assert!(of_hidden < TOLERANCE, "{name}: {of_hidden}");
+        let of_gradients = fixture.compare_gradients(&ranks[0].1);
+        println!("{name}: hidden state {of_hidden:.1e}, gradients {of_gradients:.1e}");
+    }
+}

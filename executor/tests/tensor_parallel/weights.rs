@@ -1,0 +1,134 @@
+//! Parts of tensors: from checkpoints and seeds, back into whole tensors, and counted once.
+
+use std::sync::Arc;
+
+use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::stage::Stage;
+use dflop_executor::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, assemble, write};
+use serde_json::json;
+
+use super::fixture::Fixture;
+use super::job::{Anything, Job};
+use super::support::{Transport, patient, run};
+
+fn stage(
+    model: &ModelConfig,
+    module: ModuleKind,
+    group: Option<&Arc<TensorParallel>>,
+    source: &dyn WeightSource,
+) -> Stage<Cpu> {
+    let settings = StageSettings { tensor_parallel: group.cloned(), ..StageSettings::default() };
+    let range = StageRange { module, layers: 0..model.layers(module) };
+    let device = Cpu::new(1).unwrap();
+    model.stage_with(&device, &range, Frozen::default(), settings, source).unwrap()
+}
+
+/// The tensors of a module that ranks share, as the first rank puts them together.
+fn of_ranks(
+    model: &ModelConfig,
+    module: ModuleKind,
+    ranks: usize,
+    source: &(dyn WeightSource + Sync),
+) -> Vec<Tensor> {
+    let mut all = run(Transport::Threads, ranks, patient(), |comm| {
+        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+        let stage = stage(model, module, Some(&group), source);
+        let bytes: usize = stage.parameters().owned().map(|(spec, _)| 4 * spec.elements()).sum();
+        assert!(stage.parameters().bytes() >= bytes as u64);
+        for (spec, values) in stage.parameters().owned() {
+            assert_eq!(values.len(), spec.elements(), "{}", spec.name);
+        }
+        assemble(&stage).unwrap()
+    });
+    assert!(all[1..].iter().all(Option::is_none), "the first rank has them");
+    all.swap_remove(0).unwrap()
+}
+
+#[test]
+fn assembled_tensors_are_those_that_were_loaded() {
+    for (name, module, ranks) in [
+        ("llama", ModuleKind::Llm, 4),
+        ("qwen2", ModuleKind::Llm, 2),
+        ("qwen2_5_vl", ModuleKind::Vision, 2),
+        ("internvl", ModuleKind::Vision, 3),
+        ("qwen2_audio", ModuleKind::Audio, 3),
+    ] {
+        let fixture = Fixture::open(name);
+        let model = ModelConfig::from_config(&fixture.config).unwrap();
+        let sources: [&(dyn WeightSource + Sync); 3] = [&fixture.weights, &Seed(3), &Anything];
+        for source in sources {
+            let whole = assemble(&stage(&model, module, None, source)).unwrap().unwrap();
+            assert_eq!(of_ranks(&model, module, ranks, source), whole, "{name}");
+        }
+    }
+}
+
+/// What ranks write is a checkpoint that one rank reads.
+#[test]
+fn what_ranks_hold_is_written_as_checkpoints_have_it() {
+    let fixture = Fixture::open("llama");
+    let model = ModelConfig::from_config(&fixture.config).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), of_ranks(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX).unwrap();
+    let written = Checkpoint::open(&folder.path().join(WEIGHTS_FILE)).unwrap();
+    model.check::<Cpu>(&written).unwrap();
+    for name in written.names() {
+        assert_eq!(written.tensor(name).unwrap(), fixture.weights.tensor(name).unwrap());
+    }
+}
+
+/// The norm of all gradients from what each rank counts.
+#[test]
+fn every_element_is_counted_by_one_rank() {
+    let config = json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50});
+    let model = ModelConfig::from_config(&config).unwrap();
+    let count = |group: Option<&Arc<TensorParallel>>| {
+        let stage = stage(&model, ModuleKind::Llm, group, &Anything);
+        let counted = stage.parameters().owned().filter(|(spec, _)| spec.is_counted());
+        let sums =
+            counted.map(|(spec, values)| (spec.elements(), stage.device().sum_of_squares(values).unwrap()));
+        sums.fold((0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1))
+    };
+    let whole = count(None);
+    for ranks in [2, 4] {
+        let parts = run(Transport::Threads, ranks, patient(), |comm| {
+            count(Some(&Arc::new(TensorParallel::new(Arc::new(comm)))))
+        });
+        let (elements, squares) = parts.iter().fold((0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+        assert_eq!(elements, whole.0);
+        assert!((squares - whole.1).abs() < 1e-6 * whole.1, "{squares} {whole:?}");
+    }
+    let job = Job { ranks: 4, ..Job::new(&config, "qwen2", &Anything) }.run();
+    let copies = job.held.iter().filter(|(spec, _)| spec.shard.original(1) == 0).count();
+    // Three norms, and weight and bias of keys and of values.
+    assert_eq!(copies, 3 + 4);
+}
+
+/// Parts of tensors that are not what their originals are, as where one rank was restored from another state.
+#[test]
+fn copies_that_differ_are_named() {
+    struct Drifted(usize);
+    impl WeightSource for Drifted {
+        fn values(
+            &self,
+            spec: &dflop_executor::model::parameters::ParameterSpec,
+        ) -> dflop_executor::Result<Vec<f32>> {
+            let mut values = Anything.values(spec)?;
+            if self.0 == 1 && spec.name == "model.layers.1.input_layernorm.weight" {
+                values[3] += 1e-6;
+            }
+            Ok(values)
+        }
+    }
+    let model = ModelConfig::from_config(&Fixture::open("llama").config).unwrap();
+    let errors = run(Transport::Threads, 2, patient(), |comm| {
+        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+        let source = Drifted(group.place().rank);
+        assemble(&stage(&model, ModuleKind::Llm, Some(&group), &source)).err().map(|error| error.to_string())
+    });
+    let expected = "tensor `model.layers.1.input_layernorm.weight` has other bits on rank 1 than on rank 0";
+    assert_eq!(errors[0].as_deref(), Some(expected));
+}
