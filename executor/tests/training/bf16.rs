@@ -2,6 +2,7 @@
 
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::{Buffer, Cpu, CpuBf16, Device};
+use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::stage::Stage;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState};
 use dflop_executor::training::{
@@ -55,8 +56,8 @@ fn weights_and_activations_take_half_the_memory() {
         [weights, device.memory_used_bytes() - before]
     }
     let specs = config().parameters::<Cpu>().unwrap();
-    let own: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(|spec| spec.elements()).sum();
-    let all: usize = specs.iter().map(|spec| spec.elements()).sum();
+    let own: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum();
+    let all: usize = specs.iter().map(ParameterSpec::elements).sum();
     let [full, half] = [used(&Cpu::new(1).unwrap()), used(&CpuBf16::new(1).unwrap())];
     // gradients are f32 in both, a tied one has two
     assert_eq!([full[0], half[0]], [4 * (own + all) as u64, (2 * own + 4 * all) as u64]);
@@ -123,7 +124,7 @@ fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
     let file = folder.path().join("step-00000003/model.safetensors");
     let elements: usize = {
         let specs = config().parameters::<Cpu>().unwrap();
-        specs.iter().filter(|spec| spec.shares.is_none()).map(|spec| spec.elements()).sum()
+        specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum()
     };
     let bytes = std::fs::metadata(file).unwrap().len() as usize;
     assert!((2 * elements..3 * elements).contains(&bytes), "{bytes} bytes of {elements} weights");

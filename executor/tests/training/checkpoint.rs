@@ -7,6 +7,7 @@ use std::path::Path;
 use dflop_executor::Error;
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::Cpu;
+use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::stage::Stage;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState, Saved};
 use dflop_executor::training::{Precision, Trainer};
@@ -139,7 +140,8 @@ fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
     assert_eq!(checkpoint.others(&specs).unwrap(), [other]);
     let index: serde_json::Value =
         serde_json::from_slice(&fs::read(state.join("model.safetensors.index.json")).unwrap()).unwrap();
-    let elements: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(|spec| spec.elements()).sum();
+    let elements: usize =
+        specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum();
     assert_eq!(index["metadata"]["total_size"], 4 * (elements + 2));
     assert_eq!(index["weight_map"]["model.norm.weight"], piece("model", 3));
     let state: serde_json::Value =

@@ -1,4 +1,7 @@
-//! Training around stages: updates over ranks, saved states, traces.
+//! Training around stages: updates over ranks, saved states, bf16.
+
+#![allow(clippy::print_stdout, reason = "figures that were reached are shown")]
+#![allow(clippy::float_cmp, reason = "tests compare bits on purpose")]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -90,9 +90,9 @@ pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches
 pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step: u64) -> Result<LossSum> {
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
     let mut sum = LossSum::default();
-    for microbatch in 0..LENGTHS.len() {
+    for (microbatch, &length) in LENGTHS.iter().enumerate() {
         let at = At::microbatch(step, microbatch as u32, "rows");
-        let shape = Shape::f32(LENGTHS[microbatch], WIDTH);
+        let shape = Shape::f32(length, WIDTH);
         let receive = |from: usize| -> Result<D::Floats> {
             device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))
         };
@@ -102,7 +102,7 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
         let input = if rank > 0 { Some(receive(rank - 1)?) } else { None };
         match stage.forward(microbatch, context(&device, step, microbatch), input)? {
             Output::Rows(rows) => send(rank + 1, &rows)?,
-            Output::Loss(loss) => sum.add(loss, LENGTHS[microbatch] as u64 - 1),
+            Output::Loss(loss) => sum.add(loss, length as u64 - 1),
         }
         let gradient = if rank < last { Some(receive(rank + 1)?) } else { None };
         if let Some(gradient) = stage.backward(microbatch, gradient)?.filter(|_| rank > 0) {
