@@ -5,8 +5,9 @@
 //! median absolute deviation, over the median: how far one run of the same microbatch is from another. The error of a
 //! prediction is its distance from the median, over the median.
 //!
-//! The first half of the microbatches, as they were measured, then goes to the adaptive correction; the second half says
-//! what that is worth.
+//! Every run of the first half of the microbatches then goes to the adaptive correction, in two intervals, so that it switches itself
+//! off where it does not pay; the second half says what it is worth. A profile that fits leaves nothing to correct: then both
+//! are the same.
 
 use std::sync::Arc;
 
@@ -267,23 +268,26 @@ fn compare(runs: &[Runs], predictor: &CostModel, clock: Clock) -> Result<CheckRe
     Ok(CheckReport { clock, modules, microbatches })
 }
 
-/// Teaches a correction what these microbatches took; `None` if there is nothing to correct.
+/// Teaches a correction every run of these microbatches, a step each; `None` if there is nothing to correct.
 fn learn(runs: &[Runs], checked: &[Checked], predictor: &CostModel) -> Result<Option<CorrectionTable>> {
-    let options =
-        CorrectionOptions { interval_steps: runs.len().max(1) as u64, ..CorrectionOptions::default() };
+    let mut learned = Vec::new();
+    for row in checked.iter().filter(|row| row.microbatch < runs.len()) {
+        let shapes = &runs[row.microbatch].drawn.shapes;
+        let samples = shares(predictor, row.module, shapes, row.predicted_ns)?;
+        let observation =
+            |&measured_ns: &u64| Observation { module: row.module, measured_ns, samples: samples.clone() };
+        learned.extend(row.runs_ns.iter().filter(|_| !samples.is_empty()).map(observation));
+    }
+    // Two intervals: what the first teaches must pay in the second.
+    let interval_steps = (learned.len() / 2).max(1) as u64;
+    let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
     let mut tracker = Tracker::new(options)?;
     let mut table = None;
-    for (microbatch, runs) in runs.iter().enumerate() {
-        for row in checked.iter().filter(|row| row.microbatch == microbatch) {
-            let samples = shares(predictor, row.module, &runs.drawn.shapes, row.predicted_ns)?;
-            if !samples.is_empty() {
-                let observation = Observation { module: row.module, measured_ns: row.measured_ns, samples };
-                tracker.observe(&observation)?;
-            }
-        }
+    for observation in &learned {
+        tracker.observe(observation)?;
         table = tracker.end_step().and_then(|report| report.table).or(table);
     }
-    Ok(table)
+    Ok(table.filter(|table| table.changes().next().is_some()))
 }
 
 /// Sizes of samples inside a module, and their shares of what the pack was predicted to take.
