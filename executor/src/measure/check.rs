@@ -353,3 +353,60 @@ fn percentile_95(mut values: Vec<f64>) -> f64 {
     let rank = (values.len() * 95).div_ceil(100).max(1) - 1;
     values.get(rank).copied().unwrap_or(f64::NAN)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(microbatch: usize, predicted_ns: u64, corrected_ns: Option<u64>, spread: f64) -> Checked {
+        Checked {
+            module: Module::Llm,
+            microbatch,
+            samples: 2,
+            tokens: 100,
+            predicted_ns,
+            corrected_ns,
+            measured_ns: 1000,
+            spread,
+            runs_ns: vec![1000; 5],
+        }
+    }
+
+    fn module(rows: &[Checked]) -> ModuleCheck {
+        ModuleCheck::new(Module::Llm, &rows.iter().collect::<Vec<_>>(), 0)
+    }
+
+    #[test]
+    fn errors_are_held_against_both_bounds() {
+        let mut rows: Vec<Checked> = (0..20).map(|index| row(index, 1040, None, 0.01)).collect();
+        let good = module(&rows);
+        assert!(
+            good.is_within
+                && (good.errors.median - 0.04).abs() < 1e-9
+                && (good.errors.bias - 0.04).abs() < 1e-9
+        );
+        assert!((good.p95_bound - 0.12).abs() < 1e-9);
+        rows[0].predicted_ns = 700;
+        assert!(module(&rows).is_within, "one in twenty may be further off");
+        rows[1].predicted_ns = 870;
+        assert!(!module(&rows).is_within, "two may not");
+        rows[2].spread = 0.1;
+        rows[3].spread = 0.1;
+        let noisy = module(&rows);
+        assert!(
+            noisy.is_within && (noisy.p95_bound - 0.15).abs() < 1e-9,
+            "unless runs are as far apart: {noisy:?}"
+        );
+        rows.iter_mut().for_each(|row| row.predicted_ns = 1051);
+        assert!(!module(&rows).is_within, "the median's bound does not move");
+    }
+
+    #[test]
+    fn the_second_half_alone_says_what_a_correction_is_worth() {
+        let rows = [row(0, 2000, None, 0.0), row(1, 1200, Some(1010), 0.0), row(2, 1200, Some(990), 0.0)];
+        let found = module(&rows);
+        assert_eq!((found.errors.count, found.second_half.count, found.corrected.count), (3, 2, 2));
+        assert!((found.second_half.mean - 0.2).abs() < 1e-9 && (found.corrected.mean - 0.01).abs() < 1e-9);
+        assert!(found.corrected.bias.abs() < 1e-9);
+    }
+}
