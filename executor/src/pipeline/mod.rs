@@ -32,4 +32,5 @@ pub use rank::{Pipeline, StepOutcome};
 pub use ranks::Place;
 pub use route::{End, RoutePlan, RouteRow};
 pub use timeline::Timed;
+pub(crate) use topology::simulate;
 pub use work::StepWork;
