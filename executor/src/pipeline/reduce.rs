@@ -58,15 +58,21 @@ pub(super) struct Reduction<'a> {
     groups: &'a Groups,
     /// Elements of a bucket; larger tensors have one of their own.
     bucket_elements: usize,
+    step: u64,
     pending: BTreeMap<u16, Pending>,
     buckets: Vec<Bucket>,
     tied: Vec<Tied>,
 }
 
 impl<'a> Reduction<'a> {
-    pub(super) fn new(job: &'a Job, groups: &'a Groups, bucket_elements: usize) -> Self {
+    pub(super) fn new(job: &'a Job, groups: &'a Groups, bucket_elements: usize, step: u64) -> Self {
         let (pending, buckets, tied) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { job, groups, bucket_elements, pending, buckets, tied }
+        Self { job, groups, bucket_elements, step, pending, buckets, tied }
+    }
+
+    /// Where the step is in all collectives of a stage: replicas begin them in passes of different microbatches.
+    fn at(&self, stage: u16) -> At {
+        At::step(self.step, &format!("reduce stage {stage}"))
     }
 
     /// Whether anything of a stage is added up over replicas.
@@ -81,8 +87,8 @@ impl<'a> Reduction<'a> {
         device: &D,
         parameters: &Parameters<D>,
         first: usize,
-        at: At,
     ) -> Result<()> {
+        let at = self.at(stage);
         let Some(replicas) = self.groups.replicas(stage) else { return Ok(()) };
         let ends = self.job.llm_ends().filter(|ends| ends.contains(&stage));
         let tied: &[String] = if ends.is_some() { &self.job.tied } else { &[] };
@@ -101,9 +107,9 @@ impl<'a> Reduction<'a> {
     }
 
     /// Begins to add up all gradients of a stage that are left, once its last backward is done.
-    pub(super) fn complete<D: Device>(&mut self, number: u16, stage: &mut Stage<D>, at: At) -> Result<()> {
-        let device = stage.device().clone();
-        self.advance(number, &device, stage.parameters(), 0, at)?;
+    pub(super) fn complete<D: Device>(&mut self, number: u16, stage: &mut Stage<D>) -> Result<()> {
+        let (device, at) = (stage.device().clone(), self.at(number));
+        self.advance(number, &device, stage.parameters(), 0)?;
         stage.parameters_mut().fold_shared_gradients(&device)?;
         let parameters = stage.parameters();
         if let (Some(replicas), Some(mut pending)) =
@@ -132,7 +138,8 @@ impl<'a> Reduction<'a> {
     }
 
     /// Waits for all sums and puts them where the gradients were.
-    pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>, at: At) -> Result<()> {
+    pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>) -> Result<()> {
+        let at = At::step(self.step, "reduce tied parameters");
         let tied = sum_copies(self.tied, self.groups, at)?;
         for bucket in self.buckets {
             write(stages, bucket.stage, &bucket.parameters, bucket.sum.wait()?)?;

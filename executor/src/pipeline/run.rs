@@ -44,7 +44,7 @@ impl<'a, D: Device> Run<'a, D> {
         stages: &'a mut BTreeMap<u16, Stage<D>>,
     ) -> Self {
         let losses = vec![0.0; view.work.plan.microbatches().len()];
-        let reduction = Reduction::new(view.job, groups, bucket_elements);
+        let reduction = Reduction::new(view.job, groups, bucket_elements, view.work.plan.step());
         Self {
             view,
             stages,
@@ -68,26 +68,26 @@ impl<'a, D: Device> Run<'a, D> {
             *at = self.view.at(action);
             self.view.comm.note(*at);
             let start_ns = clock.now_ns();
-            let cpu_ns = self.act(action, *at)?;
+            let cpu_ns = self.act(action)?;
             clock.add(action, start_ns, cpu_ns);
         }
         *at = At::step(self.view.work.plan.step(), "finish the step");
         self.exchange.finish()?;
-        self.reduction.finish(self.stages, *at)?;
+        self.reduction.finish(self.stages)?;
         Ok(Ran { losses: self.losses, timeline: clock.into_timeline() })
     }
 
     /// Runs one action and returns its CPU time.
-    fn act(&mut self, action: Action, at: At) -> Result<u64> {
+    fn act(&mut self, action: Action) -> Result<u64> {
         match action {
             Action::Forward(part) => self.forward(part),
-            Action::Backward(part) => self.backward(part, at),
+            Action::Backward(part) => self.backward(part),
             Action::BackwardInput(part) | Action::BackwardWeight(part) => {
                 Err(Error::Job { setting: "schedule", problem: format!("splits the backward of {part}") })
             }
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
-                let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage, at));
+                let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage));
                 done.map(|()| cpu_ns)
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
@@ -122,7 +122,7 @@ impl<'a, D: Device> Run<'a, D> {
         Ok(cpu_ns)
     }
 
-    fn backward(&mut self, part: Part, at: At) -> Result<u64> {
+    fn backward(&mut self, part: Part) -> Result<u64> {
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         if !self.view.is_active(part) || !stage.has_backward() {
             return Ok(0);
@@ -134,7 +134,7 @@ impl<'a, D: Device> Run<'a, D> {
         let is_reduced = is_last && self.reduction.has_replicas(part.stage);
         let reduction = &mut self.reduction;
         let done = |parameters: &Parameters<D>, first: usize| {
-            if is_reduced { reduction.advance(part.stage, &device, parameters, first, at) } else { Ok(()) }
+            if is_reduced { reduction.advance(part.stage, &device, parameters, first) } else { Ok(()) }
         };
         let (input, cpu_ns) = device.run(|| cpu_timed(|| stage.backward_with(microbatch, gradient, done)));
         self.exchange.give(self.view, &device, Flow::Gradients, part, input?)?;
