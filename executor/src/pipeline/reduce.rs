@@ -249,3 +249,67 @@ fn write<D: Device>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use dflop_balancer::schedule::ScheduleKind;
+
+    use super::*;
+    use crate::comm::{Settings, threads};
+    use crate::device::Cpu;
+    use crate::model::llm::TextBatch;
+    use crate::model::whole::{Frozen, ModelConfig, ModuleKind};
+    use crate::pipeline::ModuleLayout;
+    use crate::stage::Activations;
+    use crate::weights::Seed;
+
+    /// Collectives that are under way when the last layer is done, when all layers are done, and at the end.
+    fn collectives(job: &Job, comm: &dyn Comm) -> Result<[usize; 3]> {
+        let device = Cpu::new(1)?;
+        let place = job.place(comm.rank())?;
+        let range = &job.ranges(&place)[0];
+        let mut stage = job.model.stage(&device, range, Frozen::default(), Activations::Stored, &Seed(1))?;
+        let batch = TextBatch {
+            input_ids: &[1, 2, 3],
+            labels: &[1, 2, 3],
+            positions: &[0, 1, 2],
+            cu_seqlens: &[0, 3],
+            media_places: &[],
+            loss_scale: 1.0,
+        };
+        stage.forward(0, Arc::new(job.model.llm.context(&device, &batch)?), None)?;
+        let groups = Groups::split(job, &place, comm)?;
+        let mut reduction = Reduction::new(job, &groups, 1, 0);
+        let mut begun = Vec::new();
+        stage.backward_with(0, None, |parameters, first| {
+            reduction.advance(0, &device, parameters, first)?;
+            begun.push(reduction.buckets.len());
+            Ok(())
+        })?;
+        reduction.complete(0, &mut stage)?;
+        let counts = [begun[0], begun[1], reduction.buckets.len()];
+        reduction.finish(&mut BTreeMap::from([(0, stage)]))?;
+        Ok(counts)
+    }
+
+    #[test]
+    fn sums_are_under_way_before_the_last_backward_ends() {
+        let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48,
+            "tie_word_embeddings": true});
+        let model = ModelConfig::from_config(&document).unwrap();
+        let layout = ModuleLayout::even(ModuleKind::Llm, 2, 1).dp_size(2);
+        let schedule = ScheduleKind::OneForwardOneBackward;
+        let job = Job::new(model, Frozen::default(), vec![layout], schedule).unwrap();
+        let ranks = threads::world(2, Settings::default()).unwrap();
+        let counts = std::thread::scope(|scope| {
+            let count = |comm: threads::ThreadComm| collectives(&job, &comm).unwrap();
+            let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || count(comm))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        // Twelve tensors a layer, the last norm, and the embedding that the LM head shares. One is always being filled.
+        assert_eq!(counts, [[12, 24, 26]; 2]);
+    }
+}
