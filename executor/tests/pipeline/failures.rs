@@ -1,8 +1,9 @@
 //! What fails on one rank ends the job on all, by name.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use dflop_executor::comm::Cause;
+use dflop_executor::comm::{Cause, Settings};
 use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::whole::ModuleKind;
 use dflop_executor::pipeline::{ModuleLayout, StepPlan, StepWork};
@@ -142,4 +143,47 @@ fn ranks_with_different_plans_are_told_apart() {
         assert_eq!((failure.cause, failure.culprit), (Cause::Digest, Some(1)), "{error}");
     }
     assert_eq!(plan_of(&samples, &cut).len(), 4);
+}
+
+#[test]
+fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let model = language_model(false);
+    let scaled = |rank: usize, work: &mut StepWork<_>| {
+        if rank == 1 {
+            let device = dflop_executor::device::Cpu::new(1).unwrap();
+            let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
+            work.contexts.insert(2, Arc::new(context));
+        }
+    };
+    let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), &scaled);
+    let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, the step ";
+    assert!(errors[1].to_string().starts_with(expected), "{}", errors[1]);
+    assert!(told(&errors, 1).iter().all(|told| told.contains(expected)));
+}
+
+/// A rank that is late is named by those that wait for it, with what they wait for.
+#[test]
+fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let limit = Duration::from_millis(300);
+    let setting = Setting {
+        is_plan_checked: false,
+        comm: Settings::default().wait(limit),
+        ..Setting::new(&language_model(false), vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2)])
+    };
+    let start = Instant::now();
+    let late = |rank: usize, _: &mut StepWork<_>| {
+        if rank == 1 {
+            std::thread::sleep(4 * limit);
+        }
+    };
+    let errors = run_failing(&setting, (&samples, &cut), &late);
+    assert!(start.elapsed() < 20 * limit);
+    for error in &errors {
+        let Error::Comm(error) = error else { panic!("{error}") };
+        let failure = error.failure().expect("the job is over");
+        assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(1)), "{error}");
+        assert!(error.to_string().contains("step 0, microbatch 0, `recv gradient, stage 0`"), "{error}");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 
-use dflop_executor::comm::{Comm, Communicator};
+use dflop_executor::comm::{Comm, Communicator, Settings};
 use dflop_executor::device::Cpu;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout, Pipeline, Place, StepPlan, StepWork, Timed};
@@ -28,6 +28,8 @@ pub(crate) struct Setting {
     pub(crate) transport: Transport,
     pub(crate) steps: u64,
     pub(crate) bucket_elements: usize,
+    pub(crate) is_plan_checked: bool,
+    pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
 }
 
@@ -42,6 +44,8 @@ impl Setting {
             transport: Transport::Threads,
             steps: 1,
             bucket_elements: 1 << 20,
+            is_plan_checked: true,
+            comm: patient(),
             weights: Arc::new(Seed(1)),
         }
     }
@@ -106,7 +110,7 @@ pub(crate) fn pipeline(
     };
     let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
     Ok(Pipeline::new(Box::new(comm), Arc::clone(job), stages)?
-        .check_plans(true)
+        .check_plans(setting.is_plan_checked)
         .bucket_elements(setting.bucket_elements))
 }
 
@@ -144,7 +148,7 @@ fn of_rank(
 
 fn run_ranks(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Result<OfRank>> {
     let job = Arc::new(setting.job().unwrap());
-    run(setting.transport, job.world_size(), patient(), |comm| of_rank(setting, &job, comm, batch, tamper))
+    run(setting.transport, job.world_size(), setting.comm, |comm| of_rank(setting, &job, comm, batch, tamper))
 }
 
 /// Runs a job in which something fails, and returns the error of every rank.
