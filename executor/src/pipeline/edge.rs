@@ -47,13 +47,6 @@ pub(super) struct View<'a, D: Device> {
     pub(super) work: &'a StepWork<D>,
 }
 
-impl<D: Device> Clone for View<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<D: Device> Copy for View<'_, D> {}
-
 impl Edge {
     /// Tells messages between two ranks apart; both ends know it.
     pub(super) fn tag(self, flow: Flow) -> u64 {

@@ -148,9 +148,9 @@ impl StepPlan {
         add(self.target_tokens);
         job.schedule.to_string().bytes().for_each(|byte| add(u64::from(byte)));
         for module in &job.modules {
-            [module.module as usize, module.dp_size, module.tp_size]
-                .iter()
-                .for_each(|&word| add(word as u64));
+            for word in [module.module as usize, module.dp_size, module.tp_size] {
+                add(word as u64);
+            }
             module.stages.iter().for_each(|layers| add(layers.end as u64));
         }
         for microbatch in &self.microbatches {
@@ -159,9 +159,9 @@ impl StepPlan {
             microbatch.media.iter().for_each(|medium| add(medium.tokens as u64));
         }
         for row in self.routes.iter().flat_map(RoutePlan::rows) {
-            [row.medium as u64, u64::from(row.source), u64::from(row.destination)]
-                .iter()
-                .for_each(|&word| add(word));
+            for word in [row.medium as u64, u64::from(row.source), u64::from(row.destination)] {
+                add(word);
+            }
         }
         digest.digest()
     }

@@ -64,7 +64,7 @@ impl<'a, D: Device> Run<'a, D> {
         }
         let mut clock = Clock::start(list.len());
         for (index, &action) in list.iter().enumerate() {
-            self.exchange.post(self.view, list, index)?;
+            self.exchange.post(&self.view, list, index)?;
             *at = self.view.at(action);
             self.view.comm.note(*at);
             let start_ns = clock.now_ns();
@@ -97,7 +97,7 @@ impl<'a, D: Device> Run<'a, D> {
                         problem: format!("has no end for {action}"),
                     });
                 };
-                let (done, cpu_ns) = cpu_timed(|| self.exchange.run(self.view, transfer));
+                let (done, cpu_ns) = cpu_timed(|| self.exchange.run(&self.view, transfer));
                 done.map(|()| cpu_ns)
             }
         }
@@ -109,13 +109,13 @@ impl<'a, D: Device> Run<'a, D> {
         }
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         let device = stage.device().clone();
-        let input = self.exchange.take(self.view, &device, Flow::Activations, part)?;
+        let input = self.exchange.take(&self.view, &device, Flow::Activations, part)?;
         let context = Arc::clone(self.view.work.context(self.view.module(part), part.microbatch)?);
         let microbatch = part.microbatch as usize;
         let (output, cpu_ns) = device.run(|| cpu_timed(|| stage.forward(microbatch, context, input)));
         match output? {
             Output::Rows(rows) => {
-                self.exchange.give(self.view, &device, Flow::Activations, part, Some(rows))?;
+                self.exchange.give(&self.view, &device, Flow::Activations, part, Some(rows))?;
             }
             Output::Loss(loss) => self.losses[microbatch] = loss,
         }
@@ -128,7 +128,7 @@ impl<'a, D: Device> Run<'a, D> {
             return Ok(0);
         }
         let device = stage.device().clone();
-        let gradient = self.exchange.take(self.view, &device, Flow::Gradients, part)?;
+        let gradient = self.exchange.take(&self.view, &device, Flow::Gradients, part)?;
         let microbatch = part.microbatch as usize;
         let is_last = self.last_backward.get(&part.stage) == Some(&part.microbatch);
         let is_reduced = is_last && self.reduction.has_replicas(part.stage);
@@ -137,7 +137,7 @@ impl<'a, D: Device> Run<'a, D> {
             if is_reduced { reduction.advance(part.stage, &device, parameters, first) } else { Ok(()) }
         };
         let (input, cpu_ns) = device.run(|| cpu_timed(|| stage.backward_with(microbatch, gradient, done)));
-        self.exchange.give(self.view, &device, Flow::Gradients, part, input?)?;
+        self.exchange.give(&self.view, &device, Flow::Gradients, part, input?)?;
         Ok(cpu_ns)
     }
 }

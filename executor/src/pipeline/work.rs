@@ -60,11 +60,11 @@ impl<D: Device> StepWork<D> {
         context: &Context<D>,
     ) -> Result<()> {
         let planned = tokens(&self.plan, job, module, microbatch);
-        let agree = |what: &str, found: usize, planned: usize| match found == planned {
-            true => Ok(()),
-            false => {
-                Err(self.refused(module, microbatch, format!("has {found} {what}, planned are {planned}")))
+        let agree = |what: &str, found: usize, planned: usize| {
+            if found == planned {
+                return Ok(());
             }
+            Err(self.refused(module, microbatch, format!("has {found} {what}, planned are {planned}")))
         };
         match &context.inputs {
             Inputs::Text(text) if module == ModuleKind::Llm => {

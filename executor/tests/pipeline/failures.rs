@@ -11,7 +11,7 @@ use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sample, texts, with_encoders};
-use super::job::{Setting, run_failing};
+use super::job::{Setting, Tamper, run_failing};
 use super::support::ALL;
 
 /// An embedding of one token that is not a number.
@@ -89,7 +89,7 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
             work.contexts.extend([(1, last), (3, first)]);
         }
     };
-    let tampers: [(&(dyn Fn(usize, &mut StepWork<_>) + Sync), &str); 3] = [
+    let tampers: [(Tamper<'_>, &str); 3] = [
         (&missing, "plan of step 0, microbatch 3 of the LLM: has no context"),
         (&foreign, "plan of step 0, microbatch 0 of the LLM: is none of replica 1"),
         (&exchanged, "plan of step 0, microbatch 1 of the LLM: has 4 tokens, planned are 12"),

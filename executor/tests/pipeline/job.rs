@@ -114,7 +114,8 @@ pub(crate) fn pipeline(
         .bucket_elements(setting.bucket_elements))
 }
 
-type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
+/// Changes what a rank is given before it runs a step.
+pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
 
 fn of_rank(
     setting: &Setting,

@@ -84,7 +84,7 @@ fn stages_of_encoders_and_llm_give_the_same_bits() {
                 (ScheduleKind::GPipe, Activations::Recomputed),
             ] {
                 let setting = Setting::new(&model, cut_up.clone());
-                let setting = Setting { transport, schedule, activations, ..setting };
+                let setting = Setting { schedule, activations, transport, ..setting };
                 assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
             }
         }
