@@ -22,7 +22,8 @@ pub struct MediumPlan {
 /// A microbatch of the LLM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MicrobatchPlan {
-    /// Tokens, those of media among them.
+    /// Tokens as planned, those of media among them. Texts may turn out to have more or fewer when they are counted; all stages of
+    /// a replica have to count the same. A microbatch planned without tokens has none.
     pub tokens: usize,
     /// Its media in the order in which [`TextBatch::media_places`](crate::model::llm::TextBatch::media_places) has their
     /// tokens.

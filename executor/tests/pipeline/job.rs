@@ -29,6 +29,8 @@ pub(crate) struct Setting {
     pub(crate) steps: u64,
     pub(crate) bucket_elements: usize,
     pub(crate) is_plan_checked: bool,
+    /// Planned tokens of every microbatch that turn out not to be there.
+    pub(crate) surplus_tokens: usize,
     pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
 }
@@ -45,6 +47,7 @@ impl Setting {
             steps: 1,
             bucket_elements: 1 << 20,
             is_plan_checked: true,
+            surplus_tokens: 0,
             comm: patient(),
             weights: Arc::new(Seed(1)),
         }
@@ -85,8 +88,8 @@ pub(crate) fn work(
         if place.module == ModuleKind::Llm {
             let packed: Vec<&Sample> =
                 cut[microbatch as usize].iter().map(|&sample| &samples[sample]).collect();
-            return (!packed.is_empty())
-                .then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
+            let is_planned = plan.microbatches()[microbatch as usize].tokens > 0;
+            return is_planned.then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
         }
         let route = plan.route(job, place.module).unwrap();
         let media: Vec<Item> =
@@ -131,7 +134,9 @@ fn of_rank(
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
-        let plan = Arc::new(StepPlan::new(job, step, targets, plan_of(samples, cut))?);
+        let mut microbatches = plan_of(samples, cut);
+        microbatches.iter_mut().for_each(|microbatch| microbatch.tokens += setting.surplus_tokens);
+        let plan = Arc::new(StepPlan::new(job, step, targets, microbatches)?);
         let mut work = work(job, &place, &plan, samples, cut, &device);
         tamper(rank, &mut work);
         last = Some(pipeline.step(&work)?);
