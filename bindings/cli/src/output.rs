@@ -1,6 +1,6 @@
 //! Standard output, standard error and the exit status.
 
-use std::io::{BufWriter, StdoutLock, Write};
+use std::io::{BufWriter, Stdout, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -104,12 +104,13 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Buffered standard output; `main` flushes it, so that output which cannot be written is a failure.
-pub(crate) type Output = BufWriter<StdoutLock<'static>>;
+/// Buffered standard output; `main` flushes it, so that output which cannot be written is a failure. Not locked: a launcher
+/// passes lines of its ranks on meanwhile.
+pub(crate) type Output = BufWriter<Stdout>;
 
 /// Opens standard output.
 pub(crate) fn stdout() -> Output {
-    BufWriter::new(std::io::stdout().lock())
+    BufWriter::new(std::io::stdout())
 }
 
 /// Writes a value as one line of JSON.

@@ -15,3 +15,6 @@ pub use correction::StepTimes;
 pub use forecast::Forecast;
 pub use rank::{Rank, RankOptions};
 pub use report::StepReport;
+
+/// Configuration of a small run on CPU for `dflop train`, TOML.
+pub const EXAMPLE_CONFIG: &str = include_str!("../../examples/train-cpu.toml");

@@ -4,6 +4,7 @@
 //! is their launcher; under `torchrun`, Slurm or Open MPI it is one rank.
 
 mod config;
+mod demo;
 mod inline;
 mod print;
 mod rank;
@@ -22,6 +23,7 @@ use dflop_executor::run::StepReport;
 use dflop_executor::training::join_traces;
 
 pub(crate) use config::{StrategyName, TrainConfig};
+pub(crate) use demo::{Trained, train as train_demo};
 use print::Printer;
 pub(crate) use rank::{RankTask, run_threads};
 pub(crate) use setup::Setup;
