@@ -9,7 +9,7 @@ use crate::error::Result;
 /// Deals the media of every round out so that the replica with the most to do has little, in the round first, then in all rounds
 /// so far.
 ///
-/// Pure, and the same on every rank: costs are integers and the search is bounded in work units. With fewer media than
+/// Pure, and the same on every rank: costs are integers and the search is bounded in work units, for all rounds together. With fewer media than
 /// replicas some replicas get none. Of the groups that a round is cut into, the one with the most to do goes to the replica
 /// that had the least before.
 ///
@@ -19,18 +19,20 @@ use crate::error::Result;
 /// # Errors
 /// [`crate::Error::Balancer`] if the costs of a round together do not fit 63 bits, or there is no replica.
 pub fn assign(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
+    let work = Strategy::Search.work_default() / rounds.len().max(1) as u64;
     let mut before_ns = vec![0_u64; replicas];
-    rounds.iter().map(|costs_ns| assign_round(costs_ns, &mut before_ns)).collect()
+    rounds.iter().map(|costs_ns| assign_round(costs_ns, work, &mut before_ns)).collect()
 }
 
-fn assign_round(costs_ns: &[u64], before_ns: &mut [u64]) -> Result<Vec<usize>> {
+/// - `work`: units that the search may spend
+/// - `before_ns`: what every replica has to do in the rounds before; those of this round are added
+fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Vec<usize>> {
     let replicas = before_ns.len();
     if costs_ns.is_empty() || replicas == 1 {
         return Ok(vec![0; costs_ns.len()]);
     }
     let instance = Instance::groups_may_be_empty(replicas, 1, costs_ns.to_vec())?;
-    let mut budget = Budget::work(Strategy::Search.work_default());
-    let groups = balance(&instance, Strategy::Search, &Caps::default(), &mut budget)?.groups;
+    let groups = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(work))?.groups;
     let load_ns = |group: &[u32]| group.iter().map(|&medium| costs_ns[medium as usize]).sum::<u64>();
     let mut heaviest: Vec<usize> = (0..groups.len()).collect();
     heaviest.sort_by_key(|&group| Reverse(load_ns(&groups[group])));

@@ -1,10 +1,10 @@
 //! What goes from one part to another: who, how many rows, whether at all.
 
-use dflop_balancer::schedule::{Action, Message, Part};
+use dflop_balancer::schedule::{Action, Part};
 
 use super::job::Job;
 use super::ranks::Place;
-use super::route::End;
+use super::route::{End, RoutePlan};
 use super::topology::Topology;
 use super::work::{StepWork, tokens};
 use crate::comm::{At, Comm};
@@ -87,7 +87,7 @@ impl<D: Device> View<'_, D> {
     }
 
     /// The message that both ends of a routed edge know.
-    pub(super) fn route(&self, edge: Edge) -> (&super::route::RoutePlan, [u32; 2]) {
+    pub(super) fn route(&self, edge: Edge) -> (&RoutePlan, [u32; 2]) {
         let module = self.job.stages[usize::from(edge.giver.stage)].module;
         (self.work.plan.route_of(module), [edge.giver.microbatch, edge.taker.microbatch])
     }
@@ -122,8 +122,7 @@ impl<D: Device> View<'_, D> {
             Action::SendGrad(message) => (Flow::Gradients, true, message),
             _ => return None,
         };
-        let Message { peer, .. } = message;
-        let peer = usize::from(peer);
+        let peer = usize::from(message.peer);
         let is_there = |edge: &Edge| {
             let other = if edge.giver == message.part() { edge.taker } else { edge.giver };
             self.topology.rank(other) == peer

@@ -150,9 +150,8 @@ impl<D: Device> Exchange<D> {
         part: Part,
         rows: Option<D::Floats>,
     ) -> Result<()> {
-        let mut edges = view.edges(flow, part, true);
-        let mut carried = Vec::with_capacity(edges.len());
-        for edge in edges.drain(..) {
+        let mut carried = Vec::new();
+        for edge in view.edges(flow, part, true) {
             if view.rows(flow, edge)? > 0 {
                 carried.push(edge);
             }

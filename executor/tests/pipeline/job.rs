@@ -135,7 +135,9 @@ fn of_rank(
     let mut last = None;
     for step in 0..setting.steps {
         let mut microbatches = plan_of(samples, cut);
-        microbatches.iter_mut().for_each(|microbatch| microbatch.tokens += setting.surplus_tokens);
+        for microbatch in &mut microbatches {
+            microbatch.tokens += setting.surplus_tokens;
+        }
         let plan = Arc::new(StepPlan::new(job, step, targets, microbatches)?);
         let mut work = work(job, &place, &plan, samples, cut, &device);
         tamper(rank, &mut work);
