@@ -57,8 +57,10 @@ fn layouts_that_do_not_fit_are_refused() {
     refused((llm, "llm = { stages = 4 }"), 2, &["4 stages for 3 layers"]);
     refused((llm, "llm = { stages = 0 }"), 2, &["0 stages"]);
     refused((llm, "llm = { dp = 0 }"), 2, &["dp"]);
-    refused((llm, "llm = { tp = 3 }"), 2, &["tp"]);
+    refused((llm, "llm = { tp = 3 }"), 2, &["tensor-parallel degree 3"]);
     refused((llm, "llm = { stages = 2 }\nschedule = \"zb\""), 2, &["schedule"]);
+    let job = Job::with(&[(llm, "vision = { tp = 2 }")]);
+    assert!(message(&job, &["--checkpoints", "states"], 2).contains("`tp` above 1"));
     let job = Job::new();
     assert!(message(&job, &["--pipeline-stages", "9"], 2).contains("8 stages for 3 layers"));
     assert!(message(&job, &["--pipeline-stages", "0"], 2).contains("--pipeline-stages 0"));
@@ -85,6 +87,15 @@ fn resuming_without_a_folder_is_refused_and_from_an_empty_one_begins_anew() {
     // A state of another seed is of another run.
     let args = ["--steps", "2", "--resume", "--checkpoints", text(&states), "--seed", "5"];
     assert!(message(&job, &args, 1).contains("seed 0"));
+}
+
+#[test]
+fn folders_that_cannot_be_written_are_named_with_the_rank_to_blame() {
+    let job = Job::new();
+    std::fs::write(job.path("file"), "").unwrap();
+    let states = message(&job, &["--checkpoints", text(&job.path("file/states"))], 1);
+    assert!(states.contains("file/states") && states.contains("rank 0 ended the run"), "{states}");
+    assert!(message(&job, &["--trace", text(&job.path("file/trace"))], 1).contains("file/.trace."));
 }
 
 #[test]

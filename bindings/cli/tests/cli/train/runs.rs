@@ -77,6 +77,12 @@ fn any_number_of_stages_has_the_same_losses() {
 }
 
 #[test]
+fn tensor_parallel_ranks_have_the_same_losses() {
+    let (whole, shared) = (Job::new(), Job::with(&[("llm = {", "vision = { tp = 2 }\nllm = {")]));
+    assert!(difference(&losses(&shared.lines(&[])), &losses(&whole.lines(&[]))) < 1e-6);
+}
+
+#[test]
 fn the_data_blind_cut_of_the_same_batches_has_the_same_losses() {
     let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 1, dp = 2 }")]);
     let (balanced, blind) = (job.lines(&[]), job.lines(&["--strategy", "data-blind"]));
