@@ -24,6 +24,7 @@ use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
+use crate::ops::cross_entropy_part::RowPart;
 use crate::ops::mix_rows::Sparse;
 use crate::ops::rope::{RopeShape, Turn};
 use crate::row_mix::SparseBuffers;
@@ -61,7 +62,7 @@ impl Device for CpuBf16 {
     }
 
     fn exact_zeros(&self, len: usize) -> Result<Bf16Floats> {
-        Ok(Bf16Floats(Store::Full(self.cpu.zeros(len)?)))
+        Ok(Bf16Floats(Store::Full(self.cpu.exact_zeros(len)?)))
     }
 
     fn upload_exact(&self, values: &[f32]) -> Result<Bf16Floats> {
@@ -79,6 +80,10 @@ impl Device for CpuBf16 {
     fn download(&self, buffer: &Bf16Floats) -> Result<Vec<f32>> {
         let full = self.read(buffer)?;
         self.cpu.download(&full)
+    }
+
+    fn on_host<R>(&self, buffer: &mut Bf16Floats, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+        self.update(buffer, |buffer| self.cpu.on_host(buffer, change))
     }
 
     fn memory_used_bytes(&self) -> u64 {
@@ -312,6 +317,26 @@ impl Device for CpuBf16 {
 
     fn cross_entropy(&self, logits: &mut Bf16Floats, targets: &[u32], scale: f64) -> Result<f64> {
         self.update(logits, |logits| self.cpu.cross_entropy(logits, targets, scale))
+    }
+
+    fn cross_entropy_part(
+        &self,
+        logits: &mut Bf16Floats,
+        targets: &[Option<u32>],
+    ) -> Result<Vec<RowPart<f32>>> {
+        self.update(logits, |logits| self.cpu.cross_entropy_part(logits, targets))
+    }
+
+    fn cross_entropy_part_backward(
+        &self,
+        exponentials: &mut Bf16Floats,
+        targets: &[Option<u32>],
+        factors: &[f32],
+        scale: f64,
+    ) -> Result<()> {
+        self.update(exponentials, |exponentials| {
+            self.cpu.cross_entropy_part_backward(exponentials, targets, factors, scale)
+        })
     }
 
     fn adamw(
