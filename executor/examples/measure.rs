@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Three layers of a vision tower of width 128 and four of a language model of width 256. What `dflop profile --check`
-//! does with a model of choice.
+//! does with a model of choice. `PROFILE` names a profile to take instead of measuring one.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::error::Error;
@@ -30,19 +30,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let documents = Documents { config: config.clone(), ..Documents::default() };
     let model = MeasuredModel::from_config(&config, ModelSpec::from_hugging_face("small", &documents)?)?;
     let device = Cpu::new(threads)?;
-    let options =
-        MeasureOptions { seconds_max: seconds as f64, tokens_max: 2048, ..MeasureOptions::default() };
-    let profile = measure(&model, &device, &options, |line| println!("{line}"))?;
-    let text = profile.file.to_csv();
-    if let Ok(path) = std::env::var("OUT") {
-        std::fs::write(path, &text)?;
-    }
+    let text = match std::env::var("PROFILE") {
+        Ok(path) => std::fs::read_to_string(path)?,
+        Err(_) => measured(&model, &device, seconds as f64)?,
+    };
     let read = Profile::parse([("measured.csv", text.as_str())])?;
     let predictor = CostModel::from_profile(model.spec.clone(), &read, ProfileOptions::default())?;
-    for module in &profile.modules {
-        let share = 100.0 * module.flops / profile.peak_flops;
-        println!("{}: {share:.0} % of the peak at {} tokens", module.module, module.tokens);
-    }
     let options = CheckOptions { microbatches, repeats, ..CheckOptions::default() };
     let report = check(&model, &predictor, &device, &options, |line| println!("{line}"))?;
     println!(
@@ -68,4 +61,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{module:#?}");
     }
     Ok(())
+}
+
+/// The text of a profile; `OUT` names a file that takes it.
+fn measured(model: &MeasuredModel, device: &Cpu, seconds_max: f64) -> Result<String, Box<dyn Error>> {
+    let options = MeasureOptions { seconds_max, tokens_max: 2048, ..MeasureOptions::default() };
+    let profile = measure(model, device, &options, |line| println!("{line}"))?;
+    for module in &profile.modules {
+        let share = 100.0 * module.flops / profile.peak_flops;
+        println!("{}: {share:.0} % of the peak at {} tokens", module.module, module.tokens);
+    }
+    let text = profile.file.to_csv();
+    if let Ok(path) = std::env::var("OUT") {
+        std::fs::write(path, &text)?;
+    }
+    Ok(text)
 }

@@ -23,6 +23,7 @@ pub mod model;
 pub mod ops;
 pub mod pipeline;
 pub mod row_mix;
+pub mod run;
 pub mod stage;
 pub mod training;
 pub mod weights;

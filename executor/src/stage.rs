@@ -141,7 +141,7 @@ impl<D: Device> StageParts<D> {
 }
 
 /// Microbatch and name of what a stage does.
-type Action<'a> = (Option<usize>, &'a str);
+type PassName<'a> = (Option<usize>, &'a str);
 
 /// What is kept of a microbatch.
 struct InFlight<D: Device> {
@@ -236,7 +236,7 @@ impl<D: Device> Stage<D> {
     }
 
     /// Ends the job if this rank alone knows that the pass failed: the other ranks of the group wait for its part.
-    fn or_end_job<T>(&self, (microbatch, action): Action<'_>, result: Result<T>) -> Result<T> {
+    fn or_end_job<T>(&self, (microbatch, action): PassName<'_>, result: Result<T>) -> Result<T> {
         if let (Err(error), Some(tensor)) = (&result, &self.tensor)
             && !matches!(error, Error::Comm(_))
         {
@@ -246,7 +246,7 @@ impl<D: Device> Stage<D> {
         result
     }
 
-    fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): Action<'_>) -> Pass<'a, D> {
+    fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): PassName<'_>) -> Pass<'a, D> {
         let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
         Pass { device: &self.device, parameters: &self.parameters, context, tensor }
     }
@@ -254,7 +254,7 @@ impl<D: Device> Stage<D> {
     fn run_blocks(
         &self,
         context: &Context<D>,
-        at: Action<'_>,
+        at: PassName<'_>,
         mut input: Option<D::Floats>,
     ) -> Result<(Output<D>, Vec<Saved<D>>)> {
         let pass = self.pass(context, at);
@@ -324,7 +324,7 @@ impl<D: Device> Stage<D> {
 
     fn run_backward(
         &mut self,
-        at: Action<'_>,
+        at: PassName<'_>,
         in_flight: InFlight<D>,
         mut gradient: Option<D::Floats>,
         mut done: impl FnMut(&Parameters<D>, usize) -> Result<()>,

@@ -32,6 +32,7 @@ mod stream;
 mod stream_input;
 mod stream_metrics;
 mod text_counts;
+mod train;
 mod video;
 
 use std::io::Write;
@@ -66,6 +67,7 @@ enum Command {
     #[command(name = "profile")]
     Measure(measure::MeasureArgs),
     Accuracy(accuracy::AccuracyArgs),
+    Train(train::TrainArgs),
 }
 
 fn main() -> ExitCode {
@@ -94,5 +96,6 @@ fn run(command: Command, out: &mut Output) -> Result<(), Failure> {
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Measure(args) => measure::run(&args, out),
         Command::Accuracy(args) => accuracy::run(&args, out),
+        Command::Train(args) => train::run(&args, out),
     }
 }

@@ -13,7 +13,7 @@ use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, Mo
 use serde::Serialize;
 
 use crate::model::{folder, spec_of};
-use crate::output::{Failure, Output, write_json};
+use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::profile::{read_profile, warn};
 
 /// Measure stages of a model on this machine's CPU through the executor, into a profile that `--profile` reads.
@@ -94,6 +94,7 @@ struct ModuleJson {
     error_max: Option<f64>,
     intervals_open: usize,
     tokens: u32,
+    kept_bytes_per_token: u64,
     flops: f64,
     peak_share: f64,
 }
@@ -219,6 +220,7 @@ impl MeasuredJson {
             error_max: report.error_max(),
             intervals_open: report.whole.open + report.attention.as_ref().map_or(0, |lengths| lengths.open),
             tokens: report.tokens,
+            kept_bytes_per_token: report.kept_bytes_per_token,
             flops: report.flops,
             peak_share: report.flops / measured.peak_flops,
         };
@@ -244,14 +246,15 @@ fn print(out: &mut impl Write, json: &MeasureJson<'_>) -> Result<(), Failure> {
             writeln!(
                 out,
                 "{}: {} layers, {} shapes, {} lengths of attention; largest error between them {error}, {} intervals left open; \
-                 {} of the peak at {} tokens",
+                 {} of the peak at {} tokens, which keep {} each",
                 module.module,
                 module.layers,
                 module.shapes,
                 module.attention_lengths,
                 module.intervals_open,
                 percent(module.peak_share),
-                module.tokens
+                module.tokens,
+                shown_bytes(module.kept_bytes_per_token)
             )?;
         }
     }

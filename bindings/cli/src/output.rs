@@ -12,6 +12,8 @@ pub(crate) enum Failure {
     Misuse(String),
     /// It was tried and failed: exit status 1.
     Failed(String),
+    /// A run ended because of another of its ranks, which says why itself: exit status 75.
+    Secondary(String),
     /// Nobody reads standard output any more, which is how `head` ends a pipe: exit status 0, silently.
     Closed,
 }
@@ -23,6 +25,7 @@ impl Failure {
         match self {
             Self::Misuse(message) => Self::Misuse(name(message)),
             Self::Failed(message) => Self::Failed(name(message)),
+            Self::Secondary(message) => Self::Secondary(name(message)),
             Self::Closed => Self::Closed,
         }
     }
@@ -33,6 +36,7 @@ impl Failure {
         let (message, code) = match self {
             Self::Misuse(message) => (message, 2),
             Self::Failed(message) => (message, 1),
+            Self::Secondary(message) => (message, 75),
             Self::Closed => return ExitCode::SUCCESS,
         };
         eprintln!("dflop: {message}");
@@ -79,10 +83,12 @@ impl From<dflop_balancer::Error> for Failure {
 
 impl From<dflop_executor::Error> for Failure {
     fn from(error: dflop_executor::Error) -> Self {
-        use dflop_executor::Error::{Config, Model};
+        use dflop_executor::Error::{Comm, Config, Job, Loader, Model, Setting};
         match error {
             Model(error) => error.into(),
-            Config { .. } => Self::Misuse(with_causes(&error)),
+            Loader(error) => error.into(),
+            Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
+            Config { .. } | Job { .. } | Setting { .. } => Self::Misuse(with_causes(&error)),
             _ => Self::Failed(with_causes(&error)),
         }
     }

@@ -20,6 +20,11 @@
 //! both are worth one observation or less, so they decide only where little was seen. It is solved by iteratively
 //! reweighted least squares with Cholesky's method.
 //!
+//! What no bin has to itself, a machine that runs slower than when it was measured, does not show in any single bin: only
+//! their sum is well known. Therefore a **common** deviation `c` of all bins whose own is within noise is estimated in the
+//! same way from what the clear ones leave, `t_m - sum_clear w_mb g_b = c sum_other w_mb + noise`. It holds for bins that
+//! were never seen, too.
+//!
 //! A factor is used only if it is more than 4 standard errors and more than 2 % away from one; otherwise it is one, so
 //! that noise corrects nothing.
 //!
@@ -78,8 +83,39 @@ impl Deviation {
     }
 }
 
+/// What predicted times are multiplied with.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Factors {
+    /// Of bins whose own deviation is clear.
+    pub(super) bins: BTreeMap<usize, f64>,
+    /// Of all others, seen or not.
+    pub(super) common: f64,
+}
+
+/// Estimates the factors that the equations are clear about.
+pub(super) fn factors(equations: &[Equation]) -> Factors {
+    let own = estimate(equations).into_iter().map(|(bin, deviation)| (bin, deviation.factor()));
+    let bins: BTreeMap<usize, f64> = own.filter(|(_, factor)| (factor - 1.0).abs() > 0.0).collect();
+    let rest = |equation: &Equation| {
+        let (mut target, mut others) = (equation.target, 0.0);
+        for (bin, share) in &equation.shares {
+            match bins.get(bin) {
+                Some(factor) => target -= share * (factor - 1.0),
+                None => others += share,
+            }
+        }
+        (others > 0.0).then(|| (target, vec![(0, others)]))
+    };
+    let rows: Vec<(f64, Vec<(usize, f64)>)> = equations.iter().filter_map(rest).collect();
+    if rows.is_empty() {
+        return Factors { bins, common: 1.0 };
+    }
+    let (excess, errors) = solve(&rows, 1);
+    Factors { bins, common: Deviation { excess: excess[0], error: errors[0] }.factor() }
+}
+
 /// Estimates the deviation of every bin that the equations hold.
-pub(super) fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
+fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
     let bins: BTreeMap<usize, usize> = {
         let seen: BTreeSet<usize> =
             equations.iter().flat_map(|equation| &equation.shares).map(|(bin, _)| *bin).collect();
@@ -214,7 +250,34 @@ mod tests {
     }
 
     #[test]
+    fn what_all_bins_share_is_a_common_factor_beside_the_clear_ones() {
+        let noise = |at: usize| (at * 37 % 21) as f64 / 1000.0 - 0.01;
+        let spread_out = |at: usize| (0..6).map(|bin| (10 + (at * 5 + bin * 7) % 40, 1.0 / 6.0)).collect();
+        let slower: Vec<Equation> =
+            (0..60).map(|at| Equation { target: 0.08 + noise(at), shares: spread_out(at) }).collect();
+        let found = factors(&slower);
+        let of = |bin: usize| found.bins.get(&bin).copied().unwrap_or(found.common);
+        assert!(
+            (10..50).all(|bin| (of(bin) - 1.08).abs() < 0.05) && (found.common - 1.08).abs() < 0.01,
+            "{found:?}"
+        );
+        let same: Vec<Equation> =
+            (0..60).map(|at| Equation { target: noise(at), shares: spread_out(at) }).collect();
+        assert_eq!(factors(&same), Factors { bins: BTreeMap::new(), common: 1.0 });
+    }
+
+    #[test]
+    fn a_slow_bin_leaves_nothing_for_the_others() {
+        let slow = |at: usize| if at.is_multiple_of(3) { 0.5 } else { 0.0 };
+        let equations: Vec<Equation> =
+            (0..90).map(|at| equation(slow(at), &[(7, slow(at)), (20 + at % 9, 1.0 - slow(at))])).collect();
+        let found = factors(&equations);
+        assert!((found.bins[&7] - 2.0).abs() < 0.05 && (found.common - 1.0).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
     fn nothing_seen_says_nothing() {
         assert!(estimate(&[]).is_empty());
+        assert_eq!(factors(&[]), Factors { bins: BTreeMap::new(), common: 1.0 });
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 use super::bins::{BINS, bin};
-use super::estimator::{Equation, estimate};
+use super::estimator::{Equation, factors};
 use super::rule::{CorrectionOptions, Mode, Rule};
 use super::table::{CorrectionTable, FACTOR_MAX, FACTOR_ONE};
 use crate::error::{Error, Result};
@@ -155,8 +155,10 @@ impl Tracker {
         for module in MODULES {
             let of_module = self.window.iter().flatten().filter(|observed| observed.module == module);
             let equations: Vec<Equation> = of_module.map(|observed| observed.equation.clone()).collect();
-            for (bin, deviation) in estimate(&equations) {
-                table.put(module, bin, fixed(deviation.factor()));
+            let factors = factors(&equations);
+            for bin in 0..BINS {
+                let factor = factors.bins.get(&bin).copied().unwrap_or(factors.common);
+                table.put(module, bin, fixed(factor));
             }
         }
         table

@@ -12,6 +12,7 @@ use futures::StreamExt;
 
 use super::dealt::Dealt;
 use super::figures::{Dropped, Figures};
+use super::planned::PlannedTimes;
 use super::share::EncoderShare;
 use super::{media, text};
 use crate::comm::Comm;
@@ -27,6 +28,8 @@ pub struct FedStep<D: Device> {
     pub work: StepWork<D>,
     /// The loader's plan: samples, predicted times.
     pub plan: Arc<LoaderPlan>,
+    /// Predicted times of the microbatches.
+    pub planned: PlannedTimes,
     /// Tokens of all samples of the step, media included.
     pub tokens: u64,
     /// Samples that were left out, on all ranks alike.
@@ -106,10 +109,12 @@ impl<D: Device> Feed<D> {
             |medium| figures.medium_tokens(medium.place, medium.module),
         )?;
         let contexts = self.contexts(&dealt, &figures, &plan, &mut own)?;
+        let planned = PlannedTimes::new(&self.job, &self.planner, &dealt, &plan, &step.plan)?;
         Ok(Some(FedStep {
             tokens: plan.microbatches().iter().map(|microbatch| microbatch.tokens as u64).sum(),
             work: StepWork { plan: Arc::new(plan), contexts },
             plan: step.plan,
+            planned,
             dropped: figures.dropped(&dealt),
             waited,
         }))

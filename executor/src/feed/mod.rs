@@ -10,9 +10,11 @@ mod dealt;
 mod feeder;
 mod figures;
 mod media;
+mod planned;
 mod share;
 mod text;
 
 pub use feeder::{FedStep, Feed};
 pub use figures::Dropped;
+pub use planned::PlannedTimes;
 pub use share::EncoderShare;

@@ -1,6 +1,6 @@
 //! Starts all ranks of a job on this machine, and ends them together.
 
-use super::output::pass_on;
+use super::output::{pass_on, prefix};
 use super::status::RankStatus;
 use crate::comm::{Error, Host, Result, Token};
 use rustix::process::{Pid, Signal, kill_process};
@@ -33,6 +33,7 @@ pub struct Launcher {
     ranks: usize,
     listen: IpAddr,
     grace: Duration,
+    is_first_plain: bool,
 }
 
 /// How a job ended.
@@ -77,6 +78,7 @@ impl Launcher {
             ranks,
             listen: Ipv4Addr::LOCALHOST.into(),
             grace: Duration::from_secs(3),
+            is_first_plain: false,
         })
     }
 
@@ -91,6 +93,14 @@ impl Launcher {
     #[must_use]
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// Passes what rank 0 prints on standard output on as it is, for programs to read; what others print, and what any says on
+    /// standard error, keeps its rank before every line.
+    #[must_use]
+    pub fn first_rank_prints_plainly(mut self) -> Self {
+        self.is_first_plain = true;
         self
     }
 
@@ -122,7 +132,7 @@ impl Launcher {
         let host = Host::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
         let mut job = Job { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
         for rank in 0..self.ranks {
-            job.start(rank, self.command(rank, host.address(), &token))?;
+            job.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
         }
         let interrupted = loop {
             job.collect()?;
@@ -163,16 +173,17 @@ struct Job {
 }
 
 impl Job {
-    fn start(&mut self, rank: usize, mut command: Command) -> Result<()> {
+    fn start(&mut self, rank: usize, mut command: Command, is_first_plain: bool) -> Result<()> {
         let mut child = command.spawn().map_err(|source| {
             let program = command.get_program().to_string_lossy();
             Error::Io { action: format!("start `{program}` as rank {rank}"), source }
         })?;
         if let Some(output) = child.stdout.take() {
-            self.printers.push(pass_on(rank, output, || Box::new(io::stdout())));
+            let before = if rank == 0 && is_first_plain { String::new() } else { prefix(rank) };
+            self.printers.push(pass_on(before, output, || Box::new(io::stdout())));
         }
         if let Some(errors) = child.stderr.take() {
-            self.printers.push(pass_on(rank, errors, || Box::new(io::stderr())));
+            self.printers.push(pass_on(prefix(rank), errors, || Box::new(io::stderr())));
         }
         self.ranks.push(Some(child));
         Ok(())

@@ -6,15 +6,20 @@ use std::thread::JoinHandle;
 /// Longest line that is kept together; longer ones are cut.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
+/// What stands before every line of a rank.
+pub(super) fn prefix(rank: usize) -> String {
+    format!("[{rank}] ")
+}
+
 /// Copies lines from a rank to this process until the rank closes its end.
 pub(super) fn pass_on(
-    rank: usize,
+    prefix: String,
     from: impl Read + Send + 'static,
     to: impl Fn() -> Box<dyn Write> + Send + 'static,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut from = BufReader::new(from);
-        let mut line = format!("[{rank}] ").into_bytes();
+        let mut line = prefix.into_bytes();
         let prefix_bytes = line.len();
         loop {
             line.truncate(prefix_bytes);

@@ -5,8 +5,9 @@
 //! median absolute deviation, over the median: how far one run of the same microbatch is from another. The error of a
 //! prediction is its distance from the median, over the median.
 //!
-//! The first half of the microbatches, as they were measured, then goes to the adaptive correction; the second half says
-//! what that is worth.
+//! Every run of the first half of the microbatches then goes to the adaptive correction, in two intervals, so that it switches itself
+//! off where it does not pay; the second half says what it is worth. A profile that fits leaves nothing to correct: then both
+//! are the same.
 
 use std::sync::Arc;
 
@@ -267,23 +268,26 @@ fn compare(runs: &[Runs], predictor: &CostModel, clock: Clock) -> Result<CheckRe
     Ok(CheckReport { clock, modules, microbatches })
 }
 
-/// Teaches a correction what these microbatches took; `None` if there is nothing to correct.
+/// Teaches a correction every run of these microbatches, a step each; `None` if there is nothing to correct.
 fn learn(runs: &[Runs], checked: &[Checked], predictor: &CostModel) -> Result<Option<CorrectionTable>> {
-    let options =
-        CorrectionOptions { interval_steps: runs.len().max(1) as u64, ..CorrectionOptions::default() };
+    let mut learned = Vec::new();
+    for row in checked.iter().filter(|row| row.microbatch < runs.len()) {
+        let shapes = &runs[row.microbatch].drawn.shapes;
+        let samples = shares(predictor, row.module, shapes, row.predicted_ns)?;
+        let observation =
+            |&measured_ns: &u64| Observation { module: row.module, measured_ns, samples: samples.clone() };
+        learned.extend(row.runs_ns.iter().filter(|_| !samples.is_empty()).map(observation));
+    }
+    // Two intervals: what the first teaches must pay in the second.
+    let interval_steps = (learned.len() / 2).max(1) as u64;
+    let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
     let mut tracker = Tracker::new(options)?;
     let mut table = None;
-    for (microbatch, runs) in runs.iter().enumerate() {
-        for row in checked.iter().filter(|row| row.microbatch == microbatch) {
-            let samples = shares(predictor, row.module, &runs.drawn.shapes, row.predicted_ns)?;
-            if !samples.is_empty() {
-                let observation = Observation { module: row.module, measured_ns: row.measured_ns, samples };
-                tracker.observe(&observation)?;
-            }
-        }
+    for observation in &learned {
+        tracker.observe(observation)?;
         table = tracker.end_step().and_then(|report| report.table).or(table);
     }
-    Ok(table)
+    Ok(table.filter(|table| table.changes().next().is_some()))
 }
 
 /// Sizes of samples inside a module, and their shares of what the pack was predicted to take.
@@ -348,4 +352,61 @@ fn percentile_95(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * 95).div_ceil(100).max(1) - 1;
     values.get(rank).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(microbatch: usize, predicted_ns: u64, corrected_ns: Option<u64>, spread: f64) -> Checked {
+        Checked {
+            module: Module::Llm,
+            microbatch,
+            samples: 2,
+            tokens: 100,
+            predicted_ns,
+            corrected_ns,
+            measured_ns: 1000,
+            spread,
+            runs_ns: vec![1000; 5],
+        }
+    }
+
+    fn module(rows: &[Checked]) -> ModuleCheck {
+        ModuleCheck::new(Module::Llm, &rows.iter().collect::<Vec<_>>(), 0)
+    }
+
+    #[test]
+    fn errors_are_held_against_both_bounds() {
+        let mut rows: Vec<Checked> = (0..20).map(|index| row(index, 1040, None, 0.01)).collect();
+        let good = module(&rows);
+        assert!(
+            good.is_within
+                && (good.errors.median - 0.04).abs() < 1e-9
+                && (good.errors.bias - 0.04).abs() < 1e-9
+        );
+        assert!((good.p95_bound - 0.12).abs() < 1e-9);
+        rows[0].predicted_ns = 700;
+        assert!(module(&rows).is_within, "one in twenty may be further off");
+        rows[1].predicted_ns = 870;
+        assert!(!module(&rows).is_within, "two may not");
+        rows[2].spread = 0.1;
+        rows[3].spread = 0.1;
+        let noisy = module(&rows);
+        assert!(
+            noisy.is_within && (noisy.p95_bound - 0.15).abs() < 1e-9,
+            "unless runs are as far apart: {noisy:?}"
+        );
+        rows.iter_mut().for_each(|row| row.predicted_ns = 1051);
+        assert!(!module(&rows).is_within, "the median's bound does not move");
+    }
+
+    #[test]
+    fn the_second_half_alone_says_what_a_correction_is_worth() {
+        let rows = [row(0, 2000, None, 0.0), row(1, 1200, Some(1010), 0.0), row(2, 1200, Some(990), 0.0)];
+        let found = module(&rows);
+        assert_eq!((found.errors.count, found.second_half.count, found.corrected.count), (3, 2, 2));
+        assert!((found.second_half.mean - 0.2).abs() < 1e-9 && (found.corrected.mean - 0.01).abs() < 1e-9);
+        assert!(found.corrected.bias.abs() < 1e-9);
+    }
 }

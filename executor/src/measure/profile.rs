@@ -76,6 +76,8 @@ pub struct ModuleReport {
     pub rounds: usize,
     /// Tokens of the largest microbatch.
     pub tokens: u32,
+    /// Bytes that its layers keep of a token from forward to backward.
+    pub kept_bytes_per_token: u64,
     /// FLOP/s that it reaches, forward and backward, of FLOPs that are executed.
     pub flops: f64,
 }
@@ -158,7 +160,8 @@ fn measure_module(
     let mut subject = Subject::new(model, device, module, layers, options.seed)?;
     let sequences = subject.sequences;
     let (low, high) = (sequences.tokens_min(), options.tokens_max.max(2 * sequences.tokens_min()));
-    let kept = subject.kept_bytes(low)? / u64::from(low) * u64::from(high);
+    let kept_bytes_per_token = subject.kept_bytes(low)? / u64::from(low);
+    let kept = kept_bytes_per_token * u64::from(high);
     // Weights and gradients are there already.
     room::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
     let grid = |part| Grid {
@@ -200,7 +203,19 @@ fn measure_module(
     progress(&format!("{module}: {rounds} rounds of {} shapes", shapes.len() + attention.len()));
     let &(tokens, microseconds) = whole.points.last().expect("a grid has a point");
     let flops = flops(model, module, layers as u32, sequences, tokens) / (microseconds * 1e-6);
-    Ok((rows, ModuleReport { module, layers, whole, attention: lengths, rounds, tokens, flops }))
+    Ok((
+        rows,
+        ModuleReport {
+            module,
+            layers,
+            whole,
+            attention: lengths,
+            rounds,
+            tokens,
+            kept_bytes_per_token,
+            flops,
+        },
+    ))
 }
 
 /// Every shape once.

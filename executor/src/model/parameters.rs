@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::shard::{Parts, Place, Shard};
 use crate::device::{Buffer, Device};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::weights::WeightSource;
 
 /// How a parameter begins where there is no checkpoint.
@@ -184,6 +184,15 @@ impl Declaration {
     }
 }
 
+/// The values of a source, if there are as many as this rank holds.
+fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
+    if values.len() == spec.elements() {
+        return Ok(values);
+    }
+    let (tensor, expected, found) = (spec.name.clone(), spec.held_shape(), vec![values.len()]);
+    Err(Error::TensorShape { tensor, expected, found })
+}
+
 /// The gradients of the two parameters of a norm, if they are trained.
 pub type GradientPair<'a, D> = Option<(&'a mut <D as Device>::Floats, &'a mut <D as Device>::Floats)>;
 
@@ -199,13 +208,17 @@ pub struct Parameters<D: Device> {
 
 impl<D: Device> Parameters<D> {
     /// Takes values from a checkpoint or a seed; gradients are zero.
+    ///
+    /// # Errors
+    /// Those of the source; [`Error::TensorShape`] if it gives another number of values than this rank holds;
+    /// [`Error::Memory`].
     pub fn new(device: &D, specs: Vec<ParameterSpec>, source: &dyn WeightSource) -> Result<Self> {
         let mut values = Vec::with_capacity(specs.len());
         let mut gradients = Vec::with_capacity(specs.len());
         for spec in &specs {
             let value = match spec.shares {
                 Some(_) => None,
-                None => Some(device.upload(&source.values(spec)?)?),
+                None => Some(device.upload(&checked(spec, source.values(spec)?)?)?),
             };
             values.push(value);
             gradients.push(if spec.is_trained { Some(device.exact_zeros(spec.elements())?) } else { None });

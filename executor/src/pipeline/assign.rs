@@ -1,26 +1,45 @@
-//! Which replica of an encoder encodes which medium of a round.
+//! Which replica of an encoder encodes which medium.
+
+use std::cmp::Reverse;
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
 use crate::error::Result;
 
-/// Deals media out so that the replica with the most to do has little: returns the replica of every medium.
+/// Deals the media of every round out so that the replica with the most to do has little, in the round first, then in all rounds
+/// so far.
 ///
 /// Pure, and the same on every rank: costs are integers and the search is bounded in work units. With fewer media than
-/// replicas some replicas get none.
+/// replicas some replicas get none. Of the groups that a round is cut into, the one with the most to do goes to the replica
+/// that had the least before.
+///
+/// - `rounds`: costs of the media of every round, nanoseconds
+/// - returns the replica of every medium, by round
 ///
 /// # Errors
-/// [`crate::Error::Balancer`] if the costs together do not fit 63 bits, or there is no replica.
-pub fn assign(costs_ns: &[u64], replicas: usize) -> Result<Vec<usize>> {
+/// [`crate::Error::Balancer`] if the costs of a round together do not fit 63 bits, or there is no replica.
+pub fn assign(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
+    let mut before_ns = vec![0_u64; replicas];
+    rounds.iter().map(|costs_ns| assign_round(costs_ns, &mut before_ns)).collect()
+}
+
+fn assign_round(costs_ns: &[u64], before_ns: &mut [u64]) -> Result<Vec<usize>> {
+    let replicas = before_ns.len();
     if costs_ns.is_empty() || replicas == 1 {
         return Ok(vec![0; costs_ns.len()]);
     }
     let instance = Instance::groups_may_be_empty(replicas, 1, costs_ns.to_vec())?;
     let mut budget = Budget::work(Strategy::Search.work_default());
-    let found = balance(&instance, Strategy::Search, &Caps::default(), &mut budget)?;
+    let groups = balance(&instance, Strategy::Search, &Caps::default(), &mut budget)?.groups;
+    let load_ns = |group: &[u32]| group.iter().map(|&medium| costs_ns[medium as usize]).sum::<u64>();
+    let mut heaviest: Vec<usize> = (0..groups.len()).collect();
+    heaviest.sort_by_key(|&group| Reverse(load_ns(&groups[group])));
+    let mut idlest: Vec<usize> = (0..replicas).collect();
+    idlest.sort_by_key(|&replica| before_ns[replica]);
     let mut replica_of = vec![0; costs_ns.len()];
-    for (replica, media) in found.groups.iter().enumerate() {
-        media.iter().for_each(|&medium| replica_of[medium as usize] = replica);
+    for (group, replica) in heaviest.into_iter().zip(idlest) {
+        before_ns[replica] = before_ns[replica].saturating_add(load_ns(&groups[group]));
+        groups[group].iter().for_each(|&medium| replica_of[medium as usize] = replica);
     }
     Ok(replica_of)
 }
@@ -29,24 +48,29 @@ pub fn assign(costs_ns: &[u64], replicas: usize) -> Result<Vec<usize>> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_medium_has_a_replica_and_loads_are_even() {
-        assert_eq!(assign(&[], 3).unwrap(), Vec::<usize>::new());
-        assert_eq!(assign(&[7, 7], 1).unwrap(), [0, 0]);
-        let of_few = assign(&[5, 5], 4).unwrap();
-        assert!(of_few[0] != of_few[1] && of_few.iter().all(|&replica| replica < 4));
-        let costs = [80, 40, 40, 30, 30, 20];
-        let replica_of = assign(&costs, 3).unwrap();
-        let load = |replica| -> u64 {
-            costs.iter().zip(&replica_of).filter(|(_, of)| **of == replica).map(|(cost, _)| cost).sum()
+    fn loads(costs: &[u64], replica_of: &[usize], replicas: usize) -> Vec<u64> {
+        let load = |replica| {
+            costs.iter().zip(replica_of).filter(|(_, of)| **of == replica).map(|(cost, _)| cost).sum()
         };
-        assert_eq!((0..3).map(load).max(), Some(80));
-        assert_eq!(replica_of, assign(&costs, 3).unwrap());
+        (0..replicas).map(load).collect()
     }
 
     #[test]
-    fn media_that_cost_nothing_are_dealt_out_too() {
-        let replica_of = assign(&[0; 5], 2).unwrap();
-        assert!(replica_of.iter().all(|&replica| replica < 2));
+    fn every_medium_has_a_replica_and_loads_of_a_round_are_even() {
+        let rounds = [vec![80, 40, 40, 30, 30, 20], vec![], vec![0; 5], vec![5, 5]];
+        let replica_of = assign(&rounds, 3).unwrap();
+        assert_eq!(replica_of, assign(&rounds, 3).unwrap());
+        assert!(rounds.iter().map(Vec::len).eq(replica_of.iter().map(Vec::len)));
+        assert!(replica_of.iter().flatten().all(|&replica| replica < 3));
+        assert_eq!(loads(&rounds[0], &replica_of[0], 3), [80, 80, 80]);
+        assert_eq!(loads(&rounds[3], &replica_of[3], 3).into_iter().max(), Some(5));
+        assert_eq!(assign(&[vec![7, 7]], 1).unwrap(), [[0, 0]]);
+    }
+
+    #[test]
+    fn replicas_take_turns_where_rounds_have_few_media() {
+        let rounds: Vec<Vec<u64>> = (0..9).map(|_| vec![10]).collect();
+        let replica_of = assign(&rounds, 3).unwrap().concat();
+        assert_eq!(loads(&[10; 9], &replica_of, 3), [30, 30, 30]);
     }
 }

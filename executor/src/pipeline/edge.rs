@@ -47,13 +47,6 @@ pub(super) struct View<'a, D: Device> {
     pub(super) work: &'a StepWork<D>,
 }
 
-impl<D: Device> Clone for View<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<D: Device> Copy for View<'_, D> {}
-
 impl Edge {
     /// Tells messages between two ranks apart; both ends know it.
     pub(super) fn tag(self, flow: Flow) -> u64 {
@@ -67,9 +60,11 @@ impl<D: Device> View<'_, D> {
         self.job.stages[usize::from(part.stage)].range.module
     }
 
-    /// Whether there is anything to compute; both ends of every message agree.
+    /// Whether there is anything to compute; all stages of a replica agree.
     pub(super) fn is_active(&self, part: Part) -> bool {
-        tokens(&self.work.plan, self.job, self.module(part), part.microbatch) > 0
+        let module = self.module(part);
+        let has_rows = || self.work.contexts.get(&part.microbatch).is_some_and(|own| own.layers.rows > 0);
+        tokens(&self.work.plan, self.job, module, part.microbatch) > 0 && has_rows()
     }
 
     /// The parts that a part hands rows to (`is_out`) or takes them from.

@@ -40,7 +40,7 @@ impl<D: Device> Default for Exchange<D> {
 
 impl<D: Device> Exchange<D> {
     /// Posts the receives of the next actions.
-    pub(super) fn post(&mut self, view: View<'_, D>, list: &[Action], next: usize) -> Result<()> {
+    pub(super) fn post(&mut self, view: &View<'_, D>, list: &[Action], next: usize) -> Result<()> {
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[self.posted_until.min(until)..until] {
             let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
@@ -58,7 +58,7 @@ impl<D: Device> Exchange<D> {
     }
 
     /// Sends what is leaving, or waits for what was posted; nothing if the edge has no rows.
-    pub(super) fn run(&mut self, view: View<'_, D>, transfer: Transfer) -> Result<()> {
+    pub(super) fn run(&mut self, view: &View<'_, D>, transfer: Transfer) -> Result<()> {
         let Transfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
             return Ok(());
@@ -73,7 +73,7 @@ impl<D: Device> Exchange<D> {
         Ok(())
     }
 
-    fn send(&mut self, view: View<'_, D>, transfer: Transfer) -> Result<()> {
+    fn send(&mut self, view: &View<'_, D>, transfer: Transfer) -> Result<()> {
         let Transfer { flow, edge, peer, .. } = transfer;
         let Some(rows) = self.leaving.remove(&(flow, edge)) else {
             let part = if flow == Flow::Activations { edge.giver } else { edge.taker };
@@ -104,7 +104,7 @@ impl<D: Device> Exchange<D> {
     /// The rows that a part takes: of the stage beside it, or put together from those of all routes. `None` if it takes none.
     pub(super) fn take(
         &mut self,
-        view: View<'_, D>,
+        view: &View<'_, D>,
         device: &D,
         flow: Flow,
         part: Part,
@@ -144,7 +144,7 @@ impl<D: Device> Exchange<D> {
     /// Puts what a part computed where the next parts find it: on this rank, or among what is leaving.
     pub(super) fn give(
         &mut self,
-        view: View<'_, D>,
+        view: &View<'_, D>,
         device: &D,
         flow: Flow,
         part: Part,

@@ -70,6 +70,14 @@ pub struct JobStage {
     pub(super) module: usize,
 }
 
+impl JobStage {
+    /// Returns the index of the stage's module in the job.
+    #[must_use]
+    pub fn module(&self) -> usize {
+        self.module
+    }
+}
+
 /// A model, what of it is trained, and how its modules are spread over ranks. The same on all ranks.
 ///
 /// Stages are numbered module by module, encoders first; *pipeline ranks* module by module, in a module replica by replica, in a

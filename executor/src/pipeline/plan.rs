@@ -22,7 +22,8 @@ pub struct MediumPlan {
 /// A microbatch of the LLM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MicrobatchPlan {
-    /// Tokens, those of media among them.
+    /// Tokens as planned, those of media among them. Texts may turn out to have more or fewer when they are counted; all stages of
+    /// a replica have to count the same. A microbatch planned without tokens has none.
     pub tokens: usize,
     /// Its media in the order in which [`TextBatch::media_places`](crate::model::llm::TextBatch::media_places) has their
     /// tokens.
@@ -52,7 +53,7 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 }
 
 impl StepPlan {
-    /// Deals the media of every round out to the replicas of their encoders, by cost, and routes their tokens.
+    /// Deals the media of every round out to the replicas of their encoders ([`assign`]), and routes their tokens.
     ///
     /// - `target_tokens`: of all microbatches together
     /// - `microbatches`: `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`
@@ -148,9 +149,9 @@ impl StepPlan {
         add(self.target_tokens);
         job.schedule.to_string().bytes().for_each(|byte| add(u64::from(byte)));
         for module in &job.modules {
-            [module.module as usize, module.dp_size, module.tp_size]
-                .iter()
-                .for_each(|&word| add(word as u64));
+            for word in [module.module as usize, module.dp_size, module.tp_size] {
+                add(word as u64);
+            }
             module.stages.iter().for_each(|layers| add(layers.end as u64));
         }
         for microbatch in &self.microbatches {
@@ -159,9 +160,9 @@ impl StepPlan {
             microbatch.media.iter().for_each(|medium| add(medium.tokens as u64));
         }
         for row in self.routes.iter().flat_map(RoutePlan::rows) {
-            [row.medium as u64, u64::from(row.source), u64::from(row.destination)]
-                .iter()
-                .for_each(|&word| add(word));
+            for word in [row.medium as u64, u64::from(row.source), u64::from(row.destination)] {
+                add(word);
+            }
         }
         digest.digest()
     }
@@ -195,31 +196,28 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
 /// The media of one encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
-    let mut rows = Vec::new();
-    for (round, of_round) in microbatches.chunks(job.llm().dp_size).enumerate() {
-        let (start, mut costs) = (rows.len(), Vec::new());
-        for (dp_rank, microbatch) in of_round.iter().enumerate() {
-            let destination = (round * of_round.len() + dp_rank) as u32;
-            let mut destination_offset = 0;
-            for (index, medium) in microbatch.media.iter().enumerate() {
-                if medium.module == kind {
-                    let row = RouteRow {
-                        medium: index,
-                        tokens: medium.tokens,
-                        source: (round * replicas) as u32,
-                        source_offset: 0,
-                        destination,
-                        destination_offset,
-                    };
-                    rows.push(row);
-                    costs.push(medium.cost_ns);
-                }
-                destination_offset += medium.tokens;
+    let dp_size = job.llm().dp_size;
+    let (mut rows, mut costs_ns) = (Vec::new(), vec![Vec::new(); microbatches.len() / dp_size]);
+    for (destination, microbatch) in microbatches.iter().enumerate() {
+        let round = destination / dp_size;
+        let mut destination_offset = 0;
+        for (index, medium) in microbatch.media.iter().enumerate() {
+            if medium.module == kind {
+                rows.push(RouteRow {
+                    medium: index,
+                    tokens: medium.tokens,
+                    source: (round * replicas) as u32,
+                    source_offset: 0,
+                    destination: destination as u32,
+                    destination_offset,
+                });
+                costs_ns[round].push(medium.cost_ns);
             }
+            destination_offset += medium.tokens;
         }
-        for (row, replica) in rows[start..].iter_mut().zip(assign(&costs, replicas)?) {
-            row.source += replica as u32;
-        }
+    }
+    for (row, replica) in rows.iter_mut().zip(assign(&costs_ns, replicas)?.concat()) {
+        row.source += replica as u32;
     }
     Ok(RoutePlan::new(rows))
 }

@@ -104,6 +104,7 @@ impl<D: Device> Pipeline<D> {
         }
         work.check(&self.job, &self.place)?;
         for stage in self.stages.values_mut() {
+            stage.begin_step(plan.step());
             stage.forget();
             let device = stage.device().clone();
             stage.parameters_mut().zero_gradients(&device)?;

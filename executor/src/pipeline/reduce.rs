@@ -58,15 +58,21 @@ pub(super) struct Reduction<'a> {
     groups: &'a Groups,
     /// Elements of a bucket; larger tensors have one of their own.
     bucket_elements: usize,
+    step: u64,
     pending: BTreeMap<u16, Pending>,
     buckets: Vec<Bucket>,
     tied: Vec<Tied>,
 }
 
 impl<'a> Reduction<'a> {
-    pub(super) fn new(job: &'a Job, groups: &'a Groups, bucket_elements: usize) -> Self {
+    pub(super) fn new(job: &'a Job, groups: &'a Groups, bucket_elements: usize, step: u64) -> Self {
         let (pending, buckets, tied) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { job, groups, bucket_elements, pending, buckets, tied }
+        Self { job, groups, bucket_elements, step, pending, buckets, tied }
+    }
+
+    /// Where the step is in all collectives of a stage: replicas begin them in passes of different microbatches.
+    fn at(&self, stage: u16) -> At {
+        At::step(self.step, &format!("reduce stage {stage}"))
     }
 
     /// Whether anything of a stage is added up over replicas.
@@ -81,8 +87,8 @@ impl<'a> Reduction<'a> {
         device: &D,
         parameters: &Parameters<D>,
         first: usize,
-        at: At,
     ) -> Result<()> {
+        let at = self.at(stage);
         let Some(replicas) = self.groups.replicas(stage) else { return Ok(()) };
         let ends = self.job.llm_ends().filter(|ends| ends.contains(&stage));
         let tied: &[String] = if ends.is_some() { &self.job.tied } else { &[] };
@@ -101,9 +107,9 @@ impl<'a> Reduction<'a> {
     }
 
     /// Begins to add up all gradients of a stage that are left, once its last backward is done.
-    pub(super) fn complete<D: Device>(&mut self, number: u16, stage: &mut Stage<D>, at: At) -> Result<()> {
-        let device = stage.device().clone();
-        self.advance(number, &device, stage.parameters(), 0, at)?;
+    pub(super) fn complete<D: Device>(&mut self, number: u16, stage: &mut Stage<D>) -> Result<()> {
+        let (device, at) = (stage.device().clone(), self.at(number));
+        self.advance(number, &device, stage.parameters(), 0)?;
         stage.parameters_mut().fold_shared_gradients(&device)?;
         let parameters = stage.parameters();
         if let (Some(replicas), Some(mut pending)) =
@@ -132,7 +138,8 @@ impl<'a> Reduction<'a> {
     }
 
     /// Waits for all sums and puts them where the gradients were.
-    pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>, at: At) -> Result<()> {
+    pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>) -> Result<()> {
+        let at = At::step(self.step, "reduce tied parameters");
         let tied = sum_copies(self.tied, self.groups, at)?;
         for bucket in self.buckets {
             write(stages, bucket.stage, &bucket.parameters, bucket.sum.wait()?)?;
@@ -241,4 +248,68 @@ fn write<D: Device>(
         taken += elements;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use dflop_balancer::schedule::ScheduleKind;
+
+    use super::*;
+    use crate::comm::{Settings, threads};
+    use crate::device::Cpu;
+    use crate::model::llm::TextBatch;
+    use crate::model::whole::{Frozen, ModelConfig, ModuleKind};
+    use crate::pipeline::ModuleLayout;
+    use crate::stage::Activations;
+    use crate::weights::Seed;
+
+    /// Collectives that are under way when the last layer is done, when all layers are done, and at the end.
+    fn collectives(job: &Job, comm: &dyn Comm) -> Result<[usize; 3]> {
+        let device = Cpu::new(1)?;
+        let place = job.place(comm.rank())?;
+        let range = &job.ranges(&place)[0];
+        let mut stage = job.model.stage(&device, range, Frozen::default(), Activations::Stored, &Seed(1))?;
+        let batch = TextBatch {
+            input_ids: &[1, 2, 3],
+            labels: &[1, 2, 3],
+            positions: &[0, 1, 2],
+            cu_seqlens: &[0, 3],
+            media_places: &[],
+            loss_scale: 1.0,
+        };
+        stage.forward(0, Arc::new(job.model.llm.context(&device, &batch)?), None)?;
+        let groups = Groups::split(job, &place, comm)?;
+        let mut reduction = Reduction::new(job, &groups, 1, 0);
+        let mut begun = Vec::new();
+        stage.backward_with(0, None, |parameters, first| {
+            reduction.advance(0, &device, parameters, first)?;
+            begun.push(reduction.buckets.len());
+            Ok(())
+        })?;
+        reduction.complete(0, &mut stage)?;
+        let counts = [begun[0], begun[1], reduction.buckets.len()];
+        reduction.finish(&mut BTreeMap::from([(0, stage)]))?;
+        Ok(counts)
+    }
+
+    #[test]
+    fn sums_are_under_way_before_the_last_backward_ends() {
+        let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48,
+            "tie_word_embeddings": true});
+        let model = ModelConfig::from_config(&document).unwrap();
+        let layout = ModuleLayout::even(ModuleKind::Llm, 2, 1).dp_size(2);
+        let schedule = ScheduleKind::OneForwardOneBackward;
+        let job = Job::new(model, Frozen::default(), vec![layout], schedule).unwrap();
+        let ranks = threads::world(2, Settings::default()).unwrap();
+        let counts = std::thread::scope(|scope| {
+            let count = |comm: threads::ThreadComm| collectives(&job, &comm).unwrap();
+            let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || count(comm))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        // Twelve tensors a layer, the last norm, and the embedding that the LM head shares. One is always being filled.
+        assert_eq!(counts, [[12, 24, 26]; 2]);
+    }
 }

@@ -44,7 +44,7 @@ impl<'a, D: Device> Run<'a, D> {
         stages: &'a mut BTreeMap<u16, Stage<D>>,
     ) -> Self {
         let losses = vec![0.0; view.work.plan.microbatches().len()];
-        let reduction = Reduction::new(view.job, groups, bucket_elements);
+        let reduction = Reduction::new(view.job, groups, bucket_elements, view.work.plan.step());
         Self {
             view,
             stages,
@@ -64,30 +64,30 @@ impl<'a, D: Device> Run<'a, D> {
         }
         let mut clock = Clock::start(list.len());
         for (index, &action) in list.iter().enumerate() {
-            self.exchange.post(self.view, list, index)?;
+            self.exchange.post(&self.view, list, index)?;
             *at = self.view.at(action);
             self.view.comm.note(*at);
             let start_ns = clock.now_ns();
-            let cpu_ns = self.act(action, *at)?;
+            let cpu_ns = self.act(action)?;
             clock.add(action, start_ns, cpu_ns);
         }
         *at = At::step(self.view.work.plan.step(), "finish the step");
         self.exchange.finish()?;
-        self.reduction.finish(self.stages, *at)?;
+        self.reduction.finish(self.stages)?;
         Ok(Ran { losses: self.losses, timeline: clock.into_timeline() })
     }
 
     /// Runs one action and returns its CPU time.
-    fn act(&mut self, action: Action, at: At) -> Result<u64> {
+    fn act(&mut self, action: Action) -> Result<u64> {
         match action {
             Action::Forward(part) => self.forward(part),
-            Action::Backward(part) => self.backward(part, at),
+            Action::Backward(part) => self.backward(part),
             Action::BackwardInput(part) | Action::BackwardWeight(part) => {
                 Err(Error::Job { setting: "schedule", problem: format!("splits the backward of {part}") })
             }
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
-                let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage, at));
+                let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage));
                 done.map(|()| cpu_ns)
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
@@ -97,7 +97,7 @@ impl<'a, D: Device> Run<'a, D> {
                         problem: format!("has no end for {action}"),
                     });
                 };
-                let (done, cpu_ns) = cpu_timed(|| self.exchange.run(self.view, transfer));
+                let (done, cpu_ns) = cpu_timed(|| self.exchange.run(&self.view, transfer));
                 done.map(|()| cpu_ns)
             }
         }
@@ -109,35 +109,35 @@ impl<'a, D: Device> Run<'a, D> {
         }
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         let device = stage.device().clone();
-        let input = self.exchange.take(self.view, &device, Flow::Activations, part)?;
+        let input = self.exchange.take(&self.view, &device, Flow::Activations, part)?;
         let context = Arc::clone(self.view.work.context(self.view.module(part), part.microbatch)?);
         let microbatch = part.microbatch as usize;
         let (output, cpu_ns) = device.run(|| cpu_timed(|| stage.forward(microbatch, context, input)));
         match output? {
             Output::Rows(rows) => {
-                self.exchange.give(self.view, &device, Flow::Activations, part, Some(rows))?;
+                self.exchange.give(&self.view, &device, Flow::Activations, part, Some(rows))?;
             }
             Output::Loss(loss) => self.losses[microbatch] = loss,
         }
         Ok(cpu_ns)
     }
 
-    fn backward(&mut self, part: Part, at: At) -> Result<u64> {
+    fn backward(&mut self, part: Part) -> Result<u64> {
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         if !self.view.is_active(part) || !stage.has_backward() {
             return Ok(0);
         }
         let device = stage.device().clone();
-        let gradient = self.exchange.take(self.view, &device, Flow::Gradients, part)?;
+        let gradient = self.exchange.take(&self.view, &device, Flow::Gradients, part)?;
         let microbatch = part.microbatch as usize;
         let is_last = self.last_backward.get(&part.stage) == Some(&part.microbatch);
         let is_reduced = is_last && self.reduction.has_replicas(part.stage);
         let reduction = &mut self.reduction;
         let done = |parameters: &Parameters<D>, first: usize| {
-            if is_reduced { reduction.advance(part.stage, &device, parameters, first, at) } else { Ok(()) }
+            if is_reduced { reduction.advance(part.stage, &device, parameters, first) } else { Ok(()) }
         };
         let (input, cpu_ns) = device.run(|| cpu_timed(|| stage.backward_with(microbatch, gradient, done)));
-        self.exchange.give(self.view, &device, Flow::Gradients, part, input?)?;
+        self.exchange.give(&self.view, &device, Flow::Gradients, part, input?)?;
         Ok(cpu_ns)
     }
 }

@@ -1,6 +1,9 @@
 //! Who runs what in a step: the balancer's layout, replicated where it is a single pipeline.
 
-use dflop_balancer::schedule::{Action, Layout, Message, ModuleStages, Part, ScheduleKind};
+use std::ops::Range;
+
+use dflop_balancer::schedule::{Action, Layout, Message, ModuleStages, Part, Pass, ScheduleKind};
+use dflop_balancer::{Communication, StageTimes};
 
 use super::job::Job;
 use crate::error::Result;
@@ -93,4 +96,44 @@ impl Topology {
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
         self.layout.takers(inside).map(outside).collect()
     }
+}
+
+/// A pass of a pipeline rank, and when it runs.
+pub(crate) type Simulated = (usize, Pass, Range<u64>);
+
+/// Simulates the lists that a job's ranks run; messages and sums of gradients take no time.
+///
+/// - `microbatches`: of every DP rank of the LLM
+/// - `stage_ns`: forward and backward of a microbatch in a stage, a third of it forward
+/// - returns when the last rank ends, nanoseconds, and all passes
+pub(crate) fn simulate(
+    job: &Job,
+    microbatches: usize,
+    stage_ns: impl Fn(u16, u32) -> u64,
+) -> Result<(u64, Vec<Simulated>)> {
+    let topology = Topology::new(job, microbatches)?;
+    let layout = &topology.layout;
+    let lists = layout.schedule(topology.schedule)?;
+    let free = Communication::free(layout.stages(), layout.microbatches());
+    let (mut makespan_ns, mut passes) = (0, Vec::new());
+    for replica in 0..topology.replicas {
+        let cell = |cell: usize| {
+            let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
+            match inside < layout.microbatches_of(stage) {
+                true => stage_ns(stage as u16, topology.outside(inside as u32, replica)),
+                false => 0,
+            }
+        };
+        let times_ns: Vec<u64> = (0..layout.stages() * layout.microbatches()).map(cell).collect();
+        let times = StageTimes::split(layout.stages(), layout.microbatches(), &times_ns)?;
+        let simulation = layout.simulate(&lists, &times, &free)?;
+        makespan_ns = makespan_ns.max(simulation.makespan_ns);
+        passes.extend(simulation.events.into_iter().map(|event| {
+            let microbatch = topology.outside(event.microbatch, replica);
+            let part = Part { microbatch, stage: event.stage as u16 };
+            let rank = event.rank + replica * layout.ranks();
+            (rank, Pass { kind: event.kind, part }, event.start_ns..event.end_ns)
+        }));
+    }
+    Ok((makespan_ns, passes))
 }

@@ -18,8 +18,8 @@ use crate::model::whole::ModuleKind;
 pub struct StepWork<D: Device> {
     /// The plan, the same on all ranks.
     pub plan: Arc<StepPlan>,
-    /// Contexts by microbatch of the module ([`StepPlan::microbatches_of`]). Those without tokens may be left out:
-    /// nothing is computed for them.
+    /// Contexts by microbatch of the module ([`StepPlan::microbatches_of`]). Those planned without tokens may be left out.
+    /// Nothing is computed for a microbatch without tokens.
     pub contexts: BTreeMap<u32, Arc<Context<D>>>,
 }
 
@@ -34,8 +34,8 @@ impl<D: Device> StepWork<D> {
     /// Checks contexts against the plan.
     ///
     /// # Errors
-    /// [`Error::Plan`] that names the microbatch whose context is missing, another replica's, or has other tokens than
-    /// planned.
+    /// [`Error::Plan`] that names the microbatch whose context is missing, another replica's, or has other tokens of media or
+    /// another loss scale than planned.
     pub(super) fn check(&self, job: &Job, place: &Place) -> Result<()> {
         let module = place.module;
         let own: Vec<u32> = self.plan.microbatches_of(job, module, place.replica).collect();
@@ -60,15 +60,17 @@ impl<D: Device> StepWork<D> {
         context: &Context<D>,
     ) -> Result<()> {
         let planned = tokens(&self.plan, job, module, microbatch);
-        let agree = |what: &str, found: usize, planned: usize| match found == planned {
-            true => Ok(()),
-            false => {
-                Err(self.refused(module, microbatch, format!("has {found} {what}, planned are {planned}")))
+        let agree = |what: &str, found: usize, planned: usize| {
+            if found == planned {
+                return Ok(());
             }
+            Err(self.refused(module, microbatch, format!("has {found} {what}, planned are {planned}")))
         };
         match &context.inputs {
             Inputs::Text(text) if module == ModuleKind::Llm => {
-                agree("tokens", context.layers.rows, planned)?;
+                if planned == 0 {
+                    agree("tokens", context.layers.rows, 0)?;
+                }
                 let media = text.media.as_ref().map_or(0, |(_, rows)| *rows);
                 agree("tokens of media", media, self.plan.media_tokens(microbatch))?;
                 let scale = self.plan.loss_scale();
@@ -90,7 +92,7 @@ impl<D: Device> StepWork<D> {
     }
 }
 
-/// Rows that the last stage of a module has of a microbatch; without any nothing is computed.
+/// Rows that the last stage of a module has of a microbatch, as planned; exact for encoders.
 pub(super) fn tokens(plan: &StepPlan, job: &Job, module: ModuleKind, microbatch: u32) -> usize {
     match plan.route(job, module) {
         Some(route) => route.source_tokens(microbatch),

@@ -1,8 +1,9 @@
 //! What fails on one rank ends the job on all, by name.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use dflop_executor::comm::Cause;
+use dflop_executor::comm::{Cause, Settings};
 use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::whole::ModuleKind;
 use dflop_executor::pipeline::{ModuleLayout, StepPlan, StepWork};
@@ -10,7 +11,7 @@ use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sample, texts, with_encoders};
-use super::job::{Setting, run_failing};
+use super::job::{Setting, Tamper, run_failing};
 use super::support::ALL;
 
 /// An embedding of one token that is not a number.
@@ -82,16 +83,9 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
             work.contexts.insert(0, own);
         }
     };
-    let exchanged = |rank: usize, work: &mut StepWork<_>| {
-        if rank == 2 {
-            let (first, last) = (Arc::clone(&work.contexts[&1]), Arc::clone(&work.contexts[&3]));
-            work.contexts.extend([(1, last), (3, first)]);
-        }
-    };
-    let tampers: [(&(dyn Fn(usize, &mut StepWork<_>) + Sync), &str); 3] = [
+    let tampers: [(Tamper<'_>, &str); 2] = [
         (&missing, "plan of step 0, microbatch 3 of the LLM: has no context"),
         (&foreign, "plan of step 0, microbatch 0 of the LLM: is none of replica 1"),
-        (&exchanged, "plan of step 0, microbatch 1 of the LLM: has 4 tokens, planned are 12"),
     ];
     for (tamper, expected) in tampers {
         let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), tamper);
@@ -142,4 +136,66 @@ fn ranks_with_different_plans_are_told_apart() {
         assert_eq!((failure.cause, failure.culprit), (Cause::Digest, Some(1)), "{error}");
     }
     assert_eq!(plan_of(&samples, &cut).len(), 4);
+}
+
+#[test]
+fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let model = language_model(false);
+    let scaled = |rank: usize, work: &mut StepWork<_>| {
+        if rank == 1 {
+            let device = dflop_executor::device::Cpu::new(1).unwrap();
+            let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
+            work.contexts.insert(2, Arc::new(context));
+        }
+    };
+    let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), &scaled);
+    let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, the step ";
+    assert!(errors[1].to_string().starts_with(expected), "{}", errors[1]);
+    assert!(told(&errors, 1).iter().all(|told| told.contains(expected)));
+}
+
+/// A rank that is late is named by those that wait for it, with what they wait for.
+#[test]
+fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let limit = Duration::from_millis(300);
+    let setting = Setting {
+        is_plan_checked: false,
+        comm: Settings::default().wait(limit),
+        ..Setting::new(&language_model(false), vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2)])
+    };
+    let start = Instant::now();
+    let late = |rank: usize, _: &mut StepWork<_>| {
+        if rank == 1 {
+            std::thread::sleep(4 * limit);
+        }
+    };
+    let errors = run_failing(&setting, (&samples, &cut), &late);
+    assert!(start.elapsed() < 20 * limit);
+    for error in &errors {
+        let Error::Comm(error) = error else { panic!("{error}") };
+        let failure = error.failure().expect("the job is over");
+        assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(1)), "{error}");
+        assert!(error.to_string().contains("step 0, microbatch 0, `recv gradient, stage 0`"), "{error}");
+    }
+}
+
+/// Two stages of a replica that counted the same text otherwise.
+#[test]
+fn stages_with_different_texts_are_told_apart() {
+    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
+    let exchanged = |rank: usize, work: &mut StepWork<_>| {
+        if rank == 2 {
+            let (first, last) = (Arc::clone(&work.contexts[&1]), Arc::clone(&work.contexts[&3]));
+            work.contexts.extend([(1, last), (3, first)]);
+        }
+    };
+    let setting = Setting::new(&language_model(false), two_stages());
+    for error in run_failing(&setting, (&samples, &cut), &exchanged) {
+        let Error::Comm(error) = &error else { panic!("{error}") };
+        let failure = error.failure().expect("the job is over");
+        assert_eq!((failure.cause, failure.culprit), (Cause::Mismatch, Some(2)), "{error}");
+        assert!(error.to_string().contains("[4 x 16] at step 0, microbatch 1, `send, stage 0`"), "{error}");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 
-use dflop_executor::comm::{Comm, Communicator};
+use dflop_executor::comm::{Comm, Communicator, Settings};
 use dflop_executor::device::Cpu;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout, Pipeline, Place, StepPlan, StepWork, Timed};
@@ -28,6 +28,10 @@ pub(crate) struct Setting {
     pub(crate) transport: Transport,
     pub(crate) steps: u64,
     pub(crate) bucket_elements: usize,
+    pub(crate) is_plan_checked: bool,
+    /// Planned tokens of every microbatch that turn out not to be there.
+    pub(crate) surplus_tokens: usize,
+    pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
 }
 
@@ -42,6 +46,9 @@ impl Setting {
             transport: Transport::Threads,
             steps: 1,
             bucket_elements: 1 << 20,
+            is_plan_checked: true,
+            surplus_tokens: 0,
+            comm: patient(),
             weights: Arc::new(Seed(1)),
         }
     }
@@ -81,8 +88,8 @@ pub(crate) fn work(
         if place.module == ModuleKind::Llm {
             let packed: Vec<&Sample> =
                 cut[microbatch as usize].iter().map(|&sample| &samples[sample]).collect();
-            return (!packed.is_empty())
-                .then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
+            let is_planned = plan.microbatches()[microbatch as usize].tokens > 0;
+            return is_planned.then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
         }
         let route = plan.route(job, place.module).unwrap();
         let media: Vec<Item> =
@@ -106,11 +113,12 @@ pub(crate) fn pipeline(
     };
     let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
     Ok(Pipeline::new(Box::new(comm), Arc::clone(job), stages)?
-        .check_plans(true)
+        .check_plans(setting.is_plan_checked)
         .bucket_elements(setting.bucket_elements))
 }
 
-type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
+/// Changes what a rank is given before it runs a step.
+pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
 
 fn of_rank(
     setting: &Setting,
@@ -126,7 +134,9 @@ fn of_rank(
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
-        let plan = Arc::new(StepPlan::new(job, step, targets, plan_of(samples, cut))?);
+        let mut microbatches = plan_of(samples, cut);
+        microbatches.iter_mut().for_each(|microbatch| microbatch.tokens += setting.surplus_tokens);
+        let plan = Arc::new(StepPlan::new(job, step, targets, microbatches)?);
         let mut work = work(job, &place, &plan, samples, cut, &device);
         tamper(rank, &mut work);
         last = Some(pipeline.step(&work)?);
@@ -144,7 +154,7 @@ fn of_rank(
 
 fn run_ranks(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Result<OfRank>> {
     let job = Arc::new(setting.job().unwrap());
-    run(setting.transport, job.world_size(), patient(), |comm| of_rank(setting, &job, comm, batch, tamper))
+    run(setting.transport, job.world_size(), setting.comm, |comm| of_rank(setting, &job, comm, batch, tamper))
 }
 
 /// Runs a job in which something fails, and returns the error of every rank.

@@ -120,6 +120,17 @@ fn a_rank_without_samples_neither_hangs_nor_changes_a_gradient() {
     }
 }
 
+/// Texts that were planned by an estimate; a microbatch that was planned with tokens turns out to have none.
+#[test]
+fn counted_tokens_may_differ_from_planned_ones() {
+    let (model, samples) = (language_model(true), texts(4));
+    let cut = vec![vec![0, 1], vec![2], vec![3], vec![]];
+    let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
+    let whole = run_job(&setting, &samples, &cut).truth;
+    let estimated = Setting { surplus_tokens: 3, ..setting };
+    assert_eq!(run_job(&estimated, &samples, &cut).truth, whole);
+}
+
 /// Ranks of one pipeline rank: here each computes the whole stage, so that all of them must have the same.
 #[test]
 fn ranks_that_share_a_stage_run_the_same_list() {

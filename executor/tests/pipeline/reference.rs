@@ -79,7 +79,7 @@ impl Truth {
     pub(crate) fn assert_close(&self, found: &Self) {
         assert!((self.loss - found.loss).abs() <= 1e-6 * self.loss, "{} for {}", found.loss, self.loss);
         assert!(self.gradients.keys().eq(found.gradients.keys()));
-        let least = 1e-3 * self.gradients.values().map(|values| norm(values)).fold(0.0, f64::max);
+        let least = 1e-5 * self.gradients.values().map(|values| norm(values)).fold(0.0, f64::max);
         for (name, truth) in &self.gradients {
             let difference: Vec<f32> = truth.iter().zip(&found.gradients[name]).map(|(a, b)| a - b).collect();
             let relative = norm(&difference) / norm(truth).max(least);

@@ -75,9 +75,9 @@ proptest! {
             }
         }
         // Every place got exactly one row.
-        let mut values: Vec<f32> = arrived.concat();
-        values.sort_by(f32::total_cmp);
-        prop_assert!(values.iter().enumerate().all(|(at, &value)| value == at as f32));
+        let mut values: Vec<i64> = arrived.concat().into_iter().map(|value| value as i64).collect();
+        values.sort_unstable();
+        prop_assert!((0..).zip(&values).all(|(at, &value)| value == at));
         prop_assert_eq!(values.len(), seen);
     }
 }

@@ -78,6 +78,16 @@ fn runs_stages_recomputation_devices_and_transports_give_the_same_bits() {
 }
 
 #[test]
+fn gradients_of_microbatches_in_flight_add_up() {
+    let config = qwen2();
+    let packed = Job::new(&config, "qwen2", &Anything);
+    let whole = packed.run();
+    for ranks in [2, 4] {
+        Job { ranks, is_by_sample: true, ..packed }.run().compare(&whole, &format!("{ranks} ranks"));
+    }
+}
+
+#[test]
 fn a_group_of_one_has_the_bits_of_none() {
     let config = qwen2();
     let job = Job::new(&config, "qwen2", &Anything);

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use dflop_executor::Error;
 use dflop_executor::comm::{Cause, Communicator};
 use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
 use dflop_executor::stage::Stage;
-use dflop_executor::weights::Seed;
+use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
 
 use super::fixture::{Fixture, Text};
@@ -96,6 +97,28 @@ fn a_rank_that_does_not_come_ends_the_pass_by_name() {
     let failure = error.failure().unwrap();
     assert_eq!((failure.cause, failure.culprit), (Cause::Left, Some(1)));
     assert!(error.to_string().contains("step 3, microbatch 5, `tensor-parallel forward`"), "{error}");
+}
+
+/// A source that takes no notice of parts.
+#[test]
+fn values_of_whole_tensors_are_no_parts() {
+    struct Whole;
+    impl WeightSource for Whole {
+        fn values(&self, spec: &ParameterSpec) -> dflop_executor::Result<Vec<f32>> {
+            Ok(vec![0.5; spec.shape.iter().product()])
+        }
+    }
+    let model = ModelConfig::from_config(&Fixture::open("llama").config).unwrap();
+    let errors = run(Transport::Threads, 2, patient(), |comm| {
+        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+        let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
+        let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
+        model.stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, &Whole).err()
+    });
+    for error in errors {
+        let message = error.unwrap().to_string();
+        assert_eq!(message, "tensor `model.embed_tokens.weight` has shape [1152], the model's has [24, 24]");
+    }
 }
 
 /// One rank is given rows of another size: it says so, and the other does not wait for it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::Output;
+use dflop_executor::model::context::Context;
 use dflop_executor::model::encoder::EncoderConfig;
 use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::tensor_parallel::TensorParallel;
@@ -35,6 +36,7 @@ impl WeightSource for Anything {
 
 /// How a model is trained.
 #[derive(Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub(crate) struct Job<'a> {
     pub(crate) config: &'a Value,
     /// Whose text and media.
@@ -48,6 +50,9 @@ pub(crate) struct Job<'a> {
     pub(crate) activations: Activations,
     /// Layers of the LLM before a cut into two stages.
     pub(crate) cut: Option<usize>,
+    /// Whether every sample of the text is a microbatch, all of them in flight at the same time.
+    pub(crate) is_by_sample: bool,
+    pub(crate) frozen: Frozen,
     /// Whether all ranks compute on one device with one thread.
     pub(crate) is_device_shared: bool,
 }
@@ -68,6 +73,8 @@ impl<'a> Job<'a> {
             is_llm_shared: true,
             activations: Activations::Stored,
             cut: None,
+            is_by_sample: false,
+            frozen: Frozen::default(),
             is_device_shared: false,
         }
     }
@@ -101,30 +108,23 @@ impl<'a> Job<'a> {
         let context = Arc::new(text.context(&model.llm, device));
         let encoder = model.vision.as_ref().or(model.audio.as_ref());
         let media = encoder.map(|config| forward_media(&mut encoders, config, &fixture, device));
-        let again = media.as_ref().map(|media| device.upload(media).unwrap());
-        let mut rows = again;
-        let mut logits = None;
-        for stage in &decoders {
-            let input = rows.as_ref().map(|rows| device.upload(rows).unwrap());
-            logits = stage.logits(&context, input).unwrap();
-            if let Output::Rows(next) = stage.evaluate(&context, rows.take()).unwrap() {
-                rows = Some(next);
+        let logits = logits(&decoders, &context, media.as_ref());
+        let contexts = if self.is_by_sample {
+            let of_sample = |sample| Arc::new(text.context_of_sample(sample, &model.llm, device));
+            (0..text.samples()).map(of_sample).collect()
+        } else {
+            vec![context]
+        };
+        let loss = forward(&mut decoders, &contexts, media) * text.loss_scale();
+        for microbatch in 0..contexts.len() {
+            let mut gradient = None;
+            for stage in decoders.iter_mut().rev().chain(encoders.iter_mut().rev()) {
+                gradient = stage.backward(microbatch, gradient).unwrap();
             }
-        }
-        let (mut rows, mut loss) = (media, f64::NAN);
-        for stage in &mut decoders {
-            match stage.forward(0, Arc::clone(&context), rows.take()).unwrap() {
-                Output::Rows(next) => rows = Some(next),
-                Output::Loss(sum) => loss = sum * text.loss_scale(),
-            }
-        }
-        let mut gradient = None;
-        for stage in decoders.iter_mut().rev().chain(encoders.iter_mut().rev()) {
-            gradient = stage.backward(0, gradient).unwrap();
         }
         encoders.append(&mut decoders);
         let (held, gradients) = gradients(&mut encoders);
-        Trained { loss, logits: logits.unwrap().to_vec(), held, gradients }
+        Trained { loss, logits, held, gradients }
     }
 
     fn stages(
@@ -148,7 +148,7 @@ impl<'a> Job<'a> {
                     tensor_parallel: is_shared.then(|| Arc::clone(group)),
                 };
                 let range = StageRange { module, layers: cut[0]..cut[1] };
-                let stage = model.stage_with(device, &range, Frozen::default(), settings, self.weights);
+                let stage = model.stage_with(device, &range, self.frozen, settings, self.weights);
                 stages.push(stage.unwrap());
             }
         }
@@ -165,7 +165,7 @@ fn forward_media(
     config: &EncoderConfig,
     fixture: &Fixture,
     device: &Cpu,
-) -> <Cpu as Device>::Floats {
+) -> Floats {
     let context = Arc::new(encoder_context(fixture, config, device));
     match stages[0].forward(0, context, None).unwrap() {
         Output::Rows(rows) => rows,
@@ -173,6 +173,35 @@ fn forward_media(
     }
 }
 
+fn logits(stages: &[Stage<Cpu>], context: &Context<Cpu>, media: Option<&Floats>) -> Vec<f32> {
+    let copy = |rows: &Floats| stages[0].device().upload(rows).unwrap();
+    let (last, before) = stages.split_last().unwrap();
+    let mut rows = media.map(copy);
+    for stage in before {
+        let Output::Rows(next) = stage.evaluate(context, rows).unwrap() else {
+            unreachable!("the last stage has the loss")
+        };
+        rows = Some(next);
+    }
+    last.logits(context, rows).unwrap().unwrap().to_vec()
+}
+
+/// Runs all microbatches, the first with media, and returns the sum of losses.
+fn forward(stages: &mut [Stage<Cpu>], contexts: &[Arc<Context<Cpu>>], mut media: Option<Floats>) -> f64 {
+    let mut loss = 0.0;
+    for (microbatch, context) in contexts.iter().enumerate() {
+        let mut rows = media.take();
+        for stage in &mut *stages {
+            match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
+                Output::Rows(next) => rows = Some(next),
+                Output::Loss(sum) => loss += sum,
+            }
+        }
+    }
+    loss
+}
+
+type Floats = <Cpu as Device>::Floats;
 type Named = BTreeMap<String, Vec<f32>>;
 
 /// What this rank holds, and what the first rank puts together of all.

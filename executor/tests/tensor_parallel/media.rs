@@ -6,6 +6,7 @@ use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::Output;
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::model::whole::Frozen;
 use dflop_executor::stage::{Activations, StageOptions, StageParts};
 use serde_json::Value;
 
@@ -77,6 +78,33 @@ fn encoder_and_llm_on_the_same_ranks_give_what_one_rank_gives() {
             println!("{name}, {ranks} ranks: {worst:.1e}");
             let recomputed = Job { activations: Activations::Recomputed, ..shared }.run();
             recomputed.assert_same_bits(&found, name);
+        }
+    }
+}
+
+/// What is trained has the gradient that it has when all is trained.
+#[test]
+fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
+    for name in ["qwen2_5_vl", "qwen2_vl"] {
+        let fixture = Fixture::open(name);
+        let job = Job { ranks: 2, ..Job::new(&fixture.config, name, &fixture.weights) };
+        let whole = job.run();
+        for (encoder, projector, is_llm_frozen) in
+            [(true, false, false), (true, true, false), (true, false, true)]
+        {
+            let frozen =
+                Frozen { vision: FrozenEncoder { encoder, projector }, is_llm_frozen, ..Frozen::default() };
+            let found = Job { frozen, ..job }.run();
+            let is_trained =
+                |name: &str| match (name.starts_with("visual.merger"), name.starts_with("visual.")) {
+                    (true, _) => !projector,
+                    (false, true) => !encoder,
+                    (false, false) => !is_llm_frozen,
+                };
+            for (tensor, gradient) in &whole.gradients {
+                let expected = is_trained(tensor).then_some(gradient);
+                assert_eq!(found.gradients.get(tensor), expected, "{name} {tensor}");
+            }
         }
     }
 }

@@ -74,6 +74,8 @@ fn what_ranks_hold_is_written_as_checkpoints_have_it() {
     write(folder.path(), of_ranks(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX).unwrap();
     let written = Checkpoint::open(&folder.path().join(WEIGHTS_FILE)).unwrap();
     model.check::<Cpu>(&written).unwrap();
+    let again = of_ranks(&model, ModuleKind::Llm, 2, &written);
+    assert_eq!(again, assemble(&stage(&model, ModuleKind::Llm, None, &written)).unwrap().unwrap());
     for name in written.names() {
         assert_eq!(written.tensor(name).unwrap(), fixture.weights.tensor(name).unwrap());
     }

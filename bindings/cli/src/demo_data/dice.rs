@@ -6,18 +6,18 @@
 /// `SplitMix64`: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014,
 /// doi:10.1145/2660193.2660195.
 #[derive(Debug, Clone)]
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
     /// The generator of one sample of the data set with this seed.
-    pub(super) fn new(seed: u64, sample: usize) -> Self {
+    pub(crate) fn new(seed: u64, sample: usize) -> Self {
         let mut dice = Self(seed);
         let start = dice.bits();
         Self(start ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03))
     }
 
     /// 64 random bits.
-    pub(super) fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut bits = self.0;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -26,27 +26,27 @@ impl Dice {
     }
 
     /// A whole number in `0..end`; `end` is at least 1.
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
     /// A whole number in `from..end`.
-    pub(super) fn between(&mut self, from: i32, end: i32) -> i32 {
+    pub(crate) fn between(&mut self, from: i32, end: i32) -> i32 {
         from + self.below((end - from) as usize) as i32
     }
 
     /// A number in `0..1`.
-    pub(super) fn fraction(&mut self) -> f64 {
+    pub(crate) fn fraction(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// A number in `from..end`.
-    pub(super) fn range(&mut self, from: f64, end: f64) -> f64 {
+    pub(crate) fn range(&mut self, from: f64, end: f64) -> f64 {
         from + (end - from) * self.fraction()
     }
 
     /// True in `percent` of 100 cases.
-    pub(super) fn chance(&mut self, percent: usize) -> bool {
+    pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 }

@@ -1,0 +1,26 @@
+//! A model that stands in the configuration itself, as the files that it would be.
+
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use super::config::ModelTable;
+use crate::output::Failure;
+
+/// Writes the files into a folder for temporary files, named by their contents, and returns it.
+pub(crate) fn write(model: &ModelTable) -> Result<PathBuf, Failure> {
+    let documents = [("config.json", &model.config), ("preprocessor_config.json", &model.preprocessor)];
+    let text = |document: &serde_json::Value| format!("{document:#}\n");
+    let mut digest = Sha256::new();
+    documents.iter().for_each(|(_, document)| digest.update(document.as_ref().map(text).unwrap_or_default()));
+    let name: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let folder = std::env::temp_dir().join(format!("dflop-model-{name}"));
+    std::fs::create_dir_all(&folder)?;
+    for (name, document) in documents {
+        let (path, Some(document)) = (folder.join(name), document) else { continue };
+        let partial = folder.join(format!(".{name}-{}", std::process::id()));
+        std::fs::write(&partial, text(document))?;
+        std::fs::rename(&partial, &path)?;
+    }
+    Ok(folder)
+}

@@ -1,0 +1,195 @@
+//! A made-up mix of texts and tiled pictures to train a small model on: sizes vary as in real mixes, and texts can be learned.
+//!
+//! A word follows from the one before it nine times of ten, so a model that learns only that much has halved its loss. All is a
+//! function of the table: the same table gives the same bytes.
+
+use std::path::{Path, PathBuf};
+
+use dflop_loader::write::ShardWriter;
+use jpeg_encoder::{ColorType, Encoder};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::config::{GenerateTable, ModelTable};
+use crate::demo_data::dice::Dice;
+use crate::output::Failure;
+
+/// Words of the language, and how the next one follows: a step of a generator of full period.
+const WORDS: usize = 64;
+const FACTOR: usize = 5;
+const ADDEND: usize = 17;
+/// Percent of words that follow from the one before.
+const FOLLOWING: usize = 90;
+/// Samples of a shard.
+const SHARD_SAMPLES: u64 = 128;
+
+/// Tokens that families and chat templates know by name; ids follow those of the words.
+const SPECIAL: [&str; 16] = [
+    "<unk>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<image>",
+    "<video>",
+    "<img>",
+    "</img>",
+    "<IMG_CONTEXT>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+];
+
+/// Folder of a generated data set, with its model's files.
+pub(crate) struct Generated {
+    /// Shards are in `shards`, files of the model in `model`.
+    pub(crate) folder: PathBuf,
+}
+
+impl Generated {
+    /// Makes the data set in the folder for temporary files, unless it is there.
+    pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
+        check(table)?;
+        let digest = Sha256::digest(format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
+        let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let folder = std::env::temp_dir().join(format!("dflop-mix-{name}"));
+        if !folder.is_dir() {
+            let partial = std::env::temp_dir().join(format!(".dflop-mix-{name}-{}", std::process::id()));
+            let made = write(&partial, table, model);
+            // Another process may have been faster; then its folder is the same.
+            let placed = made.and_then(|()| Ok(std::fs::rename(&partial, &folder)?));
+            if placed.is_err() {
+                drop(std::fs::remove_dir_all(&partial));
+            }
+            if !folder.is_dir() {
+                placed?;
+            }
+        }
+        Ok(Self { folder })
+    }
+
+    /// The shards, as a data set is named.
+    pub(crate) fn shards(&self) -> String {
+        self.folder.join("shards").display().to_string()
+    }
+
+    /// The model's folder, with a tokenizer and, if the configuration has one, `config.json`.
+    pub(crate) fn model(&self) -> PathBuf {
+        self.folder.join("model")
+    }
+}
+
+fn check(table: &GenerateTable) -> Result<(), Failure> {
+    let [fewest, most] = table.tiles;
+    let is_good = table.samples > 0
+        && (0.0..=1.0).contains(&table.picture_fraction)
+        && (1..=most).contains(&fewest)
+        && most <= 256
+        && (4..=1024).contains(&table.tile_pixels)
+        && table.text_tokens_median >= 1.0
+        && table.text_tokens_median.is_finite()
+        && (0.0..10.0).contains(&table.text_tokens_sigma)
+        && table.text_tokens_max >= 2;
+    match is_good {
+        true => Ok(()),
+        false => Err(Failure::Misuse(format!("invalid `data.generate`: {table:?}"))),
+    }
+}
+
+fn write(folder: &Path, table: &GenerateTable, model: &ModelTable) -> Result<(), Failure> {
+    let mut shards = ShardWriter::builder(folder.join("shards")).shard_samples(SHARD_SAMPLES).build()?;
+    for sample in 0..table.samples {
+        let mut dice = Dice::new(table.seed, sample);
+        let key = format!("sample-{sample:06}");
+        let text = text(table, &mut dice);
+        if dice.fraction() < table.picture_fraction {
+            let picture = picture(table, &mut dice)?;
+            shards.write(&key, &[("jpg", &picture), ("txt", text.as_bytes())])?;
+        } else {
+            shards.write(&key, &[("txt", text.as_bytes())])?;
+        }
+    }
+    shards.finish()?;
+    let files = folder.join("model");
+    std::fs::create_dir_all(&files)?;
+    let documents = [
+        ("tokenizer.json", Some(tokenizer())),
+        ("tokenizer_config.json", Some(json!({"eos_token": SPECIAL[1], "unk_token": SPECIAL[0]}))),
+        ("config.json", model.config.clone()),
+        ("preprocessor_config.json", model.preprocessor.clone()),
+    ];
+    for (name, document) in documents {
+        if let Some(document) = document {
+            std::fs::write(files.join(name), format!("{document:#}\n"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Words, one token each; the token that ends the text is the last of its tokens.
+fn text(table: &GenerateTable, dice: &mut Dice) -> String {
+    let tokens = table.text_tokens_median * (table.text_tokens_sigma * normal(dice)).exp();
+    let tokens = (tokens as u32).clamp(2, table.text_tokens_max);
+    let mut word = dice.below(WORDS);
+    let mut words = Vec::with_capacity(tokens as usize);
+    for _ in 1..tokens {
+        words.push(format!("w{word}"));
+        word = if dice.chance(FOLLOWING) { (FACTOR * word + ADDEND) % WORDS } else { dice.below(WORDS) };
+    }
+    words.join(" ")
+}
+
+/// A number of the standard normal distribution, by Box and Muller.
+fn normal(dice: &mut Dice) -> f64 {
+    let radius = (-2.0 * (1.0 - dice.fraction()).ln()).sqrt();
+    radius * (std::f64::consts::TAU * dice.fraction()).cos()
+}
+
+/// A picture that is cut into a drawn number of tiles: as many squares as a rectangle has, and one that shows it whole.
+fn picture(table: &GenerateTable, dice: &mut Dice) -> Result<Vec<u8>, Failure> {
+    let [fewest, most] = table.tiles;
+    let tiles = fewest + dice.below((most - fewest + 1) as usize) as u32;
+    let squares = if tiles > 1 { tiles - 1 } else { 1 };
+    let rows = (1..=squares)
+        .filter(|rows| squares.is_multiple_of(*rows) && rows * rows <= squares)
+        .max()
+        .unwrap_or(1);
+    let (width, height) = (squares / rows * table.tile_pixels, rows * table.tile_pixels);
+    let base: [usize; 3] = [0; 3].map(|_| dice.below(200));
+    let mut pixels = Vec::with_capacity((3 * width * height) as usize);
+    for row in 0..height {
+        for column in 0..width {
+            let shade = (8 * (row / 8 + column / 8) % 56) as usize;
+            pixels.extend(base.map(|colour| (colour + shade).min(255) as u8));
+        }
+    }
+    let mut file = Vec::new();
+    let encoder = Encoder::new(&mut file, 85);
+    let done = encoder.encode(&pixels, width as u16, height as u16, ColorType::Rgb);
+    done.map_err(|error| Failure::Failed(format!("could not encode a picture: {error}")))?;
+    Ok(file)
+}
+
+/// A tokenizer of whole words.
+fn tokenizer() -> Value {
+    let word = |id: usize| (format!("w{id}"), json!(id));
+    let special = |(at, token): (usize, &&str)| ((*token).to_owned(), json!(WORDS + at));
+    let vocab: serde_json::Map<String, Value> =
+        (0..WORDS).map(word).chain(SPECIAL.iter().enumerate().map(special)).collect();
+    let added: Vec<Value> = SPECIAL
+        .iter()
+        .enumerate()
+        .map(|(at, token)| {
+            json!({"id": WORDS + at, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        })
+        .collect();
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": SPECIAL[0]},
+    })
+}

@@ -1,0 +1,66 @@
+//! A profile that tells the LM head apart: it is charged by learned tokens, everything else by all of them.
+
+use dflop_costmodel::profile::LayerTimes;
+use dflop_costmodel::{CostModel, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
+
+const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
+
+/// Four layers take 8 us a token, attention nothing to speak of, the embedding 1 us, the head 5 us a learned token.
+fn profile(has_head: bool) -> Profile {
+    let mut text = HEADER.to_owned();
+    for phase in ["forward", "backward"] {
+        for tokens in [100, 200, 400] {
+            text += &format!("llm,linear,{phase},1,4,1,{tokens},{}\n", 8 * tokens);
+            text += &format!("llm,attention,{phase},1,1,1,{tokens},0.001\n");
+            text += &format!("llm,ends,{phase},1,0,1,{tokens},{tokens}\n");
+            if has_head {
+                text += &format!("llm,head,{phase},1,0,1,{tokens},{}\n", 5 * tokens);
+            }
+        }
+    }
+    Profile::parse([("p.csv", text.as_str())]).unwrap()
+}
+
+fn spec() -> ModelSpec {
+    let tiny = ModelSpec::preset("tiny").unwrap();
+    ModelSpec { vision: None, audio: None, ..tiny }
+}
+
+fn shape(text_tokens: u32, target_tokens: u32) -> SampleShape {
+    SampleShape { text_tokens, target_tokens, ..SampleShape::default() }
+}
+
+fn close(ns: u64, expected_us: u64) -> bool {
+    ns.abs_diff(expected_us * 1000) < 20
+}
+
+#[test]
+fn the_head_is_charged_by_learned_tokens() {
+    let model = CostModel::from_profile(spec(), &profile(true), ProfileOptions::default()).unwrap();
+    let of = |shape: &SampleShape| model.annotate(shape).unwrap().module_ns.as_slice()[0];
+    assert!(close(of(&shape(200, 0)), 2 * 9 * 200));
+    assert!(close(of(&shape(200, 150)), 2 * (9 * 200 + 5 * 150)));
+    let pack = [shape(200, 150), shape(100, 60)];
+    let packed = model.predict_packed(&pack).unwrap().as_slice()[0];
+    assert!(close(packed, 2 * (9 * 300 + 5 * 210)), "{packed}");
+    let predicted = model.predict(&pack[0]).unwrap().unwrap().modules[0].ns;
+    assert_eq!(predicted, of(&pack[0]));
+}
+
+#[test]
+fn without_rows_of_the_head_learned_tokens_change_nothing() {
+    let model = CostModel::from_profile(spec(), &profile(false), ProfileOptions::default()).unwrap();
+    assert_eq!(
+        model.annotate(&shape(200, 0)).unwrap().module_ns,
+        model.annotate(&shape(200, 150)).unwrap().module_ns
+    );
+}
+
+#[test]
+fn a_planner_charges_the_last_stage_with_the_head() {
+    let ends = |has_head| {
+        let times = LayerTimes::from_profile(&spec(), &profile(has_head), Module::Llm, 1, 0).unwrap();
+        times.ends_ns(1.0, 200.0)
+    };
+    assert!((ends(true) - ends(false) - 2_000_000.0).abs() < 1.0);
+}
