@@ -61,6 +61,13 @@ impl Device for Cpu {
         self.memory.take(len)
     }
 
+    fn exact_zeros(&self, len: usize) -> Result<CpuFloats> {
+        // It stays: nothing may lie behind it.
+        let mut buffer = self.memory.take_exact(len)?;
+        self.zero(&mut buffer)?;
+        Ok(buffer)
+    }
+
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {
         let mut buffer = self.memory.take_exact(values.len())?;
         buffer.copy_from_slice(values);

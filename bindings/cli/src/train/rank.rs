@@ -119,11 +119,7 @@ fn start<D: Device>(
         if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
     let mut pipeline = join(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
-    let tp_rank = pipeline.place().tp_rank;
-    let mut trainer = Trainer::of_parts(trainer_settings(config), pipeline.comm(), stages, &|spec| {
-        let is_part = spec.held_shape() != spec.shape;
-        if is_part { format!("{}#{tp_rank}", spec.name) } else { spec.name.clone() }
-    })?;
+    let mut trainer = Trainer::new(trainer_settings(config), pipeline.comm(), stages)?;
     if let Some(saved) = saved {
         trainer.restore(pipeline.stages_mut(), saved)?;
     }

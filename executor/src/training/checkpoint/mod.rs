@@ -13,7 +13,8 @@
 //! disk file by file; when all are there, rank 0 writes the manifest, renames the folder and brings that to disk. A process
 //! that is killed leaves a folder that no one takes for a state, which the next [`Checkpoints::save`] removes.
 //!
-//! Reading goes by name: any rank takes what its stages have, so stages, ranks and replicas may be others than before.
+//! Reading goes by name: any rank takes what its stages have, or their parts, so stages, replicas and the tensor-parallel
+//! degree may be others than before. Tensors that ranks share are put together in the memory of the one that writes them.
 //! Ranks share the file system.
 
 mod folder;
