@@ -268,7 +268,7 @@ impl TimeSource for Source<'_, '_> {
                 times.push(microseconds);
             }
         }
-        Ok(times.into_iter().map(|times| median(times)).collect())
+        Ok(times.into_iter().map(median).collect())
     }
 
     fn is_spent(&self) -> bool {
@@ -300,24 +300,21 @@ fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Opti
 /// FLOPs that forward and backward execute.
 fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequences, tokens: u32) -> f64 {
     let (batch, length) = sequences.packed(tokens);
-    let flops = match with_layers(model, module, layers).1 {
-        Some(encoder) => {
-            let (items, tokens) = (u64::from(batch), u64::from(length));
-            let pairs = items * tokens * tokens;
-            let work = EncoderWork {
-                items,
-                encoder_tokens: items * tokens,
-                tokens: 0,
-                attention_pairs: pairs,
-                window_pairs: pairs,
-            };
-            EncoderFlops::new(&encoder, model.spec.llm.hidden).training(&work, Recomputation::None)
-        }
-        None => {
-            let samples = vec![length; batch as usize];
-            let llm = LlmFlops::new(&LlmSpec { layers, ..model.spec.llm });
-            llm.training(&samples, Attention::Causal, Recomputation::None)
-        }
+    let flops = if let Some(encoder) = with_layers(model, module, layers).1 {
+        let (items, tokens) = (u64::from(batch), u64::from(length));
+        let pairs = items * tokens * tokens;
+        let work = EncoderWork {
+            items,
+            encoder_tokens: items * tokens,
+            tokens: 0,
+            attention_pairs: pairs,
+            window_pairs: pairs,
+        };
+        EncoderFlops::new(&encoder, model.spec.llm.hidden).training(&work, Recomputation::None)
+    } else {
+        let samples = vec![length; batch as usize];
+        let llm = LlmFlops::new(&LlmSpec { layers, ..model.spec.llm });
+        llm.training(&samples, Attention::Causal, Recomputation::None)
     };
     flops.total() as f64
 }
