@@ -65,16 +65,12 @@ impl Memory {
 
     fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut values = match shelf.pop(len..=longest) {
-            Some(values) => values,
-            None => {
-                let mut values = Vec::new();
-                let bytes = bytes_of(len) as usize;
-                values.try_reserve_exact(len).map_err(|_| Error::Memory { bytes, used: shelf.used_bytes })?;
-                values.resize(len, 0.0);
-                values
-            }
-        };
+        let mut values = shelf.pop(len..=longest).unwrap_or_default();
+        if values.len() < len {
+            let bytes = bytes_of(len) as usize;
+            values.try_reserve_exact(len).map_err(|_| Error::Memory { bytes, used: shelf.used_bytes })?;
+            values.resize(len, 0.0);
+        }
         shelf.used_bytes += bytes_of(values.len());
         shelf.used_bytes_max = shelf.used_bytes_max.max(shelf.used_bytes);
         drop(shelf);
