@@ -43,7 +43,7 @@ pub(crate) fn run(
     task: &RankTask,
     told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let cpu = Cpu::new(config.parallel.threads).map_err(dflop_executor::Error::from)?;
+    let cpu = Cpu::new(config.parallel.threads)?;
     let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
     match config.optimizer.precision {
         PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, told),
