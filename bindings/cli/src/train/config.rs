@@ -16,9 +16,12 @@ use crate::output::Failure;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrainConfig {
-    /// Steps of the run, those before a restored state included.
+    /// Steps of the run, those before a restored state included: what the learning rate goes by.
     #[serde(default = "steps")]
     pub(crate) steps: u64,
+    /// The step to end before, where that is not the last.
+    #[serde(skip)]
+    pub(crate) until: Option<u64>,
     /// Seed of initial weights and of the global order.
     #[serde(default)]
     pub(crate) seed: u64,
@@ -289,7 +292,7 @@ impl TrainConfig {
     /// Checks what no other part of the program checks.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let refuse = |reason: &str| Err(Failure::Misuse(reason.to_owned()));
-        if self.steps == 0 {
+        if self.steps == 0 || self.until == Some(0) {
             return refuse("invalid `steps`: must be at least 1");
         }
         if self.model.folder.is_some() == self.model.config.is_some() {

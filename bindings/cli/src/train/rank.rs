@@ -70,7 +70,8 @@ fn run_on<D: Device>(
     let mut rank = start(device, peak_flops_per_second, config, setup, comm, task, saved.as_ref())?;
     let every = config.checkpoint.every.unwrap_or(u64::MAX);
     let mut saved_at = None;
-    while rank.steps() < config.steps {
+    let until = config.until.unwrap_or(config.steps);
+    while rank.steps() < until {
         let Some(report) = rank.step()? else { break };
         told(&report)?;
         if let Some(checkpoints) = checkpoints.as_ref().filter(|_| rank.steps().is_multiple_of(every)) {
