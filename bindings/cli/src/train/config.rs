@@ -146,6 +146,8 @@ pub(crate) struct ParallelTable {
     pub(crate) profile: Option<PathBuf>,
     /// Longest wait for another rank.
     pub(crate) timeout_seconds: f64,
+    /// Most memory that a rank's weights, gradients, optimizer and activations may take [default: what there is].
+    pub(crate) memory_gib: Option<f64>,
 }
 
 impl Default for ParallelTable {
@@ -162,6 +164,7 @@ impl Default for ParallelTable {
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
+            memory_gib: None,
         }
     }
 }
@@ -312,6 +315,9 @@ impl TrainConfig {
         }
         if !(self.parallel.timeout_seconds > 0.0 && self.parallel.timeout_seconds < 1e9) {
             return refuse("invalid `parallel.timeout_seconds`: must be above 0");
+        }
+        if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
+            return refuse("invalid `parallel.memory_gib`: must be above 0");
         }
         if self.checkpoint.every == Some(0) {
             return refuse("invalid `checkpoint.every`: must be at least 1");

@@ -45,6 +45,10 @@ pub(crate) fn run(
 ) -> Result<(), Failure> {
     let cpu = Cpu::new(config.parallel.threads)?;
     let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
+    let cpu = match config.parallel.memory_gib {
+        Some(memory) => cpu.memory_limit((memory * f64::from(1 << 30)) as u64),
+        None => cpu,
+    };
     match config.optimizer.precision {
         PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, told),
         PrecisionName::Bf16 => {
