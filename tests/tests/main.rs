@@ -6,6 +6,7 @@ mod augment;
 mod balanced;
 mod cache_processes;
 mod corrections;
+mod feed;
 mod fields;
 mod foreign;
 mod hostile_tar;

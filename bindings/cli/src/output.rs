@@ -21,7 +21,16 @@ pub(crate) enum Failure {
 impl Failure {
     /// Names the file that the failure is about.
     pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
-        let name = |message| format!("`{}`: {message}", path.display());
+        self.named(&format!("`{}`", path.display()))
+    }
+
+    /// Names the step of training that could not be taken.
+    pub(crate) fn in_step(self, step: u64) -> Self {
+        self.named(&format!("step {step}"))
+    }
+
+    fn named(self, what: &str) -> Self {
+        let name = |message| format!("{what}: {message}");
         match self {
             Self::Misuse(message) => Self::Misuse(name(message)),
             Self::Failed(message) => Self::Failed(name(message)),

@@ -9,6 +9,7 @@ mod correction;
 mod forecast;
 mod rank;
 mod report;
+mod told;
 
 pub use build::{build_stages, join};
 pub use correction::StepTimes;

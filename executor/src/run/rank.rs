@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::correction::{Learner, StepTimes};
 use super::forecast::Forecast;
 use super::report::StepReport;
+use super::told::Told;
 use crate::comm::{At, Comm};
 use crate::device::Device;
 use crate::error::Result;
@@ -40,6 +41,7 @@ pub struct Rank<D: Device> {
     trainer: Trainer<D>,
     options: RankOptions,
     learner: Option<Learner>,
+    told: Told,
     /// Of all ranks together.
     peak_flops_per_second: f64,
     began: Instant,
@@ -68,8 +70,9 @@ impl<D: Device> Rank<D> {
             trace.rank(rank, &format!("rank {rank}: {:?} {}", place.module, place.replica))?;
         }
         let learner = options.correction.map(Learner::new).transpose()?;
-        let now = Instant::now();
+        let (told, now) = (Told::new(rank, &feed), Instant::now());
         Ok(Self {
+            told,
             pipeline,
             feed,
             trainer,
@@ -100,6 +103,7 @@ impl<D: Device> Rank<D> {
     fn try_step(&mut self) -> Result<Option<StepReport>> {
         self.pipeline.comm().note(At::step(self.trainer.steps(), "read data"));
         let Some(fed) = self.feed.next(self.pipeline.comm())? else { return Ok(None) };
+        self.told.step(self.pipeline.comm().rank(), &self.feed, &fed);
         let forecast = Forecast::new(self.pipeline.job(), self.pipeline.place().pipeline_rank, &fed.planned)?;
         let start = Instant::now();
         let outcome = self.pipeline.step(&fed.work)?;

@@ -70,6 +70,7 @@ pub(crate) struct TrainArgs {
 }
 
 pub(crate) fn run(args: &TrainArgs, out: &mut Output) -> Result<(), Failure> {
+    show_warnings();
     let config = args.config()?;
     let layout = Layout::from_environment().map_err(dflop_executor::Error::from)?;
     if layout.rendezvous.is_some() {
@@ -82,16 +83,35 @@ pub(crate) fn run(args: &TrainArgs, out: &mut Output) -> Result<(), Failure> {
     }
     // Ranks find the index made.
     drop(setup.planner(&config, None)?);
-    if ranks == 1 || args.pipeline_stages == Some(1) {
-        let mut printer = Printer::new(out, args.json);
-        let mut tell = |report: &StepReport| printer.step(report);
-        let task = RankTask { is_resumed: args.resume, trace: args.trace.clone() };
-        run_threads(&config, &setup, &task, &mut tell)?;
-        printer.end()?;
+    let done = if ranks == 1 || args.pipeline_stages == Some(1) {
+        train_in_threads(args, &config, &setup, out)
     } else {
-        launch(&config, ranks)?;
-    }
-    args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks))
+        launch(&config, ranks)
+    };
+    // What a run that failed did before is of no less interest.
+    let joined = args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks));
+    done.and(joined)
+}
+
+/// All ranks as threads of this process.
+fn train_in_threads(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    setup: &Setup,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let mut printer = Printer::new(out, args.json);
+    let mut tell = |report: &StepReport| printer.step(report);
+    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone() };
+    run_threads(config, setup, &task, &mut tell)?;
+    printer.end()
+}
+
+/// Shows on standard error what the libraries warn of, such as samples that are left out.
+fn show_warnings() {
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    // Another one, set before, goes on.
+    drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
 
 /// One rank under a launcher.
@@ -126,7 +146,11 @@ fn launch(config: &TrainConfig, ranks: usize) -> Result<(), Failure> {
     let outcome = launcher.run().map_err(dflop_executor::Error::from)?;
     if let Some(failed) = outcome.failed {
         let reason = format!("rank {} ended the run: {}", failed.rank, failed.status);
-        return Err(Failure::Failed(reason));
+        // What only ranks find out about the arguments is no less a misuse.
+        return Err(match failed.status.code() {
+            Some(2) => Failure::Misuse(reason),
+            _ => Failure::Failed(reason),
+        });
     }
     match outcome.interrupted {
         Some(signal) => Err(Failure::Failed(format!("interrupted by signal {signal}"))),
@@ -138,6 +162,9 @@ fn launch(config: &TrainConfig, ranks: usize) -> Result<(), Failure> {
 fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
     let parts: Vec<PathBuf> =
         (0..ranks).map(|rank| rank::part(trace, rank)).filter(|part| part.is_file()).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
     let files =
         parts.iter().map(|part| File::open(part).map(BufReader::new)).collect::<Result<Vec<_>, _>>()?;
     let output = File::create(trace).map_err(|error| Failure::from(error).in_file(trace))?;

@@ -72,11 +72,17 @@ fn run_on<D: Device>(
         _ => None,
     };
     let mut rank = start(device, peak_flops_per_second, config, setup, comm, task, saved.as_ref())?;
+    if let Some(checkpoints) = checkpoints.as_ref().filter(|_| !task.is_resumed)
+        && let Some(earlier) = checkpoints.set_aside(rank.comm())?
+    {
+        tracing::warn!(folder = %earlier.display(), "states of an earlier run are kept apart");
+    }
     let every = config.checkpoint.every.unwrap_or(u64::MAX);
     let mut saved_at = None;
     let until = config.until.unwrap_or(config.steps);
     while rank.steps() < until {
-        let Some(report) = rank.step()? else { break };
+        let step = rank.steps();
+        let Some(report) = rank.step().map_err(|error| Failure::from(error).in_step(step))? else { break };
         told(&report)?;
         if let Some(checkpoints) = checkpoints.as_ref().filter(|_| rank.steps().is_multiple_of(every)) {
             rank.save(checkpoints)?;

@@ -16,4 +16,5 @@ mod real_input;
 mod remote;
 mod resume;
 mod runs;
+mod train;
 mod video;

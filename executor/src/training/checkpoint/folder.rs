@@ -12,6 +12,8 @@ const PREFIX: &str = "step-";
 const PARTIAL: &str = ".partial";
 /// Replaced by a state of the same step that is being renamed.
 const REPLACED: &str = ".replaced";
+/// States of a run that another one began anew after.
+const EARLIER: &str = "earlier-";
 /// On the way out.
 const REMOVED: &str = ".removed";
 
@@ -78,6 +80,30 @@ pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
         Ok(())
     };
     all().map_err(failed("remove old states of", root))
+}
+
+/// Moves all states into a new folder beside them, `earlier-1` or the next number; returns it if there was a state.
+pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
+    let states = candidates(root)?;
+    if states.is_empty() {
+        return Ok(None);
+    }
+    let mut numbers = 1_u64..;
+    let free = numbers.find_map(|number| {
+        let folder = root.join(format!("{EARLIER}{number}"));
+        (!folder.exists()).then_some(folder)
+    });
+    let earlier = free.unwrap_or_else(|| root.join(EARLIER));
+    let all = || {
+        fs::create_dir(&earlier)?;
+        for state in &states {
+            fs::rename(state, earlier.join(state.file_name().unwrap_or_default()))?;
+        }
+        sync(&earlier)?;
+        sync(root)
+    };
+    all().map_err(failed("move earlier states into", &earlier))?;
+    Ok(Some(earlier))
 }
 
 /// Folders that may be states, the newest first; of the same step the one in its place first.
@@ -159,6 +185,21 @@ mod tests {
         assert_eq!(found(root), ["step-100000000", "step-00000010"]);
         assert_eq!(fs::read_to_string(of_step(root, 10).join(MANIFEST_FILE)).unwrap(), "new");
         assert_eq!(names(root).unwrap(), ["step-00000010", "step-100000000", "step-best"]);
+    }
+
+    #[test]
+    fn states_that_are_set_aside_are_kept_and_not_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        assert_eq!(set_aside(&root.join("none")).unwrap(), None);
+        for (number, step) in [(1, 3), (2, 1)] {
+            make(&of_step(root, step), "old");
+            let earlier = set_aside(root).unwrap().unwrap();
+            assert_eq!(earlier, root.join(format!("earlier-{number}")));
+            assert_eq!(found(&earlier), [format!("step-{step:08}")]);
+            assert!(found(root).is_empty());
+        }
+        assert_eq!(set_aside(root).unwrap(), None);
     }
 
     #[test]

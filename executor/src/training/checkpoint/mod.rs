@@ -13,6 +13,9 @@
 //! disk file by file; when all are there, rank 0 writes the manifest, renames the folder and brings that to disk. A process
 //! that is killed leaves a folder that no one takes for a state, which the next [`Checkpoints::save`] removes.
 //!
+//! A run that begins anew in a folder with states moves them into `earlier-1` ([`Checkpoints::set_aside`]): nothing removes
+//! what it did not write, and the newest state is always that of the run that was begun last.
+//!
 //! Reading goes by name: any rank takes what its stages have, or their parts, so stages, replicas and the tensor-parallel
 //! degree may be others than before. Tensors that ranks share are put together in the memory of the one that writes them.
 //! Ranks share the file system.

@@ -77,6 +77,24 @@ impl Checkpoints {
         &self.root
     }
 
+    /// Moves what other runs saved into a folder `earlier-N` beside it, for a run that begins anew: its states have lower
+    /// steps, and are neither removed as old ones nor passed over for others; all ranks of `comm` call it.
+    ///
+    /// - returns the folder, on rank 0, if there was something to move
+    ///
+    /// # Errors
+    /// [`Error::File`] on rank 0, [`Error::NotSaved`] on the others; [`Error::Comm`].
+    pub fn set_aside(&self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
+        let moved = if comm.rank() == 0 { folder::set_aside(&self.root) } else { Ok(None) };
+        let mut earlier = None;
+        let own = moved.map(|folder| {
+            earlier = folder;
+            [0; WORDS]
+        });
+        agree(comm, 0, "set earlier states aside", own)?;
+        Ok(earlier)
+    }
+
     /// Writes a state between two steps, and removes old ones; all ranks of the trainer call it.
     ///
     /// - `stages`: as they come to [`Trainer::update`]

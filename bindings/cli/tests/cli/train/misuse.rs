@@ -1,0 +1,123 @@
+//! Files and arguments that cannot be run, and runs that cannot go on.
+
+use super::config::Job;
+use crate::command::text;
+
+/// The message of a run that must end with a status.
+fn message(job: &Job, args: &[&str], status: i32) -> String {
+    let run = job.run(args);
+    assert_eq!(run.status, Some(status), "{args:?}: {}", run.stderr);
+    assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
+    assert_eq!(run.stdout, "", "{args:?}");
+    run.stderr
+}
+
+/// A changed configuration has to be refused in these words.
+fn refused(replaced: (&str, &str), status: i32, words: &[&str]) {
+    let message = message(&Job::with(&[replaced]), &[], status);
+    assert!(words.iter().all(|word| message.contains(word)), "{replaced:?}: {message}");
+}
+
+#[test]
+fn a_field_that_is_not_known_is_shown_with_its_line() {
+    refused(
+        ("global_batch = 8", "global_batch = 8\nglobal_bach = 9"),
+        2,
+        &["train.toml", "global_bach", "line "],
+    );
+    refused(("steps = 6", "steps = \"six\""), 2, &["train.toml", "line 2", "steps = \"six\""]);
+    refused(("[data]", "[data"), 2, &["train.toml", "line "]);
+}
+
+#[test]
+fn models_that_are_missing_or_wrong_are_named() {
+    refused(("model_type = \"internvl\"\n", "model_type = \"intervl\"\n"), 2, &["intervl"]);
+    refused(
+        (
+            "hidden_size = 16\nintermediate_size = 24\nnum_hidden_layers = 3",
+            "hidden_size = 15\nintermediate_size = 24\nnum_hidden_layers = 3",
+        ),
+        2,
+        &["hidden_size"],
+    );
+    let job = Job::new();
+    std::fs::write(job.path("train.toml"), "[model]\nfolder = \"nowhere\"\n[data]\ngenerate = {}\n").unwrap();
+    assert!(message(&job, &[], 1).contains("nowhere"));
+    std::fs::write(job.path("train.toml"), "[model]\n[data]\ngenerate = {}\n").unwrap();
+    assert!(message(&job, &[], 2).contains("`model` needs either `folder` or `config`"));
+    std::fs::remove_file(job.path("train.toml")).unwrap();
+    assert!(message(&job, &[], 1).contains("train.toml"));
+}
+
+#[test]
+fn layouts_that_do_not_fit_are_refused() {
+    let llm = "llm = { stages = 1, dp = 1 }";
+    refused((llm, "llm = { layers = [1, 1] }"), 2, &["[1, 1]", "3", "Llm"]);
+    refused((llm, "llm = { layers = [0, 3] }"), 2, &["[0, 3]"]);
+    refused((llm, "llm = { stages = 4 }"), 2, &["4 stages for 3 layers"]);
+    refused((llm, "llm = { stages = 0 }"), 2, &["0 stages"]);
+    refused((llm, "llm = { dp = 0 }"), 2, &["dp"]);
+    refused((llm, "llm = { tp = 3 }"), 2, &["tp"]);
+    refused((llm, "llm = { stages = 2 }\nschedule = \"zb\""), 2, &["schedule"]);
+    let job = Job::new();
+    assert!(message(&job, &["--pipeline-stages", "9"], 2).contains("8 stages for 3 layers"));
+    assert!(message(&job, &["--pipeline-stages", "0"], 2).contains("--pipeline-stages 0"));
+    assert!(message(&job, &["--local-ranks", "3"], 2).contains("the job has 2 ranks"));
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    refused(("steps = 6", "steps = 0"), 2, &["steps"]);
+    refused(("global_batch = 8", "global_batch = 0"), 2, &["global_batch"]);
+    refused(("microbatches = 2", "microbatches = 0"), 2, &["microbatches"]);
+    refused(("learning_rate = 2e-3", "learning_rate = -1.0"), 2, &["learning_rate"]);
+    refused(("learning_rate = 2e-3", "learning_rate = nan"), 2, &["learning_rate"]);
+    refused(("timeout_seconds = 20.0", "timeout_seconds = 0.0"), 2, &["timeout_seconds"]);
+    refused(("tiles = [1, 5]", "tiles = [5, 1]"), 2, &["tiles"]);
+}
+
+#[test]
+fn resuming_without_a_folder_is_refused_and_from_an_empty_one_begins_anew() {
+    let job = Job::new();
+    assert!(message(&job, &["--resume"], 2).contains("--checkpoints DIR"));
+    let states = job.path("none");
+    assert_eq!(job.lines(&["--steps", "1", "--resume", "--checkpoints", text(&states)])[0]["step"], 0);
+    // A state of another seed is of another run.
+    let args = ["--steps", "2", "--resume", "--checkpoints", text(&states), "--seed", "5"];
+    assert!(message(&job, &args, 1).contains("seed 0"));
+}
+
+#[test]
+fn shards_that_cannot_be_read_are_named() {
+    let job = Job::new();
+    job.lines(&["--steps", "1"]);
+    let generated = std::fs::read_dir(job.path("")).unwrap().filter_map(Result::ok);
+    let generated = generated.map(|entry| entry.path()).find(|path| path.join("model").is_dir()).unwrap();
+    let model = generated.join("model");
+    let toml = |shards: &str| {
+        let toml = format!(
+            "steps = 2\n[model]\nfolder = \"{}\"\n[data]\nshards = [\"{shards}\"]\nglobal_batch = 8\n[parallel]\nmicrobatches = 2\n",
+            model.display()
+        );
+        std::fs::write(job.path("train.toml"), toml).unwrap();
+    };
+    toml("nothing-{000..001}.tar");
+    assert!(message(&job, &[], 1).contains("nothing-000.tar"));
+    std::fs::write(job.path("broken.tar"), [7; 2048]).unwrap();
+    toml("broken.tar");
+    assert!(message(&job, &[], 1).contains("broken.tar"));
+    toml("");
+    assert_ne!(job.run(&[]).status, Some(0));
+}
+
+#[test]
+fn a_run_that_diverges_ends_with_its_step() {
+    for stages in ["1", "2", "4"] {
+        let job = Job::with(&[("learning_rate = 2e-3", "learning_rate = 1e30")]);
+        let run = job.run(&["--pipeline-stages", stages]);
+        assert_eq!(run.status, Some(1), "{}", run.stderr);
+        assert!(run.stderr.contains("step 1: ") && run.stderr.contains("the loss is"), "{}", run.stderr);
+        assert!(run.objects().iter().all(|line| line["loss"].is_f64()), "{}", run.stdout);
+        assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
+    }
+}

@@ -1,0 +1,105 @@
+//! Lines of a run, and losses of the same run cut in other ways.
+
+use serde_json::Value;
+
+use super::config::{Job, difference, loss_bits, losses};
+
+const FIELDS: [&str; 14] = [
+    "step",
+    "loss",
+    "gradient_norm",
+    "learning_rate",
+    "samples",
+    "dropped_samples",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "bubble_fraction",
+    "data_wait_seconds",
+    "predicted_seconds",
+    "pipeline_seconds",
+];
+
+#[test]
+fn a_run_prints_a_line_a_step_and_nothing_else() {
+    let lines = Job::new().lines(&[]);
+    assert_eq!(lines.len(), 6);
+    for (step, line) in lines.iter().enumerate() {
+        let number = |name: &str| line[name].as_f64().filter(|number| number.is_finite());
+        assert!(FIELDS.iter().all(|name| number(name).is_some()), "{line}");
+        assert_eq!((line["step"].as_u64(), line["samples"].as_u64()), (Some(step as u64), Some(8)));
+        let [tokens, seconds] = ["tokens", "seconds"].map(|name| number(name).unwrap());
+        assert!(
+            tokens > 8.0 && (number("tokens_per_second").unwrap() / (tokens / seconds) - 1.0).abs() < 1e-9
+        );
+        assert!(number("mfu").unwrap() > 0.0 && number("mfu").unwrap() < 1.0, "{line}");
+        assert!((0.0..=1.0).contains(&number("bubble_fraction").unwrap()), "{line}");
+        assert!(number("predicted_seconds").unwrap() > 0.0 && number("pipeline_seconds").unwrap() > 0.0);
+    }
+    let losses = losses(&lines);
+    assert!((losses[0] - 80_f64.ln()).abs() < 0.5, "a new model knows nothing: {losses:?}");
+    assert!(losses[5] < losses[0], "{losses:?}");
+}
+
+#[test]
+fn lines_for_people_name_steps_and_end_with_a_summary() {
+    let job = Job::new();
+    let run =
+        crate::command::command(&["train", crate::command::text(&job.path("train.toml")), "--steps", "2"])
+            .env("TMPDIR", job.path(""))
+            .output();
+    let run = crate::command::Run::from(run.expect("the command starts"));
+    assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<&str> = run.stdout.lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[0].starts_with("step     0  loss ") && lines[1].starts_with("step     1  loss "));
+    assert!(lines[2].starts_with("2 steps in "), "{lines:?}");
+}
+
+/// Losses, tokens and norms of the same batches.
+fn figures(lines: &[Value], name: &str) -> Vec<f64> {
+    lines.iter().map(|line| line[name].as_f64().expect("a number")).collect()
+}
+
+#[test]
+fn any_number_of_stages_has_the_same_losses() {
+    let job = Job::new();
+    let whole = job.lines(&["--pipeline-stages", "2"]);
+    assert_eq!(loss_bits(&job.lines(&[])), loss_bits(&whole), "the configuration's stages are two");
+    for stages in ["1", "4"] {
+        let lines = job.lines(&["--pipeline-stages", stages]);
+        assert!(difference(&losses(&lines), &losses(&whole)) < 1e-6, "{stages} stages");
+        let norms = [&lines, &whole].map(|lines| figures(lines, "gradient_norm"));
+        assert!(difference(&norms[0], &norms[1]) < 1e-5, "{stages} stages: {norms:?}");
+        assert_eq!(figures(&lines, "tokens"), figures(&whole, "tokens"));
+    }
+}
+
+#[test]
+fn the_data_blind_cut_of_the_same_batches_has_the_same_losses() {
+    let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 1, dp = 2 }")]);
+    let (balanced, blind) = (job.lines(&[]), job.lines(&["--strategy", "data-blind"]));
+    assert!(difference(&losses(&balanced), &losses(&blind)) < 1e-5);
+    assert_eq!(figures(&balanced, "tokens"), figures(&blind, "tokens"));
+    assert_ne!(figures(&balanced, "predicted_seconds"), figures(&blind, "predicted_seconds"));
+}
+
+#[test]
+fn the_same_run_has_the_same_bits_and_another_seed_others() {
+    let job = Job::with(&[
+        ("llm = { stages = 1, dp = 1 }", "llm = { stages = 2, dp = 2 }\nvision = { dp = 2 }"),
+        ("steps = 6", "steps = 4"),
+    ]);
+    let first = loss_bits(&job.lines(&[]));
+    assert_eq!(loss_bits(&job.lines(&[])), first);
+    let other = loss_bits(&job.lines(&["--seed", "9"]));
+    assert!(first.iter().zip(&other).all(|(this, that)| this.1 != that.1));
+}
+
+#[test]
+fn learned_corrections_change_plans_and_no_loss() {
+    let plain = Job::new();
+    let corrected = Job::with(&[("enabled = false", "enabled = true\ninterval_steps = 2")]);
+    assert!(difference(&losses(&corrected.lines(&[])), &losses(&plain.lines(&[]))) < 1e-5);
+}

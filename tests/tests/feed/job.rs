@@ -1,0 +1,204 @@
+//! Runs a job whose ranks are threads, each with its own end of the loader, and holds runs against one another.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_executor::Result;
+use dflop_executor::comm::{Comm, Settings, threads};
+use dflop_executor::device::Cpu;
+use dflop_executor::feed::{Dropped, Feed};
+use dflop_executor::model::whole::{Frozen, ModuleKind};
+use dflop_executor::pipeline::{Job, ModuleLayout, Place};
+use dflop_executor::run::join;
+use dflop_executor::stage::Activations;
+use dflop_executor::weights::Seed;
+use dflop_loader::metrics::MetricsSnapshot;
+use dflop_loader::prepare::PreparerBuilder;
+use dflop_loader::skip::{ErrorBudget, Skipped};
+
+use super::corpus::Corpus;
+
+/// How a corpus is trained on.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    pub(crate) strategy: Strategy,
+    pub(crate) global_batch: u64,
+    pub(crate) microbatches: usize,
+    /// DP size and stages of the encoder.
+    pub(crate) encoder: [usize; 2],
+    /// DP size and stages of the LLM.
+    pub(crate) llm: [usize; 2],
+    pub(crate) steps: u64,
+    /// Most tokens of a sample.
+    pub(crate) tokens_max: Option<u64>,
+}
+
+impl Setting {
+    /// Every module whole on one rank.
+    pub(crate) const fn new(global_batch: u64, steps: u64) -> Self {
+        let strategy = Strategy::Search;
+        let (encoder, llm) = ([1, 1], [1, 1]);
+        Self { strategy, global_batch, microbatches: 2, encoder, llm, steps, tokens_max: None }
+    }
+
+    pub(crate) fn job(&self, corpus: &Corpus) -> Job {
+        let layout = |module: ModuleKind| {
+            let [dp_size, stages] = if module == ModuleKind::Llm { self.llm } else { self.encoder };
+            ModuleLayout::even(module, corpus.model.layers(module), stages).dp_size(dp_size)
+        };
+        let modules = corpus.model.modules().into_iter().map(layout).collect();
+        Job::new(corpus.model.clone(), Frozen::default(), modules, ScheduleKind::OneForwardOneBackward)
+            .expect("the layout fits")
+    }
+}
+
+/// What a step was, the same on all ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StepSeen {
+    pub(crate) loss: f64,
+    pub(crate) tokens: u64,
+    pub(crate) target_tokens: u64,
+    pub(crate) dropped: Vec<Dropped>,
+    /// Numbers of the samples in the index, in the order of places.
+    pub(crate) samples: Vec<u64>,
+    /// Samples by DP rank and microbatch, by place.
+    pub(crate) ranks: Vec<Vec<Vec<u32>>>,
+}
+
+/// What a rank did.
+pub(crate) struct RankSeen {
+    pub(crate) place: Place,
+    pub(crate) steps: Vec<StepSeen>,
+    /// By step: gradients of its stages.
+    gradients: Vec<BTreeMap<String, Vec<f32>>>,
+    pub(crate) metrics: MetricsSnapshot,
+    pub(crate) skipped: Vec<Skipped>,
+}
+
+/// What all ranks agree on.
+pub(crate) struct Ran {
+    pub(crate) steps: Vec<StepSeen>,
+    /// By step: gradients of all stages.
+    pub(crate) gradients: Vec<BTreeMap<String, Vec<f32>>>,
+    pub(crate) ranks: Vec<RankSeen>,
+}
+
+/// Runs all ranks to the end; they must agree on every step, and replicas on every gradient, to the bit.
+#[track_caller]
+pub(crate) fn run(corpus: &Corpus, setting: &Setting) -> Ran {
+    let ranks = try_run(corpus, setting);
+    let ranks: Vec<RankSeen> =
+        ranks.into_iter().map(|rank| rank.unwrap_or_else(|error| panic!("{error}"))).collect();
+    let steps = ranks[0].steps.clone();
+    assert_eq!(steps.len() as u64, setting.steps);
+    let mut gradients = vec![BTreeMap::new(); steps.len()];
+    for rank in &ranks {
+        assert_eq!(rank.steps, steps, "{:?}", rank.place);
+        for (all, own) in gradients.iter_mut().zip(&rank.gradients) {
+            for (name, gradient) in own {
+                let known = all.entry(name.clone()).or_insert_with(|| gradient.clone());
+                assert_eq!(known, gradient, "replicas of {name} differ");
+            }
+        }
+    }
+    Ran { steps, gradients, ranks }
+}
+
+/// Runs all ranks; how each ended.
+pub(crate) fn try_run(corpus: &Corpus, setting: &Setting) -> Vec<Result<RankSeen>> {
+    let job = Arc::new(setting.job(corpus));
+    // A rank that hangs is an error, not a test without end.
+    let settings = Settings::default().wait(Duration::from_secs(20));
+    let world = threads::world(job.world_size(), settings).expect("a world");
+    std::thread::scope(|scope| {
+        let rank = |comm| scope.spawn(|| of_rank(corpus, setting, &job, comm));
+        let ranks: Vec<_> = world.into_iter().map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
+}
+
+fn of_rank(
+    corpus: &Corpus,
+    setting: &Setting,
+    job: &Arc<Job>,
+    comm: threads::ThreadComm,
+) -> Result<RankSeen> {
+    let device = Cpu::new(1)?;
+    let place = job.place(comm.rank())?;
+    let planner = corpus
+        .planner(setting.global_batch)
+        .dp_size(setting.llm[0])
+        .microbatches(setting.microbatches)
+        .strategy(setting.strategy)
+        .stages(job.modules().iter().map(|module| module.stages.len()).collect())
+        .build()?;
+    let budget = ErrorBudget::new(1.0)?;
+    let preparer = corpus.preparer();
+    let preparer = setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
+    let mut feed = Feed::new(device.clone(), job.clone(), place.clone(), planner, preparer, |loader| {
+        loader.workers(1).steps(setting.steps).error_budget(budget)
+    })?;
+    let frozen = Frozen::default();
+    let mut pipeline =
+        join(Box::new(comm), job, &device, frozen, Activations::Stored, &Seed(1))?.check_plans(true);
+    let (mut steps, mut gradients) = (Vec::new(), Vec::new());
+    while let Some(fed) = feed.next(pipeline.comm())? {
+        let outcome = pipeline.step(&fed.work)?;
+        let mut own = BTreeMap::new();
+        for (_, stage) in pipeline.stages() {
+            own.extend(stage.parameters().gradients(&device)?);
+        }
+        gradients.push(own);
+        steps.push(StepSeen {
+            loss: outcome.loss,
+            tokens: fed.tokens,
+            target_tokens: fed.work.plan.target_tokens(),
+            dropped: fed.dropped,
+            samples: fed.plan.samples.iter().map(|sample| sample.sample).collect(),
+            ranks: fed.plan.ranks.clone(),
+        });
+    }
+    let (metrics, skipped) = (feed.loader().metrics(), feed.loader().skipped());
+    Ok(RankSeen { place, steps, gradients, metrics, skipped })
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+}
+
+impl Ran {
+    /// Holds another run of the same batches against this one, up to the rounding of `f32`.
+    #[track_caller]
+    pub(crate) fn assert_close(&self, other: &Self) {
+        assert_eq!(self.steps.len(), other.steps.len());
+        for (step, (this, that)) in self.steps.iter().zip(&other.steps).enumerate() {
+            let figures = |seen: &StepSeen| (seen.tokens, seen.target_tokens);
+            assert_eq!(figures(this), figures(that), "step {step}");
+            assert!(
+                (this.loss - that.loss).abs() <= 1e-6 * this.loss,
+                "step {step}: {} {}",
+                this.loss,
+                that.loss
+            );
+            assert_same_gradients(step, &self.gradients[step], &other.gradients[step]);
+        }
+    }
+}
+
+#[track_caller]
+fn assert_same_gradients(
+    step: usize,
+    these: &BTreeMap<String, Vec<f32>>,
+    those: &BTreeMap<String, Vec<f32>>,
+) {
+    assert!(these.keys().eq(those.keys()));
+    let least = 1e-4 * these.values().map(|values| norm(values)).fold(0.0, f64::max);
+    for (name, this) in these {
+        let difference: Vec<f32> = this.iter().zip(&those[name]).map(|(a, b)| a - b).collect();
+        let relative = norm(&difference) / norm(this).max(least);
+        assert!(relative < 2e-5, "step {step}: gradient of {name} is off by {relative}");
+    }
+}
