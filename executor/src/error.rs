@@ -82,6 +82,9 @@ pub enum Error {
     /// Memory could not be had.
     #[error("{bytes} bytes of memory could not be had, {used} are in use")]
     Memory { bytes: usize, used: u64 },
+    /// Memory could not be had for a microbatch or a tensor, or not within the limit that was set.
+    #[error("{what}: {bytes} bytes of memory could not be had, {used} are in use")]
+    OutOfMemory { what: String, bytes: usize, used: u64 },
     /// A model cannot be shared by so many tensor-parallel ranks.
     #[error("`config.json`: `{field}` = {found} {problem} the tensor-parallel degree {degree}")]
     TensorParallel { field: &'static str, found: usize, degree: usize, problem: &'static str },
@@ -97,4 +100,14 @@ pub enum Error {
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+}
+
+impl Error {
+    /// Says what memory was for, if the error is that there was none.
+    pub(crate) fn for_what(self, what: impl FnOnce() -> String) -> Self {
+        match self {
+            Self::Memory { bytes, used } => Self::OutOfMemory { what: what(), bytes, used },
+            error => error,
+        }
+    }
 }

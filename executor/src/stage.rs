@@ -197,6 +197,7 @@ impl<D: Device> Stage<D> {
         }
         let at = (Some(microbatch), "tensor-parallel forward");
         let result = self.on_device(|| self.run_blocks(&context, at, input));
+        let result = result.map_err(|error| error.for_what(|| self.forward_of(microbatch)));
         let (output, saved) = self.or_end_job(at, result)?;
         if let Output::Loss(loss) = output
             && !loss.is_finite()
@@ -314,12 +315,18 @@ impl<D: Device> Stage<D> {
             return Err(self.order(microbatch, "is not in flight"));
         };
         let at = (Some(microbatch), "tensor-parallel backward");
+        let what = format!("stage {}, backward of microbatch {microbatch}", self.options.name);
         if self.tensor.is_some() {
             let result = self.run_backward(at, in_flight, gradient, done);
-            return self.or_end_job(at, result);
+            return self.or_end_job(at, result.map_err(|error| error.for_what(|| what)));
         }
         let device = self.device.clone();
-        device.run(|| self.run_backward(at, in_flight, gradient, done))
+        let result = device.run(|| self.run_backward(at, in_flight, gradient, done));
+        result.map_err(|error| error.for_what(|| what))
+    }
+
+    fn forward_of(&self, microbatch: usize) -> String {
+        format!("stage {}, forward of microbatch {microbatch}", self.options.name)
     }
 
     fn run_backward(

@@ -11,10 +11,11 @@ use dflop_executor::launch::{EXIT_SECONDARY, Launcher, Layout, Outcome, end_with
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{floats, ring_sum};
+use tempfile::TempDir;
 
 const WHAT: &str = "EXECUTOR_TEST_RANK";
 const FOLDER: &str = "EXECUTOR_TEST_FOLDER";
@@ -33,11 +34,9 @@ fn launcher(what: &str, ranks: usize, folder: &Path) -> Launcher {
         .grace(Duration::from_millis(500))
 }
 
-/// A folder of this test, empty.
-fn folder(test: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("dflop-launch-{test}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
+/// A folder of this test, gone when it ends.
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
 }
 
 fn said(folder: &Path, rank: usize) -> String {
@@ -45,9 +44,9 @@ fn said(folder: &Path, rank: usize) -> String {
 }
 
 /// Runs a job and says how long it took.
-fn outcome(what: &str, ranks: usize) -> (Outcome, PathBuf, Duration) {
-    let (folder, begin) = (folder(what), Instant::now());
-    let outcome = launcher(what, ranks, &folder).run().unwrap();
+fn outcome(what: &str, ranks: usize) -> (Outcome, TempDir, Duration) {
+    let (folder, begin) = (folder(), Instant::now());
+    let outcome = launcher(what, ranks, folder.path()).run().unwrap();
     (outcome, folder, begin.elapsed())
 }
 
@@ -109,7 +108,7 @@ fn a_killed_rank_ends_all_others_at_once_by_name() {
     // well below the time limit of a wait
     assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
     for rank in [0, 1, 3] {
-        let text = said(&folder, rank);
+        let text = said(folder.path(), rank);
         assert!(text.contains("rank 2 died"), "rank {rank}: {text}");
         assert!(text.contains("step") && text.contains("microbatch 1"), "rank {rank}: {text}");
         assert_eq!(outcome.ranks[rank].status.code(), Some(i32::from(EXIT_SECONDARY)));
@@ -123,7 +122,7 @@ fn a_rank_that_hangs_is_named_and_killed() {
     assert_eq!(outcome.ranks[1].status.signal(), Some(9), "a stopped process takes no request");
     assert!(elapsed < Duration::from_secs(15), "{elapsed:?}");
     for rank in [0, 2, 3] {
-        let text = said(&folder, rank);
+        let text = said(folder.path(), rank);
         assert!(text.contains("rank 1 does not answer"), "rank {rank}: {text}");
         assert!(text.contains("`gradients`"), "rank {rank}: {text}");
     }
@@ -134,7 +133,7 @@ fn the_rank_that_exits_is_the_one_that_failed() {
     let (outcome, folder, _) = outcome("fails", 3);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (1, Some(7)), "{outcome:?}");
-    assert!(said(&folder, 0).contains("rank 1 died"), "{}", said(&folder, 0));
+    assert!(said(folder.path(), 0).contains("rank 1 died"), "{}", said(folder.path(), 0));
 }
 
 #[test]
@@ -143,7 +142,11 @@ fn the_rank_that_ends_the_job_is_the_one_that_failed() {
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (2, Some(1)), "{outcome:?}");
     for rank in 0..4 {
-        assert!(said(&folder, rank).contains("the loss is NaN"), "rank {rank}: {}", said(&folder, rank));
+        assert!(
+            said(folder.path(), rank).contains("the loss is NaN"),
+            "rank {rank}: {}",
+            said(folder.path(), rank)
+        );
     }
 }
 
@@ -152,7 +155,7 @@ fn processes_with_another_digest_end_the_job() {
     let (outcome, folder, _) = outcome("digest", 4);
     assert_eq!(outcome.failed.unwrap().rank, 3, "{outcome:?}");
     for rank in 0..4 {
-        let text = said(&folder, rank);
+        let text = said(folder.path(), rank);
         assert!(text.contains("plan digests of step 3 differ: rank 3 has"), "rank {rank}: {text}");
     }
 }
@@ -184,8 +187,8 @@ fn launcher_command(what: &str, folder: &Path) -> Command {
 
 #[test]
 fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
-    let folder = folder("lines");
-    let output = launcher_command("prints", &folder).output().unwrap();
+    let folder = folder();
+    let output = launcher_command("prints", folder.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     for rank in 0..3 {
         let line = format!("[{rank}] rank {rank} is done");
@@ -222,9 +225,9 @@ fn is_running(rank: Pid) -> bool {
 #[test]
 #[cfg(target_os = "linux")]
 fn ranks_do_not_outlive_a_killed_launcher() {
-    let folder = folder("killed-launcher");
-    let mut child = launcher_command("runs", &folder).spawn().unwrap();
-    let ranks = running_ranks(&folder);
+    let folder = folder();
+    let mut child = launcher_command("runs", folder.path()).spawn().unwrap();
+    let ranks = running_ranks(folder.path());
     child.kill().unwrap();
     child.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -248,10 +251,10 @@ fn taken_and_free() -> (TcpListener, u16) {
 #[test]
 fn processes_of_torchrun_find_one_another_beside_its_own_store() {
     let (_store, port) = taken_and_free();
-    let folder = folder("torchrun");
+    let folder = folder();
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(RANK_ARGS).env(WHAT, "prints").env(FOLDER, &folder);
+        command.args(RANK_ARGS).env(WHAT, "prints").env(FOLDER, folder.path());
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", "2");
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.env("DFLOP_JOB_TOKEN", "of this test").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -260,7 +263,7 @@ fn processes_of_torchrun_find_one_another_beside_its_own_store() {
     for child in [0, 1].map(start) {
         let output = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{errors} {} {}", said(&folder, 0), said(&folder, 1));
+        assert!(output.status.success(), "{errors} {} {}", said(folder.path(), 0), said(folder.path(), 1));
         assert!(String::from_utf8_lossy(&output.stdout).contains("is done"));
     }
 }
@@ -268,15 +271,15 @@ fn processes_of_torchrun_find_one_another_beside_its_own_store() {
 #[test]
 fn an_interrupt_ends_all_ranks() {
     for signal in [Signal::INT, Signal::TERM] {
-        let folder = folder(&format!("interrupt-{}", signal.as_raw()));
-        let mut child = launcher_command("runs", &folder).spawn().unwrap();
-        let ranks = running_ranks(&folder);
+        let folder = folder();
+        let mut child = launcher_command("runs", folder.path()).spawn().unwrap();
+        let ranks = running_ranks(folder.path());
         kill_process(Pid::from_child(&child), signal).unwrap();
         let begin = Instant::now();
         assert_eq!(child.wait().unwrap().code(), Some(1));
         assert!(begin.elapsed() < Duration::from_secs(10));
         assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_err()), "no rank outlives the launcher");
-        let outcome = std::fs::read_to_string(folder.join("outcome")).unwrap();
+        let outcome = std::fs::read_to_string(folder.path().join("outcome")).unwrap();
         assert_eq!(outcome, format!("Some({})", signal.as_raw()));
     }
 }

@@ -219,3 +219,19 @@ fn media_that_do_not_fit_are_named() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn memory_that_is_not_there_is_named() {
+    let device = Cpu::new(1).unwrap();
+    let mut whole = stage(&device, 0..2);
+    let context = Arc::new(context(&device, &batch()).unwrap());
+    let small = device.clone().memory_limit(device.memory_used_bytes() + 2_000);
+    let error = whole.forward(7, context, None).err().unwrap().to_string();
+    assert!(error.starts_with("stage Llm 0..2, forward of microbatch 7: "), "{error}");
+    assert!(error.contains(" bytes of memory could not be had"), "{error}");
+    assert_eq!(whole.in_flight(), 0);
+    let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
+    let error =
+        config().stage(&small, &range, Frozen::default(), Activations::Stored, &Seed(1)).err().unwrap();
+    assert!(error.to_string().starts_with("tensor `"), "{error}");
+}

@@ -115,9 +115,9 @@ pub(crate) fn run(args: &MeasureArgs, out: &mut Output) -> Result<(), Failure> {
     let json =
         MeasureJson { model: &args.model, threads: device.threads(), measured, check: report.as_ref() };
     if args.json {
-        write_json(out, &json)?
+        write_json(out, &json)?;
     } else {
-        print(out, &json)?
+        print(out, &json)?;
     }
     let outside = report.iter().flat_map(|report| &report.modules).filter(|module| !module.is_within);
     match outside.map(|module| module.module.to_string()).collect::<Vec<_>>() {

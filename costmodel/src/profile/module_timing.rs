@@ -203,6 +203,7 @@ impl ModuleTiming {
 }
 
 /// The sum of two curves that may be missing; `None` if one alone is, or their work differs.
+#[expect(clippy::option_option, reason = "no sum, and the sum of nothing, are two answers")]
 fn both(own: Option<&Curve>, added: Option<&Curve>) -> Option<Option<Curve>> {
     match (own, added) {
         (Some(own), Some(added)) => own.plus(added).map(Some),

@@ -41,6 +41,14 @@ impl Cpu {
         Ok(Self { pool: Arc::new(pool), memory: Arc::default() })
     }
 
+    /// Sets the most bytes that buffers in use may take, on all clones of this device; asking for more is
+    /// [`crate::Error::Memory`]. Default: no limit.
+    #[must_use]
+    pub fn memory_limit(self, bytes: u64) -> Self {
+        self.memory.limit(bytes);
+        self
+    }
+
     /// Returns how many threads compute.
     #[must_use]
     pub fn threads(&self) -> usize {
@@ -59,6 +67,13 @@ impl Device for Cpu {
 
     fn alloc(&self, len: usize) -> Result<CpuFloats> {
         self.memory.take(len)
+    }
+
+    fn exact_zeros(&self, len: usize) -> Result<CpuFloats> {
+        // It stays: nothing may lie behind it.
+        let mut buffer = self.memory.take_exact(len)?;
+        self.zero(&mut buffer)?;
+        Ok(buffer)
     }
 
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {

@@ -29,6 +29,8 @@ struct Shelf {
     free_bytes: u64,
     used_bytes: u64,
     used_bytes_max: u64,
+    /// Most bytes that may be in use; `None` for no limit.
+    limit_bytes: Option<u64>,
 }
 
 fn bytes_of(len: usize) -> u64 {
@@ -65,16 +67,16 @@ impl Memory {
 
     fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut values = match shelf.pop(len..=longest) {
-            Some(values) => values,
-            None => {
-                let mut values = Vec::new();
-                let bytes = bytes_of(len) as usize;
-                values.try_reserve_exact(len).map_err(|_| Error::Memory { bytes, used: shelf.used_bytes })?;
-                values.resize(len, 0.0);
-                values
-            }
-        };
+        let bytes = bytes_of(len) as usize;
+        let none = Error::Memory { bytes, used: shelf.used_bytes };
+        if shelf.limit_bytes.is_some_and(|limit| shelf.used_bytes.saturating_add(bytes_of(len)) > limit) {
+            return Err(none);
+        }
+        let mut values = shelf.pop(len..=longest).unwrap_or_default();
+        if values.len() < len {
+            values.try_reserve_exact(len).map_err(|_| none)?;
+            values.resize(len, 0.0);
+        }
         shelf.used_bytes += bytes_of(values.len());
         shelf.used_bytes_max = shelf.used_bytes_max.max(shelf.used_bytes);
         drop(shelf);
@@ -95,6 +97,11 @@ impl Memory {
                 break;
             }
         }
+    }
+
+    /// Sets the most bytes that may be in use; what is in use stays.
+    pub(super) fn limit(&self, bytes: u64) {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
     }
 
     pub(super) fn used_bytes(&self) -> u64 {

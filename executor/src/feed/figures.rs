@@ -57,7 +57,7 @@ impl Figures {
         });
         if is_first && place.tp_rank == 0 {
             own.for_each(|(at, sample)| {
-                count(&mut table[at as usize * COLUMNS..][..COLUMNS], place.module, sample)
+                count(&mut table[at as usize * COLUMNS..][..COLUMNS], place.module, sample);
             });
         }
         comm.all_reduce(At::step(dealt.step, "add up figures"), table.as_mut_slice().into())?;

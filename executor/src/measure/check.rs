@@ -173,8 +173,8 @@ struct Runs {
     drawn: Drawn,
     contexts: Vec<(Module, Arc<Context<Cpu>>)>,
     media_rows: usize,
-    /// By context, then by run.
-    runs_ns: Vec<Vec<u64>>,
+    /// Nanoseconds, by context, then by run.
+    taken_ns: Vec<Vec<u64>>,
 }
 
 impl Runs {
@@ -192,8 +192,8 @@ impl Runs {
             return Err(Error::Input { input: "media", problem });
         }
         contexts.push((Module::Llm, Arc::new(text_context(device, &model.config.llm, &drawn.samples)?)));
-        let runs_ns = vec![Vec::new(); contexts.len()];
-        Ok(Self { drawn, contexts, media_rows, runs_ns })
+        let taken_ns = vec![Vec::new(); contexts.len()];
+        Ok(Self { drawn, contexts, media_rows, taken_ns })
     }
 
     /// Runs all modules that have work, encoders first.
@@ -203,7 +203,7 @@ impl Runs {
         stages: &mut [(Module, Stage<Cpu>)],
         is_kept: bool,
     ) -> Result<()> {
-        for ((module, context), runs) in self.contexts.iter().zip(&mut self.runs_ns) {
+        for ((module, context), runs) in self.contexts.iter().zip(&mut self.taken_ns) {
             let Some((_, stage)) = stages.iter_mut().find(|(of, _)| of == module) else { continue };
             let device = stage.device().clone();
             let is_fed = *module == Module::Llm && self.media_rows > 0;
@@ -219,7 +219,7 @@ impl Runs {
     fn checked(&self, microbatch: usize, predictor: &CostModel) -> Result<Vec<Checked>> {
         let predicted = predictor.predict_packed(&self.drawn.shapes)?;
         let mut all = Vec::new();
-        for ((module, context), runs) in self.contexts.iter().zip(&self.runs_ns) {
+        for ((module, context), runs) in self.contexts.iter().zip(&self.taken_ns) {
             let place = predictor.modules().iter().position(|of| of == module);
             let Some(predicted_ns) = place.map(|place| predicted.as_slice()[place]) else { continue };
             let times: Vec<f64> = runs.iter().map(|&ns| ns as f64).collect();
@@ -397,7 +397,9 @@ mod tests {
             noisy.is_within && (noisy.p95_bound - 0.15).abs() < 1e-9,
             "unless runs are as far apart: {noisy:?}"
         );
-        rows.iter_mut().for_each(|row| row.predicted_ns = 1051);
+        for row in &mut rows {
+            row.predicted_ns = 1051;
+        }
         assert!(!module(&rows).is_within, "the median's bound does not move");
     }
 

@@ -127,7 +127,8 @@ mod tests {
             assert_eq!(model.config.llm.spec.head_dim, spec.llm.head_dim, "{name}");
             assert_eq!(model.config.llm.spec.details, spec.llm.details, "{name}");
             let windowed = |spec: &ModelSpec| spec.vision.map_or(0, |vision| vision.encoder.windowed_layers);
-            let layers = model.config.vision.iter().flat_map(|vision| vision.layer_specs());
+            let layers =
+                model.config.vision.iter().flat_map(crate::model::encoder::EncoderConfig::layer_specs);
             let found =
                 layers.filter(|layer| layer.attention.sight == crate::model::attention::Sight::Window);
             assert_eq!(found.count(), windowed(&spec) as usize, "{name}");

@@ -70,14 +70,14 @@ impl<'a> Dice<'a> {
         let (mut tokens, mut encoder_tokens) = (0, 0);
         loop {
             let (shape, work) = self.fitting(budget, tokens_max)?;
-            let sample = self.sample_tokens(&shape, &work);
+            let sample = sample_tokens(&shape, &work);
             tokens += sample.tokens() as u64;
             encoder_tokens += work.iter().map(|(_, _, work)| work.encoder_tokens).max().unwrap_or(0);
             let is_full = tokens > budget || encoder_tokens > u64::from(tokens_max);
             if is_full && !drawn.shapes.is_empty() {
                 return Ok(drawn);
             }
-            self.add_media(&shape, &work, &mut drawn.media)?;
+            add_media(&shape, &work, &mut drawn.media)?;
             let target_tokens = sample.targets() as u32;
             drawn.shapes.push(SampleShape { target_tokens, ..shape });
             drawn.samples.push(sample);
@@ -122,49 +122,50 @@ impl<'a> Dice<'a> {
         let of = |(module, _, rule): (Module, _, MediaRule)| Ok((module, rule, rule.work(shape)?));
         self.spec.encoders().map(of).collect()
     }
-
-    fn sample_tokens(&self, shape: &SampleShape, work: &[Work]) -> SampleTokens {
-        let mut sample = SampleTokens::text(shape.text_tokens as usize);
-        for (_, rule, work) in work {
-            let (media, each) = match rule {
-                MediaRule::Vision(rule) => (shape.images.len(), rule.marker_tokens()),
-                MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens),
-            };
-            let markers = media * usize::from(each);
-            sample.markers += markers;
-            sample.media += (work.tokens as usize).saturating_sub(markers);
-        }
-        sample
-    }
-
-    fn add_media(&self, shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
-        for (module, rule, work) in work {
-            if work.items == 0 {
-                continue;
-            }
-            let own = match rule {
-                MediaRule::Audio(_) => Media::Windows(work.items as usize),
-                MediaRule::Vision(VisionRule::Native(rule)) => {
-                    let grid = |&image: &ImageSize| {
-                        let [columns, rows] = rule.grid(image)?;
-                        Ok([1, rows as u32, columns as u32])
-                    };
-                    Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
-                }
-                MediaRule::Vision(_) => {
-                    let ImageSize { width, height } = shape.images[0];
-                    Media::Tiles(vec![Shown::Picture { height, width, tiles: work.items as u32 }])
-                }
-            };
-            match media.iter_mut().find(|(of, _)| of == module) {
-                Some((_, known)) => known.append(own),
-                None => media.push((*module, own)),
-            }
-        }
-        Ok(())
-    }
 }
 
+/// Tokens of a sample in the LLM.
+fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
+    let mut sample = SampleTokens::text(shape.text_tokens as usize);
+    for (_, rule, work) in work {
+        let (media, each) = match rule {
+            MediaRule::Vision(rule) => (shape.images.len(), rule.marker_tokens()),
+            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens),
+        };
+        let markers = media * usize::from(each);
+        sample.markers += markers;
+        sample.media += (work.tokens as usize).saturating_sub(markers);
+    }
+    sample
+}
+
+/// Adds the media of a sample to those of a microbatch.
+fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
+    for (module, rule, work) in work {
+        if work.items == 0 {
+            continue;
+        }
+        let own = match rule {
+            MediaRule::Audio(_) => Media::Windows(work.items as usize),
+            MediaRule::Vision(VisionRule::Native(rule)) => {
+                let grid = |&image: &ImageSize| {
+                    let [columns, rows] = rule.grid(image)?;
+                    Ok([1, rows as u32, columns as u32])
+                };
+                Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
+            }
+            MediaRule::Vision(_) => {
+                let ImageSize { width, height } = shape.images[0];
+                Media::Tiles(vec![Shown::Picture { height, width, tiles: work.items as u32 }])
+            }
+        };
+        match media.iter_mut().find(|(of, _)| of == module) {
+            Some((_, known)) => known.append(own),
+            None => media.push((*module, own)),
+        }
+    }
+    Ok(())
+}
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -45,7 +45,8 @@ pub struct MeasureOptions {
     pub tokens_max: u32,
     /// Relative error of interpolation below which no further shapes are measured. Default: 0.05.
     pub error_bound: f64,
-    /// Time to measure for, on the wall, shared evenly by the modules; the round that is under way is ended. Default: 300.
+    /// Time to measure for, on the wall, shared evenly by the modules; a round that is under way is ended, and every shape
+    /// of the first grid runs once whatever the time. Default: 300.
     pub seconds_max: f64,
     /// Layers of each module that run, at most those of the model. Default: all.
     pub layers: Option<usize>,
@@ -72,7 +73,7 @@ pub struct ModuleReport {
     pub whole: Chosen,
     /// Lengths of attention in one layer; `None` where all sequences are of one length.
     pub attention: Option<Chosen>,
-    /// Runs of every shape that went into the profile.
+    /// Rounds over all shapes; with fewer than three the runs of the choice are in the profile, too.
     pub rounds: usize,
     /// Tokens of the largest microbatch.
     pub tokens: u32,
@@ -193,12 +194,16 @@ fn measure_module(
         lengths.iter().flat_map(|lengths| &lengths.points).map(|point| point.0).collect();
     let mut rows = Vec::new();
     let mut rounds = 0;
-    while rounds < options.repeats.max(1) && (rounds == 0 || Instant::now() < turn.end_of(1.0)) {
+    while rounds < options.repeats.max(1) && Instant::now() < turn.end_of(1.0) {
         rows.extend(round(&mut subject, &shapes, &attention)?);
+        rows.extend(subject.measure_optimizer()?);
         rounds += 1;
     }
     if rounds < ROUNDS_MIN {
         rows.extend(chosen_rows);
+    }
+    if rounds == 0 {
+        rows.extend(subject.measure_optimizer()?);
     }
     progress(&format!("{module}: {rounds} rounds of {} shapes", shapes.len() + attention.len()));
     let &(tokens, microseconds) = whole.points.last().expect("a grid has a point");
@@ -227,7 +232,6 @@ fn round(subject: &mut Subject<'_>, shapes: &[u32], lengths: &[u32]) -> Result<V
     for &tokens in lengths {
         rows.extend(subject.measure_attention(tokens)?.0);
     }
-    rows.extend(subject.measure_optimizer()?);
     Ok(rows)
 }
 
@@ -264,7 +268,7 @@ impl TimeSource for Source<'_, '_> {
                 times.push(microseconds);
             }
         }
-        Ok(times.into_iter().map(|times| median(times)).collect())
+        Ok(times.into_iter().map(median).collect())
     }
 
     fn is_spent(&self) -> bool {
@@ -296,24 +300,21 @@ fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Opti
 /// FLOPs that forward and backward execute.
 fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequences, tokens: u32) -> f64 {
     let (batch, length) = sequences.packed(tokens);
-    let flops = match with_layers(model, module, layers).1 {
-        Some(encoder) => {
-            let (items, tokens) = (u64::from(batch), u64::from(length));
-            let pairs = items * tokens * tokens;
-            let work = EncoderWork {
-                items,
-                encoder_tokens: items * tokens,
-                tokens: 0,
-                attention_pairs: pairs,
-                window_pairs: pairs,
-            };
-            EncoderFlops::new(&encoder, model.spec.llm.hidden).training(&work, Recomputation::None)
-        }
-        None => {
-            let samples = vec![length; batch as usize];
-            let llm = LlmFlops::new(&LlmSpec { layers, ..model.spec.llm });
-            llm.training(&samples, Attention::Causal, Recomputation::None)
-        }
+    let flops = if let Some(encoder) = with_layers(model, module, layers).1 {
+        let (items, tokens) = (u64::from(batch), u64::from(length));
+        let pairs = items * tokens * tokens;
+        let work = EncoderWork {
+            items,
+            encoder_tokens: items * tokens,
+            tokens: 0,
+            attention_pairs: pairs,
+            window_pairs: pairs,
+        };
+        EncoderFlops::new(&encoder, model.spec.llm.hidden).training(&work, Recomputation::None)
+    } else {
+        let samples = vec![length; batch as usize];
+        let llm = LlmFlops::new(&LlmSpec { layers, ..model.spec.llm });
+        llm.training(&samples, Attention::Causal, Recomputation::None)
     };
     flops.total() as f64
 }

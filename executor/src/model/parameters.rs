@@ -216,12 +216,14 @@ impl<D: Device> Parameters<D> {
         let mut values = Vec::with_capacity(specs.len());
         let mut gradients = Vec::with_capacity(specs.len());
         for spec in &specs {
+            let named = |error: Error| error.for_what(|| format!("tensor `{}`", spec.name));
             let value = match spec.shares {
                 Some(_) => None,
-                None => Some(device.upload(&checked(spec, source.values(spec)?)?)?),
+                None => Some(device.upload(&checked(spec, source.values(spec)?)?).map_err(named)?),
             };
             values.push(value);
-            gradients.push(if spec.is_trained { Some(device.exact_zeros(spec.elements())?) } else { None });
+            let gradient = spec.is_trained.then(|| device.exact_zeros(spec.elements()));
+            gradients.push(gradient.transpose().map_err(named)?);
         }
         Ok(Self { specs, values, gradients })
     }

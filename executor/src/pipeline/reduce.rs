@@ -244,7 +244,7 @@ fn write<D: Device>(
     for &index in parameters {
         let Some(gradient) = stage.parameters_mut().gradient_at_mut(index) else { continue };
         let elements = gradient.len();
-        *gradient = device.upload(&sum[taken..taken + elements])?;
+        *gradient = device.upload_exact(&sum[taken..taken + elements])?;
         taken += elements;
     }
     Ok(())

@@ -119,9 +119,10 @@ pub(crate) fn simulate(
     for replica in 0..topology.replicas {
         let cell = |cell: usize| {
             let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
-            match inside < layout.microbatches_of(stage) {
-                true => stage_ns(stage as u16, topology.outside(inside as u32, replica)),
-                false => 0,
+            if inside < layout.microbatches_of(stage) {
+                stage_ns(stage as u16, topology.outside(inside as u32, replica))
+            } else {
+                0
             }
         };
         let times_ns: Vec<u64> = (0..layout.stages() * layout.microbatches()).map(cell).collect();

@@ -1,6 +1,6 @@
 //! The norm of all gradients of a job, and the factor that bounds it.
 //!
-//! Every parameter counts once, whatever the ranks that have it ([`Ownership`]). Sums of squares of the tensors are
+//! Every parameter counts once, whatever the ranks that have it or parts of it ([`Ownership`]). Sums of squares of the tensors are
 //! brought together and added in the order of their names: all ranks have the same bits, and so has any other cut into
 //! stages, as far as the gradients have.
 //!
@@ -36,7 +36,7 @@ pub fn gradient_norm<D: Device>(
     for stage in stages {
         let (device, name) = (stage.device().clone(), stage.name().to_owned());
         for (spec, _, gradient) in stage.parameters_mut().trained_mut() {
-            let Some(index) = ownership.own(&spec.name).filter(|&index| !is_counted[index]) else { continue };
+            let Some(index) = ownership.own(spec).filter(|&index| !is_counted[index]) else { continue };
             is_counted[index] = true;
             let sum = device.sum_of_squares(gradient)?;
             if !sum.is_finite() {

@@ -153,7 +153,11 @@ impl<D: Device> Optimizer<D> {
                     AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step, gradient_scale };
                 let state = match states.entry(spec.name.clone()) {
                     Entry::Occupied(state) => state.into_mut(),
-                    Entry::Vacant(place) => place.insert(State::new(&device, weights, precision)?),
+                    Entry::Vacant(place) => {
+                        let what = || format!("state of the optimizer for tensor `{}`", spec.name);
+                        let state = State::new(&device, weights, precision);
+                        place.insert(state.map_err(|error| error.for_what(what))?)
+                    }
                 };
                 state.step(&device, &adamw, weights, gradient)?;
             }

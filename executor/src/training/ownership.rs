@@ -4,7 +4,7 @@
 //! stage. One of them counts it in the norm of the gradients and writes it to checkpoints: the lowest. The ranks agree on
 //! that once, by the names that each has, so that no one has to know the layout.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::comm::{At, Comm};
 use crate::device::Device;
@@ -14,39 +14,37 @@ use crate::stage::Stage;
 
 /// Separates names in a message; no tensor has it in its name.
 const SEPARATOR: u8 = b'\n';
+/// Separates a name from the rank whose part is meant.
+const PART: char = '\t';
 
 /// All parameters of a job by name, and the rank that answers for each.
 ///
 /// The order is that of the names, so it is the same whatever the stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
-    /// Name to index and owner.
+    /// Name, of a part with its number, to index and owner.
     owners: BTreeMap<String, (usize, usize)>,
-    /// Parameters of this rank, to the name that they are counted under.
-    counted: BTreeMap<String, String>,
     rank: usize,
 }
 
 impl Ownership {
     /// Agrees on an owner of every parameter; all ranks of `comm` call it.
     ///
-    /// - `name`: under which a parameter is counted. [`ParameterSpec::name`], unless ranks hold parts of a tensor: then
-    ///   each part needs a name of its own.
+    /// Parts of a tensor that a tensor-parallel group shares have an owner each.
     ///
     /// # Errors
     /// [`crate::Error::Comm`].
     pub fn agree<'a, D: Device>(
         comm: &dyn Comm,
         stages: impl IntoIterator<Item = &'a Stage<D>>,
-        name: &dyn Fn(&ParameterSpec) -> String,
     ) -> Result<Self> {
-        let mut counted = BTreeMap::new();
+        let mut own = BTreeSet::new();
         for stage in stages {
-            counted.extend(stage.parameters().owned().map(|(spec, _)| (spec.name.clone(), name(spec))));
+            own.extend(stage.parameters().owned().map(|(spec, _)| key(spec)));
         }
         let mut bytes = Vec::new();
-        for name in counted.values() {
-            bytes.extend_from_slice(name.as_bytes());
+        for key in &own {
+            bytes.extend_from_slice(key.as_bytes());
             bytes.push(SEPARATOR);
         }
         let mut owners = BTreeMap::new();
@@ -61,7 +59,7 @@ impl Ownership {
         for (index, (place, _)) in owners.values_mut().enumerate() {
             *place = index;
         }
-        Ok(Self { owners, counted, rank: comm.rank() })
+        Ok(Self { owners, rank: comm.rank() })
     }
 
     /// Returns the number of parameters of the job.
@@ -76,29 +74,28 @@ impl Ownership {
         self.owners.is_empty()
     }
 
-    /// Returns the index of a parameter if this rank answers for it.
+    /// Returns the index of a parameter, or of its part that this rank has, if this rank answers for it.
     #[must_use]
-    pub fn own(&self, name: &str) -> Option<usize> {
-        let (index, owner) = self.owners.get(self.counted.get(name)?)?;
-        (*owner == self.rank).then_some(*index)
+    pub fn own(&self, spec: &ParameterSpec) -> Option<usize> {
+        let &(index, owner) = self.owners.get(&key(spec))?;
+        (owner == self.rank).then_some(index)
     }
 
-    /// Returns a parameter of this rank that is only a part of a tensor: one counted under another name.
-    #[must_use]
-    pub fn part(&self) -> Option<&str> {
-        self.counted.iter().find(|(name, counted)| name != counted).map(|(name, _)| name.as_str())
+    /// Returns names of tensors, ascending, with the ranks that write them: those that answer for the first parts.
+    pub fn writers(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.owners.iter().filter_map(|(key, &(_, owner))| match key.split_once(PART) {
+            Some((name, part)) => (part == "0").then_some((name, owner)),
+            None => Some((key.as_str(), owner)),
+        })
     }
+}
 
-    /// Returns the rank that answers for what is counted under a name.
-    #[must_use]
-    pub fn owner(&self, name: &str) -> Option<usize> {
-        self.owners.get(name).map(|&(_, owner)| owner)
+/// What a parameter is counted under: its name, or that of its part.
+fn key(spec: &ParameterSpec) -> String {
+    if spec.shard.is_whole() {
+        return spec.name.clone();
     }
-
-    /// Returns names, ascending, with their owners.
-    pub fn owners(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.owners.iter().map(|(name, &(_, owner))| (name.as_str(), owner))
-    }
+    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.place().rank))
 }
 
 /// Brings bytes of every rank, in any number, to all.

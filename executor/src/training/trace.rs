@@ -18,6 +18,7 @@ use dflop_balancer::schedule::Action;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::pipeline::Timed;
 
 /// Threads of a rank.
 const MEASURED: u32 = 0;
@@ -34,6 +35,15 @@ pub struct TracedAction {
     pub cpu_ns: u64,
     /// When the simulator had it done, if it was asked.
     pub predicted_ns: Option<Range<u64>>,
+}
+
+impl TracedAction {
+    /// Takes what a pipeline timed, beside what the simulator said of the same action.
+    #[must_use]
+    pub fn new(timed: &Timed, predicted_ns: Option<Range<u64>>) -> Self {
+        let Timed { action, start_ns, end_ns, cpu_ns } = *timed;
+        Self { action, measured_ns: start_ns..end_ns, cpu_ns, predicted_ns }
+    }
 }
 
 /// Writes events while a run goes on.
@@ -198,7 +208,8 @@ mod tests {
     use super::*;
 
     fn traced(action: Action, measured_ns: Range<u64>, predicted_ns: Option<Range<u64>>) -> TracedAction {
-        TracedAction { action, measured_ns, cpu_ns: 7, predicted_ns }
+        let Range { start: start_ns, end: end_ns } = measured_ns;
+        TracedAction::new(&Timed { action, start_ns, end_ns, cpu_ns: 7 }, predicted_ns)
     }
 
     fn actions() -> Vec<TracedAction> {

@@ -7,7 +7,6 @@ use super::schedule::LearningRate;
 use crate::comm::{At, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
 
 /// How a model is trained.
@@ -75,19 +74,6 @@ impl<D: Device> Trainer<D> {
         comm: &dyn Comm,
         stages: impl IntoIterator<Item = &'a Stage<D>>,
     ) -> Result<Self> {
-        Self::of_parts(settings, comm, stages, &|spec| spec.name.clone())
-    }
-
-    /// Makes a trainer of ranks that may hold parts of tensors; `name` as in [`Ownership::agree`].
-    ///
-    /// # Errors
-    /// As [`Trainer::new`].
-    pub fn of_parts<'a>(
-        settings: TrainerSettings,
-        comm: &dyn Comm,
-        stages: impl IntoIterator<Item = &'a Stage<D>>,
-        name: &dyn Fn(&ParameterSpec) -> String,
-    ) -> Result<Self> {
         settings.check()?;
         let optimizer = Optimizer::new(settings.optimizer)?;
         let own = comm.split(At::step(0, "split for the trainer"), Some(0), comm.rank() as u64)?;
@@ -95,7 +81,7 @@ impl<D: Device> Trainer<D> {
             let reason = "the communicator gave no part of itself".to_owned();
             return Err(Error::Setting { setting: "comm", reason });
         };
-        let ownership = Ownership::agree(&*comm, stages, name)?;
+        let ownership = Ownership::agree(&*comm, stages)?;
         Ok(Self { settings, optimizer, ownership, comm })
     }
 

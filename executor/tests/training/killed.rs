@@ -7,15 +7,15 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dflop_executor::comm::threads;
+use dflop_executor::comm::{Comm, threads};
 use dflop_executor::device::Cpu;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState};
 use dflop_executor::training::{Precision, Trainer};
 use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
 
-use super::model::{LAYERS, settings, stage, train_whole, weights};
-use super::support::patient;
+use super::model::{LAYERS, run_staged, settings, stage, train_whole, weights};
+use super::support::{Transport, patient, run};
 
 const FOLDER: &str = "EXECUTOR_TEST_SAVE_TO";
 const ARGS: [&str; 5] = ["--exact", "killed::saving_process", "--ignored", "--nocapture", "--quiet"];
@@ -24,28 +24,35 @@ const KILLS: usize = 8;
 /// Most states that a process may have saved before it is killed.
 const STATES_MAX: u64 = 3;
 
-/// Not a test: trains on from the newest state, and saves every step, until it is killed.
+/// Not a test: two ranks train on from the newest state, and save every step, until the process is killed.
 #[test]
 #[ignore = "a process of the test below"]
 fn saving_process() {
     let Ok(root) = std::env::var(FOLDER) else { return };
-    let comm = threads::world(1, patient()).unwrap().remove(0);
-    let checkpoints = Checkpoints::new(Path::new(&root).join("states"));
-    let saved = checkpoints.latest(&comm).unwrap();
+    run(Transport::Threads, 2, patient(), |comm| train_and_save(Path::new(&root), &comm));
+}
+
+fn train_and_save(root: &Path, comm: &dyn Comm) {
+    let checkpoints = Checkpoints::new(root.join("states"));
+    let saved = checkpoints.latest(comm).unwrap();
     let device = Cpu::new(1).unwrap();
     let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
-    let mut stage = stage(&device, 0..LAYERS, source);
-    let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+    let layers = [0..2, 2..LAYERS][comm.rank()].clone();
+    let mut stage = stage(&device, layers, source);
+    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     if let Some(saved) = &saved {
         trainer.restore([&mut stage], saved).unwrap();
     }
     loop {
-        train_whole(&mut stage, &mut trainer, &comm, 1);
-        let run = RunState { loader: json!(trainer.steps()), ..RunState::default() };
-        checkpoints.save(&trainer, [&stage], &run).unwrap();
-        let said = Path::new(&root).join("saved.part");
-        fs::write(&said, trainer.steps().to_string()).unwrap();
-        fs::rename(said, Path::new(&root).join("saved")).unwrap();
+        run_staged(&mut stage, comm, trainer.steps()).unwrap();
+        trainer.update([&mut stage], 1.0).unwrap();
+        let state = RunState { loader: json!(trainer.steps()), ..RunState::default() };
+        checkpoints.save(&trainer, [&stage], &state).unwrap();
+        if comm.rank() == 0 {
+            let said = root.join("saved.part");
+            fs::write(&said, trainer.steps().to_string()).unwrap();
+            fs::rename(said, root.join("saved")).unwrap();
+        }
     }
 }
 
@@ -95,7 +102,7 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
         assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
         assert_eq!(saved.run().loader, json!(saved.step()));
     }
-    // The weights are those of a run that no one killed.
+    // The weights are those of a run that no one killed, on one rank.
     let saved = Checkpoints::new(root.join("states")).latest(&comm).unwrap().unwrap();
     let device = Cpu::new(1).unwrap();
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));

@@ -10,4 +10,5 @@ mod bf16;
 mod checkpoint;
 mod killed;
 mod model;
+mod tensor_parallel;
 mod update;

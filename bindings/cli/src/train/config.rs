@@ -16,9 +16,12 @@ use crate::output::Failure;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrainConfig {
-    /// Steps of the run, those before a restored state included.
+    /// Steps of the run, those before a restored state included: what the learning rate goes by.
     #[serde(default = "steps")]
     pub(crate) steps: u64,
+    /// The step to end before, where that is not the last.
+    #[serde(skip)]
+    pub(crate) until: Option<u64>,
     /// Seed of initial weights and of the global order.
     #[serde(default)]
     pub(crate) seed: u64,
@@ -143,6 +146,8 @@ pub(crate) struct ParallelTable {
     pub(crate) profile: Option<PathBuf>,
     /// Longest wait for another rank.
     pub(crate) timeout_seconds: f64,
+    /// Most memory that a rank's weights, gradients, optimizer and activations may take [default: what there is].
+    pub(crate) memory_gib: Option<f64>,
 }
 
 impl Default for ParallelTable {
@@ -159,6 +164,7 @@ impl Default for ParallelTable {
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
+            memory_gib: None,
         }
     }
 }
@@ -289,7 +295,7 @@ impl TrainConfig {
     /// Checks what no other part of the program checks.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let refuse = |reason: &str| Err(Failure::Misuse(reason.to_owned()));
-        if self.steps == 0 {
+        if self.steps == 0 || self.until == Some(0) {
             return refuse("invalid `steps`: must be at least 1");
         }
         if self.model.folder.is_some() == self.model.config.is_some() {
@@ -309,6 +315,9 @@ impl TrainConfig {
         }
         if !(self.parallel.timeout_seconds > 0.0 && self.parallel.timeout_seconds < 1e9) {
             return refuse("invalid `parallel.timeout_seconds`: must be above 0");
+        }
+        if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
+            return refuse("invalid `parallel.memory_gib`: must be above 0");
         }
         if self.checkpoint.every == Some(0) {
             return refuse("invalid `checkpoint.every`: must be at least 1");

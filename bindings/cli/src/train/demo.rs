@@ -33,7 +33,7 @@ pub(crate) struct Trained {
 pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
     let mut config: TrainConfig =
         toml::from_str(EXAMPLE_CONFIG).map_err(|error| Failure::Failed(error.to_string()))?;
-    (config.steps, config.seed) = (STEPS, seed);
+    (config.until, config.seed) = (Some(STEPS), seed);
     let setup = Setup::new(&config)?;
     let mut runs: Vec<Vec<StepReport>> = Vec::new();
     for strategy in ORDER {

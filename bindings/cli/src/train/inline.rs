@@ -11,9 +11,8 @@ use crate::output::Failure;
 pub(crate) fn write(model: &ModelTable) -> Result<PathBuf, Failure> {
     let documents = [("config.json", &model.config), ("preprocessor_config.json", &model.preprocessor)];
     let text = |document: &serde_json::Value| format!("{document:#}\n");
-    let mut digest = Sha256::new();
-    documents.iter().for_each(|(_, document)| digest.update(document.as_ref().map(text).unwrap_or_default()));
-    let name: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let texts = documents.map(|(_, document)| document.as_ref().map(text).unwrap_or_default());
+    let name = name_of(&texts.concat());
     let folder = std::env::temp_dir().join(format!("dflop-model-{name}"));
     std::fs::create_dir_all(&folder)?;
     for (name, document) in documents {
@@ -23,4 +22,11 @@ pub(crate) fn write(model: &ModelTable) -> Result<PathBuf, Failure> {
         std::fs::rename(&partial, &path)?;
     }
     Ok(folder)
+}
+
+/// A name for contents: the first 16 digits of their digest.
+pub(super) fn name_of(contents: &str) -> String {
+    let digest = Sha256::digest(contents.as_bytes());
+    let word = digest.iter().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+    format!("{word:016x}")
 }

@@ -42,7 +42,7 @@ pub(crate) struct TrainArgs {
     /// Seed of initial weights and of the global order [default: the configuration's].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Steps of the run [default: the configuration's].
+    /// End after this step of the run; the learning rate goes by the configuration's steps [default: these].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Pipeline stages of all modules together; the encoders keep theirs. With 1, encoder and LLM take turns in one
@@ -185,7 +185,7 @@ impl TrainArgs {
     fn config(&self) -> Result<TrainConfig, Failure> {
         let mut config = TrainConfig::read(&self.config)?;
         config.seed = self.seed.unwrap_or(config.seed);
-        config.steps = self.steps.unwrap_or(config.steps);
+        config.until = self.steps;
         config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
         if let Some(folder) = &self.checkpoints {
             config.checkpoint.folder = Some(folder.clone());

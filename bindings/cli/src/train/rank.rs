@@ -43,8 +43,12 @@ pub(crate) fn run(
     task: &RankTask,
     told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let cpu = Cpu::new(config.parallel.threads).map_err(dflop_executor::Error::from)?;
+    let cpu = Cpu::new(config.parallel.threads)?;
     let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
+    let cpu = match config.parallel.memory_gib {
+        Some(memory) => cpu.memory_limit((memory * f64::from(1 << 30)) as u64),
+        None => cpu,
+    };
     match config.optimizer.precision {
         PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, told),
         PrecisionName::Bf16 => {
@@ -75,7 +79,8 @@ fn run_on<D: Device>(
     }
     let every = config.checkpoint.every.unwrap_or(u64::MAX);
     let mut saved_at = None;
-    while rank.steps() < config.steps {
+    let until = config.until.unwrap_or(config.steps);
+    while rank.steps() < until {
         let step = rank.steps();
         let Some(report) = rank.step().map_err(|error| Failure::from(error).in_step(step))? else { break };
         told(&report)?;
@@ -125,11 +130,7 @@ fn start<D: Device>(
         if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
     let mut pipeline = join(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
-    let tp_rank = pipeline.place().tp_rank;
-    let mut trainer = Trainer::of_parts(trainer_settings(config), pipeline.comm(), stages, &|spec| {
-        let is_part = spec.held_shape() != spec.shape;
-        if is_part { format!("{}#{tp_rank}", spec.name) } else { spec.name.clone() }
-    })?;
+    let mut trainer = Trainer::new(trainer_settings(config), pipeline.comm(), stages)?;
     if let Some(saved) = saved {
         trainer.restore(pipeline.stages_mut(), saved)?;
     }

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::profile::ProfileOptions;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
@@ -104,14 +106,12 @@ impl Setup {
     fn cost_model(&self, config: &TrainConfig) -> Result<CostModel, Failure> {
         let model = match &config.parallel.profile {
             Some(path) => {
-                CostModel::from_profile(self.spec.clone(), &read_profile(path)?, Default::default())?
+                CostModel::from_profile(self.spec.clone(), &read_profile(path)?, ProfileOptions::default())?
             }
             None => CostModel::new(self.spec.clone(), DeviceRate::preset(&config.parallel.device)?),
         };
-        let recomputation = match config.model.recompute_layers {
-            true => dflop_costmodel::flops::Recomputation::Layers,
-            false => dflop_costmodel::flops::Recomputation::None,
-        };
+        let recomputation =
+            if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None };
         Ok(model.recomputation(recomputation).frozen(config.frozen()?)?)
     }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use dflop_loader::write::ShardWriter;
 use jpeg_encoder::{ColorType, Encoder};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::config::{GenerateTable, ModelTable};
+use super::inline::name_of;
 use crate::demo_data::dice::Dice;
 use crate::output::Failure;
 
@@ -53,8 +53,7 @@ impl Generated {
     /// Makes the data set in the folder for temporary files, unless it is there.
     pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
         check(table)?;
-        let digest = Sha256::digest(format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
-        let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name = name_of(&format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
         let folder = std::env::temp_dir().join(format!("dflop-mix-{name}"));
         if !folder.is_dir() {
             let partial = std::env::temp_dir().join(format!(".dflop-mix-{name}-{}", std::process::id()));
@@ -93,10 +92,7 @@ fn check(table: &GenerateTable) -> Result<(), Failure> {
         && table.text_tokens_median.is_finite()
         && (0.0..10.0).contains(&table.text_tokens_sigma)
         && table.text_tokens_max >= 2;
-    match is_good {
-        true => Ok(()),
-        false => Err(Failure::Misuse(format!("invalid `data.generate`: {table:?}"))),
-    }
+    if is_good { Ok(()) } else { Err(Failure::Misuse(format!("invalid `data.generate`: {table:?}"))) }
 }
 
 fn write(folder: &Path, table: &GenerateTable, model: &ModelTable) -> Result<(), Failure> {

@@ -127,7 +127,7 @@ impl CpuBf16 {
     /// Makes a buffer, whose contents are lost, one of `f32`.
     pub(super) fn exact<'a>(&self, y: &'a mut Bf16Floats) -> Result<&'a mut CpuFloats> {
         if matches!(y.0, Store::Half(_)) {
-            y.0 = Store::Full(self.cpu.alloc(y.len())?);
+            y.0 = Store::Full(self.cpu.exact_zeros(y.len())?);
         }
         match &mut y.0 {
             Store::Full(full) => Ok(full),

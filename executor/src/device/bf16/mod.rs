@@ -62,7 +62,7 @@ impl Device for CpuBf16 {
     }
 
     fn exact_zeros(&self, len: usize) -> Result<Bf16Floats> {
-        Ok(Bf16Floats(Store::Full(self.cpu.zeros(len)?)))
+        Ok(Bf16Floats(Store::Full(self.cpu.exact_zeros(len)?)))
     }
 
     fn upload_exact(&self, values: &[f32]) -> Result<Bf16Floats> {
@@ -80,6 +80,10 @@ impl Device for CpuBf16 {
     fn download(&self, buffer: &Bf16Floats) -> Result<Vec<f32>> {
         let full = self.read(buffer)?;
         self.cpu.download(&full)
+    }
+
+    fn on_host<R>(&self, buffer: &mut Bf16Floats, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+        self.update(buffer, |buffer| self.cpu.on_host(buffer, change))
     }
 
     fn memory_used_bytes(&self) -> u64 {

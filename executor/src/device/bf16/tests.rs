@@ -77,6 +77,20 @@ fn products<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
         Ok(())
     };
     all.push(("cross entropy", changed(d, LEN, 4, run)?));
+    let targets = [Some(0), None, Some(3), Some(1), None, None];
+    let mut parts = Vec::new();
+    let run = |logits: &mut D::Floats| {
+        parts = d.cross_entropy_part(logits, &targets)?;
+        Ok(())
+    };
+    all.push(("cross entropy part", changed(d, LEN, 4, run)?));
+    all.push(("sums of parts", parts.iter().map(|part| bf16::from_f32(part.sum).to_f32()).collect()));
+    let factors = [0.5, 0.25, 1.0, 2.0, 0.125, 3.0];
+    let run =
+        |exponentials: &mut D::Floats| d.cross_entropy_part_backward(exponentials, &targets, &factors, 0.125);
+    all.push(("cross entropy part backward", changed(d, LEN, 4, run)?));
+    let host = |y: &mut D::Floats| d.on_host(y, |values| values.iter_mut().for_each(|value| *value *= 1.3));
+    all.push(("on host", changed(d, LEN, 4, host)?));
     all.push(("loss", vec![bf16::from_f32(loss as f32).to_f32()]));
     Ok(all)
 }

@@ -114,11 +114,11 @@ impl Saved {
         &self.weights
     }
 
-    /// The values of a tensor of the optimizer; `None` if there is none.
+    /// The values of a tensor of the optimizer, or of this rank's part of it; `None` if there is none.
     fn values(&self, kind: &str, spec: &ParameterSpec) -> Result<Option<Vec<f32>>> {
         let name = format!("{kind}{}", spec.name);
         match self.optimizer.tensor(&name) {
-            Ok((shape, values)) if shape == spec.shape => Ok(Some(values)),
+            Ok((shape, values)) if shape == spec.shape => Ok(Some(spec.part_of(&values))),
             Ok((found, _)) => Err(Error::TensorShape { tensor: name, expected: spec.shape.clone(), found }),
             Err(Error::MissingTensor { .. }) => Ok(None),
             Err(error) => Err(error),

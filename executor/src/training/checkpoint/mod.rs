@@ -16,7 +16,8 @@
 //! A run that begins anew in a folder with states moves them into `earlier-1` ([`Checkpoints::set_aside`]): nothing removes
 //! what it did not write, and the newest state is always that of the run that was begun last.
 //!
-//! Reading goes by name: any rank takes what its stages have, so stages, ranks and replicas may be others than before.
+//! Reading goes by name: any rank takes what its stages have, or their parts, so stages, replicas and the tensor-parallel
+//! degree may be others than before. Tensors that ranks share are put together in the memory of the one that writes them.
 //! Ranks share the file system.
 
 mod folder;

@@ -1,5 +1,7 @@
 //! Writing a state, all ranks together.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -15,6 +17,7 @@ use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
 use crate::comm::{At, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
 use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 
@@ -98,8 +101,8 @@ impl Checkpoints {
     /// - returns the state's folder, which is on disk when this returns
     ///
     /// # Errors
-    /// What went wrong on this rank: [`Error::File`], [`Error::Setting`] for ranks that hold parts of tensors; on the
-    /// others [`Error::NotSaved`] that names it. Then nothing has changed but a hidden folder, and the run can go on.
+    /// What went wrong on this rank: [`Error::File`], [`Error::Replicas`] if ranks that share a tensor hold
+    /// other bits of it; on the others [`Error::NotSaved`] that names it. Then nothing has changed but a hidden folder, and the run can go on.
     /// [`Error::Comm`] if the job is over.
     pub fn save<'a, D: Device>(
         &self,
@@ -120,16 +123,13 @@ impl Checkpoints {
 
     /// This rank's files; none if it answers for no parameter.
     fn write_part<D: Device>(&self, trainer: &Trainer<D>, stages: &[&Stage<D>]) -> Result<Written> {
-        if let Some(tensor) = trainer.ownership.part() {
-            let reason = format!("a rank has only a part of `{tensor}`");
-            return Err(Error::Setting { setting: "checkpoint", reason });
-        }
+        // Ranks without a piece help to put tensors together.
+        let (mut weights, optimizer) = rows(trainer, stages)?;
         let pieces = Pieces::of(trainer);
         let Some(piece) = pieces.owners.iter().position(|&owner| owner == trainer.comm.rank()) else {
             return Ok(Written::NONE);
         };
         let partial = folder::partial(&self.root, trainer.steps());
-        let (mut weights, optimizer) = rows(trainer, stages);
         if piece == 0 {
             weights.extend(self.others.iter().map(Row::host));
         }
@@ -170,7 +170,7 @@ impl Checkpoints {
     /// Which tensor is in which piece.
     fn index<D: Device>(&self, trainer: &Trainer<D>, pieces: &Pieces, total_size: u64) -> Value {
         let piece = |owner: usize| pieces.owners.iter().position(|&other| other == owner).unwrap_or(0);
-        let own = trainer.ownership.owners().map(|(name, owner)| (name, piece(owner)));
+        let own = trainer.ownership.writers().map(|(name, owner)| (name, piece(owner)));
         let others = self.others.iter().map(|tensor| (tensor.name.as_str(), 0));
         let file = |(name, piece): (&str, usize)| (name.to_owned(), pieces.weights(piece).into());
         let map: serde_json::Map<String, Value> = own.chain(others).map(file).collect();
@@ -185,7 +185,7 @@ struct Pieces {
 
 impl Pieces {
     fn of<D: Device>(trainer: &Trainer<D>) -> Self {
-        let mut owners: Vec<usize> = trainer.ownership.owners().map(|(_, owner)| owner).collect();
+        let mut owners: Vec<usize> = trainer.ownership.writers().map(|(_, owner)| owner).collect();
         owners.sort_unstable();
         owners.dedup();
         Self { owners }
@@ -220,36 +220,49 @@ impl Written {
     }
 }
 
-/// Tensors that this rank writes: weights, and those of the optimizer.
-fn rows<'a, D: Device>(
-    trainer: &'a Trainer<D>,
-    stages: &[&'a Stage<D>],
-) -> (Vec<Row<'a, D>>, Vec<Row<'a, D>>) {
+/// Rows of weights, and of the optimizer.
+type Rows<'a, D> = (Vec<Row<'a, D>>, Vec<Row<'a, D>>);
+
+/// Tensors that this rank writes. Parts are brought together by all ranks of the tensor-parallel group.
+fn rows<'a, D: Device>(trainer: &'a Trainer<D>, stages: &[&'a Stage<D>]) -> Result<Rows<'a, D>> {
     let dtype = match trainer.optimizer.settings().precision {
         Precision::F32 => Dtype::F32,
         Precision::Bf16 => Dtype::BF16,
     };
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
     for (index, stage) in stages.iter().enumerate() {
         for (spec, values) in stage.parameters().owned() {
-            if trainer.ownership.own(&spec.name).is_none() || !seen.insert(&spec.name) {
-                continue;
+            let mut buffers = vec![("", values, dtype)];
+            if let Some(state) = trainer.optimizer.state(index, &spec.name) {
+                buffers.extend([(MEAN, &state.mean, Dtype::F32), (SQUARE, &state.square, Dtype::F32)]);
+                buffers.extend(state.master.as_ref().map(|master| (MASTER, master, Dtype::F32)));
             }
-            let row = |prefix: &str, buffer: &'a D::Floats, dtype| Row {
-                name: format!("{prefix}{}", spec.name),
-                shape: spec.shape.clone(),
-                numbers: Numbers::Device(stage.device(), buffer),
-                dtype,
-            };
-            weights.push(row("", values, dtype));
-            let Some(state) = trainer.optimizer.state(index, &spec.name) else { continue };
-            optimizer.push(row(MEAN, &state.mean, Dtype::F32));
-            optimizer.push(row(SQUARE, &state.square, Dtype::F32));
-            optimizer.extend(state.master.as_ref().map(|master| row(MASTER, master, Dtype::F32)));
+            let is_written = trainer.ownership.own(spec).is_some() && seen.insert(&spec.name);
+            for (prefix, buffer, dtype) in buffers {
+                let Some(numbers) = whole(stage, spec, buffer)?.filter(|_| is_written) else { continue };
+                let (name, shape) = (format!("{prefix}{}", spec.name), spec.shape.clone());
+                let rows = if prefix.is_empty() { &mut weights } else { &mut optimizer };
+                rows.push(Row { name, shape, numbers, dtype });
+            }
         }
     }
-    (weights, optimizer)
+    Ok((weights, optimizer))
+}
+
+/// A whole tensor: where it is, or put together; `None` on all ranks of a tensor-parallel group but the first.
+fn whole<'a, D: Device>(
+    stage: &'a Stage<D>,
+    spec: &ParameterSpec,
+    buffer: &'a D::Floats,
+) -> Result<Option<Numbers<'a, D>>> {
+    match stage.tensor_parallel() {
+        Some(group) if !spec.shard.is_whole() => {
+            let part = stage.device().download(buffer)?;
+            Ok(group.assemble(spec, &part)?.map(|values| Numbers::Host(Cow::Owned(values))))
+        }
+        _ => Ok(Some(Numbers::Device(stage.device(), buffer))),
+    }
 }
 
 /// Where the run stands, as JSON.

@@ -20,7 +20,7 @@ pub(super) enum Numbers<'a, D: Device> {
     /// On a device.
     Device(&'a D, &'a D::Floats),
     /// Here.
-    Host(&'a [f32]),
+    Host(Cow<'a, [f32]>),
 }
 
 /// A tensor to be written.
@@ -36,13 +36,13 @@ impl<'a, D: Device> Row<'a, D> {
     /// A tensor that is here, as `f32`.
     pub(super) fn host(tensor: &'a Tensor) -> Self {
         let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
-        Self { name, shape, numbers: Numbers::Host(&tensor.values), dtype: Dtype::F32 }
+        Self { name, shape, numbers: Numbers::Host(Cow::Borrowed(&tensor.values)), dtype: Dtype::F32 }
     }
 
     fn elements(&self) -> usize {
         match self.numbers {
             Numbers::Device(_, buffer) => buffer.len(),
-            Numbers::Host(values) => values.len(),
+            Numbers::Host(ref values) => values.len(),
         }
     }
 
@@ -54,7 +54,7 @@ impl<'a, D: Device> Row<'a, D> {
     fn read(&self) -> Result<Vec<u8>> {
         let downloaded;
         let values = match &self.numbers {
-            Numbers::Host(values) => values,
+            Numbers::Host(values) => values.as_ref(),
             Numbers::Device(device, buffer) => {
                 downloaded = device.download(buffer)?;
                 downloaded.as_slice()

@@ -1,0 +1,98 @@
+//! Ranks that share stages: one norm, one saved state, whatever the degree.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use dflop_executor::comm::Comm;
+use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::model::whole::{Frozen, ModuleKind, StageRange, StageSettings};
+use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::training::checkpoint::{Checkpoints, RunState};
+use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::weights::{Seed, WeightSource};
+
+use super::model::{LAYERS, config, run_whole, settings};
+use super::support::{Transport, patient, run};
+
+type Whole = BTreeMap<String, Vec<f32>>;
+
+fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
+    let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
+    let shared = (group.place().size > 1).then(|| Arc::clone(group));
+    let settings = StageSettings { activations: Activations::Stored, tensor_parallel: shared };
+    config().stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, source).unwrap()
+}
+
+/// Trains up to a step on a group of this degree, from the newest state if there is one, and saves; returns norms and
+/// the weights of the first rank, whole.
+fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
+    let mut ranks = run(Transport::Threads, degree, patient(), |comm| {
+        let comm: Arc<dyn Comm> = Arc::new(comm);
+        let group = Arc::new(TensorParallel::new(Arc::clone(&comm)));
+        let checkpoints = Checkpoints::new(root);
+        let saved = checkpoints.latest(&*comm).unwrap();
+        let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
+        let mut stage = stage(&group, source);
+        let mut trainer = Trainer::new(settings(Precision::F32), &*comm, [&stage]).unwrap();
+        if let Some(saved) = &saved {
+            trainer.restore([&mut stage], saved).unwrap();
+        }
+        let mut norms = Vec::new();
+        while trainer.steps() < steps {
+            group.begin_step(trainer.steps());
+            run_whole(&mut stage, trainer.steps(), &[0, 1]);
+            norms.push(trainer.update([&mut stage], 1.0).unwrap().gradient_norm);
+        }
+        checkpoints.save(&trainer, [&stage], &RunState::default()).unwrap();
+        let mut whole = Whole::new();
+        for (spec, values) in stage.parameters().owned() {
+            let values = stage.device().download(values).unwrap();
+            whole.extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
+        }
+        (norms, whole)
+    });
+    assert!(ranks.iter().all(|(norms, _)| *norms == ranks[0].0), "norms are the same bits on all ranks");
+    ranks.swap_remove(0)
+}
+
+fn assert_near(a: &Whole, b: &Whole) {
+    assert_eq!(a.len(), b.len());
+    for (name, values) in a {
+        for (a, b) in values.iter().zip(&b[name]) {
+            assert!((a - b).abs() < 1e-3, "{name}: {a} {b}");
+        }
+    }
+}
+
+/// Of degree 4 two ranks each have the same keys and values.
+#[test]
+fn a_shared_stage_trains_as_one_rank_to_rounding() {
+    let folder = || tempfile::tempdir().unwrap();
+    let (norms, weights) = train(folder().path(), 1, 3);
+    for degree in [2, 4] {
+        let (shared_norms, shared) = train(folder().path(), degree, 3);
+        for (norm, shared) in norms.iter().zip(&shared_norms) {
+            assert!((norm - shared).abs() < 1e-5 * norm, "{degree}: {norms:?} {shared_norms:?}");
+        }
+        assert_near(&weights, &shared);
+    }
+}
+
+#[test]
+fn a_state_of_shared_stages_is_whole_and_goes_on_at_any_degree() {
+    let (_, alone) = train(tempfile::tempdir().unwrap().path(), 1, 6);
+    let straight = tempfile::tempdir().unwrap();
+    let (_, shared) = train(straight.path(), 2, 6);
+    let folder = tempfile::tempdir().unwrap();
+    train(folder.path(), 2, 3);
+    assert!(folder.path().join("step-00000003/model.safetensors").exists(), "the first rank writes all");
+    let (_, resumed) = train(folder.path(), 2, 6);
+    assert_eq!(resumed, shared, "the same degree gives the same bits");
+    for degree in [1, 4] {
+        let other = tempfile::tempdir().unwrap();
+        train(other.path(), 2, 3);
+        assert_near(&train(other.path(), degree, 6).1, &alone);
+    }
+}
