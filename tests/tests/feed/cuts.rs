@@ -34,7 +34,7 @@ fn encoders_and_llm_of_any_dp_sizes_and_stages_agree() {
         ([3, 2], [2, 1]),
     ] {
         let microbatches = 4 / llm[0];
-        whole.assert_close(&run(&corpus, &Setting { encoder, llm, microbatches, ..setting.clone() }));
+        whole.assert_close(&run(&corpus, &Setting { microbatches, encoder, llm, ..setting.clone() }));
     }
 }
 

@@ -54,11 +54,6 @@ impl Setup {
         let model = ModelConfig::from_config(&folder.documents().config)?;
         let frozen = frozen(config.frozen()?);
         let job = Arc::new(job(config, model, frozen)?);
-        // Found here, not when the first state is saved.
-        if config.checkpoint.folder.is_some() && job.modules().iter().any(|module| module.tp_size > 1) {
-            let reason = "states cannot be saved of modules with `tp` above 1: leave `checkpoint.folder` out";
-            return Err(Failure::Misuse(reason.to_owned()));
-        }
         let shards =
             generated.map_or_else(|| config.data.shards.clone(), |generated| vec![generated.shards()]);
         Ok(Self { job, frozen, model_folder, spec, folder, shards, tokenizer })

@@ -40,6 +40,21 @@ fn a_run_goes_on_with_the_same_bits_and_other_ranks_to_rounding() {
 }
 
 #[test]
+fn states_of_tensor_parallel_ranks_go_on_with_any_degree() {
+    let llm = "llm = { stages = 1, dp = 1 }";
+    let job = Job::with(&[(llm, "vision = { tp = 2 }\nllm = { tp = 2 }")]);
+    let straight = job.lines(&["--steps", "3"]);
+    let states = job.path("states");
+    let args = ["--steps", "2", "--checkpoints", text(&states)];
+    job.lines(&args);
+    let rest = ["--steps", "3", "--resume", "--checkpoints", text(&states)];
+    assert_eq!(loss_bits(&job.lines(&rest)), loss_bits(&straight)[2..]);
+    std::fs::remove_dir_all(states.join("step-00000003")).expect("the state of the step");
+    job.rewrite(&[]);
+    assert!(difference(&losses(&job.lines(&rest)), &losses(&straight)[2..]) < 1e-5);
+}
+
+#[test]
 fn a_finished_run_that_is_resumed_has_nothing_to_do() {
     let job = Job::new();
     let states = job.path("states");
