@@ -26,10 +26,16 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
     let chunks = logits.par_chunks_mut(rows * vocabulary).zip(targets.par_chunks(rows));
     let losses: Vec<f64> = chunks
         .map(|(logits, targets)| {
-            let rows = logits.chunks_mut(vocabulary).zip(targets);
             vectorised(
                 #[inline(always)]
-                || rows.map(|(logits, &target)| row(logits, target as usize, F::of(scale))).sum(),
+                || {
+                    // A loop, not an iterator's sum, which would be a function without these instructions.
+                    let mut sum = 0.0;
+                    for (logits, &target) in logits.chunks_mut(vocabulary).zip(targets) {
+                        sum += row(logits, target as usize, F::of(scale));
+                    }
+                    sum
+                },
             )
         })
         .collect();
@@ -41,13 +47,13 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
 fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
     let most = max(logits);
     let of_target = (logits[target] - most).to_f64();
-    for logit in logits.iter_mut() {
-        *logit = (*logit - most).exp();
+    for value in logits.iter_mut() {
+        *value = (*value - most).exp();
     }
     let total = sum(logits);
     let factor = scale / total;
-    for logit in logits.iter_mut() {
-        *logit *= factor;
+    for value in logits.iter_mut() {
+        *value *= factor;
     }
     logits[target] -= scale;
     libm::log(total.to_f64()) - of_target

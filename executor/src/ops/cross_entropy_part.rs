@@ -34,10 +34,15 @@ pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<RowPar
     let chunks = logits.par_chunks_mut((rows * columns).max(1)).zip(targets.par_chunks(rows));
     let parts: Vec<Vec<RowPart<F>>> = chunks
         .map(|(logits, targets)| {
-            let rows = logits.chunks_mut(columns).zip(targets);
             vectorised(
                 #[inline(always)]
-                || rows.map(|(logits, &target)| row(logits, target)).collect(),
+                || {
+                    let mut parts = Vec::with_capacity(targets.len());
+                    for (logits, &target) in logits.chunks_mut(columns).zip(targets) {
+                        parts.push(row(logits, target));
+                    }
+                    parts
+                },
             )
         })
         .collect();

@@ -7,7 +7,7 @@ use super::real::Real;
 /// Elements that a thread takes at a time: some microseconds of work.
 const CHUNK_ELEMENTS: usize = 1 << 13;
 /// Sums that run beside each other in a reduction: two vector registers of the widest kind.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Returns the rows of a chunk, at least one.
 pub(crate) fn chunk_rows(columns: usize) -> usize {
@@ -28,6 +28,16 @@ pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)
 }
 
+/// The elements behind the last whole block, as a block that is filled up.
+///
+/// Loops over it are vector instructions, where those over fewer elements would run one by one.
+#[inline(always)]
+fn filled_up<F: Real>(rest: &[F], filling: F) -> [F; LANES] {
+    let mut block = [filling; LANES];
+    block[..rest.len()].copy_from_slice(rest);
+    block
+}
+
 /// Scalar product, as [`LANES`] sums beside each other.
 #[inline(always)]
 pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
@@ -39,21 +49,26 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
             sums[lane] += a[lane] * b[lane];
         }
     }
-    let rest: F = a_rest.iter().zip(b_rest).map(|(&a, &b)| a * b).sum();
-    fold(sums) + rest
+    if !a_rest.is_empty() {
+        let (a, b) = (filled_up(a_rest, F::ZERO), filled_up(b_rest, F::ZERO));
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    fold(sums, add)
 }
 
 /// Sum, as [`LANES`] sums beside each other.
 #[inline(always)]
 pub(crate) fn sum<F: Real>(a: &[F]) -> F {
-    let mut sums = [F::ZERO; LANES];
     let (blocks, rest) = a.as_chunks::<LANES>();
+    let mut sums = filled_up(rest, F::ZERO);
     for block in blocks {
         for lane in 0..LANES {
             sums[lane] += block[lane];
         }
     }
-    fold(sums) + rest.iter().copied().sum()
+    fold(sums, add)
 }
 
 /// Largest element; NaN if there is one, minus infinity of nothing.
@@ -67,7 +82,12 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
             most[lane] = larger(most[lane], block[lane]);
         }
     }
-    rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
+    rest.iter().fold(fold(most, larger), |most, &value| larger(most, value))
+}
+
+#[inline(always)]
+fn add<F: Real>(sum: F, other: F) -> F {
+    sum + other
 }
 
 #[inline(always)]
@@ -77,16 +97,15 @@ fn larger<F: Real>(most: F, value: F) -> F {
 }
 
 #[inline(always)]
-fn fold<F: Real>(mut sums: [F; LANES]) -> F {
+fn fold<F: Real>(mut lanes: [F; LANES], join: impl Fn(F, F) -> F) -> F {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
-            let other = sums[lane + width];
-            sums[lane] += other;
+            lanes[lane] = join(lanes[lane], lanes[lane + width]);
         }
         width /= 2;
     }
-    sums[0]
+    lanes[0]
 }
 
 /// Adds to `total`, `[columns]`, what `add` adds up for each chunk of rows, chunk by chunk.

@@ -85,6 +85,7 @@ impl Real for f64 {
 impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
+    #[inline(always)]
     fn of(value: f64) -> Self {
         value as f32
     }
@@ -92,6 +93,7 @@ impl Real for f32 {
     fn is_nan(self) -> bool {
         f32::is_nan(self)
     }
+    #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
     }
@@ -103,8 +105,9 @@ impl Real for f32 {
     fn exp(self) -> Self {
         exp_f32(self)
     }
+    #[inline(always)]
     fn erf(self) -> Self {
-        libm::erff(self)
+        erf_f32(self)
     }
 }
 
@@ -140,6 +143,37 @@ fn exp_f32(x: f32) -> f32 {
     if is_over { f32::INFINITY } else { result }
 }
 
+/// The error function of `x`, within 4e-7 of it, without a branch, so that loops over it become vector instructions.
+///
+/// `x P(x^2) / Q(x^2)` up to the bound, where 1 is as near as `f32` has it. The coefficients are a least-squares fit in
+/// `f64` to `erf(x) / x`, weighted again and again until the largest relative error was about the least, 5e-8.
+#[inline(always)]
+fn erf_f32(x: f32) -> f32 {
+    const MOST: f32 = 3.92;
+    const ABOVE: [f32; 7] = [
+        1.992_525e-8,
+        -1.957_669_2e-6,
+        1.418_051_8e-4,
+        3.699_732_5e-3,
+        5.056_738_9e-2,
+        1.998_806_7e-1,
+        1.128_379_1,
+    ];
+    const BELOW: [f32; 5] = [9.555_837e-4, 1.434_939_4e-2, 1.149_801_7e-1, 5.104_713e-1, 1.0];
+    let x = if x < -MOST { -MOST } else { x };
+    let x = if x > MOST { MOST } else { x };
+    let square = x * x;
+    let mut above = ABOVE[0];
+    for coefficient in &ABOVE[1..] {
+        above = above * square + coefficient;
+    }
+    let mut below = BELOW[0];
+    for coefficient in &BELOW[1..] {
+        below = below * square + coefficient;
+    }
+    x * above / below
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,8 +199,16 @@ mod tests {
             let x = step as f32 / 50.0;
             assert!((Real::tanh(x) - x.tanh()).abs() < 3e-7);
             assert!((x.sigmoid() - 1.0 / (1.0 + (-x).exp())).abs() < 3e-7);
-            assert!((Real::erf(x) - libm::erff(x)).abs() < 3e-7);
+            assert!((Real::erf(x) - libm::erff(x)).abs() < 5e-7);
         }
+        for step in -5000..5000 {
+            let x = step as f32 / 1000.0 + 1e-5;
+            let truth = libm::erf(f64::from(x));
+            let relative = (f64::from(Real::erf(x)) - truth).abs() / truth.abs();
+            assert!(relative < 5e-7, "{x}: {relative}");
+        }
+        assert!(Real::erf(f32::NAN).is_nan());
+        assert!((Real::erf(f32::INFINITY) - 1.0).abs() < 5e-7 && Real::erf(-0.0_f32) == 0.0);
         assert!(Real::tanh(f32::NAN).is_nan() && f32::NAN.sigmoid().is_nan());
         assert_eq!((Real::tanh(90.0_f32), Real::tanh(-90.0_f32)), (1.0, -1.0));
     }

@@ -1,0 +1,102 @@
+//! Holds the products of linear layers against the best that matrix products reach on the same threads.
+//!
+//! ```sh
+//! cargo run --release -p dflop-executor --example linear_speed -- THREADS ROUNDS
+//! ```
+//!
+//! Weights `[outputs, inputs]`, as many rows as a microbatch has: forward, the gradient of the input and that of the
+//! weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them once and the peak beside it;
+//! the best of all rounds counts. One thread is timed by its CPU time, several by the wall.
+#![allow(clippy::print_stdout, reason = "this is a program")]
+
+use dflop_executor::Result;
+use dflop_executor::device::{Cpu, CpuFloats, Device, Layout, Shape};
+use dflop_executor::measure::clock::Clock;
+use dflop_executor::measure::gemm_peak_flops;
+
+/// Outputs and inputs.
+const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];
+const ROWS: [usize; 2] = [1024, 4096];
+
+/// A layer with its rows, its gradients and the best seconds of its three products.
+struct Layer {
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    x: CpuFloats,
+    weight: CpuFloats,
+    dy: CpuFloats,
+    y: CpuFloats,
+    dx: CpuFloats,
+    d_weight: CpuFloats,
+    best: [f64; 3],
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |default| arguments.next().and_then(|text| text.parse().ok()).unwrap_or(default);
+    let (threads, rounds) = (number(1), number(10));
+    let device = Cpu::new(threads)?;
+    let sizes = WEIGHTS.into_iter().flat_map(|weight| ROWS.map(|rows| (weight, rows)));
+    let mut layers =
+        sizes.map(|(weight, rows)| Layer::new(&device, weight, rows)).collect::<Result<Vec<_>>>()?;
+    let mut peak = 0.0_f64;
+    for _ in 0..rounds {
+        for layer in &mut layers {
+            layer.time(&device)?;
+            peak = peak.max(gemm_peak_flops(&device, 1)?);
+        }
+    }
+    println!("{threads} threads, {}, peak {:.1} GFLOP/s", Clock::of(&device).name(), peak / 1e9);
+    println!("{:>6} {:>14} {:>16} {:>16} {:>16}", "rows", "weight", "forward", "dx", "dw");
+    for layer in &layers {
+        let operations = 2.0 * (layer.rows * layer.outputs * layer.inputs) as f64;
+        let cells = layer.best.map(|seconds| {
+            format!("{:7.1} {:6.1} %", operations / seconds / 1e9, 100.0 * operations / seconds / peak)
+        });
+        let weight = format!("[{}, {}]", layer.outputs, layer.inputs);
+        println!("{:>6} {weight:>14} {:>16} {:>16} {:>16}", layer.rows, cells[0], cells[1], cells[2]);
+    }
+    Ok(())
+}
+
+impl Layer {
+    fn new(device: &Cpu, [outputs, inputs]: [usize; 2], rows: usize) -> Result<Self> {
+        let numbers = |len: usize, seed: usize| {
+            let values: Vec<f32> = (0..len).map(|at| ((at * 31 + seed) % 61) as f32 / 61.0 - 0.5).collect();
+            device.upload(&values)
+        };
+        Ok(Self {
+            rows,
+            outputs,
+            inputs,
+            x: numbers(rows * inputs, 1)?,
+            weight: numbers(outputs * inputs, 2)?,
+            dy: numbers(rows * outputs, 3)?,
+            y: device.zeros(rows * outputs)?,
+            dx: device.zeros(rows * inputs)?,
+            d_weight: device.zeros(outputs * inputs)?,
+            best: [f64::INFINITY; 3],
+        })
+    }
+
+    /// Times each product once.
+    fn time(&mut self, device: &Cpu) -> Result<()> {
+        let Self { rows, outputs, inputs, x, weight, dy, y, dx, d_weight, best } = self;
+        let (rows, outputs, inputs) = (*rows, *outputs, *inputs);
+        let (by_input, by_output) = (Layout::rows(inputs), Layout::rows(outputs));
+        let mut timed = |index: usize, product: &mut (dyn FnMut() -> Result<()> + Send)| {
+            let (done, taken) = Clock::of(device).time(device, product);
+            best[index] = best[index].min(taken.as_secs_f64());
+            done
+        };
+        let shape = Shape { rows, columns: outputs, inner: inputs };
+        let transposed = by_input.transposed();
+        timed(0, &mut || device.gemm(shape, (x, by_input), (weight, transposed), false, (y, by_output)))?;
+        let shape = Shape { rows, columns: inputs, inner: outputs };
+        timed(1, &mut || device.gemm(shape, (dy, by_output), (weight, by_input), false, (dx, by_input)))?;
+        let shape = Shape { rows: outputs, columns: inputs, inner: rows };
+        let transposed = by_output.transposed();
+        timed(2, &mut || device.gemm(shape, (dy, transposed), (x, by_input), true, (d_weight, by_input)))
+    }
+}
