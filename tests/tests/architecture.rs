@@ -69,7 +69,7 @@ fn dependencies_point_one_way() {
     let to_the_left = ["dflop-balancer", "dflop-costmodel", "dflop-loader"];
     assert!(executor.iter().all(|name| to_the_left.contains(&name.as_str())), "{executor:?}");
     let cli = workspace_dependencies("dflop-cli");
-    assert_eq!(cli, ["dflop-balancer", "dflop-costmodel", "dflop-loader"]);
+    assert_eq!(cli, ["dflop-balancer", "dflop-costmodel", "dflop-executor", "dflop-loader"]);
 }
 
 #[test]
