@@ -1,5 +1,7 @@
 //! A profile that tells the LM head apart: it is charged by learned tokens, everything else by all of them.
 
+use std::fmt::Write;
+
 use dflop_costmodel::profile::LayerTimes;
 use dflop_costmodel::{CostModel, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
 
@@ -10,11 +12,11 @@ fn profile(has_head: bool) -> Profile {
     let mut text = HEADER.to_owned();
     for phase in ["forward", "backward"] {
         for tokens in [100, 200, 400] {
-            text += &format!("llm,linear,{phase},1,4,1,{tokens},{}\n", 8 * tokens);
-            text += &format!("llm,attention,{phase},1,1,1,{tokens},0.001\n");
-            text += &format!("llm,ends,{phase},1,0,1,{tokens},{tokens}\n");
+            writeln!(text, "llm,linear,{phase},1,4,1,{tokens},{}", 8 * tokens).unwrap();
+            writeln!(text, "llm,attention,{phase},1,1,1,{tokens},0.001").unwrap();
+            writeln!(text, "llm,ends,{phase},1,0,1,{tokens},{tokens}").unwrap();
             if has_head {
-                text += &format!("llm,head,{phase},1,0,1,{tokens},{}\n", 5 * tokens);
+                writeln!(text, "llm,head,{phase},1,0,1,{tokens},{}", 5 * tokens).unwrap();
             }
         }
     }
