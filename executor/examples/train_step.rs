@@ -34,15 +34,16 @@ fn main() -> Result<()> {
         "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
     }))?;
     let device = Cpu::new(threads)?;
-    let mut best = f64::INFINITY;
+    let (mut best, mut parameters) = (f64::INFINITY, 0);
     for _ in 0..REPEATS {
         let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
         let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &Seed(1))?;
         let (first, last, seconds) = device.run(|| run(&config, &device, &mut stage, steps))?;
         best = best.min(seconds / steps as f64);
+        parameters = stage.parameters().owned().map(|(spec, _)| spec.elements()).sum();
         println!("loss {first:.5} to {last:.5}, {:.1} steps/s", steps as f64 / seconds);
     }
-    println!("{threads} threads: {:.1} steps/s at best", 1.0 / best);
+    println!("{threads} threads, {parameters} parameters: {:.1} steps/s at best", 1.0 / best);
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use super::real::Real;
 /// Elements that a thread takes at a time: some microseconds of work.
 const CHUNK_ELEMENTS: usize = 1 << 13;
 /// Sums that run beside each other in a reduction: two vector registers of the widest kind.
-pub(crate) const LANES: usize = 16;
+const LANES: usize = 16;
 
 /// Returns the rows of a chunk, at least one.
 pub(crate) fn chunk_rows(columns: usize) -> usize {
@@ -28,12 +28,11 @@ pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)
 }
 
-/// The elements behind the last whole block, as a block that is filled up.
-///
-/// Loops over it are vector instructions, where those over fewer elements would run one by one.
+/// The elements behind the last whole block, as a block that is filled up with zeros: a loop over it is vector
+/// instructions, where one over fewer elements would run one by one.
 #[inline(always)]
-fn filled_up<F: Real>(rest: &[F], filling: F) -> [F; LANES] {
-    let mut block = [filling; LANES];
+fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
+    let mut block = [F::ZERO; LANES];
     block[..rest.len()].copy_from_slice(rest);
     block
 }
@@ -50,25 +49,25 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
         }
     }
     if !a_rest.is_empty() {
-        let (a, b) = (filled_up(a_rest, F::ZERO), filled_up(b_rest, F::ZERO));
+        let (a, b) = (filled_up(a_rest), filled_up(b_rest));
         for lane in 0..LANES {
             sums[lane] += a[lane] * b[lane];
         }
     }
-    fold(sums, add)
+    fold(sums)
 }
 
 /// Sum, as [`LANES`] sums beside each other.
 #[inline(always)]
 pub(crate) fn sum<F: Real>(a: &[F]) -> F {
+    let mut sums = [F::ZERO; LANES];
     let (blocks, rest) = a.as_chunks::<LANES>();
-    let mut sums = filled_up(rest, F::ZERO);
     for block in blocks {
         for lane in 0..LANES {
             sums[lane] += block[lane];
         }
     }
-    fold(sums, add)
+    fold(sums) + rest.iter().copied().sum()
 }
 
 /// Largest element; NaN if there is one, minus infinity of nothing.
@@ -82,12 +81,7 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
             most[lane] = larger(most[lane], block[lane]);
         }
     }
-    rest.iter().fold(fold(most, larger), |most, &value| larger(most, value))
-}
-
-#[inline(always)]
-fn add<F: Real>(sum: F, other: F) -> F {
-    sum + other
+    rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
 }
 
 #[inline(always)]
@@ -97,15 +91,16 @@ fn larger<F: Real>(most: F, value: F) -> F {
 }
 
 #[inline(always)]
-fn fold<F: Real>(mut lanes: [F; LANES], join: impl Fn(F, F) -> F) -> F {
+fn fold<F: Real>(mut sums: [F; LANES]) -> F {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
-            lanes[lane] = join(lanes[lane], lanes[lane + width]);
+            let other = sums[lane + width];
+            sums[lane] += other;
         }
         width /= 2;
     }
-    lanes[0]
+    sums[0]
 }
 
 /// Adds to `total`, `[columns]`, what `add` adds up for each chunk of rows, chunk by chunk.

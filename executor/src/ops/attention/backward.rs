@@ -3,8 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{LANES, chunk_rows, dot, vectorised};
-use super::{AttentionShape, Tile, grown, scores, stride};
+use super::parallel::{chunk_rows, dot, vectorised};
+use super::{AttentionShape, Tile, grown, scores};
 use crate::device::gemm::{Layout, Shape, gemm};
 use crate::ops::real::Real;
 
@@ -76,8 +76,8 @@ fn run<F: Real>(
     gradients: &mut [F],
 ) {
     let (dim, group, keys) = (shape.head_dim, shape.group(), tile.keys(shape.is_causal));
-    let weights = grown(weights, tile.rows() * stride(keys));
-    let d_weights = grown(d_weights, tile.rows() * stride(keys));
+    let weights = grown(weights, tile.rows() * keys);
+    let d_weights = grown(d_weights, tile.rows() * keys);
     let (query, key, value) = shape.columns(head);
     let (rows, outputs) = (Layout::rows(shape.row()), Layout::rows(shape.output()));
     let first = tile.segment.0 * shape.row();
@@ -85,7 +85,7 @@ fn run<F: Real>(
     scores(shape, tile, head, saved.qkv, weights);
     let sizes = Shape { rows: tile.rows(), columns: keys, inner: dim };
     let values = (saved.qkv, rows.transposed().at(first + value));
-    gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, Layout::rows(stride(keys))));
+    gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, Layout::rows(keys)));
     vectorised(
         #[inline(always)]
         || softmax_backward(shape, tile, head, saved, weights, d_weights),
@@ -95,22 +95,14 @@ fn run<F: Real>(
     let target = Layout::rows(width);
     let scale = F::of(shape.scale);
     let by_key = Shape { rows: keys, columns: dim, inner: tile.rows() };
-    let of_keys = Layout::rows(stride(keys)).transposed();
+    let of_keys = Layout::rows(keys).transposed();
     gemm(1, by_key, F::ONE, (weights, of_keys), d_output, F::ONE, (gradients, target.at((group + 1) * dim)));
     let queries = (saved.qkv, rows.at(tile.start * shape.row() + query));
     gemm(1, by_key, scale, (d_weights, of_keys), queries, F::ONE, (gradients, target.at(group * dim)));
     let by_query = Shape { rows: tile.rows(), columns: dim, inner: keys };
     let of_queries = target.at((tile.start - tile.segment.0) * width + head % group * dim);
     let keys_of = (saved.qkv, rows.at(first + key));
-    gemm(
-        1,
-        by_query,
-        scale,
-        (d_weights, Layout::rows(stride(keys))),
-        keys_of,
-        F::ZERO,
-        (gradients, of_queries),
-    );
+    gemm(1, by_query, scale, (d_weights, Layout::rows(keys)), keys_of, F::ZERO, (gradients, of_queries));
 }
 
 /// Turns scores into probabilities and their gradients into those of scores: `dS = P (dP - rowsum(dO O))`.
@@ -123,18 +115,15 @@ fn softmax_backward<F: Real>(
     weights: &mut [F],
     d_weights: &mut [F],
 ) {
-    let stride = stride(tile.keys(shape.is_causal));
-    let rows = weights.chunks_mut(stride).zip(d_weights.chunks_mut(stride));
-    for (row, (weights, d_weights)) in rows.enumerate() {
+    let keys = tile.keys(shape.is_causal);
+    for (row, (weights, d_weights)) in weights.chunks_mut(keys).zip(d_weights.chunks_mut(keys)).enumerate() {
         let seen = tile.seen(row, shape.is_causal);
         let token = tile.start + row;
         let log_sum = saved.log_sums[token * shape.heads + head];
         let of_head = token * shape.output() + head * shape.head_dim..;
         let of_head = of_head.start..of_head.start + shape.head_dim;
         let along = dot(&saved.d_output[of_head.clone()], &saved.output[of_head]);
-        // What stands behind those that are seen, up to whole blocks, is written over below.
-        let blocks = seen.next_multiple_of(LANES);
-        for (weight, d_weight) in weights[..blocks].iter_mut().zip(&mut d_weights[..blocks]) {
+        for (weight, d_weight) in weights[..seen].iter_mut().zip(&mut d_weights[..seen]) {
             *weight = (*weight - log_sum).exp();
             *d_weight = *weight * (*d_weight - along);
         }

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{LANES, max, sum, vectorised};
-use super::{AttentionShape, Tile, grown, scores, stride};
+use super::parallel::{max, vectorised};
+use super::{AttentionShape, Tile, grown, scores};
 use crate::device::gemm::{Layout, Shape, gemm};
 use crate::ops::real::Real;
 
@@ -50,18 +50,15 @@ fn run<F: Real>(
     log_sums: &mut [F],
 ) {
     let keys = tile.keys(shape.is_causal);
-    let weights = grown(buffer, tile.rows() * stride(keys));
+    let weights = grown(buffer, tile.rows() * keys);
     scores(shape, tile, head, qkv, weights);
     vectorised(
         #[inline(always)]
         || {
-            for (row, weights) in weights.chunks_mut(stride(keys)).enumerate() {
-                let seen = tile.seen(row, shape.is_causal);
-                let blocks = seen.next_multiple_of(LANES);
-                // Exponentials of these are no more than 2e-38: they do not count in the sum.
-                weights[seen..blocks].fill(-F::ONE / F::ZERO);
-                log_sums[row * shape.heads + head] = softmax(&mut weights[..blocks]);
-                weights[seen..].fill(F::ZERO);
+            for (row, weights) in weights.chunks_mut(keys).enumerate() {
+                let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
+                log_sums[row * shape.heads + head] = softmax(seen);
+                unseen.fill(F::ZERO);
             }
         },
     );
@@ -69,7 +66,7 @@ fn run<F: Real>(
     let sizes = Shape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
     let values = (qkv, Layout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
     let target = Layout::rows(shape.output()).at(head * shape.head_dim);
-    gemm(1, sizes, F::ONE, (weights, Layout::rows(stride(keys))), values, F::ZERO, (output, target));
+    gemm(1, sizes, F::ONE, (weights, Layout::rows(keys)), values, F::ZERO, (output, target));
 }
 
 /// Turns scores into probabilities and returns the logarithm of the sum of their exponentials.
@@ -79,10 +76,10 @@ fn softmax<F: Real>(row: &mut [F]) -> F {
     for value in row.iter_mut() {
         *value = (*value - most).exp();
     }
-    let total = sum(row);
-    let inverse = F::ONE / total;
+    let sum = super::parallel::sum(row);
+    let inverse = F::ONE / sum;
     for value in row.iter_mut() {
         *value *= inverse;
     }
-    most + F::of(libm::log(total.to_f64()))
+    most + F::of(libm::log(sum.to_f64()))
 }

@@ -2,7 +2,7 @@
 //!
 //! Queries, keys and values lie beside each other in a row: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens of one
 //! *segment* see each other and no others: a sample of a pack, a picture, a window of a picture. Scores exist for a tile
-//! of about `TILE_ROWS` queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
+//! of `TILE_ROWS` queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
 //! exponentials of every row, from which backward makes the probabilities anew.
 //!
 //! # Source
@@ -15,14 +15,12 @@ mod forward;
 pub use backward::backward;
 pub use forward::forward;
 
-use super::parallel::{self, LANES};
+use super::parallel;
 use super::real::Real;
 use crate::device::gemm::{Layout, Shape, gemm};
 
-/// Queries whose scores exist at the same time, about; at most half as many more.
+/// Queries whose scores exist at the same time.
 const TILE_ROWS: usize = 64;
-/// Queries of a tile are a multiple, as products take rows by so many; those of the last are what is left.
-const TILE_ROWS_MULTIPLE: usize = 4;
 
 /// Sizes of an attention, and who sees whom.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,15 +82,12 @@ struct Tile {
 }
 
 impl Tile {
-    /// Tiles of a segment, in order, of much the same length: none has the few queries that a picture may have over.
+    /// Tiles of a segment, in order.
     fn of_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
-        let queries = end - start;
-        let tiles = ((queries + TILE_ROWS / 2) / TILE_ROWS).max(1);
-        let rows = queries.div_ceil(tiles).next_multiple_of(TILE_ROWS_MULTIPLE).max(TILE_ROWS_MULTIPLE);
-        (start..end).step_by(rows).map(move |first| Self {
+        (start..end).step_by(TILE_ROWS).map(move |first| Self {
             segment: (start, end),
             start: first,
-            end: (first + rows).min(end),
+            end: (first + TILE_ROWS).min(end),
         })
     }
 
@@ -111,12 +106,7 @@ impl Tile {
     }
 }
 
-/// Elements from one row of scores to the next: whole blocks of lanes, so that loops over them leave nothing over.
-fn stride(keys: usize) -> usize {
-    keys.next_multiple_of(LANES)
-}
-
-/// Writes the scores of a tile, `[rows, keys]`, times the scale, in rows of [`stride`].
+/// Writes the scores of a tile, `[rows, keys]`, times the scale.
 fn scores<F: Real>(shape: &AttentionShape, tile: Tile, head: usize, qkv: &[F], scores: &mut [F]) {
     let (query, key, _) = shape.columns(head);
     let keys = tile.keys(shape.is_causal);
@@ -124,7 +114,7 @@ fn scores<F: Real>(shape: &AttentionShape, tile: Tile, head: usize, qkv: &[F], s
     let rows = Layout::rows(shape.row());
     let a = (qkv, rows.at(tile.start * shape.row() + query));
     let b = (qkv, rows.transposed().at(tile.segment.0 * shape.row() + key));
-    gemm(1, sizes, F::of(shape.scale), a, b, F::ZERO, (scores, Layout::rows(stride(keys))));
+    gemm(1, sizes, F::of(shape.scale), a, b, F::ZERO, (scores, Layout::rows(keys)));
 }
 
 /// A buffer of at least so many elements, grown if it must be.
