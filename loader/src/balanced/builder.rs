@@ -182,7 +182,7 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Leaves prepared samples as they are, for who packs them later ([`Sample::take_prepared`],
+    /// Leaves prepared samples as they are, for who packs them later ([`Sample::take_prepared`](crate::batch::Sample::take_prepared),
     /// [`Preparer::pack`]): microbatches have no tensors.
     #[must_use]
     pub fn unpacked(mut self) -> Self {
