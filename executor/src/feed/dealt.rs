@@ -1,6 +1,5 @@
 //! Which media a planned step has, by microbatch of the LLM, before anything is read.
 
-use dflop_balancer::PlanDigest;
 use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
@@ -31,7 +30,6 @@ pub(super) struct DealtMicrobatch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Dealt {
     pub(super) step: u64,
-    pub(super) digest: PlanDigest,
     pub(super) microbatches: Vec<DealtMicrobatch>,
 }
 
@@ -57,7 +55,7 @@ impl Dealt {
                 microbatches.push(DealtMicrobatch { places, media });
             }
         }
-        Self { step: plan.step, digest: plan.digest, microbatches }
+        Self { step: plan.step, microbatches }
     }
 
     /// The plan of the pipeline, with the tokens that are known of samples and media.

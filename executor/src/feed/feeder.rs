@@ -97,6 +97,8 @@ impl<D: Device> Feed<D> {
         let asked = Instant::now();
         let Some(step) = self.runtime.block_on(self.stream.next()).transpose()? else { return Ok(None) };
         let waited = asked.elapsed();
+        // Figures are added up by place: they mean nothing unless all ranks have the same samples in the same places.
+        comm.check_digest(step.plan.step, step.plan.digest.to_u64())?;
         let dealt = Dealt::new(&self.job, &self.planner, &step.plan);
         let mut own = prepared(step.microbatches);
         let counted = own.iter().map(|(&place, sample)| (place, sample));
