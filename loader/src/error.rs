@@ -17,6 +17,9 @@ pub enum Error {
     /// A setting makes no sense; raised when something is built, never while it streams.
     #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
+    /// A model, device or profile makes no sense.
+    #[error(transparent)]
+    Model(dflop_costmodel::Error),
     /// A shard pattern cannot be expanded.
     #[error("invalid shard list `{pattern}`: {reason}")]
     ShardList { pattern: String, reason: String },

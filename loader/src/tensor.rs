@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 /// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;
@@ -80,14 +80,14 @@ impl Slots {
             rows += 1;
         }
         let end = padding + rows * row_bytes;
-        Tensor { whole: joined.freeze(), start: padding, end, rows, pool: self.pool }
+        Tensor { whole: joined, start: padding, end, rows, pool: self.pool }
     }
 }
 
 /// A finished batch of f32 rows, 64-byte aligned; its memory is used again after the drop.
 #[derive(Debug)]
 pub struct Tensor {
-    whole: Bytes,
+    whole: BytesMut,
     start: usize,
     end: usize,
     rows: usize,
@@ -106,13 +106,17 @@ impl Tensor {
     pub fn values(&self) -> &[f32] {
         bytemuck::cast_slice(&self.whole[self.start..self.end])
     }
+
+    /// Returns all values, row after row, to be changed in place.
+    #[must_use]
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.whole[self.start..self.end])
+    }
 }
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        if let Ok(buffer) = std::mem::take(&mut self.whole).try_into_mut() {
-            self.pool.give_back(buffer);
-        }
+        self.pool.give_back(std::mem::take(&mut self.whole));
     }
 }
 

@@ -76,6 +76,13 @@ impl Tokenizer {
         self
     }
 
+    /// Sets the chat template, as the files beside a tokenizer would.
+    #[must_use]
+    pub fn chat_template_source(mut self, source: impl Into<String>) -> Self {
+        self.chat_template = Some(source.into());
+        self
+    }
+
     /// Returns the special tokens by their names in `tokenizer_config.json`: `bos_token`, `eos_token`, …
     #[must_use]
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
