@@ -47,6 +47,15 @@ pub struct ModuleTimes {
 impl ModuleTimes {
     pub(crate) const EMPTY: Self = Self { nanoseconds: [0; MODULES_MAX], modules: 0 };
 
+    /// Takes one time per module, the LLM's last; `None` for more modules than a model can have.
+    #[must_use]
+    pub fn new(nanoseconds: &[u64]) -> Option<Self> {
+        let mut times = Self::EMPTY;
+        times.nanoseconds.get_mut(..nanoseconds.len())?.copy_from_slice(nanoseconds);
+        times.modules = nanoseconds.len() as u8;
+        Some(times)
+    }
+
     /// Returns one time per module, the LLM's last.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {

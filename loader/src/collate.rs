@@ -1,23 +1,26 @@
 //! Undecoded samples to batches: hands fields to the decode pool and puts the answers together in order.
 
+mod fields;
+
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use dflop_costmodel::ImageSize;
+pub(crate) use fields::{Decoded, FieldError, PendingFields, Preparing};
+use fields::{FieldWork, answered, decode_fields, prepare, undecoded};
 
 use crate::augment::{Augment, PictureAugment};
 use crate::batch::{Batch, Field, Pixels, Sample};
-use crate::decode::{DecodeError, DecodeLimits, Media, RgbImage, VideoSampling, decode};
+use crate::decode::{DecodeError, DecodeLimits, VideoSampling};
 use crate::error::{Error, Result};
 use crate::measure::decoded_bytes;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Stage};
 use crate::pool::{DecodePool, Pending};
-use crate::prepare::{PrepareError, PreparedSample, Preparer};
+use crate::prepare::Preparer;
 use crate::probe::{MediumKind, kind_of_extension};
 use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped, reason_of};
 use crate::tensor::{Slot, Slots, TensorPool};
+use crate::transform::TransformStage;
 
 /// What is done with the bytes of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,7 @@ pub(crate) struct Collator {
     skips: Arc<SkipLog>,
     preparer: Option<Arc<Preparer>>,
     augment: Option<Augment>,
+    transforms: Option<Arc<TransformStage>>,
     limits: DecodeLimits,
 }
 
@@ -65,23 +69,6 @@ pub(crate) enum PendingBatch {
 pub(crate) struct PendingSample {
     raw: RawSample,
     fields: PendingFields,
-}
-
-#[derive(Debug)]
-enum PendingFields {
-    Ready(Vec<Field>),
-    Decoding(Pending<Result<Decoded, FieldError>>),
-}
-
-/// What became of the fields of a sample.
-type Decoded = (Vec<Field>, Option<PreparedSample>);
-
-/// A field that could not be decoded, or a sample that could not be prepared.
-#[derive(Debug)]
-struct FieldError {
-    field: Option<String>,
-    reason: String,
-    is_dropped: bool,
 }
 
 #[derive(Debug)]
@@ -109,6 +96,7 @@ impl Collator {
             skips,
             preparer: None,
             augment: None,
+            transforms: None,
             limits: DecodeLimits::default(),
         }
     }
@@ -131,6 +119,11 @@ impl Collator {
     /// Changes pictures as they are decoded.
     pub(crate) fn augment(self, augment: Option<Augment>) -> Self {
         Self { augment, ..self }
+    }
+
+    /// Passes decoded fields through user code; whoever begins samples hands them to [`Self::transform`] then.
+    pub(crate) fn transforms(self, transforms: Option<Arc<TransformStage>>) -> Self {
+        Self { transforms, ..self }
     }
 
     /// Decodes these frames of videos.
@@ -188,11 +181,12 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
-            let (preparer, changes, limits) = (self.preparer.clone(), self.changes(&raw), self.limits);
+            let preparer = self.preparer.clone().filter(|_| self.transforms.is_none());
+            let (work_of, limits) = (self.work_of(&raw), self.limits);
             let encoded = raw.clone();
             raw.fields.iter_mut().for_each(|field| field.payload = None);
             let work = move |_: &mut _| {
-                let decoded = decode_fields(&encoded.fields, &changes, &limits);
+                let decoded = decode_fields(&encoded.fields, &work_of, &limits);
                 let done = decoded.and_then(|fields| match preparer {
                     Some(preparer) => prepare(&preparer, &encoded, fields),
                     None => Ok((fields, None)),
@@ -205,13 +199,36 @@ impl Collator {
         Ok(PendingSample { raw, fields })
     }
 
-    /// The changes of every field.
-    fn changes(&self, raw: &RawSample) -> Vec<Option<PictureAugment>> {
-        let change = |field: &RawField| {
-            let augment = self.augment.filter(|_| is_picture(field))?;
-            Some(augment.picture(raw.id(), raw.epoch, &field.extension))
+    /// Starts the transforms of samples that were begun, where there are any; a call of one is over all of them.
+    pub(crate) fn transform<'a>(&self, samples: impl Iterator<Item = &'a mut PendingSample>) {
+        let Some(stage) = &self.transforms else { return };
+        let (pool, preparer) = (self.pool.clone(), self.preparer.clone());
+        let preparing = preparer.map(|preparer| Preparing { pool, preparer });
+        let (mut begun, mut samples) = (Vec::new(), samples.collect::<Vec<_>>());
+        for sample in &mut samples {
+            sample.raw.fields.iter_mut().for_each(|field| field.payload = None);
+            let fields = std::mem::replace(&mut sample.fields, PendingFields::Ready(Vec::new()));
+            begun.push((sample.raw.clone(), fields));
+        }
+        for (sample, pending) in samples.into_iter().zip(stage.begin(begun, preparing)) {
+            sample.fields = PendingFields::Transforming(pending);
+        }
+    }
+
+    /// What is done with every field.
+    fn work_of(&self, raw: &RawSample) -> Vec<FieldWork> {
+        let is_kept = |field: &RawField| {
+            self.transforms.as_ref().is_some_and(|transforms| transforms.decodes(&field.extension))
         };
-        raw.fields.iter().map(change).collect()
+        let work =
+            |field| if is_kept(field) { FieldWork::Keep } else { FieldWork::Decode(self.change(raw, field)) };
+        raw.fields.iter().map(work).collect()
+    }
+
+    /// How a picture is changed.
+    fn change(&self, raw: &RawSample, field: &RawField) -> Option<PictureAugment> {
+        let augment = self.augment.filter(|_| is_picture(field))?;
+        Some(augment.picture(raw.id(), raw.epoch, &field.extension))
     }
 
     async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
@@ -222,8 +239,8 @@ impl Collator {
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
             let mut pictures = Vec::new();
-            let fields = raw.fields.iter().zip(self.changes(&raw)).filter(|(field, _)| is_picture(field));
-            for (field, change) in fields {
+            for field in raw.fields.iter().filter(|field| is_picture(field)) {
+                let change = self.change(&raw, field);
                 let mut slot = free.next().expect("one slot was cut for every picture");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
@@ -256,24 +273,13 @@ impl Collator {
     /// Waits for a sample; a bad one is accounted for.
     pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<Sample>> {
         let bytes = pending.raw.bytes();
-        let fields = match pending.fields {
-            PendingFields::Ready(fields) => Ok((fields, None)),
-            PendingFields::Decoding(answer) => match answered(answer).await? {
-                Ok(result) => result,
-                Err(reason) => Err(FieldError { field: None, reason, is_dropped: false }),
-            },
-        };
-        match fields {
+        match pending.fields.finish().await? {
             Ok((fields, prepared)) => {
                 let sample = delivered(pending.raw, bytes, fields);
                 Ok(Some(Sample { prepared: prepared.map(Box::new), ..sample }))
             }
-            Err(error) if error.is_dropped => {
-                self.skips.push_dropped(skipped(&pending.raw, error.field, error.reason));
-                Ok(None)
-            }
             Err(error) => {
-                self.skip(&pending.raw, error.field, error.reason);
+                self.skip(&pending.raw, error);
                 Ok(None)
             }
         }
@@ -296,7 +302,8 @@ impl Collator {
             }
             is_kept.extend(std::iter::repeat_n(fault.is_none(), pictures));
             if let Some((extension, error)) = fault {
-                self.skip(&sample.raw, Some(extension.to_string()), reason_of(&error));
+                let (field, reason) = (Some(extension.to_string()), reason_of(&error));
+                self.skip(&sample.raw, FieldError { field, reason, is_dropped: false, stage: Stage::Decode });
             } else {
                 rows.push(kept..kept + pictures);
                 kept += pictures;
@@ -307,14 +314,12 @@ impl Collator {
         Ok(Batch { samples, pixels: Some(Pixels { tensor, side: pending.side.get(), rows }) })
     }
 
-    fn skip(&self, raw: &RawSample, field: Option<String>, reason: String) {
-        self.skips.push(skipped(raw, field, reason));
+    fn skip(&self, raw: &RawSample, error: FieldError) {
+        self.metrics().stage(error.stage).fail(1);
+        let (shard, key) = (raw.shard.to_string(), Some(raw.key.clone()));
+        let skipped = Skipped { shard, offset: raw.offset, key, field: error.field, reason: error.reason };
+        if error.is_dropped { self.skips.push_dropped(skipped) } else { self.skips.push(skipped) }
     }
-}
-
-fn skipped(raw: &RawSample, field: Option<String>, reason: String) -> Skipped {
-    let (shard, key) = (raw.shard.to_string(), Some(raw.key.clone()));
-    Skipped { shard, offset: raw.offset, key, field, reason }
 }
 
 fn is_picture(field: &RawField) -> bool {
@@ -330,59 +335,4 @@ fn picture_bytes(sample: &PixelSample) -> u64 {
 fn delivered(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Sample {
     let (shard, offset, epoch) = (raw.shard, raw.offset, raw.epoch);
     Sample { key: raw.key, shard, offset, epoch, bytes, fields, prepared: None }
-}
-
-fn undecoded(field: &RawField) -> Field {
-    let payload: Bytes = field.payload.clone().unwrap_or_default();
-    Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
-}
-
-fn decode_fields(
-    fields: &[RawField],
-    changes: &[Option<PictureAugment>],
-    limits: &DecodeLimits,
-) -> Result<Vec<Field>, FieldError> {
-    let decoded = fields.iter().zip(changes).map(|(field, change)| {
-        if let Some(ImageSize { width, height }) = field.size {
-            let media = Media::Image(RgbImage { width, height, pixels: Vec::new(), is_truncated: false });
-            return Ok(Field { extension: field.extension.clone(), media });
-        }
-        let payload = field.payload.clone().unwrap_or_default();
-        let media = decode(&field.extension, payload, limits).and_then(|media| match (media, change) {
-            (Media::Image(image), Some(change)) => {
-                change.apply(&image, image.width, image.height).map(Media::Image)
-            }
-            (media, _) => Ok(media),
-        });
-        let extension = field.extension.clone();
-        match media {
-            Ok(media) => Ok(Field { extension, media }),
-            Err(error) => Err(FieldError {
-                field: Some(extension.to_string()),
-                reason: reason_of(&error),
-                is_dropped: false,
-            }),
-        }
-    });
-    decoded.collect()
-}
-
-/// Prepares a decoded sample; its pictures, clips and videos are in the tensors then, and no longer among its fields.
-fn prepare(preparer: &Preparer, raw: &RawSample, fields: Vec<Field>) -> Result<Decoded, FieldError> {
-    let sample = delivered(raw.clone(), raw.bytes(), fields);
-    let refusal = |error: PrepareError| FieldError {
-        field: error.field().map(str::to_owned),
-        is_dropped: error.is_dropped(),
-        reason: reason_of(&error),
-    };
-    let prepared = preparer.prepare(&sample).map_err(refusal)?;
-    let mut fields = sample.fields;
-    fields.retain(|field| !matches!(field.media, Media::Image(_) | Media::Audio(_) | Media::Video(_)));
-    Ok((fields, Some(prepared)))
-}
-
-/// Waits for a job; a panic inside it becomes a reason to skip.
-async fn answered<T>(answer: Pending<T>) -> Result<Result<T, String>> {
-    let result = answer.await.map_err(|_| Error::StageEnded { stage: "decode" })?;
-    Ok(result.map_err(|_| "the decoder panicked".to_owned()))
 }

@@ -81,6 +81,12 @@ pub enum Error {
     /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
     #[error("the model cannot take the {medium}")]
     Medium { medium: &'static str, source: BoxError },
+    /// User code that changes fields failed as a whole, not on one field; ends the stream.
+    #[error("the transform of `{fields}` failed")]
+    Transform { fields: String, source: BoxError },
+    /// User code that says what samples cost failed, or gave no costs of this global batch; ends the stream.
+    #[error("the cost function failed at step {step}")]
+    CostFunction { step: u64, source: BoxError },
     /// A part of the loader ended without a word; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },

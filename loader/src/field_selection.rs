@@ -4,6 +4,8 @@
 //! extension: `seg.png` is that field, `jpg` stands for `0.jpg` too, `*` for any letters (`img_*.png`), and `images`,
 //! `audio`, `video` and `text` for all fields of that kind, whatever their extension.
 
+use std::fmt;
+
 use crate::error::{Error, Result};
 use crate::probe::{MediumKind, is_video_extension, kind_of_extension};
 
@@ -69,6 +71,30 @@ impl FieldSelection {
     #[must_use]
     pub fn wants(&self, extension: &str) -> bool {
         self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.fits(extension)))
+    }
+}
+
+impl fmt::Display for FieldSelection {
+    /// The names, lower-cased, as they were given; `*` for all fields.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(names) = &self.names else { return formatter.write_str("*") };
+        for (at, name) in names.iter().enumerate() {
+            write!(formatter, "{}{name}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Images => formatter.write_str("images"),
+            Self::Audio => formatter.write_str("audio"),
+            Self::Video => formatter.write_str("video"),
+            Self::Text => formatter.write_str("text"),
+            Self::Extension(name) => formatter.write_str(name),
+            Self::Pattern(pieces) => formatter.write_str(&pieces.join("*")),
+        }
     }
 }
 
@@ -142,6 +168,8 @@ mod tests {
         for (name, extension, expected) in table {
             assert_eq!(wants(name, extension), expected, "{name} for {extension}");
         }
+        let names = FieldSelection::new(["JPG", "img_*.png", "images"]).unwrap();
+        assert_eq!(names.to_string(), "jpg, img_*.png, images");
         assert!(FieldSelection::ALL.wants("anything") && FieldSelection::default().is_all());
     }
 

@@ -87,6 +87,7 @@ pub mod store;
 pub mod tar;
 pub mod tensor;
 pub mod text;
+pub mod transform;
 pub mod watchdog;
 pub mod write;
 

@@ -29,6 +29,8 @@ pub enum Stage {
     DecodeQueue,
     /// Decode threads; depth counts the threads at work.
     Decode,
+    /// Threads that run user code ([`crate::transform`]). Items are fields; depth counts the calls at work.
+    Transform,
     /// Putting batches, or steps, together; depth counts those that are under way.
     Collate,
     /// Hand-over. Items are delivered samples; busy is the time that the consumer took between two calls.
@@ -36,8 +38,15 @@ pub enum Stage {
 }
 
 /// All stages, in order.
-const STAGES: [Stage; 6] =
-    [Stage::Plan, Stage::Read, Stage::DecodeQueue, Stage::Decode, Stage::Collate, Stage::Deliver];
+const STAGES: [Stage; 7] = [
+    Stage::Plan,
+    Stage::Read,
+    Stage::DecodeQueue,
+    Stage::Decode,
+    Stage::Transform,
+    Stage::Collate,
+    Stage::Deliver,
+];
 
 impl Stage {
     /// Returns the name that errors and tables use.
@@ -48,6 +57,7 @@ impl Stage {
             Self::Read => "read",
             Self::DecodeQueue => "decode queue",
             Self::Decode => "decode",
+            Self::Transform => "transform",
             Self::Collate => "collate",
             Self::Deliver => "deliver",
         }
@@ -163,6 +173,7 @@ impl StageMeter {
 pub struct Metrics {
     stages: [StageMeter; STAGES.len()],
     decode_workers: usize,
+    transform_workers: AtomicUsize,
     first_poll: std::sync::OnceLock<Instant>,
     consumer_wait_ns: AtomicU64,
     retries: Arc<AtomicU64>,
@@ -180,6 +191,7 @@ impl Metrics {
         Self {
             stages: Default::default(),
             decode_workers,
+            transform_workers: AtomicUsize::new(1),
             first_poll: std::sync::OnceLock::new(),
             consumer_wait_ns: AtomicU64::new(0),
             retries: Arc::default(),
@@ -193,6 +205,11 @@ impl Metrics {
 
     pub(crate) fn stage(&self, stage: Stage) -> &StageMeter {
         &self.stages[stage as usize]
+    }
+
+    /// Says how many threads run user code.
+    pub(crate) fn transforms_on(&self, threads: usize) {
+        self.transform_workers.store(threads, Relaxed);
     }
 
     /// Returns the counter of requests that were tried again; a loader's reads of remote shards increase it.
@@ -235,7 +252,11 @@ impl Metrics {
     /// Returns the counters as they are.
     #[must_use]
     pub fn snapshot(&self) -> MetricsSnapshot {
-        let workers = |stage| if stage == Stage::Decode { self.decode_workers } else { 1 };
+        let workers = |stage| match stage {
+            Stage::Decode => self.decode_workers,
+            Stage::Transform => self.transform_workers.load(Relaxed),
+            _ => 1,
+        };
         let stages: Vec<_> =
             STAGES.iter().map(|&stage| self.stage(stage).snapshot(stage, workers(stage))).collect();
         let seconds = self.first_poll.get().map_or(0.0, |first| first.elapsed().as_secs_f64());

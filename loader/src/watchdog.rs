@@ -152,7 +152,7 @@ impl Watchdog {
 
     /// The last stage that is at work: those before it wait for room, those behind it for input.
     fn stuck_stage(&self) -> Stage {
-        let at_work = [Stage::Decode, Stage::Read, Stage::Plan];
+        let at_work = [Stage::Transform, Stage::Decode, Stage::Read, Stage::Plan];
         let stuck = at_work.into_iter().find(|&stage| self.metrics.stage(stage).is_active());
         stuck.unwrap_or(Stage::Collate)
     }

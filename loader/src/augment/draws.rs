@@ -19,6 +19,8 @@ pub(super) enum Quantity {
     Ratio(u64),
     Left(u64),
     Top(u64),
+    /// All that user code draws, by the number of the transform.
+    Transform(u64),
 }
 
 impl Quantity {
@@ -26,6 +28,8 @@ impl Quantity {
         /// Places of one attempt, and where they begin.
         const ATTEMPT: u64 = 4;
         const FIRST: u64 = 16;
+        /// Far behind the last attempt.
+        const TRANSFORMS: u64 = 1 << 32;
         match self {
             Self::Flip => 0,
             Self::Brightness => 1,
@@ -36,6 +40,7 @@ impl Quantity {
             Self::Ratio(attempt) => FIRST + ATTEMPT * attempt + 1,
             Self::Left(attempt) => FIRST + ATTEMPT * attempt + 2,
             Self::Top(attempt) => FIRST + ATTEMPT * attempt + 3,
+            Self::Transform(number) => TRANSFORMS + number,
         }
     }
 }
@@ -52,7 +57,7 @@ impl Draws {
         Self([sample.offset, epoch].iter().fold(names, |hash, &value| mix64(hash ^ mix64(value))))
     }
 
-    fn bits(self, quantity: Quantity) -> u64 {
+    pub(super) fn bits(self, quantity: Quantity) -> u64 {
         mix64(self.0 ^ mix64(quantity.place()))
     }
 

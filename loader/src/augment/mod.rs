@@ -62,6 +62,11 @@ impl Augment {
     }
 }
 
+/// The number from which a transform draws all that it draws for a field, see [`crate::transform`].
+pub(crate) fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str, transform: u64) -> u64 {
+    Draws::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
+}
+
 /// What tells a sample from all others of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleId<'a> {

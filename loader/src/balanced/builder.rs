@@ -15,6 +15,7 @@ use crate::pool::{DecodePool, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::prepare::Preparer;
 use crate::skip::{ErrorBudget, SkipLog};
 use crate::state::LoaderState;
+use crate::transform::{TransformStage, Transforms};
 use crate::watchdog::{StallListener, StallSettings};
 
 /// Most steps that may wait as plans.
@@ -33,6 +34,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) field_names: Option<Vec<String>>,
     pub(super) decode: Decode,
     pub(super) augment: Option<Augment>,
+    pub(super) transforms: Transforms,
     pub(super) workers: usize,
     pub(super) steps_ahead: usize,
     pub(super) buffered_bytes_max: u64,
@@ -58,6 +60,7 @@ impl BalancedLoaderBuilder {
             field_names: None,
             decode: Decode::Media,
             augment: None,
+            transforms: Transforms::new(),
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             steps_ahead: 2,
             buffered_bytes_max: 256 << 20,
@@ -106,6 +109,14 @@ impl BalancedLoaderBuilder {
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
         self.augment = Some(augment);
+        self
+    }
+
+    /// Passes fields through user code, behind decoding and before the preparer. A field that no decoder claims, and that
+    /// a transform makes a picture, is planned at no cost: indexes do not know it. Default: none.
+    #[must_use]
+    pub fn transforms(mut self, transforms: Transforms) -> Self {
+        self.transforms = transforms;
         self
     }
 
@@ -219,6 +230,7 @@ impl BalancedLoaderBuilder {
             return invalid("decode", "a balanced loader delivers `Raw` or `Media`".into());
         }
         check_augment(self.decode, self.augment.as_ref())?;
+        self.transforms.check(self.decode)?;
         if let Some(names) = &self.field_names {
             self.fields = FieldSelection::new(names)?;
         }
@@ -230,6 +242,7 @@ impl BalancedLoaderBuilder {
             *preparer = Arc::new(Preparer::clone(preparer).tokens_at_most(tokens_max));
         }
         let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
+        let transforms = TransformStage::new(&self.transforms, pool.metrics().clone())?;
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.step_of(&state)?;
         }
@@ -244,7 +257,7 @@ impl BalancedLoaderBuilder {
         skips.check(false)?;
         let next_step = Arc::new(AtomicU64::new(self.from_step));
         let (pool, skips) = (Arc::new(pool), Arc::new(skips));
-        Ok(BalancedLoader { settings: self, pool, skips, next_step, prepared: Arc::default() })
+        Ok(BalancedLoader { settings: self, pool, transforms, skips, next_step, prepared: Arc::default() })
     }
 }
 

@@ -34,6 +34,7 @@ use crate::prefetch::{ByteBudget, ByteLease, run_ahead};
 use crate::prepare::{ModelInputs, PrepareLog, PrepareReport};
 use crate::skip::{SkipLog, Skipped};
 use crate::state::LoaderState;
+use crate::transform::TransformStage;
 use crate::watchdog::Watchdog;
 
 /// Steps in order; an error is the last item.
@@ -96,6 +97,7 @@ impl Microbatch {
 pub struct BalancedLoader {
     settings: BalancedLoaderBuilder,
     pool: Arc<DecodePool>,
+    transforms: Option<Arc<TransformStage>>,
     skips: Arc<SkipLog>,
     /// The step behind the last one that a stream gave out.
     next_step: Arc<AtomicU64>,
@@ -122,6 +124,7 @@ impl BalancedLoader {
     pub fn stream(&self) -> StepStream {
         let settings = self.settings.clone();
         let (pool, skips, at_step) = (self.pool.clone(), self.skips.clone(), self.next_step.clone());
+        let transforms = self.transforms.clone();
         let packing = inputs::Packing::new(&settings, self.prepared.clone());
         let steps = try_stream! {
             let metrics = pool.metrics().clone();
@@ -130,6 +133,7 @@ impl BalancedLoader {
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
             let collator = Collator::new(settings.decode, pool, skips.clone())
                 .augment(settings.augment)
+                .transforms(transforms)
                 .video_sampling(settings.video_sampling)
                 .preparer(settings.preparer.clone());
             let dp_size = settings.planner.dp_size();
@@ -242,6 +246,7 @@ fn begin_steps(
                 for (place, raw) in microbatch {
                     samples.push((place, collator.begin_sample(raw).await?));
                 }
+                collator.transform(samples.iter_mut().map(|(_, sample)| sample));
                 pending.push(samples);
             }
             metrics.stage(Stage::Collate).depth.add(1);
@@ -258,13 +263,11 @@ async fn next_step(
     dp_size: usize,
 ) -> Result<Option<Step>> {
     let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
-    let begun = pending.microbatches.iter().map(Vec::len).sum::<usize>() as u64;
     let mut step = finish_step(collator, pending, dp_size).await?;
     packing.pack(collator, &mut step).await?;
     let samples = || step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
     let (delivered, bytes) = (samples().count() as u64, samples().map(|sample| sample.bytes).sum());
     let metrics = collator.metrics();
-    metrics.stage(Stage::Decode).fail(begun - delivered);
     metrics.stage(Stage::Collate).depth.remove(1);
     metrics.stage(Stage::Collate).count(1, bytes);
     metrics.stage(Stage::Deliver).count(delivered, bytes);

@@ -17,6 +17,7 @@ use crate::sample::{RawField, RawSample};
 use crate::skip::{SkipLog, Skipped};
 use crate::steps::StepSample;
 use crate::store::ranges::ShardRanges;
+use crate::transform::Transforms;
 
 /// What was read for one microbatch: each sample, behind its place in the plan.
 pub(super) type ReadMicrobatch = Vec<(u32, RawSample)>;
@@ -34,6 +35,7 @@ pub(super) struct StepReader {
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
     preparer: Option<Arc<Preparer>>,
+    transforms: Transforms,
 }
 
 impl StepReader {
@@ -57,6 +59,7 @@ impl StepReader {
             skips,
             metrics,
             preparer: settings.preparer.clone(),
+            transforms: settings.transforms.clone(),
         }
     }
 
@@ -83,9 +86,9 @@ impl StepReader {
             if !is_remote || plan.refused.iter().any(|(at, _)| *at == place as usize) {
                 continue;
             }
-            let fields = row
-                .fields()
-                .filter(|field| self.fields.wants(field.extension) && self.size_alone(field.shape).is_none());
+            let fields = row.fields().filter(|field| {
+                self.fields.wants(field.extension) && self.size_alone(field.extension, field.shape).is_none()
+            });
             wanted[drawn.data_set].extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
         }
         wanted
@@ -115,7 +118,7 @@ impl StepReader {
         let mut fields = Vec::new();
         self.metrics.reads_shard(self.shard_starts[drawn.data_set] + row.shard);
         for field in row.fields().filter(|field| self.fields.wants(field.extension)) {
-            let size = self.size_alone(field.shape);
+            let size = self.size_alone(field.extension, field.shape);
             let payload = match size {
                 Some(_) => None,
                 None => Some(self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?),
@@ -129,12 +132,11 @@ impl StepReader {
         Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch: drawn.epoch, fields })
     }
 
-    /// The size of a picture of which the preparer asks for no more.
-    fn size_alone(&self, shape: FieldShape) -> Option<ImageSize> {
+    /// The size of a picture of which neither the preparer nor a transform asks for more.
+    fn size_alone(&self, extension: &str, shape: FieldShape) -> Option<ImageSize> {
+        let is_enough = self.preparer.as_ref().is_some_and(|own| !own.reads_pixels());
         match shape {
-            FieldShape::Image(size) if self.preparer.as_ref().is_some_and(|own| !own.reads_pixels()) => {
-                Some(size)
-            }
+            FieldShape::Image(size) if is_enough && !self.transforms.takes(extension) => Some(size),
             _ => None,
         }
     }
@@ -168,7 +170,9 @@ impl StepReader {
         let prepared = self.preparer.as_ref().map_or(0, tensor_bytes);
         let fields = rows().flat_map(|row| row.fields());
         let decoded: u64 = fields
-            .filter(|field| self.fields.wants(field.extension) && self.size_alone(field.shape).is_none())
+            .filter(|field| {
+                self.fields.wants(field.extension) && self.size_alone(field.extension, field.shape).is_none()
+            })
             .map(|field| field.shape.decoded_bytes(field.bytes))
             .sum();
         decoded.saturating_add(prepared)

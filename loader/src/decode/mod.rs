@@ -7,6 +7,7 @@
 
 mod audio;
 mod crop;
+mod custom;
 mod error;
 #[cfg(test)]
 mod fixtures;
@@ -27,6 +28,7 @@ use serde_json::Value;
 use crate::probe::{MediumKind, kind_of_extension};
 
 pub use self::audio::{Audio, decode_audio};
+pub use self::custom::CustomMedia;
 pub use self::error::{BoxError, DecodeError};
 pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
 pub use self::json::decode_json;
@@ -56,6 +58,8 @@ pub enum Media {
     Npy(NpyArray),
     /// A field that no decoder claims, as it was stored.
     Opaque(Bytes),
+    /// What user code made of a field; see [`crate::transform`].
+    Custom(CustomMedia),
 }
 
 /// Decodes one field as its extension asks; extensions that no decoder claims pass through undecoded.

@@ -83,12 +83,15 @@ impl OpenBatch<'_> {
         Ok(())
     }
 
-    async fn finish(self, progressed: Progressed) -> Result<BegunBatch> {
+    async fn finish(mut self, progressed: Progressed) -> Result<BegunBatch> {
         let samples = self.len() as u64;
         let collator = &self.starter.collator;
         let batch = match collator.decode_mode() {
             Decode::Pixels { .. } => collator.begin(self.waiting).await?,
-            _ => PendingBatch::Fields(self.pending),
+            _ => {
+                collator.transform(self.pending.iter_mut());
+                PendingBatch::Fields(self.pending)
+            }
         };
         collator.metrics().stage(Stage::Collate).depth.add(1);
         Ok(BegunBatch { batch, samples, progressed, _leases: [self.encoded, self.decoded] })

@@ -14,6 +14,7 @@ use crate::pool::{DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 use crate::read::FIELD_BYTES_MAX;
 use crate::shard::Shard;
 use crate::skip::{ErrorBudget, SkipLog};
+use crate::transform::{TransformStage, Transforms};
 use crate::watchdog::StallSettings;
 
 /// Largest batch, in samples.
@@ -26,6 +27,7 @@ pub struct LoaderBuilder {
     pub(super) decode: Decode,
     pub(super) scaled_decode: bool,
     pub(super) augment: Option<Augment>,
+    pub(super) transforms: Transforms,
     pub(super) fields: FieldSelection,
     pub(super) video_sampling: Option<VideoSampling>,
     pub(super) batch_size: usize,
@@ -47,6 +49,7 @@ impl LoaderBuilder {
             decode: Decode::Media,
             scaled_decode: false,
             augment: None,
+            transforms: Transforms::new(),
             fields: FieldSelection::ALL,
             video_sampling: None,
             batch_size: 32,
@@ -84,6 +87,13 @@ impl LoaderBuilder {
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
         self.augment = Some(augment);
+        self
+    }
+
+    /// Passes fields through user code, behind decoding; not with [`Decode::Pixels`]. Default: none.
+    #[must_use]
+    pub fn transforms(mut self, transforms: Transforms) -> Self {
+        self.transforms = transforms;
         self
     }
 
@@ -169,7 +179,7 @@ impl LoaderBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if there is no shard, if there are fewer than ranks, if a count is zero or absurdly large, or
-    /// if pictures are to be scaled or changed that are not decoded; [`Error::State`] if a state to go on from is of
+    /// if pictures are to be scaled or changed that are not decoded, or pass user code on their way into a tensor; [`Error::State`] if a state to go on from is of
     /// another stream.
     pub fn build(self) -> Result<Loader> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
@@ -193,8 +203,10 @@ impl LoaderBuilder {
         self.input.check(&self.kind())?;
         self.stalls.check()?;
         check_augment(self.decode, self.augment.as_ref())?;
+        self.transforms.check(self.decode)?;
         check_video(self.video_sampling)?;
         let pool = DecodePool::new(self.workers, self.kernel()?)?;
+        let transforms = TransformStage::new(&self.transforms, pool.metrics().clone())?;
         let kernel_cpu_ns = pool.cpu_ns();
         let (known, mut skips) = (self.input.known(), SkipLog::new(self.error_budget, None));
         if let Some(state) = &self.input.restored {
@@ -206,6 +218,7 @@ impl LoaderBuilder {
             pool: Arc::new(pool),
             skips: Arc::new(skips),
             kernel_cpu_ns,
+            transforms,
             known,
             tracker,
         })

@@ -35,6 +35,7 @@ use crate::pool::DecodePool;
 use crate::prefetch::run_ahead;
 use crate::shard::Shard;
 use crate::skip::{SkipLog, Skipped};
+use crate::transform::TransformStage;
 use crate::watchdog::Watchdog;
 
 /// Batches in order; an error is the last item.
@@ -47,6 +48,7 @@ pub struct Loader {
     pool: Arc<DecodePool>,
     skips: Arc<SkipLog>,
     kernel_cpu_ns: Arc<AtomicU64>,
+    transforms: Option<Arc<TransformStage>>,
     known: KnownShards,
     tracker: Arc<Mutex<Tracker>>,
 }
@@ -71,11 +73,13 @@ impl Loader {
         let settings = self.settings.clone();
         let (pool, skips, known) = (self.pool.clone(), self.skips.clone(), self.known.clone());
         let (metrics, tracker) = (self.pool.metrics().clone(), self.tracker.clone());
+        let transforms = self.transforms.clone();
         let batches = try_stream! {
             metrics.begin_stream();
             *lock(&tracker) = Tracker::start(settings.input.restored.as_deref())?;
             let collator = Collator::new(settings.decode, pool, skips.clone())
                 .augment(settings.augment)
+                .transforms(transforms)
                 .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
@@ -148,7 +152,6 @@ async fn next_batch(
     let batch = collator.finish(begun.batch).await?;
     let delivered = batch.samples.len() as u64;
     let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
-    metrics.stage(Stage::Decode).fail(bad);
     metrics.stage(Stage::Collate).depth.remove(1);
     metrics.stage(Stage::Collate).count(1, bytes);
     // A batch that ends the stream is not delivered: a state behind it would lose its good samples.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
-use super::{PlanConfig, Source, StepPlanner};
+use super::{CostFunction, PlanConfig, Source, StepPlanner};
 use crate::error::{Error, Result, check_at_most};
 use crate::mix::{Mixture, Origin, POSITION_MAX};
 use crate::order::Shuffle;
@@ -35,6 +35,7 @@ pub struct StepPlannerBuilder {
     state: Option<LoaderState>,
     accepts_changed_data: bool,
     stages: Option<Vec<usize>>,
+    cost_function: Option<Arc<dyn CostFunction>>,
     config: PlanConfig,
 }
 
@@ -59,6 +60,7 @@ impl StepPlannerBuilder {
             state: None,
             accepts_changed_data: false,
             stages: None,
+            cost_function: None,
             config,
         }
     }
@@ -88,6 +90,15 @@ impl StepPlannerBuilder {
     #[must_use]
     pub fn stages(mut self, stages: Vec<usize>) -> Self {
         self.stages = Some(stages);
+        self
+    }
+
+    /// Asks this function what samples cost, in place of the model's nanoseconds; tokens stay the model's. It must be
+    /// pure and the same on all ranks. Corrections are refused then ([`StepPlanner::correct`]): what is measured goes
+    /// into the function. Default: the model's.
+    #[must_use]
+    pub fn cost_function(mut self, function: Arc<dyn CostFunction>) -> Self {
+        self.cost_function = Some(function);
         self
     }
 
@@ -219,6 +230,7 @@ impl StepPlannerBuilder {
             model: Arc::new(self.model),
             config,
             free,
+            cost_function: self.cost_function,
             corrections: Arc::default(),
             planned: Arc::default(),
         })

@@ -17,8 +17,13 @@ impl StepPlanner {
     /// are cut. A run that is restored takes its tables again, in their order.
     ///
     /// # Errors
-    /// [`Error::Config`] if this planner has planned the step already, or the table does not follow the last one.
+    /// [`Error::Config`] if this planner has planned the step already, or the table does not follow the last one, or
+    /// costs come from a function, which corrections of the model do not reach.
     pub fn correct(&self, table: CorrectionTable) -> Result<()> {
+        if self.cost_function.is_some() {
+            let reason = "it corrects the cost model, and costs come from a cost function; let that take up what is                           measured, in a planner built anew";
+            return Err(Error::Config { setting: "correction", reason: reason.into() });
+        }
         let mut corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
         let refused = |error: dflop_costmodel::Error| Error::Config {
             setting: "correction",

@@ -5,6 +5,7 @@
 
 mod builder;
 mod correction;
+mod cost_function;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -17,6 +18,7 @@ use dflop_costmodel::correction::Corrections;
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use builder::StepPlannerBuilder;
+pub use cost_function::{CostFault, CostFunction, CostInput};
 
 use crate::data_set::DataSet;
 use crate::error::{Error, Result, check_at_most};
@@ -85,6 +87,7 @@ pub struct StepPlanner {
     model: Arc<CostModel>,
     config: PlanConfig,
     free: SampleCost,
+    cost_function: Option<Arc<dyn CostFunction>>,
     /// What the run has learned, shared by all clones.
     corrections: Arc<Mutex<Corrections>>,
     /// Steps from 0 up to the last one that was planned.
@@ -180,11 +183,12 @@ impl StepPlanner {
     ///
     /// # Errors
     /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total. [`Error::RunEnded`] if the
-    /// run has no such step.
+    /// run has no such step. [`Error::CostFunction`] if there is one and it fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
-        let (costs, refused) = self.annotate(&samples, &self.model_at(step));
+        let (mut costs, refused) = self.annotate(&samples, &self.model_at(step));
+        self.ask_costs(step, &samples, &refused, &mut costs)?;
         let plan_error = |source| Error::Plan { step, source };
         let instance = self.instance(&samples, &costs).map_err(plan_error)?;
         let cut = self.cut(&instance, &costs).map_err(plan_error)?;
@@ -245,6 +249,41 @@ impl StepPlanner {
             })
         };
         (samples.iter().enumerate().map(cost).collect(), refused)
+    }
+
+    /// Puts the times of the cost function, if there is one, in place of the model's.
+    fn ask_costs(
+        &self,
+        step: u64,
+        samples: &[StepSample],
+        refused: &[(usize, String)],
+        costs: &mut [SampleCost],
+    ) -> Result<()> {
+        let Some(function) = self.cost_function.as_deref() else { return Ok(()) };
+        let is_taken = |place: &usize| refused.binary_search_by_key(place, |(refused, _)| *refused).is_err();
+        let places: Vec<usize> = (0..samples.len()).filter(is_taken).collect();
+        let shape_of = |&place: &usize| {
+            let mut shape = SampleShape::default();
+            self.row(samples[place]).read_shape(&mut shape);
+            shape
+        };
+        let shapes: Vec<SampleShape> = places.iter().map(shape_of).collect();
+        let input = |(&place, shape)| {
+            let StepSample { data_set, sample, .. } = samples[place];
+            CostInput {
+                key: self.row(samples[place]).key(),
+                data_set,
+                sample,
+                shape,
+                predicted: costs[place],
+            }
+        };
+        let inputs: Vec<CostInput<'_>> = places.iter().zip(&shapes).map(input).collect();
+        let times = cost_function::ask(function, step, self.model.modules(), &inputs)?;
+        for (place, module_ns) in places.into_iter().zip(times) {
+            costs[place].module_ns = module_ns;
+        }
+        Ok(())
     }
 
     /// The partition problem of a step: times are those of one stage of each module.

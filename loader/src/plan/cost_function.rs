@@ -1,0 +1,93 @@
+//! Costs that user code says in place of the cost model's.
+//!
+//! Planning follows these nanoseconds alone; tokens, and what the model cannot take, stay the model's. Every rank calls
+//! the function for itself: it must be pure, so that all ranks get the same numbers. Where it is not,
+//! [`StepPlan::digest`](super::StepPlan::digest) tells ranks apart whose plans differ.
+
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use dflop_costmodel::{Module, ModuleTimes, SampleCost, SampleShape};
+
+use crate::decode::BoxError;
+use crate::error::{Error, Result};
+
+/// A sample of a global batch, as a cost function sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CostInput<'a> {
+    /// Key of the sample.
+    pub key: &'a str,
+    /// Number of its data set, from 0.
+    pub data_set: usize,
+    /// Number of the sample in the index of its data set.
+    pub sample: u64,
+    /// What it is made of, as the index knows it.
+    pub shape: &'a SampleShape,
+    /// What the cost model predicts, tokens and nanoseconds.
+    pub predicted: SampleCost,
+}
+
+/// User code that says what samples cost.
+pub trait CostFunction: Debug + Send + Sync {
+    /// Returns forward and backward nanoseconds of every **whole** module on one device, a row for each sample in their
+    /// order, of all samples of a global batch that the model takes.
+    ///
+    /// A pure function of its arguments, the same on all ranks. Called once a step, on the thread that plans ahead.
+    ///
+    /// - `modules`: those of the model; rows have their times in this order
+    ///
+    /// # Errors
+    /// Ends the stream, as [`Error::CostFunction`].
+    fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError>;
+}
+
+/// Why the answer of a cost function cannot be planned with.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum CostFault {
+    /// Which row is whose cannot be told.
+    #[error("it was given {expected} samples and answered for {given}")]
+    Rows { expected: usize, given: usize },
+    /// A row has a time too many or too few.
+    #[error("its times of sample `{key}` are of {given} modules, not of {expected}")]
+    Modules { key: String, expected: usize, given: usize },
+    /// All times of the global batch together do not fit 63 bits.
+    #[error("the sum of its times overflows at sample `{key}`")]
+    Overflow { key: String },
+    /// It panicked.
+    #[error("it panicked")]
+    Panicked,
+}
+
+/// Asks the function and checks what it says.
+pub(super) fn ask(
+    function: &dyn CostFunction,
+    step: u64,
+    modules: &[Module],
+    samples: &[CostInput<'_>],
+) -> Result<Vec<ModuleTimes>> {
+    let fail = |source| Error::CostFunction { step, source };
+    let answer = catch_unwind(AssertUnwindSafe(|| function.module_ns(modules, samples)));
+    let times = answer.unwrap_or_else(|_| Err(CostFault::Panicked.into())).map_err(fail)?;
+    check(&times, modules.len(), samples).map_err(|fault| fail(fault.into()))?;
+    Ok(times)
+}
+
+fn check(times: &[ModuleTimes], modules: usize, samples: &[CostInput<'_>]) -> Result<(), CostFault> {
+    if times.len() != samples.len() {
+        return Err(CostFault::Rows { expected: samples.len(), given: times.len() });
+    }
+    let mut sum_ns = 0u64;
+    for (row, sample) in times.iter().zip(samples) {
+        let (row, key) = (row.as_slice(), || sample.key.to_owned());
+        if row.len() != modules {
+            return Err(CostFault::Modules { key: key(), expected: modules, given: row.len() });
+        }
+        for &ns in row {
+            let added = sum_ns.checked_add(ns).filter(|&sum| i64::try_from(sum).is_ok());
+            sum_ns = added.ok_or_else(|| CostFault::Overflow { key: key() })?;
+        }
+    }
+    Ok(())
+}
