@@ -62,6 +62,13 @@ impl ModuleTimes {
         &self.nanoseconds[..usize::from(self.modules)]
     }
 
+    /// Adds to the time of the LLM, which is the last module; saturates.
+    pub fn add_llm(&mut self, nanoseconds: u64) {
+        if let Some(llm) = self.nanoseconds[..usize::from(self.modules)].last_mut() {
+            *llm = llm.saturating_add(nanoseconds);
+        }
+    }
+
     pub(crate) fn push(&mut self, nanoseconds: u64) {
         self.nanoseconds[usize::from(self.modules)] = nanoseconds;
         self.modules += 1;

@@ -60,6 +60,36 @@ pub enum Error {
     /// A global batch cannot be planned.
     #[error("could not plan step {step}")]
     Plan { step: u64, source: dflop_balancer::Error },
+    /// Microbatches of a fixed number of tokens have no room for the samples of a step.
+    #[error(
+        "could not plan step {step}: {tokens} tokens in {microbatches} microbatches of at most {tokens_max}; \
+         {reason}; a `pad_to_tokens` (and `tokens_max`, if set) of {tokens_needed} would do for this step, as more \
+         microbatches or a smaller global batch might"
+    )]
+    StepTooLong {
+        step: u64,
+        tokens: u64,
+        microbatches: usize,
+        tokens_max: u64,
+        tokens_needed: u64,
+        reason: String,
+    },
+    /// The counted tokens of a microbatch exceed the fixed number; nothing of its step was delivered. Ends the stream.
+    #[error(
+        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
+         {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
+         are exact, or set `pad_to_tokens` to {tokens_needed} at least for this rank's step, or a `tokens_max` below it \
+         that leaves room, or cut or drop samples by `long_sample`"
+    )]
+    MicrobatchTooLong {
+        step: u64,
+        dp_rank: usize,
+        microbatch: usize,
+        tokens: u64,
+        planned_tokens: u64,
+        pad_to_tokens: u64,
+        tokens_needed: u64,
+    },
     /// A step is asked for that lies behind the end of a run.
     #[error("step {step} does not exist: the run has {steps} steps, counted from 0")]
     RunEnded { step: u64, steps: u64 },

@@ -86,7 +86,7 @@ pub fn simulate_plan(
     schedule: ScheduleKind,
 ) -> Result<Vec<Simulation>> {
     let plan_error = |source| Error::Plan { step: plan.step, source };
-    let instance = planner.instance(&plan.samples, &plan.costs).map_err(plan_error)?;
+    let (instance, ranks) = planner.as_run(plan).map_err(plan_error)?;
     let pipeline = planner.pipeline();
     let stages: usize = pipeline.stages.iter().sum();
     if !stages.is_multiple_of(schedule.chunks()) {
@@ -99,5 +99,5 @@ pub fn simulate_plan(
         let lists = Layout::chain(stages / chunks, chunks, microbatches.len())?.schedule(schedule)?;
         simulate(&lists, &times)
     };
-    plan.ranks.iter().map(simulate_rank).collect::<Result<_, _>>().map_err(plan_error)
+    ranks.iter().map(simulate_rank).collect::<Result<_, _>>().map_err(plan_error)
 }

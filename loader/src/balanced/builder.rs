@@ -213,7 +213,7 @@ impl BalancedLoaderBuilder {
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no field is
     /// named or undecoded pictures are to be changed, if pixels are asked for, which have no microbatch form yet, or a
-    /// preparer for undecoded samples; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it;
+    /// preparer for undecoded samples, or with another layout than the planner pads for; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it;
     /// [`Error::State`] if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
@@ -241,6 +241,9 @@ impl BalancedLoaderBuilder {
         if let (Some(preparer), Some(tokens_max)) = (&mut self.preparer, self.planner.caps().tokens_max) {
             *preparer = Arc::new(Preparer::clone(preparer).tokens_at_most(tokens_max));
         }
+        if let Some(preparer) = &mut self.preparer {
+            pad_as_planned(preparer, &self.planner)?;
+        }
         let pool = DecodePool::new(self.workers, SIDE_WITHOUT_PIXELS)?;
         let transforms = TransformStage::new(&self.transforms, pool.metrics().clone())?;
         if let Some(state) = self.state.take() {
@@ -259,6 +262,19 @@ impl BalancedLoaderBuilder {
         let (pool, skips) = (Arc::new(pool), Arc::new(skips));
         Ok(BalancedLoader { settings: self, pool, transforms, skips, next_step, prepared: Arc::default() })
     }
+}
+
+/// Lets a preparer pad to the length that was planned for.
+fn pad_as_planned(preparer: &mut Arc<Preparer>, planner: &StepPlanner) -> Result<()> {
+    let Some(to) = planner.pad_to() else { return Ok(()) };
+    if to.layout.is_packed() != preparer.layout().is_packed() {
+        let reason =
+            format!("planned for {:?}, but the layout of the preparer is {:?}", to.layout, preparer.layout());
+        return Err(Error::Config { setting: "pad_to_tokens", reason });
+    }
+    let padded = Preparer::clone(preparer).tokens_at_most(to.tokens).pad_to_tokens(to.tokens as usize);
+    *preparer = Arc::new(padded);
+    Ok(())
 }
 
 /// The sampling of videos by which all indexes were made.

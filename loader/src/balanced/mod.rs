@@ -62,23 +62,29 @@ pub struct Microbatch {
     pub places: Vec<u32>,
     /// What each of `samples` costs.
     pub costs: Vec<SampleCost>,
-    /// The samples as tensors, where the loader has a preparer and there is a sample.
+    /// The samples as tensors, where the loader has a preparer and there is a sample, or a length to pad to.
     pub inputs: Option<ModelInputs>,
     /// LLM positions of `samples`: counted where the loader has a preparer, else as planned.
     pub tokens: u64,
     /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as planned.
     pub target_tokens: u64,
+    /// Tokens of padding up to the fixed length of the planner, which are not among `tokens`; 0 without one.
+    pub padding_tokens: u64,
     /// LLM positions of `samples` as planned, from estimates of the text.
     pub planned_tokens: u64,
     /// Tokens of `samples` that the loss is computed on, as planned.
     pub planned_target_tokens: u64,
-    /// Predicted forward and backward time of each whole module, in the model's order.
+    /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed length is in
+    /// that of the LLM.
     pub module_ns: Vec<u64>,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
     /// gives the gradient of the token-normalised loss of the global batch. With a preparer the numerator is counted
     /// and the denominator planned, the same on all ranks: microbatches weigh exactly what they have to, and the
     /// gradient as a whole is off by the one factor between counted and planned tokens of the step.
+    ///
+    /// It is 0 where nothing is learned, as in a microbatch of padding alone. The mean loss over no token is no number there, and
+    /// stays none times 0: a loss that has to be computed on such a microbatch is summed, with `loss_scale_sum`.
     pub loss_scale: f64,
     /// The same factor for a loss that is **summed** over target tokens: `dp_size / step.target_tokens`.
     pub loss_scale_sum: f64,
@@ -115,8 +121,9 @@ impl BalancedLoader {
     ///
     /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of its
     /// microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that cannot be
-    /// made, an unreadable shard, or more bad samples than the budget allows, is the last item. Dropping the
-    /// stream ends all its tasks.
+    /// made, an unreadable shard, more bad samples than the budget allows, or a microbatch of more counted tokens than
+    /// the planner's fixed length ([`Error::MicrobatchTooLong`], instead of its step), is the last item. Dropping the stream
+    /// ends all its tasks.
     ///
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in one without a timer.
@@ -136,11 +143,11 @@ impl BalancedLoader {
                 .transforms(transforms)
                 .video_sampling(settings.video_sampling)
                 .preparer(settings.preparer.clone());
-            let dp_size = settings.planner.dp_size();
+            let planner = settings.planner.clone();
             // One step waits decoded while the next is read; more steps only wait as plans.
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
             loop {
-                let next = next_step(&mut begun, &collator, &packing, dp_size);
+                let next = next_step(&mut begun, &collator, &packing, &planner);
                 let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
                 let Some(step) = next? else { break };
                 skips.check(false)?;
@@ -260,10 +267,10 @@ async fn next_step(
     begun: &mut mpsc::Receiver<Result<PendingStep>>,
     collator: &Collator,
     packing: &inputs::Packing,
-    dp_size: usize,
+    planner: &StepPlanner,
 ) -> Result<Option<Step>> {
     let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
-    let mut step = finish_step(collator, pending, dp_size).await?;
+    let mut step = finish_step(collator, pending, planner).await?;
     packing.pack(collator, &mut step).await?;
     let samples = || step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
     let (delivered, bytes) = (samples().count() as u64, samples().map(|sample| sample.bytes).sum());
@@ -274,11 +281,11 @@ async fn next_step(
     Ok(Some(step))
 }
 
-async fn finish_step(collator: &Collator, pending: PendingStep, dp_size: usize) -> Result<Step> {
+async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPlanner) -> Result<Step> {
     let PendingStep { plan, microbatches, _lease } = pending;
     let mut finished = Vec::with_capacity(microbatches.len());
     let loss_scale_sum =
-        if plan.target_tokens == 0 { 0.0 } else { dp_size as f64 / plan.target_tokens as f64 };
+        if plan.target_tokens == 0 { 0.0 } else { planner.dp_size() as f64 / plan.target_tokens as f64 };
     for microbatch in microbatches {
         let (mut samples, mut places) = (Vec::new(), Vec::new());
         for (place, sample) in microbatch {
@@ -289,9 +296,22 @@ async fn finish_step(collator: &Collator, pending: PendingStep, dp_size: usize) 
         }
         collator.skips().delivered(samples.len() as u64);
         let costs = places.iter().map(|&place| plan.costs[place as usize]).collect();
-        finished.push(Microbatch { places, ..microbatch_of(samples, costs, loss_scale_sum) });
+        let mut microbatch = Microbatch { places, ..microbatch_of(samples, costs, loss_scale_sum) };
+        pad(&mut microbatch, plan.step, planner);
+        finished.push(microbatch);
     }
     Ok(Step { step: plan.step, microbatches: finished, target_tokens: plan.target_tokens, plan })
+}
+
+/// Counts in the padding up to the length that the step was planned for.
+fn pad(microbatch: &mut Microbatch, step: u64, planner: &StepPlanner) {
+    let Some(to) = planner.pad_to() else { return };
+    let (samples, tokens) = (microbatch.samples.len(), microbatch.tokens);
+    microbatch.padding_tokens = to.padding_tokens(samples, tokens);
+    microbatch.module_ns.resize(planner.model().modules().len(), 0);
+    if let Some(llm_ns) = microbatch.module_ns.last_mut() {
+        *llm_ns = llm_ns.saturating_add(planner.padding_ns(step, samples, tokens));
+    }
 }
 
 fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f64) -> Microbatch {
@@ -304,6 +324,7 @@ fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f
         inputs: None,
         tokens,
         target_tokens,
+        padding_tokens: 0,
         planned_tokens: tokens,
         planned_target_tokens: target_tokens,
         module_ns: (0..modules).map(module_ns).collect(),

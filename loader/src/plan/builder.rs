@@ -6,11 +6,13 @@ use std::sync::Arc;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
-use super::{CostFunction, PlanConfig, Source, StepPlanner};
+use super::padding::PAD_TO_TOKENS_MAX;
+use super::{CostFunction, PadTo, PlanConfig, Source, StepPlanner};
 use crate::error::{Error, Result, check_at_most};
 use crate::mix::{Mixture, Origin, POSITION_MAX};
 use crate::order::Shuffle;
 use crate::pace::{Pace, PaceInput};
+use crate::prepare::Layout;
 use crate::skip::reason_of;
 use crate::state::{LoaderState, Restored, Run};
 use crate::steps::{Steps, Tail};
@@ -47,6 +49,7 @@ impl StepPlannerBuilder {
             stages: Vec::new(),
             strategy: Strategy::Search,
             caps: Caps::default(),
+            pad_to: None,
             work: 20_000,
         };
         Self {
@@ -114,6 +117,20 @@ impl StepPlannerBuilder {
     #[must_use]
     pub fn caps(mut self, caps: Caps) -> Self {
         self.config.caps = caps;
+        self
+    }
+
+    /// Gives all microbatches tensors of one shape, of `tokens` tokens, and counts in what their padding costs. With
+    /// [`Layout::Packed`] every microbatch is `[1, tokens]` and is planned for no more; with padded layouts every row is,
+    /// `[samples, tokens]`, and the number of rows differs. A loader takes it over for its preparer, which must have
+    /// such a layout. Default: microbatches are as long as their samples.
+    ///
+    /// Every microbatch then has the same linear LLM work, and what is balanced is the work of the encoders, attention, and
+    /// that samples fit: a microbatch may even have none. A token cap counts rows of padded layouts with their padding. A
+    /// length that suits: the tokens of a global batch over its microbatches, and a tenth more; the errors name what would do.
+    #[must_use]
+    pub fn pad_to_tokens(mut self, tokens: u64, layout: Layout) -> Self {
+        self.config.pad_to = Some(PadTo { tokens, layout });
         self
     }
 
@@ -249,6 +266,12 @@ impl StepPlannerBuilder {
         }
         check_at_most("global_batch", self.global_batch, GLOBAL_BATCH_MAX)?;
         check_at_most("first_epoch", self.first_epoch, COUNT_MAX)?;
+        if let Some(PadTo { tokens, .. }) = self.config.pad_to {
+            check_at_most("pad_to_tokens", tokens, PAD_TO_TOKENS_MAX)?;
+            if tokens == 0 {
+                return invalid("pad_to_tokens", "must be at least 1".into());
+            }
+        }
         let groups = self.config.dp_size.saturating_mul(self.config.microbatches) as u64;
         if self.global_batch < groups {
             let reason = format!("{} samples cannot fill {groups} microbatches", self.global_batch);

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use dflop_costmodel::correction::{CorrectionTable, Observation};
+use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
 use dflop_costmodel::{CostModel, Module, SampleShape};
 
 use super::{StepPlan, StepPlanner};
@@ -66,6 +66,15 @@ impl StepPlanner {
     pub(super) fn model_at(&self, step: u64) -> CostModel {
         let corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
         self.planned.fetch_max(step.saturating_add(1), Ordering::AcqRel);
+        self.corrected(&corrections, step)
+    }
+
+    /// The same, settling nothing.
+    pub(super) fn model_of(&self, step: u64) -> CostModel {
+        self.corrected(&self.corrections.lock().unwrap_or_else(PoisonError::into_inner), step)
+    }
+
+    fn corrected(&self, corrections: &Corrections, step: u64) -> CostModel {
         let model = CostModel::clone(&self.model);
         match corrections.at_step(step) {
             Some(table) => model.correction(Some(table.clone())),

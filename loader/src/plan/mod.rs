@@ -6,6 +6,7 @@
 mod builder;
 mod correction;
 mod cost_function;
+mod padding;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,8 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use builder::StepPlannerBuilder;
 pub use cost_function::{CostFault, CostFunction, CostInput};
+pub use padding::PadTo;
+use padding::Padding;
 
 use crate::data_set::DataSet;
 use crate::error::{Error, Result, check_at_most};
@@ -38,6 +41,8 @@ struct PlanConfig {
     stages: Vec<usize>,
     strategy: Strategy,
     caps: Caps,
+    /// Fixed length of microbatches or rows.
+    pad_to: Option<PadTo>,
     /// Work units that the search for one step may spend.
     work: u64,
 }
@@ -62,14 +67,14 @@ pub struct StepPlan {
     pub step: u64,
     /// The samples, in global order.
     pub samples: Vec<StepSample>,
-    /// What each sample costs; nothing for a refused one.
+    /// What each sample costs, padding of its row to a fixed length included; nothing for a refused one.
     pub costs: Vec<SampleCost>,
     /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; their
     /// owner skips them.
     pub refused: Vec<(usize, String)>,
     /// Places in `samples`, by rank and microbatch, in the order of execution.
     pub ranks: Vec<Vec<Vec<u32>>>,
-    /// Predicted 1F1B makespan of the slowest rank.
+    /// Predicted 1F1B makespan of the slowest rank, padding to a fixed length included.
     pub makespan_ns: u64,
     /// Lower bound of the makespan.
     pub bound: LowerBound,
@@ -182,18 +187,26 @@ impl StepPlanner {
     /// Plans a step.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total. [`Error::RunEnded`] if the
-    /// run has no such step. [`Error::CostFunction`] if there is one and it fails.
+    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total. [`Error::StepTooLong`] if
+    /// microbatches of a fixed length have no room for the samples. [`Error::RunEnded`] if the run has no such step.
+    /// [`Error::CostFunction`] if there is one and it fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
-        let (mut costs, refused) = self.annotate(&samples, &self.model_at(step));
+        let model = self.model_at(step);
+        let (mut costs, refused) = self.annotate(&samples, &model);
         self.ask_costs(step, &samples, &refused, &mut costs)?;
-        let plan_error = |source| Error::Plan { step, source };
-        let instance = self.instance(&samples, &costs).map_err(plan_error)?;
-        let cut = self.cut(&instance, &costs).map_err(plan_error)?;
+        let cut = if let Some(to) = self.config.pad_to {
+            let padding = Padding { to, model: &model };
+            padding.pad_rows(&mut costs, &refused);
+            self.cut_padded(step, padding, &samples, &costs)?
+        } else {
+            let instance = self.instance(&samples, &costs);
+            let cut = instance.and_then(|instance| self.cut(&instance, &costs));
+            cut.map_err(|source| Error::Plan { step, source })?
+        };
         let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
-        Ok(StepPlan {
+        let mut plan = StepPlan {
             step,
             digest: digest(step, &cut.ranks, &samples),
             samples,
@@ -203,7 +216,11 @@ impl StepPlanner {
             makespan_ns: cut.makespan_ns,
             bound: cut.bound,
             target_tokens,
-        })
+        };
+        if self.config.pad_to.is_some() {
+            plan.makespan_ns = self.makespan_ns(&plan)?;
+        }
+        Ok(plan)
     }
 
     /// The same planner with another strategy.
@@ -231,8 +248,7 @@ impl StepPlanner {
         let solve = |caps: &Caps| {
             balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
         };
-        let is_blind = matches!(strategy, Strategy::RoundRobin | Strategy::Random);
-        if is_blind || caps.tokens_max.is_some() {
+        if is_blind(*strategy) || caps.tokens_max.is_some() {
             return solve(caps);
         }
         let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
@@ -312,6 +328,11 @@ impl StepPlanner {
         let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
         instance.tokens(tokens)?.bytes(bytes)
     }
+}
+
+/// Whether a strategy looks at no cost.
+fn is_blind(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::RoundRobin | Strategy::Random)
 }
 
 /// A quarter above the mean of the microbatches, or the mean and the longest sample: any list schedule meets that.

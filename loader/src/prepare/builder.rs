@@ -190,6 +190,7 @@ impl PreparerBuilder {
             layout: self.layout,
             pixel_layout: self.family.pixel_layout(),
             pad_id: tokenizer.pad_id(),
+            pad_to_tokens: None,
         };
         Ok(Preparer {
             expander: Expander::new(&self.family, &tokenizer)?,

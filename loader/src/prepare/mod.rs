@@ -165,6 +165,20 @@ impl Preparer {
         self
     }
 
+    /// Fills packed rows, or each row of padded layouts, up to a fixed number of tokens with padding that is not learned.
+    /// A balanced loader sets this as its planner says, and ends with an error before a microbatch is longer.
+    #[must_use]
+    pub fn pad_to_tokens(mut self, tokens: usize) -> Self {
+        self.packer.pad_to_tokens = Some(tokens);
+        self
+    }
+
+    /// Returns how samples of a microbatch share tensors.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.packer.layout
+    }
+
     /// Prepares a decoded sample.
     ///
     /// # Errors
@@ -222,7 +236,7 @@ impl Preparer {
         images.saturating_add(clips).saturating_add(videos)
     }
 
-    /// Makes the tensors of a microbatch, samples in their order; `None` for no samples.
+    /// Makes the tensors of a microbatch, samples in their order; `None` for no samples, unless rows have a fixed length.
     #[must_use]
     pub fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         self.packer.pack(samples)

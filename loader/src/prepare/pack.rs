@@ -2,6 +2,7 @@
 //!
 //! *Packed*, samples stand one behind the other in a row of their own length, `position_ids` begin at zero with each and
 //! `cu_seqlens` says where; attention must not look across. *Padded*, every sample has a row of the longest's length.
+//! Either may have a fixed length, which padding fills up to.
 //! No label crosses a boundary: the first token of a sample, which nothing before it predicts, is never learned.
 
 use super::PreparedSample;
@@ -24,6 +25,14 @@ pub enum Layout {
     },
 }
 
+impl Layout {
+    /// Whether all samples share one row.
+    #[must_use]
+    pub fn is_packed(self) -> bool {
+        self == Self::Packed
+    }
+}
+
 /// The end of a row that padding goes to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PaddingSide {
@@ -40,9 +49,10 @@ pub struct ModelInputs {
     /// What the model takes by keyword: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
     pub tensors: Vec<NamedTensor>,
     /// First token of every sample in its packed order, then the number of tokens: `[samples + 1]`. For padded
-    /// tensors the same sums of lengths.
+    /// tensors the same sums of lengths. Padding of a packed row to a fixed length is a sequence of its own behind the samples:
+    /// `[samples + 2]`.
     pub cu_seqlens: Vec<i32>,
-    /// Tokens of the longest sample.
+    /// Tokens of the longest sequence in `cu_seqlens`.
     pub max_seqlen: u32,
     /// Tokens of all samples, padding not among them.
     pub tokens: u64,
@@ -64,10 +74,13 @@ pub(super) struct Packer {
     pub(super) layout: Layout,
     pub(super) pixel_layout: Option<PixelLayout>,
     pub(super) pad_id: u32,
+    /// Fixed length of a packed row, or of each padded one.
+    pub(super) pad_to_tokens: Option<usize>,
 }
 
 impl Packer {
-    /// Packs samples in their order; `None` for no samples.
+    /// Packs samples in their order; `None` for no samples, unless there is a fixed length: then all is padding, in one
+    /// row. Samples that are longer make a longer row.
     ///
     /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native resolution
     ///   `[4, 1, tokens]`, which are the positions in the text and those in layer, row and column;
@@ -75,7 +88,9 @@ impl Packer {
     /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for pictures and 2
     ///   for videos;
     /// - media as `super::pixels` says.
-    pub(super) fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
+    pub(super) fn pack(&self, mut samples: Vec<PreparedSample>) -> Option<ModelInputs> {
+        let tokens = samples.iter().map(|sample| sample.tokens() as u64).sum();
+        samples.extend(self.padding(&samples));
         let lengths: Vec<usize> = samples.iter().map(PreparedSample::tokens).collect();
         let max_seqlen = *lengths.iter().max()?;
         let mut cu_seqlens = vec![0];
@@ -85,7 +100,9 @@ impl Packer {
         let target_tokens = samples.iter().map(|sample| sample.target_tokens() as u64).sum();
         let mut tensors = match self.layout {
             Layout::Packed => self.packed(&samples, &lengths),
-            Layout::Padded { side } => self.padded(&samples, max_seqlen, side),
+            Layout::Padded { side } => {
+                self.padded(&samples, self.pad_to_tokens.map_or(max_seqlen, |row| row.max(max_seqlen)), side)
+            }
         };
         let clips = samples.iter().flat_map(|sample| &sample.clips);
         tensors.extend(feature_tensors(&clips.collect::<Vec<_>>()));
@@ -95,8 +112,17 @@ impl Packer {
             tensors.extend(pixel_tensors(layout, images));
             tensors.extend(video_tensors(layout, videos.into_iter().flatten().collect()));
         }
-        let tokens = lengths.iter().map(|&length| length as u64).sum();
         Some(ModelInputs { tensors, cu_seqlens, max_seqlen: max_seqlen as u32, tokens, target_tokens })
+    }
+
+    /// What fills a packed row up to the fixed length, or is the only row: a sequence of its own, which attends to itself
+    /// alone and of which nothing is learned.
+    fn padding(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
+        let of_samples: usize = samples.iter().map(PreparedSample::tokens).sum();
+        let is_filled = self.layout.is_packed() || samples.is_empty();
+        let missing = self.pad_to_tokens.filter(|_| is_filled)?.saturating_sub(of_samples);
+        let (input_ids, labels) = (vec![self.pad_id; missing], vec![IGNORED; missing]);
+        (missing > 0).then(|| PreparedSample { input_ids, labels, ..PreparedSample::default() })
     }
 
     fn packed(&self, samples: &[PreparedSample], lengths: &[usize]) -> Vec<NamedTensor> {

@@ -1,0 +1,316 @@
+//! Steps whose microbatches, or whose rows, have a fixed number of tokens, so that all tensors have one shape.
+//!
+//! Padding costs: a packed microbatch of N tokens is its samples and, behind them, one more sequence of N minus their tokens, of
+//! which nothing is learned. So every microbatch has the linear LLM work of N tokens, whatever its samples, and what is left
+//! to balance is the work of the encoders, the attention inside each sample, and that no microbatch goes over N. That
+//! is what the balancer is given: a sample's time is what it takes *more* than padding of its length, and each
+//! microbatch has one more item, which takes the time of N tokens of padding. These items are made so long in tokens that two
+//! do not fit into one microbatch. A token of padding counts at the least that it costs at any length, so the bound stays
+//! one; the makespan of the plan that comes out is that with its real padding.
+//!
+//! With padded layouts every sample is a row of N tokens: its padding is part of its own cost.
+
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
+use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+
+use super::{StepPlan, StepPlanner, is_blind};
+use crate::error::{Error, Result};
+use crate::prepare::Layout;
+use crate::simulate::simulate_plan;
+use crate::steps::StepSample;
+
+/// Largest fixed length in tokens: `cu_seqlens` are 32-bit.
+pub(super) const PAD_TO_TOKENS_MAX: u64 = i32::MAX as u64;
+/// Lengths up to this are all looked at for the cheapest token; above, each is larger by this share.
+const LENGTHS_DENSITY: u64 = 64;
+
+/// A fixed length in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PadTo {
+    /// Tokens of a packed microbatch, `[1, tokens]`, or of every row of a padded one, `[samples, tokens]`.
+    pub tokens: u64,
+    /// Which of the two.
+    pub layout: Layout,
+}
+
+impl PadTo {
+    /// Returns the tokens of padding in a microbatch of `samples` samples and `tokens` tokens; with padded layouts
+    /// one without a sample has one row.
+    #[must_use]
+    pub fn padding_tokens(self, samples: usize, tokens: u64) -> u64 {
+        let rows = if self.layout.is_packed() { 1 } else { samples.max(1) as u64 };
+        (rows * self.tokens).saturating_sub(tokens)
+    }
+}
+
+/// The length with the model that says what padding costs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Padding<'a> {
+    pub(super) to: PadTo,
+    pub(super) model: &'a CostModel,
+}
+
+impl Padding<'_> {
+    /// LLM time of padding, as of a text of which nothing is learned.
+    fn ns(&self, tokens: u64) -> u64 {
+        let text_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let cost = self.model.annotate(&SampleShape { text_tokens, ..SampleShape::default() });
+        // Only media are refused.
+        let times = cost.ok().filter(|_| tokens > 0).map(|cost| cost.module_ns);
+        times.and_then(|times| times.as_slice().last().copied()).unwrap_or(0)
+    }
+
+    /// LLM time of a microbatch besides what its samples cost.
+    fn besides_ns(&self, samples: usize, tokens: u64) -> u64 {
+        if self.to.layout.is_packed() || samples == 0 {
+            return self.ns(self.to.padding_tokens(samples, tokens));
+        }
+        0
+    }
+
+    /// Adds the padding of each row to the cost of its sample, with padded layouts.
+    pub(super) fn pad_rows(&self, costs: &mut [SampleCost], refused: &[(usize, String)]) {
+        if self.to.layout.is_packed() {
+            return;
+        }
+        for (place, cost) in costs.iter_mut().enumerate() {
+            if refused.iter().all(|(at, _)| *at != place) {
+                cost.module_ns.add_llm(self.ns(self.to.tokens.saturating_sub(cost.tokens.into())));
+            }
+        }
+    }
+
+    /// The least that a token costs in one of `stages` stages, as padding of any length up to the fixed one, or in one of the
+    /// `samples`, which are given as tokens and nanoseconds.
+    fn cheapest_token(&self, stages: u64, samples: impl Iterator<Item = (u64, u64)>) -> TokenRate {
+        let mut cheapest = TokenRate { ns: self.ns(1).div_ceil(stages), tokens: 1 };
+        let mut length = 1;
+        while length <= self.to.tokens {
+            let next = length + (length / LENGTHS_DENSITY).max(1);
+            // No length between them takes less time than the first, nor has more tokens than the last.
+            let tokens = (next - 1).min(self.to.tokens);
+            cheapest = cheapest.min(TokenRate { ns: self.ns(length).div_ceil(stages), tokens });
+            length = next;
+        }
+        let samples = samples.filter(|&(tokens, _)| tokens > 0);
+        samples.fold(cheapest, |least, (tokens, ns)| least.min(TokenRate { ns, tokens }))
+    }
+}
+
+/// Nanoseconds per token, as a fraction.
+#[derive(Debug, Clone, Copy)]
+struct TokenRate {
+    ns: u64,
+    tokens: u64,
+}
+
+impl TokenRate {
+    fn min(self, other: Self) -> Self {
+        let products = [(self.ns, other.tokens), (other.ns, self.tokens)];
+        let [own, others] = products.map(|(ns, tokens)| u128::from(ns) * u128::from(tokens));
+        if others < own { other } else { self }
+    }
+
+    /// Time of so many tokens, rounded down and up; both saturate.
+    fn of(self, tokens: u64) -> [u64; 2] {
+        let (product, divisor) = (u128::from(self.ns) * u128::from(tokens), u128::from(self.tokens));
+        [product / divisor, product.div_ceil(divisor)].map(|ns| u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+}
+
+/// A step to be cut, and within what.
+#[derive(Clone, Copy)]
+struct PaddedStep<'a> {
+    padding: Padding<'a>,
+    samples: &'a [StepSample],
+    costs: &'a [SampleCost],
+    caps: Caps,
+    strategy: Strategy,
+    work: u64,
+}
+
+impl PaddedStep<'_> {
+    /// Most tokens that the samples of a packed microbatch have.
+    fn tokens_max(&self) -> u64 {
+        self.caps.tokens_max.map_or(self.padding.to.tokens, |cap| cap.min(self.padding.to.tokens))
+    }
+}
+
+impl StepPlanner {
+    /// Returns the fixed length in tokens of microbatches or rows, if there is one.
+    #[must_use]
+    pub fn pad_to(&self) -> Option<PadTo> {
+        self.config.pad_to
+    }
+
+    /// Returns the LLM time that a microbatch takes besides what its samples cost, in nanoseconds: that of its padding, or 0.
+    ///
+    /// - `samples`, `tokens`: what is in the microbatch; padding of rows is in the costs of samples
+    #[must_use]
+    pub fn padding_ns(&self, step: u64, samples: usize, tokens: u64) -> u64 {
+        let Some(to) = self.config.pad_to else { return 0 };
+        Padding { to, model: &self.model_of(step) }.besides_ns(samples, tokens)
+    }
+
+    /// Cuts a step into microbatches that have room for their samples.
+    ///
+    /// # Errors
+    /// [`Error::StepTooLong`] if they have not; else [`Error::Plan`].
+    pub(super) fn cut_padded(
+        &self,
+        step: u64,
+        padding: Padding<'_>,
+        samples: &[StepSample],
+        costs: &[SampleCost],
+    ) -> Result<PipelineAssignment> {
+        use dflop_balancer::Error::{CapItem, CapTotal, CapUnmet};
+        let (strategy, caps, work) = (self.config.strategy, self.config.caps, self.config.work);
+        let padded = PaddedStep { padding, samples, costs, caps, strategy, work };
+        let (longest, tokens_max) = (longest(costs), padded.tokens_max());
+        if padding.to.layout.is_packed() {
+            return self.cut_packed(padded).map_err(|source| match source {
+                CapItem { .. } | CapTotal { .. } | CapUnmet { .. } => self.too_long(step, padded, &source),
+                source => Error::Plan { step, source },
+            });
+        }
+        if longest > padding.to.tokens {
+            let source = CapItem { item: 0, unit: "tokens", value: longest, max: tokens_max };
+            return Err(self.too_long(step, padded, &source));
+        }
+        let as_row = |cost: &SampleCost| SampleCost { tokens: padding.to.tokens as u32, ..*cost };
+        let rows: Vec<SampleCost> = costs.iter().map(as_row).collect();
+        let instance = self.instance(samples, &rows).and_then(|instance| self.cut(&instance, &rows));
+        instance.map_err(|source| Error::Plan { step, source })
+    }
+
+    /// Cuts into packed microbatches of a fixed length.
+    fn cut_packed(&self, padded: PaddedStep<'_>) -> Result<PipelineAssignment, dflop_balancer::Error> {
+        let PaddedStep { samples, costs, strategy, .. } = padded;
+        let (plain, tokens_max) = (self.instance(samples, costs)?, padded.tokens_max());
+        let mut caps = Caps { tokens_max: Some(tokens_max), ..padded.caps };
+        let mut budget = Budget::work(padded.work);
+        if is_blind(strategy) {
+            return balance_pipeline(&plain, &self.pipeline(), strategy, &caps, &mut budget);
+        }
+        // A padding's item and `tokens_max` more fit into a microbatch, and two such items do not.
+        caps.tokens_max = Some(2 * tokens_max + 1);
+        let instance = self.with_padding_items(padded, &plain, tokens_max + 1)?;
+        let mut cut = balance_pipeline(&instance, &self.pipeline(), strategy, &caps, &mut budget)?;
+        for places in cut.ranks.iter_mut().flatten() {
+            places.retain(|&place| (place as usize) < costs.len());
+        }
+        Ok(cut)
+    }
+
+    /// Samples by what they take more than padding, then an item for the padding of each microbatch.
+    fn with_padding_items(
+        &self,
+        padded: PaddedStep<'_>,
+        plain: &Instance,
+        item_tokens: u64,
+    ) -> Result<Instance, dflop_balancer::Error> {
+        let (groups, modules) = (plain.groups(), plain.modules());
+        let (llm, items) = (modules - 1, plain.items());
+        let tokens_of = |item: usize| u64::from(padded.costs[item].tokens);
+        let llm_ns = (0..items).map(|item| (tokens_of(item), plain.times_ns(item as u32)[llm]));
+        let rate = padded.padding.cheapest_token(self.config.stages[llm] as u64, llm_ns);
+        let mut times_ns = Vec::with_capacity((items + groups) * modules);
+        for item in 0..items {
+            times_ns.extend(plain.times_ns(item as u32));
+            times_ns[item * modules + llm] -= rate.of(tokens_of(item))[1].min(times_ns[item * modules + llm]);
+        }
+        let [base_ns, _] = rate.of(padded.padding.to.tokens);
+        for _ in 0..groups {
+            times_ns.extend(std::iter::repeat_n(0, llm).chain([base_ns]));
+        }
+        let of_samples = (0..items).map(tokens_of);
+        let tokens = of_samples.chain(std::iter::repeat_n(item_tokens, groups)).collect();
+        let bytes = padded.samples.iter().map(|sample| self.row(*sample).bytes());
+        let bytes = bytes.chain(std::iter::repeat_n(0, groups)).collect();
+        Instance::new(groups, modules, times_ns)?.tokens(tokens)?.bytes(bytes)
+    }
+
+    /// The samples and the padding of a planned step as a partition problem, and its ranks with an item for the padding of
+    /// each microbatch; without padding the samples alone.
+    pub(crate) fn as_run(
+        &self,
+        plan: &StepPlan,
+    ) -> Result<(Instance, Vec<Vec<Vec<u32>>>), dflop_balancer::Error> {
+        let plain = self.instance(&plan.samples, &plan.costs)?;
+        let mut ranks = plan.ranks.clone();
+        let Some(to) = self.config.pad_to else { return Ok((plain, ranks)) };
+        let model = self.model_of(plan.step);
+        let padding = Padding { to, model: &model };
+        let (modules, items, stages) = (plain.modules(), plain.items(), &self.config.stages);
+        let mut times_ns: Vec<u64> =
+            (0..items).flat_map(|item| plain.times_ns(item as u32)).copied().collect();
+        for (number, places) in ranks.iter_mut().flatten().enumerate() {
+            let is_row = |place: &&u32| plan.refused.iter().all(|(at, _)| at != &(**place as usize));
+            let rows = places.iter().filter(is_row).count();
+            let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();
+            let llm_ns = padding.besides_ns(rows, tokens).div_ceil(stages[modules - 1] as u64);
+            times_ns.extend(std::iter::repeat_n(0, modules - 1).chain([llm_ns]));
+            places.push((items + number) as u32);
+        }
+        Ok((Instance::groups_may_be_empty(plain.groups(), modules, times_ns)?, ranks))
+    }
+
+    /// Makespan of the slowest rank, padding and all.
+    pub(super) fn makespan_ns(&self, plan: &StepPlan) -> Result<u64> {
+        let simulations = simulate_plan(self, plan, ScheduleKind::OneForwardOneBackward)?;
+        Ok(simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0))
+    }
+
+    /// Says why a step does not fit, and which length would do.
+    fn too_long(&self, step: u64, padded: PaddedStep<'_>, cause: &dflop_balancer::Error) -> Error {
+        let PaddedStep { samples, costs, .. } = padded;
+        let longest = longest(costs);
+        let reason = if let dflop_balancer::Error::CapItem { .. } = cause {
+            let place = costs.iter().position(|cost| u64::from(cost.tokens) == longest).unwrap_or(0);
+            let row = self.row(samples[place]);
+            let shard = &self.data_sets()[samples[place].data_set].index().shards()[row.shard].url;
+            format!("sample `{}` of shard `{shard}` alone has {longest}", row.key())
+        } else {
+            format!("the longest sample has {longest}, and no partition was found")
+        };
+        Error::StepTooLong {
+            step,
+            tokens: total(costs),
+            microbatches: self.config.dp_size * self.config.microbatches,
+            tokens_max: padded.tokens_max(),
+            tokens_needed: self.tokens_needed(padded),
+            reason,
+        }
+    }
+
+    /// The smallest fixed length at which a step was found to fit.
+    fn tokens_needed(&self, padded: PaddedStep<'_>) -> u64 {
+        let (longest, total) = (longest(padded.costs), total(padded.costs));
+        if !padded.padding.to.layout.is_packed() {
+            return longest;
+        }
+        let groups = (self.config.dp_size * self.config.microbatches) as u64;
+        let strategy = if is_blind(padded.strategy) { padded.strategy } else { Strategy::MultiLpt };
+        let fits = |tokens| {
+            let to = PadTo { tokens, ..padded.padding.to };
+            let caps = Caps { tokens_max: None, ..padded.caps };
+            let padding = Padding { to, ..padded.padding };
+            self.cut_packed(PaddedStep { padding, caps, strategy, work: 0, ..padded }).is_ok()
+        };
+        let (mut low, mut high) = (longest.max(total.div_ceil(groups)), total);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if fits(middle) { high = middle } else { low = middle + 1 }
+        }
+        low
+    }
+}
+
+fn longest(costs: &[SampleCost]) -> u64 {
+    costs.iter().map(|cost| u64::from(cost.tokens)).max().unwrap_or(0)
+}
+
+fn total(costs: &[SampleCost]) -> u64 {
+    costs.iter().map(|cost| u64::from(cost.tokens)).sum()
+}
