@@ -1,4 +1,25 @@
 //! The Python package `dflop`: converts types between Python and the crates, and decides nothing.
+//!
+//! Classes stand in files of their names; what is delivered are the plain classes of `dflop.batches`, made by
+//! `convert.rs`. Everything that waits goes through `runtime.rs`, which releases the interpreter and lets Ctrl-C in.
+
+mod array;
+mod balance;
+mod balanced;
+mod convert;
+mod cost;
+mod dataset;
+mod dlpack;
+mod error;
+mod framework;
+mod image;
+mod loader;
+mod model;
+mod names;
+mod runtime;
+mod table;
+mod tokenizer;
+mod transform;
 
 use pyo3::prelude::*;
 
@@ -6,6 +27,25 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::balance::py_balance;
+    #[pymodule_export]
+    use crate::balanced::{Plan, PyBalancedLoader, StepIterator};
+    #[pymodule_export]
+    use crate::dataset::{Dataset, PyMixture, mix};
+    #[pymodule_export]
+    use crate::image::{Image, PyAugment};
+    #[pymodule_export]
+    use crate::loader::{BatchIterator, PyLoader};
+    #[pymodule_export]
+    use crate::model::PyCostModel;
+    #[pymodule_export]
+    use crate::table::Table;
+    #[pymodule_export]
+    use crate::transform::PyTransform;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

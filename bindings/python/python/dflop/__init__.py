@@ -1,5 +1,120 @@
-"""Streams multimodal training data, knows what every sample costs, and cuts global batches into balanced microbatches."""
+"""Streams multimodal training data, knows what every sample costs, and cuts global batches into balanced microbatches.
 
-from dflop._native import __version__
+Three ways to use it:
 
-__all__ = ["__version__"]
+- `Loader` streams shards into any trainer, decoded on threads of its own;
+- `BalancedLoader` gives every data-parallel rank its share of each global batch as balanced microbatches;
+- `plan`, `simulate`, `stats` and `CostModel` say what training would cost before it runs.
+
+`dflop.torch` adds what needs PyTorch: profiles of your own modules, timers, a ``Dataset`` for its ``DataLoader``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping as _Mapping
+from typing import TYPE_CHECKING
+
+from dflop._native import (
+    Array,
+    Augment,
+    BalancedLoader,
+    BatchIterator,
+    CostModel,
+    Dataset,
+    Image,
+    Loader,
+    Mixture,
+    Plan,
+    StepIterator,
+    Table,
+    Transform,
+    __version__,
+    balance,
+    mix,
+)
+from dflop.batches import Audio, Batch, Microbatch, Sample, Step, Video
+from dflop.errors import (
+    ConfigError,
+    DataError,
+    Error,
+    ErrorBudgetError,
+    ForkError,
+    ModelError,
+    PlanError,
+    ReadError,
+    StageError,
+    StalledError,
+    StateError,
+)
+
+if TYPE_CHECKING:
+    from dflop import torch
+    from dflop.commands import plan, profile, simulate, stats
+    from dflop.offline import index, pack
+
+__all__ = [
+    "Array",
+    "Audio",
+    "Augment",
+    "BalancedLoader",
+    "Batch",
+    "BatchIterator",
+    "ConfigError",
+    "CostModel",
+    "DataError",
+    "Dataset",
+    "Error",
+    "ErrorBudgetError",
+    "ForkError",
+    "Image",
+    "Loader",
+    "Microbatch",
+    "Mixture",
+    "ModelError",
+    "Plan",
+    "PlanError",
+    "ReadError",
+    "Sample",
+    "StageError",
+    "StalledError",
+    "StateError",
+    "Step",
+    "StepIterator",
+    "Table",
+    "Transform",
+    "Video",
+    "__version__",
+    "balance",
+    "index",
+    "mix",
+    "pack",
+    "plan",
+    "profile",
+    "simulate",
+    "stats",
+    "torch",
+]
+
+_LAZY: _Mapping[str, str] = {
+    "index": "dflop.offline",
+    "pack": "dflop.offline",
+    "plan": "dflop.commands",
+    "profile": "dflop.commands",
+    "simulate": "dflop.commands",
+    "stats": "dflop.commands",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "torch":
+        return importlib.import_module("dflop.torch")
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module `dflop` has no attribute `{name}`")
+
+
+def __dir__() -> list[str]:
+    return __all__

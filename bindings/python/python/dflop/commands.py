@@ -1,0 +1,156 @@
+"""What the command line answers with ``--json``, as dictionaries: plans, simulations, statistics, profiles."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dflop import _native
+
+if TYPE_CHECKING:
+    from dflop._native import Dataset
+
+Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def plan(
+    *,
+    shapes: str | os.PathLike[str],
+    gpus: int,
+    global_batch: int,
+    profile: str | os.PathLike[str] | None = None,
+    model: Names | None = None,
+    device: str | None = None,
+    gpus_per_node: int = 8,
+    memory_gib: float = 80,
+    **flags: Any,
+) -> dict[str, Any]:
+    """Finds the parallelism of encoder and LLM for a cluster and the shapes of a data set.
+
+    Args:
+        shapes: CSV file of samples, ``tiles,seq_len``.
+        gpus: GPUs of the cluster, ``gpus_per_node`` in each node, with ``memory_gib`` each.
+        global_batch: samples of a step.
+        profile: folder of a measured profile; or a ``model`` with a ``device`` whose stated rate is taken.
+        flags: any other flag of ``dflop plan``, with underscores, such as ``placement="any"``, ``uneven_layers=True``.
+
+    Returns:
+        ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``, ``step_seconds_p95``,
+        ``lower_bound_seconds``, ``search_seconds``, and the reasons.
+
+    Raises:
+        ConfigError: flags that make no sense. Error: nothing fits, or a file cannot be used.
+    """
+    flags |= {"shapes": shapes, "gpus": gpus, "global_batch": global_batch, "profile": profile, "model": model}
+    flags |= {"device": device, "gpus_per_node": gpus_per_node, "memory_gib": memory_gib}
+    return _run("plan", [], flags)
+
+
+def simulate(
+    dataset: Dataset | Names | None = None,
+    *,
+    global_batch: int,
+    model: Names = "omni-7b",
+    dp_size: int | None = None,
+    microbatches: int | None = None,
+    stages: Sequence[int] | None = None,
+    steps: int | None = None,
+    schedule: str = "1f1b",
+    **flags: Any,
+) -> dict[str, Any]:
+    """Simulates pipelines on global batches of a data set: data-blind, LPT and ours.
+
+    Args:
+        dataset: a `Dataset`, or shards; or, with ``shapes`` and ``gpus`` among the flags, none: whole methods are compared.
+        global_batch: samples of a step.
+        model: preset or folder of a checkpoint.
+        dp_size: data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages of every module.
+        steps: steps to simulate; by default an epoch, 50 at most.
+        schedule: ``gpipe``, ``1f1b``, ``interleaved:V`` or ``zb-h1``.
+        flags: any other flag of ``dflop simulate``, with underscores.
+
+    Returns:
+        ``strategies``: for each its ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``.
+
+    Raises:
+        ConfigError: flags that make no sense. Error: the data cannot be read, or a step cannot be planned.
+    """
+    flags |= {"global_batch": global_batch, "model": model, "dp_size": dp_size, "microbatches": microbatches}
+    flags |= {"stages": stages, "steps": steps, "schedule": schedule}
+    return _run("simulate", _shards(dataset, flags), flags)
+
+
+def stats(
+    dataset: Dataset | Names, *, model: Names = "omni-7b", sample: int | None = None, **flags: Any
+) -> dict[str, Any]:
+    """Says how shapes, tokens and predicted costs of a data set are spread, and which samples are outliers.
+
+    Args:
+        dataset: a `Dataset`, or shards.
+        model: preset or folder of a checkpoint.
+        sample: looks at so many samples only.
+        flags: any other flag of ``dflop stats``, with underscores.
+
+    Returns:
+        ``quantiles`` of all figures, histograms, outliers.
+
+    Raises:
+        ConfigError: flags that make no sense. Error: the data cannot be read.
+    """
+    flags |= {"model": model, "sample": sample}
+    return _run("stats", _shards(dataset, flags), flags)
+
+
+def profile(*, model: Names, out: str | os.PathLike[str], **flags: Any) -> dict[str, Any]:
+    """Measures a model's stages, as the executor runs them, on this machine's CPU into a profile.
+
+    For modules of your own, and for GPUs, see ``dflop.torch.profile``.
+
+    Args:
+        model: preset or folder of a checkpoint.
+        out: folder of the profile.
+        flags: any other flag of ``dflop profile``, with underscores, such as ``tokens_max``, ``seconds_max``, ``check=True``.
+
+    Returns:
+        ``points``, ``seconds``, and with ``check`` how well the profile predicts.
+
+    Raises:
+        ConfigError: flags that make no sense. Error: the profile cannot be written.
+    """
+    return _run("profile", [], flags | {"model": model, "out": out})
+
+
+def _run(command: str, arguments: list[str], flags: dict[str, Any]) -> dict[str, Any]:
+    words = [command, *arguments, "--json"]
+    for name, value in flags.items():
+        words += _words("--" + name.replace("_", "-"), value)
+    return json.loads(_native.command(words))
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, str | os.PathLike):
+        return [f"{flag}={os.fspath(value)}"]
+    if isinstance(value, Sequence):
+        if all(isinstance(item, int) for item in value):
+            return [f"{flag}={','.join(map(str, value))}"]
+        return [word for item in value for word in _words(flag, item)]
+    return [f"{flag}={value}"]
+
+
+def _shards(dataset: Dataset | Names | None, flags: dict[str, Any]) -> list[str]:
+    """The shards as arguments; the index of a `Dataset` is used where it lies."""
+    if dataset is None:
+        return []
+    if isinstance(dataset, _native.Dataset):
+        if dataset.index_path is not None:
+            flags.setdefault("index", os.path.dirname(dataset.index_path))
+        return dataset.shards
+    if isinstance(dataset, str | os.PathLike):
+        return [os.fspath(dataset)]
+    return [os.fspath(shards) for shards in dataset]

@@ -1,0 +1,106 @@
+//! Measured stage times of all ranks → corrections of later plans.
+
+use std::collections::HashMap;
+
+use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, Tracker};
+use dflop_costmodel::Module;
+use dflop_loader::plan::StepPlan;
+use pyo3::prelude::*;
+
+use super::recipe::Built;
+use crate::error::Raised;
+
+/// Seconds by module, DP rank and microbatch; those that are not finite were not measured.
+pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
+
+/// Learns corrections from the times of a run; the same on every rank that is given the same times.
+pub(super) struct Learner(Tracker);
+
+impl Learner {
+    pub(super) fn new(options: CorrectionOptions) -> Result<Self, Raised> {
+        Ok(Self(Tracker::new(options)?))
+    }
+
+    /// Takes the times of a step. At the end of an interval plans may change from a later step on.
+    pub(super) fn learn(
+        &mut self,
+        built: &Built,
+        plan: &StepPlan,
+        seconds: &StageSeconds,
+    ) -> Result<Option<IntervalReport>, Raised> {
+        let modules = built.planner.model().modules();
+        check(modules, plan, seconds)?;
+        // In the model's order, so that all ranks observe alike.
+        for &module in modules {
+            let Some(ranks) = seconds.get(module.name()) else { continue };
+            for (rank, microbatches) in ranks.iter().enumerate() {
+                for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite()) {
+                    let measured_ns = (seconds * 1e9).round() as u64;
+                    let place = [rank, microbatch];
+                    let observation = built.planner.observation(plan, place, module, measured_ns);
+                    if let Some(observation) = observation.filter(|_| measured_ns > 0) {
+                        self.0.observe(&observation)?;
+                    }
+                }
+            }
+        }
+        let report = self.0.end_step();
+        if let Some(table) = report.as_ref().and_then(|report| report.table.clone()) {
+            built.correct(table)?;
+        }
+        Ok(report)
+    }
+}
+
+/// Checks that times are those of the plan's microbatches.
+fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<(), Raised> {
+    let refused = |reason| Err(Raised::config("seconds", reason));
+    if let Some(name) = seconds.keys().find(|name| modules.iter().all(|module| module.name() != **name)) {
+        let known: Vec<&str> = modules.iter().map(|module| module.name()).collect();
+        return refused(format!("the model has no module `{name}`, only {}", known.join(", ")));
+    }
+    for (name, ranks) in seconds {
+        if ranks.len() != plan.ranks.len() {
+            let (given, expected) = (ranks.len(), plan.ranks.len());
+            return refused(format!("`{name}` has times of {given} DP ranks, not of {expected}"));
+        }
+        for (rank, (given, planned)) in ranks.iter().zip(&plan.ranks).enumerate() {
+            if given.len() != planned.len() {
+                let (given, planned) = (given.len(), planned.len());
+                return refused(format!(
+                    "`{name}` has times of {given} microbatches of DP rank {rank}, not of {planned}"
+                ));
+            }
+            if let Some(seconds) = given.iter().find(|seconds| **seconds < 0.0) {
+                return refused(format!("`{name}` took {seconds} s on DP rank {rank}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The plan of a step, for who reports its times.
+#[pyclass(frozen, module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(super) plan: std::sync::Arc<StepPlan>,
+}
+
+#[pymethods]
+impl Plan {
+    /// Places of samples in the global batch, by DP rank and microbatch.
+    #[getter]
+    fn ranks(&self) -> Vec<Vec<Vec<u32>>> {
+        self.plan.ranks.clone()
+    }
+
+    /// Samples that the model does not take, by their place in the global batch, and why.
+    #[getter]
+    fn refused(&self) -> Vec<(usize, String)> {
+        self.plan.refused.clone()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Plan(step={}, digest={})", self.plan.step, self.plan.digest)
+    }
+}

@@ -1,0 +1,332 @@
+//! `dflop.BalancedLoader`: one DP rank's share of every global batch, as balanced microbatches.
+
+mod correction;
+mod recipe;
+mod settings;
+mod steps;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dflop_balancer::Caps;
+use dflop_costmodel::correction::CorrectionOptions;
+use dflop_loader::balanced::StepStream;
+use futures::StreamExt;
+use pyo3::prelude::*;
+
+pub(crate) use correction::Plan;
+use correction::{Learner, StageSeconds};
+use recipe::{Built, Recipe, State};
+pub(crate) use settings::strategy;
+use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
+
+use crate::convert;
+use crate::dataset::Source;
+use crate::error::{Raised, to_python};
+use crate::cost::PyCost;
+use crate::framework::Framework;
+use crate::image::PyAugment;
+use crate::loader::{budget, decode_of};
+use crate::model::ModelSettings;
+use crate::names::Names;
+use crate::tokenizer::TokenizerSettings;
+use crate::transform::UserCode;
+use crate::runtime::{self, Threaded};
+
+#[doc = include_str!("balanced_loader.md")]
+#[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
+pub(crate) struct PyBalancedLoader {
+    recipe: Arc<Recipe>,
+    framework: Framework,
+    /// The loader that delivers, or will.
+    built: Mutex<Arc<Built>>,
+    learner: Mutex<Option<Learner>>,
+    options: CorrectionOptions,
+}
+
+#[pymethods]
+impl PyBalancedLoader {
+    #[new]
+    #[pyo3(signature = (
+        dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
+        tokenizer=None, chat_template=None, question=None, layout="packed", pad_to_tokens=None, long_sample="error",
+        sample_tokens_max=None, counted_media=false,
+        strategy="search", stages=None, tokens_max=None, bytes_max=None, work=20_000,
+        device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
+        tail="carry", shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
+        validation=false, accept_changed_data=false, steps=None,
+        transforms=None, transform_threads=1, fields=None, decode="media", augment=None, workers=None,
+        steps_ahead=2, buffered_bytes=256 << 20, error_budget=0.05, error_count=None, stall_seconds=None,
+        correction_interval=32, arrays="auto"
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    fn new<'py>(
+        py: Python<'py>,
+        dataset: Source<'py>,
+        model: Names,
+        global_batch_size: u64,
+        microbatches: usize,
+        dp_rank: usize,
+        dp_size: usize,
+        seed: u64,
+        tokenizer: Option<Bound<'py, PyAny>>,
+        chat_template: Option<String>,
+        question: Option<String>,
+        layout: &str,
+        pad_to_tokens: Option<u64>,
+        long_sample: &str,
+        sample_tokens_max: Option<u64>,
+        counted_media: bool,
+        strategy: &str,
+        stages: Option<Vec<usize>>,
+        tokens_max: Option<u64>,
+        bytes_max: Option<u64>,
+        work: u64,
+        device: &str,
+        profile: Option<PathBuf>,
+        profile_tp: Option<[u32; 2]>,
+        packed_tokens: Option<u64>,
+        freeze: Option<String>,
+        recompute: &str,
+        cost: Option<Py<PyAny>>,
+        tail: &str,
+        shuffle: &str,
+        block_samples: Option<u64>,
+        open_blocks: Option<u64>,
+        epochs: Option<u64>,
+        first_epoch: u64,
+        validation: bool,
+        accept_changed_data: bool,
+        steps: Option<u64>,
+        transforms: Option<Bound<'py, PyAny>>,
+        transform_threads: usize,
+        fields: Option<Names>,
+        decode: &str,
+        augment: Option<PyRef<'py, PyAugment>>,
+        workers: Option<usize>,
+        steps_ahead: usize,
+        buffered_bytes: u64,
+        error_budget: f64,
+        error_count: Option<u64>,
+        stall_seconds: Option<f64>,
+        correction_interval: u64,
+        arrays: &str,
+    ) -> PyResult<Self> {
+        let framework = Framework::parse(arrays)?;
+        let model = ModelSettings {
+            names: model.0,
+            device: device.to_owned(),
+            profile,
+            profile_tp,
+            packed_tokens,
+            freeze,
+            recompute: recompute.to_owned(),
+        };
+        let plan = PlanSettings {
+            global_batch_size,
+            microbatches,
+            dp_rank,
+            dp_size,
+            stages,
+            strategy: strategy.to_owned(),
+            caps: Caps { tokens_max, bytes_max },
+            work,
+            seed,
+            tail: tail.to_owned(),
+            shuffle: shuffle.to_owned(),
+            block_samples,
+            open_blocks,
+            epochs,
+            first_epoch,
+            is_validation: validation,
+            accepts_changed_data: accept_changed_data,
+            cost: cost.map(|function| PyCost::new(function) as _),
+        };
+        let prepare = PrepareSettings {
+            tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?,
+            layout: layout.to_owned(),
+            pad_to_tokens,
+            long_sample: long_sample.to_owned(),
+            sample_tokens_max,
+            has_counted_media: counted_media,
+        };
+        let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: true };
+        let read = ReadSettings {
+            decode: decode_of(decode, None)?,
+            fields: fields.map(|fields| fields.0),
+            augment: augment.map(|augment| augment.settings.clone()),
+            workers,
+            steps,
+            steps_ahead,
+            buffered_bytes,
+            error_budget: budget(error_budget, error_count)?,
+            stall_seconds: stall_seconds.unwrap_or(f64::INFINITY),
+            transforms: user_code.transforms(transforms.as_ref())?,
+        };
+        let recipe = Settings { model, plan, prepare, read }.recipe(py, dataset)?;
+        let recipe = Arc::new(recipe);
+        let making = recipe.clone();
+        let built = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
+        let options = CorrectionOptions { interval_steps: correction_interval, ..CorrectionOptions::default() };
+        // Wrong options are said now, not in the middle of a run.
+        Learner::new(options)?;
+        Ok(Self { recipe, framework, built, learner: Mutex::new(None), options })
+    }
+
+    /// Goes on behind the step that was delivered last. A run that has ended begins again.
+    fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
+        let built = self.built().clone();
+        let mut step = built.loader.get()?.state().map_err(Raised::from)?.step;
+        if built.planner.steps().len() == Some(step) {
+            step = built.planner.first_step().min(step);
+            step = if step == built.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
+        }
+        let recipe = self.recipe.clone();
+        let again = Arc::new(runtime::run(py, move || recipe.again(&built, step))?);
+        *self.built() = again.clone();
+        let stream = Threaded::new(tokio::sync::Mutex::new(again.loader.get()?.stream()));
+        Ok(StepIterator { built: again, stream, framework: self.framework })
+    }
+
+    /// Number of steps of the whole run, as planned: only of one that ends, with ``epochs``.
+    fn __len__(&self) -> PyResult<usize> {
+        let steps = self.built().planner.steps().len();
+        let endless = "the run has no end: set `epochs`, or count steps";
+        Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
+    }
+
+    /// The next step: behind the one that was delivered last.
+    #[getter]
+    fn step(&self) -> PyResult<u64> {
+        Ok(self.built().loader.get()?.state().map_err(Raised::from)?.step)
+    }
+
+    /// Number of steps that begin in one epoch.
+    #[getter]
+    fn steps_per_epoch(&self) -> u64 {
+        self.built().planner.steps().per_epoch()
+    }
+
+    /// Names of the model's modules, in the order of their times.
+    #[getter]
+    fn modules(&self) -> Vec<&'static str> {
+        self.built().planner.model().modules().iter().map(|module| module.name()).collect()
+    }
+
+    /// Number of data-parallel ranks.
+    #[getter]
+    fn dp_size(&self) -> usize {
+        self.built().planner.dp_size()
+    }
+
+    /// This rank.
+    #[getter]
+    fn dp_rank(&self) -> usize {
+        self.recipe.dp_rank
+    }
+
+    /// Takes what the modules of a model took, so that later plans follow it: every rank with the same times.
+    ///
+    /// Args:
+    ///     step: the step, as it was delivered.
+    ///     seconds: by module name, forward and backward of the whole module, in seconds: a list by DP rank of lists by
+    ///         microbatch; NaN where nothing was measured.
+    ///
+    /// Returns:
+    ///     at the end of an interval what it has shown, with errors as fractions of measured time; else ``None``.
+    ///
+    /// Raises:
+    ///     ConfigError: times of other modules, ranks or microbatches; a loader with a cost function of its own.
+    fn report_stage_seconds<'py>(
+        &self,
+        py: Python<'py>,
+        step: &Bound<'py, PyAny>,
+        seconds: StageSeconds,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let plan = step.getattr("plan")?.cast_into::<Plan>()?.get().plan.clone();
+        let built = self.built().clone();
+        let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
+        let learner = match &mut *learner {
+            Some(learner) => learner,
+            none => none.insert(Learner::new(self.options)?),
+        };
+        let report = py.detach(|| learner.learn(&built, &plan, &seconds))?;
+        report.map(|report| to_python(py, &report)).transpose()
+    }
+
+    /// Returns where the run stands: small, and equal on all ranks at the same step.
+    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let built = self.built().clone();
+        to_python(py, &built.state()?)
+    }
+
+    /// Goes on where a state was taken, exactly, for any number of ranks and, with ``tail="carry"``, any global batch.
+    ///
+    /// Raises:
+    ///     StateError: the state is of another data set, mixture, seed or shuffle.
+    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        let state = State::parse(&convert::json_text(state)?)?;
+        let recipe = self.recipe.clone();
+        let built = runtime::run(py, move || recipe.build(Some(state)))?;
+        *self.built() = Arc::new(built);
+        *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+
+    /// What was not delivered: dictionaries with ``shard``, ``offset``, ``key``, ``field``, ``reason``; samples that
+    /// indexing found bad included.
+    #[getter]
+    fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let built = self.built().clone();
+        convert::skipped(py, &built.loader.get()?.skipped())
+    }
+
+    /// Returns what every stage did since the last ``iter``: items, bytes, busy and waiting seconds, and the bottleneck.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let built = self.built().clone();
+        to_python(py, &built.loader.get()?.metrics())
+    }
+
+    /// Returns what preparing samples for the model did since the last ``iter``: counted and planned tokens, cut and
+    /// dropped samples.
+    fn prepare_report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let built = self.built().clone();
+        to_python(py, &built.loader.get()?.prepare_report())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("BalancedLoader(dp_rank={}, dp_size={})", self.dp_rank(), self.dp_size())
+    }
+}
+
+impl PyBalancedLoader {
+    fn built(&self) -> MutexGuard<'_, Arc<Built>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Steps of a `BalancedLoader`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct StepIterator {
+    built: Arc<Built>,
+    stream: Threaded<tokio::sync::Mutex<StepStream>>,
+    framework: Framework,
+}
+
+#[pymethods]
+impl StepIterator {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns the next step; other threads of Python run meanwhile.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let stream = self.stream.get()?;
+        let next = runtime::wait(py, async { stream.lock().await.next().await })?;
+        let model = self.built.planner.model();
+        match next {
+            Some(step) => steps::step(py, step.map_err(Raised::from)?, model, self.framework).map(Some),
+            None => Ok(None),
+        }
+    }
+}

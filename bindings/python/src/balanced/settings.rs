@@ -1,0 +1,255 @@
+//! Keywords of a balanced loader → what it is built from.
+
+use std::sync::Arc;
+
+use dflop_balancer::{Caps, Strategy};
+use dflop_costmodel::ModelSpec;
+use dflop_loader::balanced::BalancedLoaderBuilder;
+use dflop_loader::collate::Decode;
+use dflop_loader::index::TextCounts;
+use dflop_loader::model_source::image_processor_of;
+use dflop_loader::order::Shuffle;
+use dflop_loader::plan::{CostFunction, StepPlanner, StepPlannerBuilder};
+use dflop_loader::prepare::{Layout, LongSample, PaddingSide, Preparer};
+use dflop_loader::skip::ErrorBudget;
+use dflop_loader::steps::Tail;
+use dflop_loader::transform::Transforms;
+use pyo3::prelude::*;
+
+use super::recipe::Recipe;
+use crate::dataset::Source;
+use crate::error::Raised;
+use crate::image::AugmentSettings;
+use crate::model::ModelSettings;
+use crate::tokenizer::TokenizerSettings;
+
+/// Runs of neighbours and windows of a block shuffle, where their sizes are not given.
+const BLOCK_SAMPLES: u64 = 1024;
+const OPEN_BLOCKS: u64 = 64;
+
+/// How global batches are cut.
+pub(super) struct PlanSettings {
+    pub(super) global_batch_size: u64,
+    pub(super) microbatches: usize,
+    pub(super) dp_rank: usize,
+    pub(super) dp_size: usize,
+    pub(super) stages: Option<Vec<usize>>,
+    pub(super) strategy: String,
+    pub(super) caps: Caps,
+    pub(super) work: u64,
+    pub(super) seed: u64,
+    pub(super) tail: String,
+    pub(super) shuffle: String,
+    pub(super) block_samples: Option<u64>,
+    pub(super) open_blocks: Option<u64>,
+    pub(super) epochs: Option<u64>,
+    pub(super) first_epoch: u64,
+    pub(super) is_validation: bool,
+    pub(super) accepts_changed_data: bool,
+    pub(super) cost: Option<Arc<dyn CostFunction>>,
+}
+
+/// How samples become tensors.
+pub(super) struct PrepareSettings {
+    pub(super) tokenizer: TokenizerSettings,
+    pub(super) layout: String,
+    pub(super) pad_to_tokens: Option<u64>,
+    pub(super) long_sample: String,
+    pub(super) sample_tokens_max: Option<u64>,
+    pub(super) has_counted_media: bool,
+}
+
+/// How samples are read.
+#[derive(Clone)]
+pub(super) struct ReadSettings {
+    pub(super) decode: Decode,
+    pub(super) fields: Option<Vec<String>>,
+    pub(super) augment: Option<AugmentSettings>,
+    pub(super) workers: Option<usize>,
+    pub(super) steps: Option<u64>,
+    pub(super) steps_ahead: usize,
+    pub(super) buffered_bytes: u64,
+    pub(super) error_budget: ErrorBudget,
+    pub(super) stall_seconds: f64,
+    pub(super) transforms: Transforms,
+}
+
+/// Everything but the data.
+pub(super) struct Settings {
+    pub(super) model: ModelSettings,
+    pub(super) plan: PlanSettings,
+    pub(super) prepare: PrepareSettings,
+    pub(super) read: ReadSettings,
+}
+
+impl Settings {
+    /// Opens the data and puts everything together.
+    pub(super) fn recipe<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<Recipe> {
+        let Self { model, plan, prepare, read } = self;
+        let layout = layout(&prepare.layout)?;
+        let pad_to_tokens = prepare.pad_to_tokens;
+        let (cost_model, preparer) = py.detach(|| {
+            let spec = model.spec()?;
+            let preparer = prepare.preparer(&model, &spec, layout)?;
+            Ok::<_, Raised>((model.cost_model()?, preparer))
+        })?;
+        if preparer.is_none() && pad_to_tokens.is_some() {
+            return Err(Raised::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into());
+        }
+        let counts = preparer.as_ref().map_or(TextCounts::Estimated, |preparer| {
+            TextCounts::IfPresent(Arc::new(preparer.text_counter()))
+        });
+        let mixture = data.mixture(py, &counts)?;
+        let mut planner = plan.planner(StepPlanner::builder(mixture, cost_model))?;
+        if let Some(tokens) = pad_to_tokens {
+            planner = planner.pad_to_tokens(tokens, layout);
+        }
+        let settings = read.apply(plan.seed)?;
+        Ok(Recipe {
+            planner,
+            preparer: preparer.map(Arc::new),
+            settings,
+            dp_rank: plan.dp_rank,
+            accepts_changed_data: plan.accepts_changed_data,
+        })
+    }
+}
+
+impl PlanSettings {
+    fn planner(&self, builder: StepPlannerBuilder) -> Result<StepPlannerBuilder, Raised> {
+        let mut builder = builder
+            .global_batch(self.global_batch_size)
+            .dp_size(self.dp_size)
+            .microbatches(self.microbatches)
+            .strategy(strategy(&self.strategy)?)
+            .caps(self.caps)
+            .work(self.work)
+            .seed(self.seed)
+            .first_epoch(self.first_epoch)
+            .tail(tail(&self.tail)?)
+            .shuffle(self.shuffle()?);
+        if self.is_validation {
+            builder = builder.validation();
+        }
+        if let Some(epochs) = self.epochs {
+            builder = builder.epochs(epochs);
+        }
+        if let Some(stages) = &self.stages {
+            builder = builder.stages(stages.clone());
+        }
+        if let Some(function) = &self.cost {
+            builder = builder.cost_function(function.clone());
+        }
+        Ok(builder)
+    }
+
+    fn shuffle(&self) -> Result<Shuffle, Raised> {
+        let has_sizes = self.block_samples.is_some() || self.open_blocks.is_some();
+        match self.shuffle.as_str() {
+            "blocks" => Ok(Shuffle::Blocks {
+                block_samples: self.block_samples.unwrap_or(BLOCK_SAMPLES),
+                open_blocks: self.open_blocks.unwrap_or(OPEN_BLOCKS),
+            }),
+            _ if has_sizes => {
+                Err(Raised::config("shuffle", "`block_samples` and `open_blocks` need `shuffle=\"blocks\"`"))
+            }
+            "global" => Ok(Shuffle::Global),
+            "none" => Ok(Shuffle::None),
+            name => Err(Raised::config("shuffle", format!("`{name}` is none of global, blocks and none"))),
+        }
+    }
+}
+
+impl PrepareSettings {
+    /// What makes tensors; `None` where there is no tokenizer.
+    fn preparer(
+        self,
+        model: &ModelSettings,
+        spec: &ModelSpec,
+        layout: Layout,
+    ) -> Result<Option<Preparer>, Raised> {
+        let Some(builder) = self.tokenizer.or_of_model(&model.names)?.preparer(spec)? else {
+            return Ok(None);
+        };
+        let mut builder = builder.layout(layout).long_sample(long_sample(&self.long_sample)?);
+        if let Some(images) = image_processor_of(&model.names, spec)? {
+            builder = builder.image_processor(Arc::new(images));
+        }
+        if let Some(tokens) = self.sample_tokens_max {
+            builder = builder.tokens_max(tokens);
+        }
+        if self.has_counted_media {
+            builder = builder.counted_media();
+        }
+        Ok(Some(builder.build()?))
+    }
+}
+
+impl ReadSettings {
+    /// How a loader's builder is set.
+    fn apply(
+        self,
+        seed: u64,
+    ) -> Result<Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>, Raised> {
+        let augment = self.augment.as_ref().map(|augment| augment.build(seed)).transpose()?;
+        Ok(Box::new(move |builder| {
+            let read = self.clone();
+            let mut builder = builder
+                .decode(read.decode)
+                .steps_ahead(read.steps_ahead)
+                .buffered_bytes_max(read.buffered_bytes)
+                .error_budget(read.error_budget)
+                .stall_seconds_error(read.stall_seconds)
+                .transforms(read.transforms);
+            if let Some(fields) = read.fields {
+                builder = builder.fields(fields);
+            }
+            if let Some(augment) = augment {
+                builder = builder.augment(augment);
+            }
+            if let Some(workers) = read.workers {
+                builder = builder.workers(workers);
+            }
+            if let Some(steps) = read.steps {
+                builder = builder.steps(steps);
+            }
+            builder
+        }))
+    }
+}
+
+/// A strategy by its name; the comparison that looks at no cost has another one, too.
+pub(crate) fn strategy(name: &str) -> Result<Strategy, Raised> {
+    match name {
+        "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
+        "balanced" => Ok(Strategy::Search),
+        _ => Ok(name.parse()?),
+    }
+}
+
+fn tail(name: &str) -> Result<Tail, Raised> {
+    match name {
+        "carry" => Ok(Tail::Carry),
+        "drop" => Ok(Tail::Drop),
+        "short" => Ok(Tail::Short),
+        _ => Err(Raised::config("tail", format!("`{name}` is none of carry, drop and short"))),
+    }
+}
+
+fn layout(name: &str) -> Result<Layout, Raised> {
+    match name {
+        "packed" => Ok(Layout::Packed),
+        "padded" => Ok(Layout::Padded { side: PaddingSide::Right }),
+        "padded_left" => Ok(Layout::Padded { side: PaddingSide::Left }),
+        _ => Err(Raised::config("layout", format!("`{name}` is none of packed, padded and padded_left"))),
+    }
+}
+
+fn long_sample(name: &str) -> Result<LongSample, Raised> {
+    match name {
+        "error" => Ok(LongSample::Error),
+        "truncate" => Ok(LongSample::TruncateText),
+        "drop" => Ok(LongSample::Drop),
+        _ => Err(Raised::config("long_sample", format!("`{name}` is none of error, truncate and drop"))),
+    }
+}

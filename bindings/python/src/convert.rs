@@ -1,0 +1,138 @@
+//! Delivered samples → the classes of `dflop.batches`.
+
+use dflop_loader::batch::{Batch, Field, Sample};
+use dflop_loader::decode::{Audio, Media, NpyArray, RgbImage, Video};
+use dflop_loader::prepare::{NamedTensor, TensorValues};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyList, PyModule, PyString};
+
+use crate::array::{Array, Owner, numpy_of_stored};
+use crate::error::to_python;
+use crate::framework::Framework;
+
+/// A class of `dflop.batches`.
+pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    static BATCHES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    BATCHES.get_or_try_init(py, || py.import("dflop.batches").map(Bound::unbind))?.bind(py).getattr(name)
+}
+
+/// A batch with all its samples.
+pub(crate) fn batch<'py>(py: Python<'py>, of: Batch, framework: Framework) -> PyResult<Bound<'py, PyAny>> {
+    let framework = framework.settled(py)?;
+    let batch = class(py, "Batch")?.call0()?;
+    let rows = PyList::empty(py);
+    if let Some(pixels) = of.pixels {
+        let side = pixels.side as usize;
+        let shape = [pixels.tensor.rows(), 3, side, side];
+        batch.set_item("image", framework.array(py, Owner::Pixels(pixels.tensor), &shape)?)?;
+        for range in pixels.rows {
+            rows.append((range.start, range.end))?;
+        }
+    }
+    let samples = samples(py, of.samples, framework)?;
+    for (place, sample) in samples.iter().enumerate() {
+        for extension in sample.try_iter()? {
+            let extension = extension?;
+            if !batch.contains(&extension)? {
+                batch.set_item(&extension, PyList::new(py, vec![None::<bool>; samples.len()])?)?;
+            }
+            batch.get_item(&extension)?.set_item(place, sample.get_item(&extension)?)?;
+        }
+    }
+    batch.setattr("samples", samples)?;
+    batch.setattr("image_rows", rows)?;
+    Ok(batch)
+}
+
+/// Samples, in order.
+pub(crate) fn samples(
+    py: Python<'_>,
+    of: Vec<Sample>,
+    framework: Framework,
+) -> PyResult<Bound<'_, PyList>> {
+    let class = class(py, "Sample")?;
+    let list = PyList::empty(py);
+    for sample in of {
+        let made = class.call0()?;
+        for Field { extension, media } in sample.fields {
+            made.set_item(&*extension, self::media(py, media, framework)?)?;
+        }
+        made.setattr("key", sample.key)?;
+        made.setattr("shard", &*sample.shard)?;
+        made.setattr("offset", sample.offset)?;
+        made.setattr("epoch", sample.epoch)?;
+        made.setattr("bytes", sample.bytes)?;
+        list.append(made)?;
+    }
+    Ok(list)
+}
+
+/// The content of a field.
+pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
+    match media {
+        Media::Image(RgbImage { width, height, pixels, .. }) => {
+            framework.array(py, Owner::U8(pixels), &[height as usize, width as usize, 3])
+        }
+        Media::Audio(audio) => clip(py, audio, framework),
+        Media::Video(video) => frames(py, video, framework),
+        Media::Text(text) => Ok(PyString::new(py, &text).into_any()),
+        Media::Json(value) => to_python(py, &value),
+        Media::Npy(NpyArray { dtype, shape, is_fortran_order, data, .. }) => {
+            framework.from_numpy(numpy_of_stored(py, data, &dtype, &shape, is_fortran_order)?)
+        }
+        // What user code made is the object that it made.
+        Media::Custom(custom) => Ok(custom.value::<Py<PyAny>>().map_or_else(|| py.None(), |it| it.clone_ref(py)).into_bound(py)),
+        Media::Opaque(stored) => Ok(Bound::new(py, Array::stored(stored))?.into_any()),
+    }
+}
+
+fn clip(py: Python<'_>, audio: Audio, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
+    let (frames, channels) = (audio.frames(), usize::from(audio.channels));
+    let samples = framework.array(py, Owner::F32(audio.samples), &[frames, channels])?;
+    class(py, "Audio")?.call1((samples, audio.sample_rate_hz, audio.is_truncated))
+}
+
+fn frames(py: Python<'_>, video: Video, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
+    let Video { width, height, times_seconds, frames_per_second, pixels, .. } = video;
+    let shape = [times_seconds.len(), height as usize, width as usize, 3];
+    let frames = framework.array(py, Owner::U8(pixels), &shape)?;
+    let times = framework.array(py, Owner::F64(times_seconds), &shape[..1])?;
+    class(py, "Video")?.call1((frames, times, frames_per_second))
+}
+
+/// Puts tensors into a mapping by their names.
+pub(crate) fn tensors(
+    mapping: &Bound<'_, PyAny>,
+    of: Vec<NamedTensor>,
+    framework: Framework,
+) -> PyResult<()> {
+    for NamedTensor { name, shape, values } in of {
+        let owner = match values {
+            TensorValues::I64(values) => Owner::I64(values),
+            TensorValues::F32(values) => Owner::F32(values),
+        };
+        mapping.set_item(name, framework.array(mapping.py(), owner, &shape)?)?;
+    }
+    Ok(())
+}
+
+/// What was not delivered, as a list of dictionaries.
+pub(crate) fn skipped<'py>(
+    py: Python<'py>,
+    of: &[dflop_loader::skip::Skipped],
+) -> PyResult<Bound<'py, PyAny>> {
+    to_python(py, &of)
+}
+
+/// JSON text → what it says.
+pub(crate) fn json<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (text,))
+}
+
+/// A dictionary that a user gives back → JSON text.
+pub(crate) fn json_text(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let arguments = PyDict::new(value.py());
+    arguments.set_item("allow_nan", false)?;
+    value.py().import("json")?.getattr("dumps")?.call((value,), Some(&arguments))?.extract()
+}

@@ -1,0 +1,361 @@
+//! `dflop.Dataset` and `dflop.Mixture`: shards, and their index when something asks for it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_loader::data_set::DataSet;
+use dflop_loader::index::foreign::ForeignIndexes;
+use dflop_loader::index::{Index, IndexOptions, TextCounts};
+use dflop_loader::mix::{Mixture, Stop};
+use dflop_loader::shard::{Shard, expand_shards_in};
+use dflop_loader::split::Splits;
+use dflop_loader::store::{ShardCache, Stores};
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::convert::skipped;
+use crate::error::Raised;
+use crate::names::Names;
+use crate::runtime;
+use crate::table::stream;
+use crate::tokenizer::{TokenizerSettings, text_counts};
+
+/// A data set in WebDataset shards.
+///
+/// Shards are listed at once; the index, which says where samples lie and what shape they have, is opened when
+/// something asks for it, and made on first use.
+///
+/// Args:
+///     shards: folder, file, pattern such as ``shards/{000..019}.tar``, URL such as ``s3://bucket/folder/`` (also gs, az,
+///         abfs, http, https), or a list of these.
+///     index: folder of the index; by default ``.dflop`` beside the shards, or the user's cache directory.
+///     split: samples of this split only, of those that the file ``splits`` (``splits.json`` beside the shards) states.
+///     repeat: epochs that a run draws of it; by default without end.
+///     cache: folder in which whole remote shards are kept, for all processes of this machine, up to ``cache_bytes``.
+///     requests_max: most requests to remote stores in flight.
+///     tokenizer: counts texts exactly instead of estimating them: ``tokenizer.json``, its folder, a name in the local
+///         Hugging Face cache, or a tokenizer of ``tokenizers`` or ``transformers``. The counts are kept in the index.
+///     model: for which conversations are written before they are counted; by default bare words are.
+///     chat_template: Jinja source that conversations are written by; by default the tokenizer's own.
+///     question: what captions answer; by default they are learned without a chat template.
+///     rebuild: makes the index anew even if there is one that fits.
+///     verify: decodes every field while indexing, so that every bad sample is known ahead; makes the index anew.
+///     foreign: what files of other tools beside the shards are used for: ``ignore``, ``check`` or ``follow``.
+///
+/// Raises:
+///     ConfigError: a pattern that cannot be expanded, a setting that makes no sense.
+///     ReadError: a shard cannot be read.
+#[pyclass(frozen, module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct Dataset {
+    shards: Vec<Shard>,
+    options: IndexOptions,
+    split: Option<String>,
+    splits: Option<PathBuf>,
+    repeat: Option<u64>,
+    /// The index, by the digest of the counter of texts.
+    opened: Arc<Mutex<Vec<(Option<String>, DataSet)>>>,
+}
+
+#[pymethods]
+impl Dataset {
+    #[new]
+    #[pyo3(signature = (
+        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=64 << 30, requests_max=256,
+        tokenizer=None, model=None, chat_template=None, question=None, rebuild=false, verify=false, foreign="check"
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    fn new(
+        py: Python<'_>,
+        shards: Names,
+        index: Option<PathBuf>,
+        split: Option<String>,
+        splits: Option<PathBuf>,
+        repeat: Option<u64>,
+        cache: Option<PathBuf>,
+        cache_bytes: u64,
+        requests_max: usize,
+        tokenizer: Option<Bound<'_, PyAny>>,
+        model: Option<Names>,
+        chat_template: Option<String>,
+        question: Option<String>,
+        rebuild: bool,
+        verify: bool,
+        foreign: &str,
+    ) -> PyResult<Self> {
+        let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?;
+        let names = model.map(|names| names.0);
+        let options = IndexOptions {
+            folder: index,
+            is_rebuilt: rebuild,
+            is_verified: verify,
+            foreign: parse_foreign(foreign)?,
+            text_counts: text_counts(settings, names.as_deref())?,
+            ..IndexOptions::default()
+        };
+        let patterns = shards.0;
+        let shards = runtime::run(py, move || {
+            let mut stores = Stores::builder().requests_max(requests_max);
+            if let Some(folder) = cache {
+                stores = stores.cache(ShardCache { folder, bytes_max: cache_bytes });
+            }
+            expand_shards_in(&patterns, &stores.build()?).map_err(Raised::from)
+        })?;
+        Ok(Self { shards, options, split, splits, repeat, opened: Arc::default() })
+    }
+
+    /// URLs of the shards, in order.
+    #[getter]
+    fn shards(&self) -> Vec<String> {
+        self.shards.iter().map(|shard| shard.url.to_string()).collect()
+    }
+
+    /// Digest of shard names and sizes, keys, offsets and lengths, 32 hex digits; opens the index.
+    #[getter]
+    fn fingerprint(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.open(py)?.index().fingerprint().to_owned())
+    }
+
+    /// The index file, ``None`` if it lives in memory; opens the index.
+    #[getter]
+    fn index_path(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        Ok(self.open(py)?.index().path().map(ToOwned::to_owned))
+    }
+
+    /// Payload bytes of all good samples, those outside the split included; opens the index.
+    #[getter]
+    fn payload_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.open(py)?.index().payload_bytes())
+    }
+
+    /// Samples and shards that headers show to be bad: dictionaries with ``shard``, ``offset``, ``key``, ``field``,
+    /// ``reason``; opens the index.
+    #[getter]
+    fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        skipped(py, self.open(py)?.skipped())
+    }
+
+    /// Oddities that lose nothing, such as keys that repeat; opens the index.
+    #[getter]
+    fn warnings(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.open(py)?.index().warnings().to_vec())
+    }
+
+    /// Number of good samples; opens the index.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.open(py)?.len() as usize)
+    }
+
+    fn __repr__(&self) -> String {
+        let first = self.shards.first().map_or("", |shard| &shard.url);
+        match self.shards.len() {
+            1 => format!("Dataset({first:?})"),
+            shards => format!("Dataset({first:?} and {} more shards)", shards - 1),
+        }
+    }
+
+    /// Returns a capsule of the rows of the index, a record batch a shard: ``pyarrow.table(dataset)``.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        drop(requested_schema);
+        let data_set = self.open(py)?;
+        let batches: Vec<_> = data_set.index().record_batches().cloned().collect();
+        let schema = batches.first().map_or_else(|| Arc::new(arrow_schema::Schema::empty()), arrow_array::RecordBatch::schema);
+        stream(py, schema, batches)
+    }
+}
+
+impl Dataset {
+    /// Opens the index as the data set says; makes it on first use.
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<DataSet> {
+        self.open_counted(py, TextCounts::Estimated)
+    }
+
+    /// Opens the index; where the data set names no tokenizer itself, texts count as `counts` says.
+    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TextCounts) -> PyResult<DataSet> {
+        let mut options = self.options.clone();
+        if matches!(options.text_counts, TextCounts::Estimated) {
+            options.text_counts = counts;
+        }
+        let digest = match &options.text_counts {
+            TextCounts::Estimated => None,
+            TextCounts::Of(counter) | TextCounts::IfPresent(counter) => Some(counter.digest()),
+        };
+        let (shards, split, splits, repeat) =
+            (self.shards.clone(), self.split.clone(), self.splits.clone(), self.repeat);
+        let opened = self.opened.clone();
+        runtime::run(py, move || {
+            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((_, data_set)) = opened.iter().find(|(of, _)| *of == digest) {
+                return Ok(data_set.clone());
+            }
+            // It is made anew once, whoever opens it.
+            options.is_rebuilt &= opened.is_empty();
+            options.is_verified &= opened.is_empty();
+            let data_set = open_data_set(shards, &options, split.as_deref(), splits.as_deref(), repeat)?;
+            opened.push((digest, data_set.clone()));
+            Ok::<_, Raised>(data_set)
+        })
+    }
+
+    /// The shards, for a loader that needs no index.
+    pub(crate) fn listed(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// How the index is made.
+    pub(crate) fn index_options(&self) -> &IndexOptions {
+        &self.options
+    }
+
+    /// Forgets what was opened, because the index was made anew.
+    pub(crate) fn forget(&self) {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Whether a part of the samples is asked for, which only a reader through the index can give.
+    pub(crate) fn has_split(&self) -> bool {
+        self.split.is_some()
+    }
+}
+
+fn open_data_set(
+    shards: Vec<Shard>,
+    options: &IndexOptions,
+    split: Option<&str>,
+    splits: Option<&std::path::Path>,
+    repeat: Option<u64>,
+) -> Result<DataSet, Raised> {
+    let index = Arc::new(Index::open_or_build(shards, options)?);
+    let mut data_set = DataSet::from(index.clone());
+    if let Some(split) = split {
+        let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
+        data_set = data_set.split(&splits, split)?;
+    }
+    Ok(match repeat {
+        Some(epochs) => data_set.repeat(epochs),
+        None => data_set,
+    })
+}
+
+fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
+    Ok(match name {
+        "ignore" => ForeignIndexes::Ignore,
+        "check" => ForeignIndexes::Check,
+        "follow" => ForeignIndexes::Follow,
+        _ => {
+            let reason = format!("`{name}` is none of ignore, check and follow");
+            return Err(Raised::config("foreign", reason).into());
+        }
+    })
+}
+
+/// Shards where only their names were given, else the data set.
+#[derive(FromPyObject)]
+pub(crate) enum Source<'py> {
+    Dataset(Bound<'py, Dataset>),
+    Mixture(Bound<'py, PyMixture>),
+    Shards(Names),
+}
+
+impl<'py> Source<'py> {
+    /// The data set of the source.
+    ///
+    /// # Errors
+    /// `ConfigError` for a mixture, which only the balanced loader draws from.
+    pub(crate) fn data_set(self, py: Python<'py>) -> PyResult<Bound<'py, Dataset>> {
+        match self {
+            Self::Dataset(data_set) => Ok(data_set),
+            Self::Shards(names) => {
+                let class = py.get_type::<Dataset>();
+                Ok(class.call1((names.0,))?.cast_into::<Dataset>()?)
+            }
+            Self::Mixture(_) => {
+                let reason = "a mixture is drawn from by `BalancedLoader`, which reads through indexes";
+                Err(Raised::config("dataset", reason).into())
+            }
+        }
+    }
+
+    /// The source as a mixture.
+    pub(crate) fn mixture(self, py: Python<'py>, counts: &TextCounts) -> PyResult<Mixture> {
+        match self {
+            Self::Mixture(mixture) => mixture.get().open(py, counts),
+            source => Ok(source.data_set(py)?.get().open_counted(py, counts.clone())?.into()),
+        }
+    }
+}
+
+/// Data sets that are drawn from together; made by `mix`.
+#[pyclass(frozen, name = "Mixture", module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct PyMixture {
+    data_sets: Vec<(Py<Dataset>, f64)>,
+    weights_from: Vec<(u64, Vec<f64>)>,
+    pattern: Option<Vec<u32>>,
+    stop: Stop,
+}
+
+impl PyMixture {
+    fn open(&self, py: Python<'_>, counts: &TextCounts) -> PyResult<Mixture> {
+        let mut mixture = Mixture::new().stop(self.stop);
+        for (data_set, weight) in &self.data_sets {
+            mixture = mixture.data_set(data_set.get().open_counted(py, counts.clone())?, *weight);
+        }
+        for (step, weights) in &self.weights_from {
+            mixture = mixture.weights_from(*step, weights);
+        }
+        Ok(match &self.pattern {
+            Some(pattern) => mixture.choose(pattern.clone()),
+            None => mixture,
+        })
+    }
+}
+
+#[pymethods]
+impl PyMixture {
+    fn __len__(&self) -> usize {
+        self.data_sets.len()
+    }
+
+    fn __repr__(&self) -> String {
+        let weights: Vec<String> = self.data_sets.iter().map(|(_, weight)| weight.to_string()).collect();
+        format!("Mixture(weights=[{}])", weights.join(", "))
+    }
+}
+
+/// Mixes data sets: every draw of a `BalancedLoader` takes the next sample of one of them.
+///
+/// Args:
+///     data_sets: pairs of data set and weight; weights need not add up to one and are rounded to four decimals.
+///     weights_from: other weights from a step on: pairs of step and weights, one for each data set.
+///     choose: numbers of data sets, a pattern that repeats, in place of weights.
+///     stop: ``first_exhausted`` or ``all_exhausted``: when a mixture ends in which data sets have a ``repeat``.
+///
+/// Raises:
+///     ConfigError: when a loader is built on it: weights or the pattern do not fit the data sets.
+#[pyfunction]
+#[pyo3(signature = (data_sets, *, weights_from=Vec::new(), choose=None, stop="first_exhausted"))]
+pub(crate) fn mix<'py>(
+    py: Python<'py>,
+    data_sets: Vec<(Source<'py>, f64)>,
+    weights_from: Vec<(u64, Vec<f64>)>,
+    choose: Option<Vec<u32>>,
+    stop: &str,
+) -> PyResult<PyMixture> {
+    let stop = match stop {
+        "first_exhausted" => Stop::FirstExhausted,
+        "all_exhausted" => Stop::AllExhausted,
+        _ => {
+            let reason = format!("`{stop}` is neither first_exhausted nor all_exhausted");
+            return Err(Raised::config("stop", reason).into());
+        }
+    };
+    let open = |(source, weight): (Source<'py>, f64)| Ok((source.data_set(py)?.unbind(), weight));
+    let data_sets = data_sets.into_iter().map(open).collect::<PyResult<_>>()?;
+    Ok(PyMixture { data_sets, weights_from, pattern: choose, stop })
+}

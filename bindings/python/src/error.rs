@@ -1,0 +1,254 @@
+//! Errors of the crates → exceptions of `dflop.errors`, one conversion for each crate.
+
+use dflop_loader::skip::Skipped;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyModule};
+
+/// An error on its way to Python.
+#[derive(Debug)]
+pub(crate) struct Raised {
+    /// Class in `dflop.errors`.
+    class: &'static str,
+    /// Case of the error, in snake case.
+    kind: &'static str,
+    message: String,
+    fields: Vec<(&'static str, Value)>,
+}
+
+/// A field of an error.
+#[derive(Debug)]
+enum Value {
+    Text(String),
+    Number(u64),
+    Fraction(f64),
+    Skipped(Box<Skipped>),
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<u64> for Value {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl Raised {
+    fn new(class: &'static str, kind: &'static str, error: &dyn std::error::Error) -> Self {
+        Self { class, kind, message: with_causes(error), fields: Vec::new() }
+    }
+
+    fn field(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.fields.push((name, value.into()));
+        self
+    }
+
+    /// A setting that makes no sense, found on the way in.
+    pub(crate) fn config(setting: &'static str, reason: impl Into<String>) -> Self {
+        dflop_loader::Error::Config { setting, reason: reason.into() }.into()
+    }
+
+    /// Use of threads that a fork has left behind.
+    pub(crate) fn forked() -> Self {
+        let message = "this process was forked after dflop had started its threads, which do not live on in a fork; \
+                       use `multiprocessing.get_context(\"spawn\")`, or make loaders in the new process only"
+            .to_owned();
+        Self { class: "ForkError", kind: "forked", message, fields: Vec::new() }
+    }
+}
+
+/// An error and its causes, one a line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
+}
+
+impl From<dflop_loader::Error> for Raised {
+    fn from(error: dflop_loader::Error) -> Self {
+        use dflop_loader::Error as E;
+        let new = |class, kind| Self::new(class, kind, &error);
+        match &error {
+            E::Config { setting, reason } => {
+                new("ConfigError", "config").field("setting", *setting).field("reason", reason.clone())
+            }
+            E::ShardList { pattern, reason } => new("ConfigError", "shard_list")
+                .field("pattern", pattern.clone())
+                .field("reason", reason.clone()),
+            E::RunEnded { step, steps } => {
+                new("ConfigError", "run_ended").field("step", *step).field("steps", *steps)
+            }
+            E::Model(error) => Self::from(error.clone()),
+            E::Read { shard, .. } => new("ReadError", "read").field("shard", shard.clone()),
+            E::File { path, .. } => new("ReadError", "file").field("path", path.clone()),
+            E::Upload { url, .. } => new("ReadError", "upload").field("url", url.clone()),
+            E::Index { path, reason } => {
+                new("ReadError", "index").field("path", path.clone()).field("reason", reason.clone())
+            }
+            E::UnsupportedCompression { shard, format } => new("DataError", "unsupported_compression")
+                .field("shard", shard.clone())
+                .field("format", *format),
+            E::Shard { shard, fault } => {
+                new("DataError", "shard").field("shard", shard.clone()).field("fault", fault.to_string())
+            }
+            E::NoSamples { dataset, reason } => new("DataError", "no_samples")
+                .field("dataset", dataset.clone())
+                .field("reason", reason.clone()),
+            E::Write { key, reason } => {
+                new("DataError", "write").field("key", key.clone()).field("reason", reason.clone())
+            }
+            E::ShardExists { path } => new("DataError", "shard_exists").field("path", path.clone()),
+            E::Pack { path, reason } => {
+                new("DataError", "pack").field("path", path.clone()).field("reason", reason.clone())
+            }
+            E::Medium { medium, .. } => new("DataError", "medium").field("medium", *medium),
+            E::ErrorBudget { skipped, samples, fraction, first } => new("ErrorBudgetError", "error_budget")
+                .field("skipped", *skipped)
+                .field("samples", *samples)
+                .field("fraction", Value::Fraction(*fraction))
+                .field("first", Value::Skipped(first.clone())),
+            E::ErrorCount { skipped, most, first } => new("ErrorBudgetError", "error_count")
+                .field("skipped", *skipped)
+                .field("most", *most)
+                .field("first", Value::Skipped(first.clone())),
+            E::State { reason } => new("StateError", "state").field("reason", reason.clone()),
+            E::Plan { step, .. } => new("PlanError", "plan").field("step", *step),
+            E::Stalled { stage, shard, seconds } => new("StalledError", "stalled")
+                .field("stage", *stage)
+                .field("shard", shard.clone().unwrap_or_default())
+                .field("seconds", Value::Fraction(*seconds)),
+            E::StageEnded { stage } => new("StageError", "stage_ended").field("stage", *stage),
+            _ => new("Error", "error"),
+        }
+    }
+}
+
+impl From<dflop_costmodel::Error> for Raised {
+    fn from(error: dflop_costmodel::Error) -> Self {
+        use dflop_costmodel::Error as E;
+        let new = |kind| Self::new("ModelError", kind, &error);
+        match &error {
+            E::UnknownModel { name, known } => {
+                new("unknown_model").field("name", name.clone()).field("known", known.clone())
+            }
+            E::UnknownDevice { name, known } => {
+                new("unknown_device").field("name", name.clone()).field("known", known.clone())
+            }
+            E::UnknownPart { name, known } => {
+                new("unknown_part").field("name", name.clone()).field("known", known.clone())
+            }
+            E::Configuration { file, field, problem } => new("configuration")
+                .field("file", *file)
+                .field("field", field.clone())
+                .field("problem", problem.clone()),
+            E::Composition { name, problem } => {
+                new("composition").field("name", name.clone()).field("problem", problem.clone())
+            }
+            E::Unfit { name, problem } => {
+                new("unfit").field("name", name.clone()).field("problem", problem.clone())
+            }
+            E::ProfileFormat { file, line, column, reason } => new("profile_format")
+                .field("file", file.clone())
+                .field("line", *line)
+                .field("column", column.clone())
+                .field("reason", reason.clone()),
+            E::ProfileMixed { reason } => new("profile_mixed").field("reason", reason.clone()),
+            E::ProfileLacks { needed } => new("profile_lacks").field("needed", needed.clone()),
+            E::Memory { module, reason } => {
+                new("memory").field("module", module.name()).field("reason", reason.clone())
+            }
+            E::Correction { reason } => new("correction").field("reason", reason.clone()),
+            _ => new("sample"),
+        }
+    }
+}
+
+impl From<dflop_balancer::Error> for Raised {
+    fn from(error: dflop_balancer::Error) -> Self {
+        use dflop_balancer::Error as E;
+        let new = |class, kind| Self::new(class, kind, &error);
+        let number = |number: &usize| *number as u64;
+        match &error {
+            E::Config { setting, reason } => {
+                new("ConfigError", "config").field("setting", *setting).field("reason", reason.clone())
+            }
+            E::Json { .. } => new("ConfigError", "json"),
+            E::Length { field, found, expected } => new("ConfigError", "length")
+                .field("field", *field)
+                .field("found", number(found))
+                .field("expected", number(expected)),
+            E::ItemLength { item, found, expected } => new("ConfigError", "item_length")
+                .field("item", number(item))
+                .field("found", number(found))
+                .field("expected", number(expected)),
+            E::NotWhole { field, item, value } => new("ConfigError", "not_whole")
+                .field("field", *field)
+                .field("item", number(item))
+                .field("value", value.clone()),
+            E::Negative { field, item, value } => new("ConfigError", "negative")
+                .field("field", *field)
+                .field("item", number(item))
+                .field("value", value.to_string()),
+            E::Overflow { field, item } => {
+                new("ConfigError", "overflow").field("field", *field).field("item", number(item))
+            }
+            E::TooFewItems { items, groups } => new("PlanError", "too_few_items")
+                .field("items", number(items))
+                .field("groups", number(groups)),
+            E::CapItem { item, unit, value, max } => new("PlanError", "cap_item")
+                .field("item", number(item))
+                .field("unit", *unit)
+                .field("value", *value)
+                .field("max", *max),
+            E::CapTotal { unit, total, max, groups } => new("PlanError", "cap_total")
+                .field("unit", *unit)
+                .field("total", *total)
+                .field("max", *max)
+                .field("groups", number(groups)),
+            E::CapUnmet { items, groups } => new("PlanError", "cap_unmet")
+                .field("items", number(items))
+                .field("groups", number(groups)),
+            E::NothingFits { reason } => new("PlanError", "nothing_fits").field("reason", reason.clone()),
+            _ => new("PlanError", "plan"),
+        }
+    }
+}
+
+impl From<Raised> for PyErr {
+    fn from(raised: Raised) -> Self {
+        // An error without an interpreter has nobody to go to.
+        Python::attach(|py| raised.into_exception(py).unwrap_or_else(|error| error))
+    }
+}
+
+impl Raised {
+    fn into_exception(self, py: Python<'_>) -> PyResult<PyErr> {
+        static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+        let errors = ERRORS.get_or_try_init(py, || py.import("dflop.errors").map(Bound::unbind))?;
+        let fields = PyDict::new(py);
+        for (name, value) in self.fields {
+            match value {
+                Value::Text(text) => fields.set_item(name, text)?,
+                Value::Number(number) => fields.set_item(name, number)?,
+                Value::Fraction(fraction) => fields.set_item(name, fraction)?,
+                Value::Skipped(skipped) => fields.set_item(name, to_python(py, &*skipped)?)?,
+            }
+        }
+        let class = errors.bind(py).getattr(self.class)?;
+        Ok(PyErr::from_value(class.call1((self.message, self.kind, fields))?))
+    }
+}
+
+/// A value as Python's dictionaries, lists, numbers and text.
+pub(crate) fn to_python<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyAny>> {
+    pythonize::pythonize(py, value).map_err(PyErr::from)
+}

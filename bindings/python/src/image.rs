@@ -1,0 +1,97 @@
+//! `dflop.Image` and random changes of pictures.
+
+use std::num::NonZeroU32;
+
+use dflop_loader::augment::{Augment, ColorJitter};
+use pyo3::prelude::*;
+
+use crate::error::Raised;
+
+/// How pictures become one array: shorter side to ``size`` (bilinear, antialiased), centre crop, normalised by the
+/// ImageNet mean and deviation; float32 ``[pictures, 3, size, size]``.
+///
+/// Args:
+///     size: height and width in pixels.
+///     augment: random changes, of which the crop takes the place of the centre crop.
+///     scaled_decode: whether a JPEG may be decoded to a part of its size where enough is left: faster, slightly different
+///         pixels; needs a build with libjpeg-turbo.
+#[pyclass(frozen, from_py_object, module = "dflop._native")]
+#[derive(Debug, Clone)]
+pub(crate) struct Image {
+    pub(crate) side: NonZeroU32,
+    pub(crate) augment: Option<AugmentSettings>,
+    pub(crate) is_scaled: bool,
+}
+
+#[pymethods]
+impl Image {
+    #[new]
+    #[pyo3(signature = (size=224, *, augment=None, scaled_decode=false))]
+    fn new(size: u32, augment: Option<PyRef<'_, PyAugment>>, scaled_decode: bool) -> PyResult<Self> {
+        let side = NonZeroU32::new(size).ok_or_else(|| Raised::config("size", "must be at least 1"))?;
+        let augment = augment.map(|augment| augment.settings.clone());
+        Ok(Self { side, augment, is_scaled: scaled_decode })
+    }
+
+    /// Height and width in pixels.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.side.get()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Image(size={})", self.side)
+    }
+}
+
+/// What changes are drawn; the seed is the loader's.
+#[derive(Debug, Clone)]
+pub(crate) struct AugmentSettings {
+    crop: Option<([f64; 2], [f64; 2])>,
+    flip: f64,
+    jitter: ColorJitter,
+}
+
+impl AugmentSettings {
+    pub(crate) fn build(&self, seed: u64) -> Result<Augment, Raised> {
+        let mut builder = Augment::builder().seed(seed).flip(self.flip).color_jitter(self.jitter);
+        if let Some(([least, most], [narrowest, widest])) = self.crop {
+            builder = builder.random_crop(least..=most, narrowest..=widest);
+        }
+        Ok(builder.build()?)
+    }
+}
+
+/// Random changes of pictures, the same for a sample and epoch wherever it is decoded.
+///
+/// Args:
+///     crop_scale: least and most share of the area that a random crop keeps; no crop without it.
+///     crop_ratio: least and most width over height of the crop.
+///     flip: probability that left and right are exchanged.
+///     color_jitter: how much brightness, contrast, saturation and hue change at most.
+#[pyclass(frozen, name = "Augment", module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct PyAugment {
+    pub(crate) settings: AugmentSettings,
+}
+
+#[pymethods]
+impl PyAugment {
+    #[new]
+    #[pyo3(signature = (*, crop_scale=None, crop_ratio=(0.75, 4.0 / 3.0), flip=0.0, color_jitter=(0.0, 0.0, 0.0, 0.0)))]
+    fn new(
+        crop_scale: Option<(f64, f64)>,
+        crop_ratio: (f64, f64),
+        flip: f64,
+        color_jitter: (f64, f64, f64, f64),
+    ) -> PyResult<Self> {
+        let (brightness, contrast, saturation, hue) = color_jitter;
+        let settings = AugmentSettings {
+            crop: crop_scale.map(|(least, most)| ([least, most], [crop_ratio.0, crop_ratio.1])),
+            flip,
+            jitter: ColorJitter { brightness, contrast, saturation, hue },
+        };
+        settings.build(0)?;
+        Ok(Self { settings })
+    }
+}

@@ -1,0 +1,274 @@
+//! `dflop.Loader`: batches in shard order, or shuffled in a buffer.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_loader::collate::Decode;
+use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
+use dflop_loader::shuffle::ShuffleBuffer;
+use dflop_loader::skip::ErrorBudget;
+use futures::StreamExt;
+use pyo3::prelude::*;
+
+use crate::convert;
+use crate::dataset::Source;
+use crate::error::{Raised, to_python};
+use crate::framework::Framework;
+use crate::image::{Image, PyAugment};
+use crate::names::Names;
+use crate::runtime::{self, Threaded};
+use crate::transform::UserCode;
+
+/// Streams batches of samples, decoded on threads of its own; needs no index.
+///
+/// Every ``iter(loader)`` is a new pass of ``epochs`` epochs, shuffled anew, where the last one ended; after
+/// ``load_state_dict`` it goes on where the state was taken. Bad samples are left out and listed in ``skipped``.
+///
+/// Args:
+///     dataset: a `Dataset`, or shards as `Dataset` takes them.
+///     batch_size: samples of a batch.
+///     image: makes all pictures one array, float32 ``[pictures, 3, size, size]``, under ``"image"``.
+///     decode: ``media`` decodes every field as its extension says, ``raw`` delivers fields as stored.
+///     fields: names of the fields that are read, others are passed over: extensions, or ``images``, ``audio``, ``video``,
+///         ``text``; by default all, and with ``image`` the pictures.
+///     augment: random changes of pictures that keep their size, with ``decode="media"``.
+///     workers: threads that decode; by default one for each core.
+///     epochs: how many times a pass reads the shards.
+///     samples: ends a pass after so many samples, good or bad.
+///     shuffle_buffer: samples that a buffer shuffles; ``shuffle_bytes`` bounds what it holds.
+///     shuffle_shards: shuffles the order of shards, anew in every epoch.
+///     seed: of everything random.
+///     rank: reads only every ``world``-th shard, from this one on.
+///     error_budget: share of bad samples that is tolerated, counted after the first 1,000; ``error_count`` is their number.
+///     buffered_bytes: payload bytes that may wait for their decoder.
+///     stall_seconds: ends a pass with `StalledError` after nothing has happened for so long; by default never.
+///     transforms: user code for fields: a dictionary of field names and functions, or a list of `Transform`; they run on
+///         ``transform_threads`` threads.
+///     arrays: whose arrays are delivered: ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``, which is
+///         PyTorch's if it has been imported, else NumPy's. Always over the same memory.
+///
+/// Raises:
+///     ConfigError: a setting that makes no sense.
+///
+/// While it is iterated: `ReadError` and `DataError` for a shard that cannot be read, `ErrorBudgetError` for too many bad
+/// samples. Ctrl-C interrupts a wait.
+#[pyclass(frozen, name = "Loader", module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct PyLoader {
+    builder: LoaderBuilder,
+    framework: Framework,
+    epochs: u64,
+    pass: Mutex<Pass>,
+}
+
+/// The pass that is under way, or the next one.
+#[derive(Debug)]
+struct Pass {
+    loader: Arc<Threaded<Loader>>,
+    /// Whether it was iterated.
+    is_begun: bool,
+    /// First epoch of the next pass.
+    next_epoch: u64,
+}
+
+#[pymethods]
+impl PyLoader {
+    #[new]
+    #[pyo3(signature = (
+        dataset, *, batch_size=32, image=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
+        samples=None, shuffle_buffer=None, shuffle_bytes=256 << 20, shuffle_shards=false, seed=0, rank=0, world=1,
+        error_budget=0.05, error_count=None, buffered_bytes=64 << 20, stall_seconds=None,
+        transforms=None, transform_threads=1, arrays="numpy"
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    fn new<'py>(
+        py: Python<'py>,
+        dataset: Source<'py>,
+        batch_size: usize,
+        image: Option<Image>,
+        decode: &str,
+        fields: Option<Names>,
+        augment: Option<PyRef<'_, PyAugment>>,
+        workers: Option<usize>,
+        epochs: u64,
+        samples: Option<u64>,
+        shuffle_buffer: Option<usize>,
+        shuffle_bytes: u64,
+        shuffle_shards: bool,
+        seed: u64,
+        rank: usize,
+        world: usize,
+        error_budget: f64,
+        error_count: Option<u64>,
+        buffered_bytes: u64,
+        stall_seconds: Option<f64>,
+        transforms: Option<Bound<'py, PyAny>>,
+        transform_threads: usize,
+        arrays: &str,
+    ) -> PyResult<Self> {
+        let framework = Framework::parse(arrays)?;
+        let data_set = dataset.data_set(py)?;
+        if data_set.get().has_split() {
+            let reason = "a split is read through the index: use `BalancedLoader`";
+            return Err(Raised::config("dataset", reason).into());
+        }
+        let mut builder = Loader::builder(data_set.get().listed().to_vec())
+            .decode(decode_of(decode, image.as_ref())?)
+            .batch_size(batch_size)
+            .epochs(epochs)
+            .buffered_bytes_max(buffered_bytes)
+            .stall_seconds_error(stall_seconds.unwrap_or(f64::INFINITY))
+            .error_budget(budget(error_budget, error_count)?)
+            .shards_of_rank(rank, world);
+        if let Some(Names(fields)) = fields {
+            builder = builder.fields(FieldSelection::new(fields).map_err(Raised::from)?);
+        }
+        let augment = augment.map(|augment| augment.settings.clone());
+        let is_scaled = image.as_ref().is_some_and(|image| image.is_scaled);
+        if let Some(settings) = augment.or(image.and_then(|image| image.augment)) {
+            builder = builder.augment(settings.build(seed)?);
+        }
+        if let Some(workers) = workers {
+            builder = builder.workers(workers);
+        }
+        if let Some(samples) = samples {
+            builder = builder.samples_max(samples);
+        }
+        if let Some(samples) = shuffle_buffer {
+            builder = builder.shuffle(ShuffleBuffer {
+                bytes_max: shuffle_bytes,
+                seed,
+                ..ShuffleBuffer::new(samples)
+            });
+        }
+        if shuffle_shards {
+            builder = builder.shuffle_shards(seed);
+        }
+        let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: false };
+        let transforms = user_code.transforms(transforms.as_ref())?;
+        let builder = builder.scaled_decode(is_scaled).transforms(transforms);
+        let loader = start(&builder)?;
+        let pass = Mutex::new(Pass { loader, is_begun: false, next_epoch: 0 });
+        Ok(Self { builder, framework, epochs, pass })
+    }
+
+    /// Begins a pass: the epochs behind those of the last one, or what a state left.
+    fn __iter__(&self) -> PyResult<BatchIterator> {
+        let mut pass = self.pass();
+        if pass.is_begun {
+            pass.loader = start(&self.builder.clone().first_epoch(pass.next_epoch))?;
+        }
+        pass.is_begun = true;
+        pass.next_epoch += self.epochs;
+        let stream = pass.loader.get()?.stream();
+        let stream = Arc::new(Threaded::new(tokio::sync::Mutex::new(stream)));
+        Ok(BatchIterator { loader: pass.loader.clone(), stream, framework: self.framework })
+    }
+
+    /// Sets which epoch the next pass begins with, counted from 0.
+    fn set_epoch(&self, epoch: u64) -> PyResult<()> {
+        let mut pass = self.pass();
+        pass.loader = start(&self.builder.clone().first_epoch(epoch))?;
+        (pass.is_begun, pass.next_epoch) = (false, epoch);
+        Ok(())
+    }
+
+    /// Returns where the pass stands: behind the batch that was delivered last, whatever was read ahead.
+    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let loader = self.pass().loader.clone();
+        let state = loader.get()?.state().map_err(Raised::from)?;
+        to_python(py, &state)
+    }
+
+    /// Goes on where a state was taken, exactly, with the next ``iter``; workers, decoding and batch size may be others.
+    ///
+    /// Raises:
+    ///     StateError: the state is of other shards, another rank, or another shuffle.
+    fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        let text = convert::json_text(state)?;
+        let state: StreamState = serde_json::from_str(&text).map_err(|error| {
+            Raised::from(dflop_loader::Error::State { reason: format!("it is no state of a stream: {error}") })
+        })?;
+        let epoch = state.epoch();
+        let loader = start(&self.builder.clone().restore(state))?;
+        let mut pass = self.pass();
+        // The pass that the state was taken in began with a multiple of its epochs.
+        let next_epoch = epoch - epoch % self.epochs;
+        *pass = Pass { loader, is_begun: false, next_epoch };
+        Ok(())
+    }
+
+    /// What was not delivered in this pass: dictionaries with ``shard``, ``offset``, ``key``, ``field``, ``reason``.
+    #[getter]
+    fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let loader = self.pass().loader.clone();
+        convert::skipped(py, &loader.get()?.skipped())
+    }
+
+    /// Returns what every stage did in this pass: items, bytes, busy and waiting seconds, and the bottleneck.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let loader = self.pass().loader.clone();
+        to_python(py, &loader.get()?.metrics())
+    }
+
+    /// CPU seconds inside decode, resize and normalise in this pass, over all threads.
+    #[getter]
+    fn kernel_cpu_seconds(&self) -> PyResult<f64> {
+        let loader = self.pass().loader.clone();
+        Ok(loader.get()?.kernel_cpu().as_secs_f64())
+    }
+}
+
+impl PyLoader {
+    fn pass(&self) -> std::sync::MutexGuard<'_, Pass> {
+        self.pass.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
+    let loader = builder.clone().build().map_err(Raised::from)?;
+    Ok(Arc::new(Threaded::new(loader)))
+}
+
+/// What is done with the bytes of a sample.
+pub(crate) fn decode_of(name: &str, image: Option<&Image>) -> PyResult<Decode> {
+    match (name, image) {
+        ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),
+        ("media", None) => Ok(Decode::Media),
+        ("raw", None) => Ok(Decode::Raw),
+        ("raw", Some(_)) => Err(Raised::config("decode", "`raw` leaves pictures as stored: drop `image`").into()),
+        _ => Err(Raised::config("decode", format!("`{name}` is neither media nor raw")).into()),
+    }
+}
+
+/// How many bad samples are tolerated.
+pub(crate) fn budget(fraction: f64, count: Option<u64>) -> PyResult<ErrorBudget> {
+    let budget = ErrorBudget::new(fraction).map_err(Raised::from)?;
+    Ok(count.map_or(budget, |samples| budget.at_most(samples)))
+}
+
+/// A pass of a `Loader`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct BatchIterator {
+    loader: Arc<Threaded<Loader>>,
+    stream: Arc<Threaded<tokio::sync::Mutex<BatchStream>>>,
+    framework: Framework,
+}
+
+#[pymethods]
+impl BatchIterator {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns the next batch; other threads of Python run meanwhile.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.loader.get()?;
+        let stream = self.stream.get()?;
+        let next = runtime::wait(py, async { stream.lock().await.next().await })?;
+        match next {
+            Some(batch) => convert::batch(py, batch.map_err(Raised::from)?, self.framework).map(Some),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Which model costs are predicted for, and `dflop.CostModel`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::{
+    AudioLength, CostModel, DeviceRate, Frozen, ImageSize, ModelSpec, SampleCost, SampleShape, VideoShape,
+};
+use dflop_loader::cost_table::cost_table;
+use dflop_loader::model_source::{profile_options, read_profile, spec_of};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::dataset::Dataset;
+use crate::error::Raised;
+use crate::names::Names;
+use crate::table::Table;
+
+/// What a model is called, and how it is run and trained.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ModelSettings {
+    pub(crate) names: Vec<String>,
+    pub(crate) device: String,
+    pub(crate) profile: Option<PathBuf>,
+    pub(crate) profile_tp: Option<[u32; 2]>,
+    pub(crate) packed_tokens: Option<u64>,
+    pub(crate) freeze: Option<String>,
+    pub(crate) recompute: String,
+}
+
+impl ModelSettings {
+    pub(crate) fn spec(&self) -> Result<ModelSpec, Raised> {
+        Ok(spec_of(&self.names)?)
+    }
+
+    pub(crate) fn cost_model(&self) -> Result<CostModel, Raised> {
+        let spec = self.spec()?;
+        let model = match &self.profile {
+            Some(path) => {
+                let options = profile_options(self.profile_tp, self.packed_tokens)?;
+                CostModel::from_profile(spec, &read_profile(path)?, options)?
+            }
+            None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
+        };
+        let frozen: Frozen = match &self.freeze {
+            Some(parts) => parts.parse()?,
+            None => Frozen::default(),
+        };
+        let recompute: Recomputation = self.recompute.parse()?;
+        Ok(model.recomputation(recompute).frozen(frozen)?)
+    }
+}
+
+/// Predicts what a sample costs, from its shape alone: tokens, and seconds of each module.
+///
+/// Args:
+///     model: preset, folder of a checkpoint, name in the local Hugging Face cache, or a list of these that make one model.
+///     device: device preset whose stated rate turns FLOPs into seconds; ``profile`` takes its place.
+///     profile: measured profile, a CSV file or a folder of them.
+///     profile_tp: tensor-parallel degrees of encoders and LLM that the profile is read for.
+///     packed_tokens: tokens of a packed LLM sequence: the linear work of a sample is its share of that.
+///     freeze: parts that are not trained, of ``vision,audio,projector,llm``.
+///     recompute: what backward passes compute again: ``none``, ``scores`` or ``layers``.
+///
+/// Raises:
+///     ModelError: an unknown model or device, a configuration that makes no sense, a profile that lacks points.
+#[pyclass(frozen, name = "CostModel", module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct PyCostModel {
+    model: Arc<CostModel>,
+}
+
+#[pymethods]
+impl PyCostModel {
+    #[new]
+    #[pyo3(signature = (
+        model, *, device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none"
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    fn new(
+        py: Python<'_>,
+        model: Names,
+        device: &str,
+        profile: Option<PathBuf>,
+        profile_tp: Option<[u32; 2]>,
+        packed_tokens: Option<u64>,
+        freeze: Option<String>,
+        recompute: &str,
+    ) -> PyResult<Self> {
+        let (device, recompute) = (device.to_owned(), recompute.to_owned());
+        let settings = ModelSettings {
+            names: model.0,
+            device,
+            profile,
+            profile_tp,
+            packed_tokens,
+            freeze,
+            recompute,
+        };
+        let model = py.detach(|| settings.cost_model())?;
+        Ok(Self { model: Arc::new(model) })
+    }
+
+    /// Names of the modules that have a time of their own: of ``vision``, ``audio`` and ``llm``, the LLM last.
+    #[getter]
+    fn modules(&self) -> Vec<&'static str> {
+        self.model.modules().iter().map(|module| module.name()).collect()
+    }
+
+    /// Predicts one sample.
+    ///
+    /// Args:
+    ///     text_tokens: text tokens, placeholders of media not among them.
+    ///     target_tokens: those that the loss is computed on.
+    ///     images: width and height of each picture, in pixels.
+    ///     audio: frames and sample rate in Hz of each clip.
+    ///     videos: frames, width and height of each video, after frame sampling.
+    ///
+    /// Returns:
+    ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``seconds`` by module: forward and
+    ///     backward of the whole module on one device.
+    ///
+    /// Raises:
+    ///     ModelError: the model does not take such a sample.
+    #[pyo3(signature = (*, text_tokens=0, target_tokens=0, images=Vec::new(), audio=Vec::new(), videos=Vec::new()))]
+    fn cost<'py>(
+        &self,
+        py: Python<'py>,
+        text_tokens: u32,
+        target_tokens: u32,
+        images: Vec<(u32, u32)>,
+        audio: Vec<(u64, u32)>,
+        videos: Vec<(u32, u32, u32)>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let shape = SampleShape {
+            text_tokens,
+            target_tokens,
+            images: images.into_iter().map(|(width, height)| ImageSize { width, height }).collect(),
+            audio: audio
+                .into_iter()
+                .map(|(frames, sample_rate_hz)| AudioLength { frames, sample_rate_hz })
+                .collect(),
+            videos: videos
+                .into_iter()
+                .map(|(frames, width, height)| VideoShape { frames, width, height })
+                .collect(),
+        };
+        let cost = self.model.annotate(&shape).map_err(Raised::from)?;
+        cost_dict(py, &self.model, &cost)
+    }
+
+    /// Predicts every sample of a data set, from its index.
+    ///
+    /// Returns:
+    ///     a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``): ``sample``, ``key``,
+    ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``MODULE_ns`` of each module, empty
+    ///     for samples that the model refuses, with the reason in ``refused``.
+    fn annotate(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<Table> {
+        let data_set = dataset.open(py)?;
+        let model = self.model.clone();
+        let (schema, batches) = py.detach(|| cost_table(&data_set, &model));
+        Ok(Table::new(schema, batches))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("CostModel(modules={:?})", self.modules())
+    }
+}
+
+/// A cost as a dictionary.
+pub(crate) fn cost_dict<'py>(
+    py: Python<'py>,
+    model: &CostModel,
+    cost: &SampleCost,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("tokens", cost.tokens)?;
+    dict.set_item("target_tokens", cost.target_tokens)?;
+    dict.set_item("encoder_items", cost.encoder_items)?;
+    dict.set_item("encoder_tokens", cost.encoder_tokens)?;
+    dict.set_item("seconds", module_seconds(py, model, cost.module_ns.as_slice())?)?;
+    Ok(dict)
+}
+
+/// Times by module, in seconds.
+pub(crate) fn module_seconds<'py>(
+    py: Python<'py>,
+    model: &CostModel,
+    module_ns: &[u64],
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (module, &ns) in model.modules().iter().zip(module_ns) {
+        dict.set_item(module.name(), ns as f64 / 1e9)?;
+    }
+    Ok(dict)
+}

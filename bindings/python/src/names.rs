@@ -1,0 +1,38 @@
+//! Names, paths and lists of them, as Python writes them.
+
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+/// One name or path, or several.
+pub(crate) struct Names(pub(crate) Vec<String>);
+
+impl<'py> FromPyObject<'_, 'py> for Names {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Some(name) = name(&value)? {
+            return Ok(Self(vec![name]));
+        }
+        let each = |item: PyResult<Bound<'py, PyAny>>| {
+            let item = item?;
+            name(&item)?.ok_or_else(|| not_a_name(&item))
+        };
+        value.try_iter().map_err(|_| not_a_name(&value))?.map(each).collect::<PyResult<_>>().map(Self)
+    }
+}
+
+/// Text or a path as text; `None` for anything else.
+fn name(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    if value.is_instance_of::<PyString>() {
+        return value.extract().map(Some);
+    }
+    Ok(value.extract::<PathBuf>().ok().map(|path| path.display().to_string()))
+}
+
+fn not_a_name(value: &Bound<'_, PyAny>) -> PyErr {
+    let kind = value.get_type().name().map_or_else(|_| "this".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("expected a name, a path, or a list of them, found {kind}"))
+}

@@ -1,0 +1,63 @@
+//! Tables for Arrow's PyCapsule interface: `pyarrow.table(…)`, `polars.DataFrame(…)`, without a copy.
+//!
+//! # Source
+//! Apache Arrow, "The Arrow PyCapsule Interface": a capsule named `arrow_array_stream` whose pointer is a C stream.
+
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use arrow_array::{RecordBatch, RecordBatchIterator};
+use arrow_schema::SchemaRef;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+/// A table with the Arrow PyCapsule interface: `pyarrow.table(table)`, `polars.DataFrame(table)`.
+#[pyclass(frozen, module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct Table {
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+}
+
+impl Table {
+    pub(crate) fn new(schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
+        Self { schema, batches }
+    }
+}
+
+#[pymethods]
+impl Table {
+    /// Names of the columns.
+    #[getter]
+    fn column_names(&self) -> Vec<String> {
+        self.schema.fields().iter().map(|field| field.name().clone()).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.batches.iter().map(RecordBatch::num_rows).sum()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Table(rows={}, columns={:?})", self.__len__(), self.column_names())
+    }
+
+    /// Returns a capsule of a C stream of the record batches, in this schema whatever is asked for.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        drop(requested_schema);
+        stream(py, self.schema.clone(), self.batches.clone())
+    }
+}
+
+/// A capsule of a C stream; what is not taken from it goes with it.
+pub(crate) fn stream(
+    py: Python<'_>,
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+) -> PyResult<Bound<'_, PyCapsule>> {
+    let reader = RecordBatchIterator::new(batches.into_iter().map(Ok), schema);
+    let stream = FFI_ArrowArrayStream::new(Box::new(reader));
+    PyCapsule::new_with_value(py, stream, c"arrow_array_stream")
+}

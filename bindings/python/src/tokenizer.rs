@@ -1,0 +1,115 @@
+//! Tokenizers: files, names in the Hugging Face cache, objects of `tokenizers` and `transformers`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dflop_costmodel::ModelSpec;
+use dflop_loader::index::TextCounts;
+use dflop_loader::model_source::{checkpoint_path, spec_of};
+use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use crate::error::Raised;
+use crate::names::Names;
+
+/// How texts become ids.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TokenizerSettings {
+    tokenizer: Option<Tokenizer>,
+    chat_template: Option<String>,
+    question: Option<String>,
+}
+
+impl TokenizerSettings {
+    /// # Errors
+    /// `ConfigError` if there is no such tokenizer, or if it makes no sense.
+    pub(crate) fn new(
+        tokenizer: Option<&Bound<'_, PyAny>>,
+        chat_template: Option<String>,
+        question: Option<String>,
+    ) -> PyResult<Self> {
+        Ok(Self { tokenizer: tokenizer.map(tokenizer_of).transpose()?, chat_template, question })
+    }
+
+    /// Where no tokenizer was given, takes the one in a model's folder.
+    pub(crate) fn or_of_model(mut self, names: &[String]) -> Result<Self, Raised> {
+        for name in names.iter().filter(|_| self.tokenizer.is_none()) {
+            let Some(path) = checkpoint_path(name) else { continue };
+            let folder = if path.is_dir() { path } else { path.with_file_name("") };
+            if folder.join("tokenizer.json").is_file() {
+                self.tokenizer = Some(Tokenizer::open(folder)?);
+                break;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Settings of a preparer; `None` without a tokenizer.
+    ///
+    /// # Errors
+    /// `ConfigError` for a template or a question without a tokenizer.
+    pub(crate) fn preparer(self, model: &ModelSpec) -> Result<Option<PreparerBuilder>, Raised> {
+        let Some(tokenizer) = self.tokenizer else {
+            return match (self.chat_template, self.question) {
+                (None, None) => Ok(None),
+                _ => Err(Raised::config("chat_template", "it needs a tokenizer")),
+            };
+        };
+        let mut builder = Preparer::builder(model).tokenizer(tokenizer);
+        if let Some(source) = self.chat_template {
+            builder = builder.chat_template(source);
+        }
+        if let Some(question) = self.question {
+            builder = builder.plain_text(PlainText::Answer { question });
+        }
+        Ok(Some(builder))
+    }
+}
+
+/// Whose counts of texts an index answers with.
+///
+/// - `model`: for which conversations are written; `None` counts the bare words
+pub(crate) fn text_counts(settings: TokenizerSettings, model: Option<&[String]>) -> PyResult<TextCounts> {
+    let Some(model) = model else {
+        let Some(tokenizer) = settings.tokenizer else { return Ok(TextCounts::Estimated) };
+        return Ok(TextCounts::Of(Arc::new(tokenizer.text_counter())));
+    };
+    let spec = spec_of(model).map_err(Raised::from)?;
+    let Some(builder) = settings.or_of_model(model)?.preparer(&spec)? else {
+        let reason = "texts are written for a model to be counted by its tokenizer: name one";
+        return Err(Raised::config("tokenizer", reason).into());
+    };
+    Ok(TextCounts::Of(Arc::new(builder.build().map_err(Raised::from)?.text_counter())))
+}
+
+/// A tokenizer as users name it.
+fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
+    if let Ok(Names(names)) = value.extract::<Names>()
+        && let [name] = &names[..]
+    {
+        let path = checkpoint_path(name).unwrap_or_else(|| PathBuf::from(name));
+        return Ok(Tokenizer::open(path).map_err(Raised::from)?);
+    }
+    // Fast tokenizers of `transformers` hold one of `tokenizers`.
+    let backend = value.getattr("backend_tokenizer").unwrap_or_else(|_| value.clone());
+    let Ok(text) = backend.call_method0("to_str") else {
+        let kind = value.get_type().name()?;
+        let message = format!(
+            "expected a path, a name, a `tokenizers.Tokenizer` or a fast tokenizer of `transformers`, found {kind}"
+        );
+        return Err(PyTypeError::new_err(message));
+    };
+    let mut tokenizer =
+        Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(Raised::from)?;
+    if let Ok(special) = value.getattr("special_tokens_map") {
+        for item in special.call_method0("items")?.try_iter()? {
+            let (name, token): (String, Bound<'_, PyAny>) = item?.extract()?;
+            tokenizer = tokenizer.special_token(&name, &token.str()?.extract::<String>()?);
+        }
+    }
+    match value.getattr("chat_template").ok().and_then(|source| source.extract::<String>().ok()) {
+        Some(source) => Ok(tokenizer.chat_template_source(source)),
+        None => Ok(tokenizer),
+    }
+}

@@ -1,0 +1,224 @@
+//! Functions of Python in the pipeline: `dflop.Transform`.
+
+use std::sync::Arc;
+
+use dflop_loader::decode::{Audio, BoxError, CustomMedia, Media, RgbImage};
+use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::transform::{Transform, TransformInput, Transforms};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBaseException, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+
+use crate::convert::{class, json_text, media};
+use crate::error::Raised;
+use crate::framework::Framework;
+use crate::names::Names;
+
+/// A function for fields: called with a list of values, it returns a list of as many.
+///
+/// Args:
+///     fields: names of the fields: extensions, or ``images``, ``audio``, ``video``, ``text``.
+///     function: takes a list of values, as samples have them, and returns a list of new ones, of any kind. An exception
+///         as a value makes its sample bad. Where a call with several values raises, each is tried alone, so that only
+///         those that raise are lost. With ``has_context`` it takes a second list: for each value a dictionary of ``key``,
+///         ``shard``, ``extension``, ``epoch`` and ``seed``, a number of its own for all that is drawn at random.
+///     decodes: takes the field's bytes as stored (`Array`) in place of the built-in decoder's answer.
+///     values_max: most values of one call.
+///
+/// What a model is to take must be what the built-in decoders make: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
+#[pyclass(frozen, name = "Transform", module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct PyTransform {
+    fields: Vec<String>,
+    function: Py<PyAny>,
+    decodes: bool,
+    has_context: bool,
+}
+
+#[pymethods]
+impl PyTransform {
+    #[new]
+    #[pyo3(signature = (fields, function, *, decodes=false, has_context=false))]
+    fn new(fields: Names, function: Bound<'_, PyAny>, decodes: bool, has_context: bool) -> PyResult<Self> {
+        if !function.is_callable() {
+            return Err(PyTypeError::new_err("expected a function of a list of values"));
+        }
+        FieldSelection::new(&fields.0).map_err(Raised::from)?;
+        Ok(Self { fields: fields.0, function: function.unbind(), decodes, has_context })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Transform(fields={:?})", self.fields)
+    }
+}
+
+/// How functions of users run.
+pub(crate) struct UserCode {
+    pub(crate) threads: usize,
+    pub(crate) seed: u64,
+    pub(crate) framework: Framework,
+    /// Whether what comes out goes into model inputs.
+    pub(crate) is_prepared: bool,
+}
+
+impl UserCode {
+    /// The transforms of a dictionary of functions, or of a list of `Transform`.
+    pub(crate) fn transforms(self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Transforms> {
+        let mut transforms = Transforms::new().threads(self.threads).seed(self.seed);
+        let Some(given) = given else { return Ok(transforms) };
+        let mut list = Vec::new();
+        if let Ok(by_field) = given.cast::<PyDict>() {
+            for (field, function) in by_field {
+                list.push(Bound::new(given.py(), PyTransform::new(field.extract()?, function, false, false)?)?);
+            }
+        } else {
+            let wrong = |_| PyTypeError::new_err("`transforms` is a dictionary of functions or a list of `Transform`");
+            for transform in given.try_iter().map_err(wrong)? {
+                list.push(transform?.cast_into::<PyTransform>()?);
+            }
+        }
+        for transform in list {
+            let fields = FieldSelection::new(&transform.get().fields).map_err(Raised::from)?;
+            let (framework, is_prepared) = (self.framework, self.is_prepared);
+            let function = Function { transform: transform.unbind(), framework, is_prepared };
+            transforms = transforms.add(fields, Arc::new(function));
+        }
+        Ok(transforms)
+    }
+}
+
+/// A function of Python as the loader calls it.
+#[derive(Debug)]
+struct Function {
+    transform: Py<PyTransform>,
+    framework: Framework,
+    is_prepared: bool,
+}
+
+impl Transform for Function {
+    fn takes_encoded(&self) -> bool {
+        self.transform.get().decodes
+    }
+
+    fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError> {
+        let answer = Python::try_attach(|py| self.call(py, fields));
+        answer.ok_or("the interpreter has ended")?.map_err(Into::into)
+    }
+}
+
+impl Function {
+    fn call(&self, py: Python<'_>, fields: Vec<TransformInput>) -> PyResult<Vec<Result<Media, BoxError>>> {
+        let (mut values, mut contexts) = (Vec::new(), Vec::new());
+        for input in fields {
+            if self.transform.get().has_context {
+                contexts.push(context(py, &input)?);
+            }
+            values.push(media(py, input.media, self.framework)?);
+        }
+        let answers = match self.function(py, &values, &contexts) {
+            Ok(answers) if answers.len() == values.len() => answers.into_iter().map(Ok).collect(),
+            Ok(answers) => {
+                let (given, expected) = (answers.len(), values.len());
+                let message = format!("a transform was given {expected} values and returned {given}");
+                return Err(PyTypeError::new_err(message));
+            }
+            Err(error) if values.len() == 1 => vec![Err(error)],
+            // Which of them it was is only found one by one.
+            Err(_) => (0..values.len())
+                .map(|at| {
+                    let context = contexts.get(at..=at).unwrap_or_default();
+                    let mut answer = self.function(py, &values[at..=at], context)?;
+                    answer.pop().ok_or_else(|| PyTypeError::new_err("a transform returned nothing"))
+                })
+                .collect::<Vec<_>>(),
+        };
+        Ok(answers.into_iter().map(|answer| self.media_of(answer)).collect())
+    }
+
+    fn function<'py>(
+        &self,
+        py: Python<'py>,
+        values: &[Bound<'py, PyAny>],
+        contexts: &[Bound<'py, PyDict>],
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let function = self.transform.get().function.bind(py);
+        let values = PyList::new(py, values)?;
+        let answer = if self.transform.get().has_context {
+            function.call1((values, PyList::new(py, contexts)?))?
+        } else {
+            function.call1((values,))?
+        };
+        answer.try_iter()?.collect()
+    }
+
+    fn media_of(&self, answer: PyResult<Bound<'_, PyAny>>) -> Result<Media, BoxError> {
+        let value = answer?;
+        if value.is_instance_of::<PyBaseException>() {
+            return Err(PyErr::from_value(value).into());
+        }
+        if self.is_prepared {
+            return Ok(prepared(&value)?);
+        }
+        Ok(custom(&value))
+    }
+}
+
+fn custom(value: &Bound<'_, PyAny>) -> Media {
+    Media::Custom(CustomMedia::new(value.clone().unbind()))
+}
+
+fn context<'py>(py: Python<'py>, input: &TransformInput) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("key", &input.key)?;
+    dict.set_item("shard", &*input.shard)?;
+    dict.set_item("extension", &*input.extension)?;
+    dict.set_item("epoch", input.epoch)?;
+    dict.set_item("seed", input.seed)?;
+    Ok(dict)
+}
+
+/// What the built-in decoders would have made; anything else stays what it is.
+fn prepared(value: &Bound<'_, PyAny>) -> PyResult<Media> {
+    if value.is_instance_of::<PyString>() {
+        return Ok(Media::Text(value.extract()?));
+    }
+    if value.is_instance_of::<PyDict>() || value.is_instance_of::<PyList>() {
+        let document = serde_json::from_str(&json_text(value)?);
+        return document.map(Media::Json).map_err(|error| PyTypeError::new_err(error.to_string()));
+    }
+    if value.is_instance(&class(value.py(), "Audio")?)? {
+        return clip(value).map(Media::Audio);
+    }
+    Ok(picture(value)?.map_or_else(|| custom(value), Media::Image))
+}
+
+/// A picture, of a uint8 array `[height, width, 3]`.
+fn picture(value: &Bound<'_, PyAny>) -> PyResult<Option<RgbImage>> {
+    let Some(array) = numpy_array(value)? else { return Ok(None) };
+    let Ok(buffer) = PyBuffer::<u8>::get(&array) else { return Ok(None) };
+    let &[height, width, 3] = buffer.shape() else { return Ok(None) };
+    let pixels = buffer.to_vec(value.py())?;
+    Ok(Some(RgbImage { width: width as u32, height: height as u32, pixels, is_truncated: false }))
+}
+
+fn clip(value: &Bound<'_, PyAny>) -> PyResult<Audio> {
+    let wrong = || PyTypeError::new_err("samples of a clip are a float32 array [frames, channels]");
+    let array = numpy_array(&value.getattr("samples")?)?.ok_or_else(wrong)?;
+    let buffer = PyBuffer::<f32>::get(&array).map_err(|_| wrong())?;
+    let &[_, channels] = buffer.shape() else { return Err(wrong()) };
+    Ok(Audio {
+        sample_rate_hz: value.getattr("sample_rate_hz")?.extract()?,
+        channels: channels as u16,
+        samples: buffer.to_vec(value.py())?,
+        is_truncated: value.getattr("is_truncated")?.extract()?,
+    })
+}
+
+/// An array of any library as one with the buffer protocol; `None` for what is none.
+fn numpy_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if value.hasattr("__dlpack__")? || value.hasattr("__array__")? {
+        return crate::framework::numpy(value.py())?.call_method1("asarray", (value,)).map(Some);
+    }
+    Ok(None)
+}
