@@ -1,0 +1,36 @@
+"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, data sets for `DataLoader`.
+
+Nothing here is imported before it is used, PyTorch least of all.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflop.torch.dataset import IterableDataset as IterableDataset
+    from dflop.torch.pinning import pin as pin
+    from dflop.torch.profiling import Profile as Profile
+    from dflop.torch.profiling import profile as profile
+    from dflop.torch.stage_timer import StageTimer as StageTimer
+
+_PLACES = {
+    "IterableDataset": "dataset",
+    "Profile": "profiling",
+    "StageTimer": "stage_timer",
+    "pin": "pinning",
+    "profile": "profiling",
+}
+
+__all__ = ["IterableDataset", "Profile", "StageTimer", "pin", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

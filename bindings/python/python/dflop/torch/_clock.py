@@ -1,0 +1,101 @@
+"""What a time is on a device.
+
+On CUDA: events on the current stream, read after one synchronisation, so that nothing waits while modules run. On the CPU:
+CPU time of the calling thread where PyTorch computes with one thread (what others do on the machine hardly counts), else time
+on the wall, since threads share out an operation and a module takes as long as the last of them. The backward pass of CPU
+tensors runs in the thread that calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+Mark = Any
+"""A point in time: nanoseconds, or a CUDA event."""
+
+
+class Clock(Protocol):
+    """Takes marks, and says how far they are apart."""
+
+    name: str
+
+    def mark(self) -> Mark:
+        """Takes a mark; never waits."""
+
+    def wait(self, mark: Mark) -> None:
+        """Waits until the mark has been reached."""
+
+    def settle(self) -> None:
+        """Waits until all marks have been reached."""
+
+    def microseconds(self, start: Mark, end: Mark) -> float:
+        """Returns the time between two marks that have been reached."""
+
+
+class CpuClock:
+    """CPU time of this thread, or time on the wall."""
+
+    def __init__(self) -> None:
+        is_single = torch.get_num_threads() == 1
+        self.name = "thread CPU time" if is_single else "wall time"
+        self.mark = time.thread_time_ns if is_single else time.perf_counter_ns
+
+    def wait(self, mark: Mark) -> None:
+        return None
+
+    def settle(self) -> None:
+        return None
+
+    def microseconds(self, start: Mark, end: Mark) -> float:
+        return (end - start) / 1000
+
+
+class CudaClock:
+    """Events on the current stream of one device."""
+
+    name = "CUDA events"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, mark: Mark) -> None:
+        mark.synchronize()
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def microseconds(self, start: Mark, end: Mark) -> float:
+        return float(start.elapsed_time(end)) * 1000
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Returns the clock of a device: events on CUDA, this process's clocks elsewhere."""
+    return CudaClock(device) if device.type == "cuda" else CpuClock()
+
+
+def device_name(device: torch.device) -> str:
+    """Returns a device's name, as profiles state it: profiles of different devices are not mixed."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    import platform
+
+    return platform.processor() or platform.machine()

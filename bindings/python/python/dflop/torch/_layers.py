@@ -1,0 +1,82 @@
+"""The transformer layers of a module: how many there are, and the same module with its first few alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dflop.torch._inputs import config_of
+
+
+def layer_list(module: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """Returns the list of a module's layers: of all lists of modules of one class, the one with the most parameters."""
+    found: tuple[int, torch.nn.ModuleList | None] = (0, None)
+    for child in module.modules():
+        if isinstance(child, torch.nn.ModuleList) and len({type(layer) for layer in child}) == 1:
+            count = sum(parameter.numel() for parameter in child.parameters())
+            if count > found[0]:
+                found = (count, child)
+    return found[1]
+
+
+def layer_count(module: torch.nn.Module) -> int:
+    """Returns how many layers a module has; a module without a list of layers is one layer."""
+    layers = layer_list(module)
+    return len(layers) if layers is not None else 1
+
+
+@contextmanager
+def cut_to(module: torch.nn.Module, count: int) -> Iterator[None]:
+    """Leaves a module its first `count` layers for a while.
+
+    Raises `ValueError` if it has fewer, or no list of layers.
+    """
+    layers = layer_list(module)
+    if layers is None or not 1 <= count <= len(layers):
+        found = "no list of layers" if layers is None else f"{len(layers)} layers"
+        raise ValueError(f"cannot cut {type(module).__name__} to {count} layers: it has {found}")
+    owner, name = next(
+        (parent, name)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if child is layers
+    )
+    setattr(owner, name, torch.nn.ModuleList(list(layers)[:count]))
+    try:
+        yield
+    finally:
+        setattr(owner, name, layers)
+
+
+def full_attention_layers(name: str, module: torch.nn.Module, layers: int) -> int:
+    """Returns how many of the first `layers` layers look at whole pictures rather than at windows."""
+    full = getattr(config_of(name, module), "fullatt_block_indexes", None) if name == "vision" else None
+    return layers if full is None else max(sum(1 for layer in full if layer < layers), 1)
+
+
+def widths_of(name: str, module: torch.nn.Module) -> dict[str, int]:
+    """Returns `hidden`, `heads`, `kv_heads` and `ffn` as far as the module's configuration has them."""
+    config = config_of(name, module)
+    names = {
+        "hidden": ("hidden_size", "d_model", "n_embd"),
+        "heads": ("num_attention_heads", "num_heads", "encoder_attention_heads", "n_head"),
+        "kv_heads": ("num_key_value_heads",),
+        "ffn": ("intermediate_size", "encoder_ffn_dim", "ffn_dim", "n_inner"),
+    }
+    widths = {key: _count(config, *of) for key, of in names.items() if name == "llm" or key != "kv_heads"}
+    ratio = getattr(config, "mlp_ratio", None)
+    if name != "llm" and _count(config, "embed_dim") and ratio:
+        # Qwen2-VL: `hidden_size` is the width of the LLM there.
+        widths["hidden"] = _count(config, "embed_dim")
+        widths["ffn"] = int(config.embed_dim * ratio)
+    if name == "llm":
+        widths["kv_heads"] = widths["kv_heads"] or widths["heads"]
+    return {key: width for key, width in widths.items() if width}
+
+
+def _count(config: Any, *names: str) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), None)

@@ -1,0 +1,126 @@
+"""Marks around the forward and backward passes of one module, taken by hooks that outlive no tensor.
+
+A backward pass begins when the first gradient of an output arrives. It ends when the gradient of an input has been computed; of
+a module whose inputs ask for none, such as an encoder of pixels, when the gradient of its first layer's weights has been
+added up (the parameter that comes last is found out in the first pass); where neither is seen, when the whole backward pass
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dflop.torch._clock import Clock, Mark
+
+Span = tuple[Mark, Mark]
+
+
+class Pass:
+    """The spans of one call of a module.
+
+    - `spans`: forward, and each backward pass through it; `wants_backward`: whether an output asks for a gradient
+    """
+
+    def __init__(self, index: int | None, start: Mark) -> None:
+        self.index = index
+        self.start = start
+        self.spans: list[Span] = []
+        self.wants_backward = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.spans) > int(self.wants_backward)
+
+
+class ModuleSpans:
+    """Takes marks around one module.
+
+    - `passes`: its calls since they were taken away last; `index`: what the next of them is for, if that was said
+    """
+
+    def __init__(self, module: torch.nn.Module, clock: Clock) -> None:
+        self._module, self._clock = module, clock
+        self.passes: list[Pass] = []
+        self.index: int | None = None
+        self.is_paused = False
+        self._open: Pass | None = None
+        self._backward_start: Mark = None
+        self._backward_end: Mark = None
+        self._last_parameter: int | None = None
+        self._hooks: list[Any] = [
+            module.register_forward_pre_hook(self._before_forward),
+            module.register_forward_hook(self._after_forward, with_kwargs=True),
+        ]
+        self._parameter_hooks: dict[int, Any] = {}
+
+    def close(self) -> None:
+        """Removes all hooks."""
+        for hook in [*self._hooks, *self._parameter_hooks.values()]:
+            hook.remove()
+        self._hooks, self._parameter_hooks = [], {}
+
+    def _before_forward(self, _module: torch.nn.Module, _args: Any) -> None:
+        if not self.is_paused and not _is_in_backward():
+            self.passes.append(Pass(self.index, self._clock.mark()))
+
+    def _after_forward(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.is_paused or _is_in_backward() or not self.passes:
+            return
+        one = self.passes[-1]
+        one.spans.append((one.start, self._clock.mark()))
+        outputs = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+        one.wants_backward = bool(outputs)
+        inputs = [tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad]
+        for tensor in outputs:
+            tensor.register_hook(lambda _gradient: self._begin_backward(one))
+        for tensor in inputs:
+            tensor.register_hook(lambda _gradient: self._mark_end())
+        if outputs and not inputs and self._last_parameter is None and not self._parameter_hooks:
+            self._hook_parameters()
+
+    def _hook_parameters(self) -> None:
+        for at, parameter in enumerate(self._module.parameters()):
+            if parameter.requires_grad:
+                self._parameter_hooks[at] = parameter.register_post_accumulate_grad_hook(
+                    lambda _parameter, at=at: self._mark_end(at)
+                )
+
+    def _begin_backward(self, one: Pass) -> None:
+        if self._open is None:
+            self._open, self._backward_start, self._backward_end = one, self._clock.mark(), None
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _mark_end(self, parameter: int | None = None) -> None:
+        if self._open is not None:
+            self._backward_end = self._clock.mark()
+            self._last_parameter = parameter
+
+    def _end_backward(self) -> None:
+        if self._open is None:
+            return
+        end = self._clock.mark() if self._backward_end is None else self._backward_end
+        self._open.spans.append((self._backward_start, end))
+        self._open = None
+        if self._last_parameter in self._parameter_hooks:
+            for at in [at for at in self._parameter_hooks if at != self._last_parameter]:
+                self._parameter_hooks.pop(at).remove()
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_of(one)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors_of(one)
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward pass runs in this thread: a forward pass there computes activations again."""
+    return bool(torch._C._current_graph_task_id() != -1)

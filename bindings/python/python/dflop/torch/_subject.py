@@ -1,0 +1,155 @@
+"""One module that is measured: runs forward and backward over sequences, and is left as it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflop.torch._clock import Clock, Mark
+from dflop.torch._inputs import MakeInputs
+from dflop.torch._sequences import Sequences
+
+Lengths = tuple[int, ...]
+"""Tokens of every sequence or item that runs together."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one forward and backward pass took.
+
+    - `forward`, `backward`: microseconds; 0 for a backward pass that there is not, since nothing asks for a gradient
+    - `bytes`: rise of the allocator's peak during the forward pass; `None` off CUDA
+    """
+
+    forward: float
+    backward: float
+    bytes: int | None
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+@dataclass
+class Subject:
+    """A module with how it is run.
+
+    - `layers`: transformer layers that run; `attention_layers`: those of them whose attention sees whole sequences
+    - `agree`: takes times of this process to those that all processes of its group go by
+    """
+
+    name: str
+    module: torch.nn.Module
+    sequences: Sequences
+    make_inputs: MakeInputs
+    layers: int
+    attention_layers: int
+    clock: Clock
+    device: torch.device
+    autocast: torch.dtype | None
+    loss: Callable[[Any], torch.Tensor] | None
+    agree: Callable[[list[float]], list[float]]
+
+    def runs(self, shapes: Sequence[Lengths]) -> list[Run]:
+        """Runs every shape once, one behind the other, and waits for the last.
+
+        Raises `RuntimeError` that names module and shape if one does not fit into memory.
+        """
+        marked = [self._pass(lengths) for lengths in shapes]
+        self.clock.settle()
+        times: list[float] = []
+        for (start, middle, turn, end), _ in marked:
+            times.append(self.clock.microseconds(start, middle))
+            times.append(self.clock.microseconds(turn, end) if end is not None else 0.0)
+        times = self.agree(times)
+        return [
+            Run(forward, backward, used)
+            for forward, backward, (_, used) in zip(times[::2], times[1::2], marked, strict=True)
+        ]
+
+    def _pass(self, lengths: Lengths) -> tuple[tuple[Mark, Mark, Mark, Mark], int | None]:
+        try:
+            return self._forward_backward(lengths)
+        except torch.OutOfMemoryError as error:
+            shape = f"{len(lengths)} sequences with {sum(lengths)} tokens in all"
+            message = f"{self.name}: {shape} do not fit into the memory of {self.device}; lower tokens_max"
+            raise RuntimeError(message) from error
+
+    def _forward_backward(self, lengths: Lengths) -> tuple[tuple[Mark, Mark, Mark, Mark], int | None]:
+        inputs = self.make_inputs(list(lengths))
+        before = self._reset_peak()
+        start = self.clock.mark()
+        with self._autocast():
+            output = _call(self.module, inputs)
+            target = self.loss(output) if self.loss else differentiable(output)
+        middle = self.clock.mark()
+        used = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
+        if target is None or not target.requires_grad:
+            return (start, middle, None, None), used
+        gradient = torch.ones_like(target)
+        turn = self.clock.mark()
+        target.backward(gradient)
+        return (start, middle, turn, self.clock.mark()), used
+
+    def _reset_peak(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return int(torch.cuda.memory_allocated(self.device))
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+
+
+def differentiable(output: Any) -> torch.Tensor | None:
+    """Returns what backward starts from: a `loss` where there is one, else the first tensor of floating-point numbers,
+    those that ask for a gradient first."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    wanting = [tensor for tensor in tensors if tensor.requires_grad]
+    return next(iter(wanting or tensors), None)
+
+
+@contextmanager
+def borrowed(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Runs a module in training mode and leaves modes, gradients, buffers and random states as they were."""
+    modes = {child: child.training for child in module.modules()}
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    module.train()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+            yield
+    finally:
+        for child, mode in modes.items():
+            child.training = mode
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, former in buffers:
+                buffer.copy_(former)
+
+
+def _call(module: torch.nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+def _tensors(output: Any) -> Iterable[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,342 @@
+"""Measures a user's own modules into the profile that the cost model predicts from.
+
+A module is run as it stands, forward and backward, over packs of short sequences and over single ones, at shapes that are
+chosen where a prediction would be wrong; both together say what goes by tokens in all and what by the length of each
+sequence, whatever way the module packs. Nothing of the module has to be known but what it is called with.
+
+`Profile.write` makes the files that `BalancedLoader(profile=...)` and `dflop plan --profile` read; `Profile.check` holds
+predictions against mixed microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from dflop.torch._check import ModuleCheck, Prediction, check_module
+from dflop.torch._clock import clock_of, device_name
+from dflop.torch._inputs import MakeInputs, default_inputs
+from dflop.torch._layers import cut_to, full_attention_layers, layer_count, widths_of
+from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
+from dflop.torch._rows import Row, to_csv
+from dflop.torch._sequences import Sequences
+from dflop.torch._subject import Subject, borrowed
+
+T = TypeVar("T")
+ItemTokens = int | Literal["free"]
+MODULES = ("vision", "audio", "llm")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured times of modules.
+
+    - `model`: name, which file names begin with
+    - `rows`: raw times of whole passes (`whole`), and these taken apart (`linear`, `attention`); repeats are rows
+    - `metadata`: device, versions, how it was measured; `widths` by module
+    - `reports`: by module, what was measured and the error left between shapes
+    """
+
+    model: str
+    rows: tuple[Row, ...]
+    metadata: Mapping[str, str]
+    widths: Mapping[str, Mapping[str, int]]
+    reports: Mapping[str, ModuleReport]
+    tokens_max: int
+    subjects: tuple[Subject, ...] = field(repr=False, compare=False)
+
+    def to_csv(self, module: str | None = None) -> str:
+        """Returns the text of the profile, of one module or of all of them."""
+        rows = [row for row in self.rows if module in (None, row.module)]
+        widths = {name: known for name, known in self.widths.items() if module in (None, name)}
+        return to_csv(rows, self.metadata, widths, self.model)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Writes one file for each module into a folder, which is made, and returns their paths.
+
+        A file is named after model, module and tensor-parallel degree; measured again, it is replaced. All profiles in a
+        folder are read as one, so keep one folder for each device.
+        """
+        directory = Path(folder)
+        directory.mkdir(parents=True, exist_ok=True)
+        stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in self.model)
+        paths = []
+        for name in self.reports:
+            tp = next(row.tp for row in self.rows if row.module == name)
+            path = directory / f"{stem}-{name}{f'-tp{tp}' if tp > 1 else ''}.csv"
+            path.write_text(self.to_csv(name), encoding="utf-8")
+            paths.append(path)
+        return paths
+
+    def predict_microseconds(self, module: str, lengths: Sequence[int]) -> float:
+        """Returns the predicted time of forward and backward of a module, as deep as it ran at most, over sequences or
+        items of these tokens that run together."""
+        return Prediction(self.rows, module).microseconds(lengths)
+
+    def check(
+        self, *, microbatches: int = 24, repeats: int = 7, tokens_max: int | None = None, seed: int = 1
+    ) -> dict[str, ModuleCheck]:
+        """Runs microbatches of randomly drawn lengths and holds predictions against what they take.
+
+        - `tokens_max`: most tokens of a microbatch inside a module; by default those that were measured
+
+        Returns what was found by module; `is_within` says whether the median error is at most 5 % and the 95th percentile
+        at most 12 %, or one and a half times the spread of runs where that is more.
+        """
+        found = {}
+        for subject in self.subjects:
+            prediction = Prediction(self.rows, subject.name)
+            with borrowed(subject.module, subject.device), _cut(subject, prediction.layers):
+                found[subject.name] = check_module(
+                    subject,
+                    prediction,
+                    microbatches=microbatches,
+                    repeats=repeats,
+                    tokens_max=tokens_max or self.tokens_max,
+                    seed=seed,
+                )
+        return found
+
+
+def profile(
+    module: torch.nn.Module | None = None,
+    /,
+    *,
+    llm: torch.nn.Module | None = None,
+    encoder: torch.nn.Module | None = None,
+    audio: torch.nn.Module | None = None,
+    model: str | None = None,
+    tokens_max: int = 4096,
+    seconds_max: float = 60.0,
+    error_bound: float = 0.05,
+    repeats: int = 7,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    make_inputs: MakeInputs | Mapping[str, MakeInputs] | None = None,
+    item_tokens: ItemTokens | Mapping[str, ItemTokens] | None = None,
+    loss: Callable[[Any], torch.Tensor] | Mapping[str, Callable[[Any], torch.Tensor]] | None = None,
+    layers: int | Mapping[str, int] | None = None,
+    cut_layers: Sequence[int] | None = None,
+    widths: Mapping[str, Mapping[str, int]] | None = None,
+    optimizer: MakeOptimizer | None = None,
+    tp_group: Any = None,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measures modules as they are trained, and returns a profile.
+
+    - `llm` (or the one argument without a name), `encoder` (pictures), `audio`: what is measured, one or several. They run in
+      training mode, with the parameters frozen that do not require a gradient and with activation checkpointing as they have
+      it, so a loader or planner that reads the profile is not told of these again. Modes, gradients, buffers, weights and
+      random states are left as they were.
+    - `model`: the model's name, for people; by default the class of the first module
+    - `tokens_max`: longest sequence, and most tokens of a microbatch inside a module
+    - `seconds_max`: time to measure for, shared evenly by the modules; every shape of a first grid runs whatever the time
+    - `error_bound`: relative error of interpolation below which no further shapes are measured
+    - `repeats`: runs of each shape that go into the profile, fewer (3 at least) where the time is up
+    - `device`: where modules are moved to; by default they stay where they are
+    - `dtype`: where parameters have another, passes run under `torch.autocast` of it
+    - `make_inputs`: from the tokens of every sequence or item (`list[int]`) to the module's inputs: a mapping of keyword
+      arguments, a tuple, or one tensor; needed by modules that are of no kind that `dflop.torch` knows (Hugging Face
+      LLMs, vision towers of tiles and of native resolution, audio towers of windows)
+    - `item_tokens`: with `make_inputs` of an encoder: the tokens of an item where all are alike, else `"free"`
+    - `loss`: from the module's output to what backward starts from; by default its `loss`, else its first tensor
+    - `layers`: transformer layers in what is passed, where it is not one list of modules; 1 for a single layer. The cost
+      model scales times in proportion to the model's layers, or exactly with two counts:
+    - `cut_layers`: measures modules with their first layers alone, such as `(2, 4)`, which tells a time per layer from the
+      rest and needs less memory; modules have all their layers again afterwards
+    - `widths`: by module, `hidden`, `heads`, `kv_heads`, `ffn`: a model of other widths is refused the profile; by
+      default those of the module's `config`, none without one
+    - `optimizer`: from parameters to an optimizer, such as `torch.optim.AdamW`, to measure its step (at a learning
+      rate of 0)
+    - `tp_group`: process group of a tensor-parallel module; all its ranks call this alike, the slowest one's time counts
+    - `progress`: told what was done, a line at a time
+
+    Settings of one module are given as they are, those of several by name: `"llm"`, `"vision"`, `"audio"`.
+
+    Times are CUDA events on a GPU, with the rise of the allocator's peak in the forward pass; on the CPU the thread's CPU
+    time where PyTorch has one thread, else time on the wall.
+
+    Raises `TypeError` for a module of an unknown kind without `make_inputs`, `ValueError` for a setting that makes no sense,
+    `RuntimeError` that names module and shape for one that does not fit into memory.
+
+    ```python
+    profile = dflop.torch.profile(llm=model.language_model, encoder=model.vision_tower, tokens_max=8192)
+    profile.write("profiles/")
+    ```
+    """
+    modules = _modules(module, llm, encoder, audio)
+    _check_settings(tokens_max=tokens_max, seconds_max=seconds_max, error_bound=error_bound, repeats=repeats)
+    name = model or type(next(iter(modules.values()))).__name__
+    agree, tp = _agreement(tp_group, device)
+    say = progress or (lambda line: None)
+    rows: list[Row] = []
+    reports: dict[str, ModuleReport] = {}
+    subjects = []
+    for kind, one in modules.items():
+        if device is not None:
+            one.to(device)
+        make, sequences = _inputs(kind, one, _of(make_inputs, kind, modules), _of(item_tokens, kind, modules))
+        place = _device(one, device)
+        count = _of(layers, kind, modules) or layer_count(one)
+        subject = Subject(
+            name=kind,
+            module=one,
+            sequences=sequences,
+            make_inputs=make,
+            layers=count,
+            attention_layers=full_attention_layers(kind, one, count),
+            clock=clock_of(place),
+            device=place,
+            autocast=_autocast(one, dtype),
+            loss=_of(loss, kind, modules),
+            agree=agree,
+        )
+        settings = Settings(
+            tokens_max=tokens_max,
+            error_bound=error_bound,
+            seconds=seconds_max / len(modules),
+            repeats=repeats,
+            tp=tp,
+            cut_layers=tuple(cut_layers or ()),
+            optimizer=optimizer,
+        )
+        with borrowed(one, place):
+            torch.manual_seed(seed)
+            measured, report = Measurer(subject, settings).measure()
+        rows += measured
+        reports[kind] = report
+        subjects.append(subject)
+        say(_shown(report))
+    return Profile(
+        model=name,
+        rows=tuple(rows),
+        metadata=_metadata(subjects, dtype),
+        widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
+        reports=reports,
+        tokens_max=tokens_max,
+        subjects=tuple(subjects),
+    )
+
+
+def _modules(*given: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
+    module, llm, encoder, audio = given
+    if module is not None and llm is not None:
+        raise TypeError("pass the LLM once: without a name, or as `llm`")
+    found = {"vision": encoder, "audio": audio, "llm": module if module is not None else llm}
+    modules = {kind: one for kind, one in found.items() if one is not None}
+    if not modules:
+        raise TypeError("pass a module to measure: `llm`, `encoder` or `audio`")
+    return modules
+
+
+def _of(setting: Mapping[str, T] | T | None, kind: str, modules: Mapping[str, Any]) -> T | None:
+    """The setting of one module."""
+    if isinstance(setting, Mapping):
+        unknown = [name for name in setting if name not in modules]
+        if unknown:
+            raise ValueError(f"a setting is for {unknown[0]}, but {', '.join(modules)} is measured")
+        return setting.get(kind)
+    if setting is not None and len(modules) > 1:
+        raise TypeError(f"several modules are measured: give each setting by name, as in {{{kind!r}: ...}}")
+    return setting
+
+
+def _inputs(
+    kind: str, module: torch.nn.Module, make: MakeInputs | None, item_tokens: ItemTokens | None
+) -> tuple[MakeInputs, Sequences]:
+    if make is None:
+        return default_inputs(kind, module)
+    if kind == "llm" or item_tokens == "free":
+        return make, Sequences.text()
+    if item_tokens is None:
+        raise TypeError(f"{kind}: make_inputs needs item_tokens: the tokens of an item, or 'free' where items differ")
+    return make, Sequences.items(item_tokens)
+
+
+def _check_settings(**settings: float) -> None:
+    for name, least in {"tokens_max": 2, "seconds_max": 0.0, "error_bound": 1e-6, "repeats": 1}.items():
+        if not settings[name] >= least:
+            raise ValueError(f"{name}: must be at least {least}, not {settings[name]}")
+
+
+def _device(module: torch.nn.Module, device: str | torch.device | None) -> torch.device:
+    first = next(module.parameters(), None)
+    return first.device if first is not None else torch.device(device or "cpu")
+
+
+def _autocast(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
+    own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    return None if dtype is None or own == {dtype} else dtype
+
+
+def _cut(subject: Subject, layers: int) -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext() if layers == subject.layers else cut_to(subject.module, layers)
+
+
+def _agreement(group: Any, device: str | torch.device | None) -> tuple[Callable[[list[float]], list[float]], int]:
+    """What makes all ranks of a tensor-parallel group go by the times of the slowest, and how many they are."""
+    if group is None:
+        return list, 1
+    import torch.distributed as dist
+
+    place = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
+
+    def agree(times: list[float]) -> list[float]:
+        slowest = torch.tensor(times, dtype=torch.float64, device=place)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+        return [float(time) for time in slowest.tolist()]
+
+    return agree, dist.get_world_size(group)
+
+
+def _metadata(subjects: Sequence[Subject], dtype: torch.dtype | None) -> dict[str, str]:
+    def of_each(value: Callable[[Subject], str]) -> str:
+        values = {subject.name: value(subject) for subject in subjects}
+        return next(iter(values.values())) if len(set(values.values())) == 1 else _pairs(values)
+
+    first = subjects[0]
+    return {
+        "device": device_name(first.device),
+        "torch": str(torch.__version__),
+        "dtype": of_each(lambda subject: str(dtype or _dtype(subject.module)).removeprefix("torch.")),
+        "trained": of_each(lambda subject: _trained(subject.module)),
+        "recompute": of_each(lambda subject: _recompute(subject.module)),
+        "clock": first.clock.name,
+    }
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _dtype(module: torch.nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def _trained(module: torch.nn.Module) -> str:
+    asks = {parameter.requires_grad for parameter in module.parameters()}
+    return "partly" if len(asks) > 1 else ("all" if asks == {True} else "nothing")
+
+
+def _recompute(module: torch.nn.Module) -> str:
+    """Whether a Hugging Face module computes activations again; others do not say."""
+    if any(getattr(child, "gradient_checkpointing", False) is True for child in module.modules()):
+        return "layers"
+    return "none" if hasattr(type(module), "gradient_checkpointing_enable") else "as-the-module-does"
+
+
+def _shown(report: ModuleReport) -> str:
+    error = "not known" if report.error_max is None else f"{report.error_max:.1%}"
+    open_ = report.shapes.open + (report.lengths.open if report.lengths else 0)
+    lengths = f" and {len(report.lengths.points)} lengths" if report.lengths else ""
+    return (
+        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths}; largest error between "
+        f"them {error}, {open_} left open"
+    )

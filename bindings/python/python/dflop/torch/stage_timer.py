@@ -1,0 +1,197 @@
+"""Times modules while they train, and reports the times to the loader, whose predictions they correct.
+
+Marks are CUDA events on a GPU, which nobody waits for while a step is under way, else the thread's CPU time where PyTorch has one
+thread, or time on the wall. At the end of a step the times of all data-parallel ranks are brought together, so that
+every rank reports, and learns, the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from dflop.torch._clock import Clock, clock_of
+from dflop.torch._spans import ModuleSpans, Pass
+
+NAN = float("nan")
+SECONDS_PER_MICROSECOND = 1e-6
+
+
+class ReportsSeconds(Protocol):
+    """A `dflop.BalancedLoader`, as far as stage times go to it."""
+
+    def report_stage_seconds(self, step: Any, seconds: dict[str, list[list[float]]]) -> None:
+        """Takes the times of a step: by module, by DP rank, by microbatch, in seconds, NaN where not measured."""
+
+
+class StageTimer:
+    """Measures forward and backward of modules in every microbatch and reports them to the loader.
+
+    - `loader`: a `dflop.BalancedLoader`; it is told `report_stage_seconds(step, seconds)`, `seconds` by module (`vision`,
+      `audio`, `llm`), DP rank and microbatch: forward plus backward of the whole module, NaN where it was not measured
+    - `encoder` (pictures, reported as `vision`), `audio`, `llm`: the modules
+    - `group`: process group of the data-parallel ranks, in the order of their DP ranks; by default all processes where
+      `torch.distributed` runs, else this one alone. All its ranks make a timer at the same time
+    - `delay_steps`: how many steps later times are reported; by default 1 on CUDA, where the host then waits for no event
+      of the step under way, and 0 elsewhere. The same on all ranks
+
+    ```python
+    timer = dflop.torch.StageTimer(loader, encoder=model.vision_tower, llm=model.language_model)
+    for step in loader:
+        for mb in step.microbatches:
+            (model(**mb).loss * mb.loss_scale).backward()
+        optimizer.step()
+        timer.step(step)
+    ```
+
+    The passes of a module are taken to be those of the step's microbatches, in their order. Where a module runs more or less often
+    than once in each, such as an encoder that is left out of microbatches without pictures, call `timer.microbatch(index)`
+    in front of each microbatch; without it, all times of that module and step are NaN. Evaluate under
+    `timer.paused()`.
+
+    Of a module that nothing asks a gradient of, the forward pass is all there is. Activations that are computed again in the
+    backward pass are part of it. Times on a GPU are those of its stream, with all that waits in it, such as gathering
+    sharded parameters.
+
+    `timer.close()` reports what waits and removes the hooks; so does leaving `with`.
+    """
+
+    def __init__(
+        self,
+        loader: ReportsSeconds,
+        *,
+        encoder: torch.nn.Module | None = None,
+        audio: torch.nn.Module | None = None,
+        llm: torch.nn.Module | None = None,
+        group: Any = None,
+        delay_steps: int | None = None,
+    ) -> None:
+        given = {"vision": encoder, "audio": audio, "llm": llm}
+        modules = {name: module for name, module in given.items() if module is not None}
+        if not modules:
+            raise TypeError("pass a module to time: `encoder`, `audio` or `llm`")
+        parameters = (parameter for module in modules.values() for parameter in module.parameters())
+        device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+        self._delay = (1 if device.type == "cuda" else 0) if delay_steps is None else delay_steps
+        if self._delay < 0:
+            raise ValueError(f"delay_steps: must be at least 0, not {delay_steps}")
+        self._loader = loader
+        self._clock: Clock = clock_of(device)
+        self._exchange = _Exchange(group)
+        self._spans = {name: ModuleSpans(module, self._clock) for name, module in modules.items()}
+        self._waiting: deque[tuple[Any, dict[str, list[Pass]]]] = deque()
+
+    def microbatch(self, index: int) -> None:
+        """Says that what runs from now on belongs to a microbatch of the step, counted from 0 on this rank."""
+        for spans in self._spans.values():
+            spans.index = index
+
+    def step(self, step: Any) -> None:
+        """Ends a step, after its last backward pass; all ranks of the group call it, once a step.
+
+        - `step`: the `dflop.Step` whose microbatches have run
+        """
+        self._waiting.append((step, {name: spans.passes for name, spans in self._spans.items()}))
+        for spans in self._spans.values():
+            spans.passes, spans.index = [], None
+        if len(self._waiting) > self._delay:
+            self._report()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out what runs meanwhile, such as an evaluation."""
+        for spans in self._spans.values():
+            spans.is_paused = True
+        try:
+            yield
+        finally:
+            for spans in self._spans.values():
+                spans.is_paused = False
+
+    def close(self) -> None:
+        """Reports the steps that wait and removes the hooks; all ranks call it alike."""
+        while self._waiting:
+            self._report()
+        for spans in self._spans.values():
+            spans.close()
+
+    def __enter__(self) -> StageTimer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            # Other ranks may not come this far, so there is nobody to exchange times with.
+            self._waiting.clear()
+        self.close()
+
+    def _report(self) -> None:
+        step, passes = self._waiting.popleft()
+        count = len(step.microbatches)
+        own = [self._seconds(of_module, count) for of_module in passes.values()]
+        ranks = self._exchange.all_ranks(own)
+        self._loader.report_stage_seconds(step, dict(zip(passes, ranks, strict=True)))
+
+    def _seconds(self, passes: list[Pass], microbatches: int) -> list[float]:
+        """Seconds of a module by microbatch."""
+        is_marked = any(one.index is not None for one in passes)
+        if not is_marked and len(passes) != microbatches:
+            return [NAN] * microbatches
+        seconds: list[float] = [NAN] * microbatches
+        for at, one in enumerate(passes):
+            index = one.index if is_marked else at
+            if index is None or not 0 <= index < microbatches:
+                continue
+            before = 0.0 if seconds[index] != seconds[index] else seconds[index]
+            seconds[index] = before + self._pass_seconds(one)
+        incomplete = {one.index if is_marked else at for at, one in enumerate(passes) if not one.is_complete}
+        return [NAN if index in incomplete else time for index, time in enumerate(seconds)]
+
+    def _pass_seconds(self, one: Pass) -> float:
+        microseconds = 0.0
+        for start, end in one.spans:
+            self._clock.wait(end)
+            microseconds += self._clock.microseconds(start, end)
+        return microseconds * SECONDS_PER_MICROSECOND
+
+
+class _Exchange:
+    """Brings the times of data-parallel ranks together, over the host's network, so that no GPU waits for it."""
+
+    def __init__(self, group: Any) -> None:
+        import torch.distributed as dist
+
+        self._group, self._rank, self._size = None, 0, 1
+        if not (dist.is_available() and dist.is_initialized()):
+            if group is not None:
+                raise ValueError("group: torch.distributed is not initialised")
+            return
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._group = group
+        if "gloo" not in dist.get_backend(group):
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+    def all_ranks(self, own: list[list[float]]) -> list[list[list[float]]]:
+        """Returns, by module, the rows of all ranks.
+
+        Raises `ValueError` on every rank if they have other numbers of microbatches.
+        """
+        if self._size == 1:
+            return [[row] for row in own]
+        import torch.distributed as dist
+
+        count = len(own[0])
+        counts = torch.zeros(self._size, dtype=torch.int64)
+        counts[self._rank] = count
+        dist.all_reduce(counts, group=self._group)
+        if len(set(counts.tolist())) > 1:
+            raise ValueError(f"data-parallel ranks have other numbers of microbatches: {counts.tolist()}")
+        times = torch.zeros(len(own), self._size, count, dtype=torch.float64)
+        times[:, self._rank] = torch.tensor(own, dtype=torch.float64)
+        dist.all_reduce(times, group=self._group)
+        rows: list[list[list[float]]] = times.tolist()
+        return rows
