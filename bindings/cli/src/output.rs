@@ -1,7 +1,6 @@
 //! Standard output, standard error and the exit status.
 
 use std::io::{BufWriter, Stdout, Write};
-use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -41,16 +40,23 @@ impl Failure {
 
     /// Prints the error and returns the exit status.
     #[expect(clippy::print_stderr, reason = "errors go to standard error")]
-    pub(crate) fn report(&self) -> ExitCode {
+    pub(crate) fn report(&self) -> u8 {
         let (message, code) = match self {
             Self::Misuse(message) => (message, 2),
             Self::Failed(message) => (message, 1),
             Self::Secondary(message) => (message, 75),
-            Self::Closed => return ExitCode::SUCCESS,
+            Self::Closed => return 0,
         };
         eprintln!("dflop: {message}");
-        ExitCode::from(code)
+        code
     }
+}
+
+/// Prints what the parser of the arguments has to say, help that was asked for included, and returns the exit status.
+pub(crate) fn show_usage(said: &clap::Error) -> u8 {
+    // nobody may be reading: the status says it all
+    let _ = said.print().and_then(|()| std::io::stdout().flush());
+    said.exit_code().try_into().unwrap_or(2)
 }
 
 /// An error and its causes, one a line.
@@ -117,7 +123,7 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Buffered standard output; `main` flushes it, so that output which cannot be written is a failure. Not locked: a launcher
+/// Buffered standard output; [`main_from`](crate::main_from) flushes it, so that output which cannot be written is a failure. Not locked: a launcher
 /// passes lines of its ranks on meanwhile.
 pub(crate) type Output = BufWriter<Stdout>;
 

@@ -1,0 +1,23 @@
+//! The command line, run inside the interpreter.
+
+use std::ffi::OsString;
+
+use dflop_cli::{Program, main_from};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Runs the command line with these arguments and returns its exit status; other threads go on meanwhile.
+///
+/// - `args`: those of the user, without the name of the program
+/// - `program`: what starts this command line again, as the ranks of `train` are started: a file, then its first arguments
+///
+/// # Errors
+/// `ValueError` if `program` is empty.
+#[pyfunction]
+#[pyo3(signature = (args, *, program))]
+pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -> PyResult<u8> {
+    let mut program = program.into_iter();
+    let file = program.next().ok_or_else(|| PyValueError::new_err("`program` is empty"))?;
+    let program = Program::new(file, program);
+    Ok(py.detach(|| main_from(program, args)))
+}
