@@ -2,8 +2,10 @@
 CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
+# Where everything that is built lies.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all fmt clippy docs test test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: check check-all fmt clippy docs test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -16,15 +18,46 @@ clippy:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-# Unit tests, end-to-end tests, documentation tests; then every example is run.
-test:
+test: test-rust test-python
+
+# Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
+EXAMPLES = $(TARGET)/debug/examples
+test-rust:
 	$(CARGO) test --workspace --locked
-	$(CARGO) run --quiet --locked -p dflop-costmodel --example annotate
-	$(CARGO) run --quiet --locked -p dflop-balancer --example balance
-	$(CARGO) run --quiet --locked -p dflop-loader --example stream
-	$(CARGO) run --quiet --locked -p dflop-loader --example balanced
-	$(CARGO) run --quiet --locked -p dflop-loader --example model_inputs
-	$(CARGO) run --quiet --locked -p dflop-executor --example comm_speed
+	$(EXAMPLES)/annotate
+	$(EXAMPLES)/balance
+	$(EXAMPLES)/stream
+	$(EXAMPLES)/balanced
+	$(EXAMPLES)/model_inputs
+	$(EXAMPLES)/comm_speed
+
+# The package as users install it, in a virtual environment with NumPy and pyarrow; then examples are run that take no more.
+# PYTHON_PROFILE=dev installs what `make test-rust` would, which is built faster and runs slower.
+PYTHON_VENV ?= $(TARGET)/python-venv
+PYTHON_PROFILE ?= release
+PYTHON_EXAMPLES = $(wildcard bindings/python/examples/*.py)
+test-python:
+	$(call install-package,$(PYTHON_VENV),--requirement bindings/python/tests/requirements.txt)
+	$(PYTHON_VENV)/bin/python -m unittest discover -s bindings/python/tests
+	set -e; for example in $(if $(PYTHON_EXAMPLES),$$(grep -Lw torch $(PYTHON_EXAMPLES))); do $(PYTHON_VENV)/bin/python $$example; done
+
+# The package beside PyTorch and other tools, which pip brings; its stubs against what it is; all examples.
+INTEGRATIONS_VENV ?= $(TARGET)/integrations-venv
+test-integrations:
+	$(call install-package,$(INTEGRATIONS_VENV),--requirement bindings/python/tests/integrations/requirements.txt)
+	$(INTEGRATIONS_VENV)/bin/stubtest dflop
+	$(INTEGRATIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests/integrations
+	set -e; for example in $(PYTHON_EXAMPLES); do $(INTEGRATIONS_VENV)/bin/python $$example; done
+
+# $(call install-package,ENVIRONMENT,REQUIREMENTS)
+define install-package
+@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "$(PYTHON) is no Python 3.11 or newer with venv: PYTHON=PROGRAM names another; make test-rust needs none" >&2; exit 1; }
+test -x $(1)/bin/pip || $(PYTHON) -m venv $(1)
+$(1)/bin/pip install --quiet --disable-pip-version-check $(2)
+MATURIN_PEP517_ARGS="--locked --profile $(PYTHON_PROFILE)" \
+	$(1)/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./bindings/python
+endef
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.
 STORES_VENV ?= target/stores-venv

@@ -1,7 +1,6 @@
 //! Standard output, standard error and the exit status.
 
 use std::io::{BufWriter, Stdout, Write};
-use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -16,6 +15,15 @@ pub(crate) enum Failure {
     Secondary(String),
     /// Nobody reads standard output any more, which is how `head` ends a pipe: exit status 0, silently.
     Closed,
+}
+
+/// Why a command gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What is wrong, and its causes, one a line.
+    pub message: String,
+    /// Whether the arguments make no sense; else it was tried and failed.
+    pub is_misuse: bool,
 }
 
 impl Failure {
@@ -39,18 +47,35 @@ impl Failure {
         }
     }
 
+    /// The error as it is printed, and whether the arguments are at fault.
+    pub(crate) fn into_refusal(self) -> Refusal {
+        let (message, is_misuse) = match self {
+            Self::Misuse(message) => (message, true),
+            Self::Failed(message) | Self::Secondary(message) => (message, false),
+            Self::Closed => ("nobody reads the answer".to_owned(), false),
+        };
+        Refusal { message, is_misuse }
+    }
+
     /// Prints the error and returns the exit status.
     #[expect(clippy::print_stderr, reason = "errors go to standard error")]
-    pub(crate) fn report(&self) -> ExitCode {
+    pub(crate) fn report(&self) -> u8 {
         let (message, code) = match self {
             Self::Misuse(message) => (message, 2),
             Self::Failed(message) => (message, 1),
             Self::Secondary(message) => (message, 75),
-            Self::Closed => return ExitCode::SUCCESS,
+            Self::Closed => return 0,
         };
         eprintln!("dflop: {message}");
-        ExitCode::from(code)
+        code
     }
+}
+
+/// Prints what the parser of the arguments has to say, help that was asked for included, and returns the exit status.
+pub(crate) fn show_usage(said: &clap::Error) -> u8 {
+    // nobody may be reading: the status says it all
+    let _ = said.print().and_then(|()| std::io::stdout().flush());
+    said.exit_code().try_into().unwrap_or(2)
 }
 
 /// An error and its causes, one a line.
@@ -117,13 +142,37 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Buffered standard output; `main` flushes it, so that output which cannot be written is a failure. Not locked: a launcher
-/// passes lines of its ranks on meanwhile.
-pub(crate) type Output = BufWriter<Stdout>;
+/// Where results go, buffered; who runs a command flushes it, so that output which cannot be written is a failure.
+pub(crate) type Output = BufWriter<Sink>;
+
+/// What takes results.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    /// Standard output; not locked, because a launcher passes lines of its ranks on meanwhile.
+    Stdout(Stdout),
+    /// Memory, for a caller in this process.
+    Memory(Vec<u8>),
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Stdout(stdout) => stdout.write(bytes),
+            Self::Memory(memory) => memory.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::Stdout(stdout) => stdout.flush(),
+            Self::Memory(_) => Ok(()),
+        }
+    }
+}
 
 /// Opens standard output.
 pub(crate) fn stdout() -> Output {
-    BufWriter::new(std::io::stdout())
+    BufWriter::new(Sink::Stdout(std::io::stdout()))
 }
 
 /// Writes a value as one line of JSON.

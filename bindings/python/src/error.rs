@@ -58,6 +58,12 @@ impl Raised {
         dflop_loader::Error::Config { setting, reason: reason.into() }.into()
     }
 
+    /// What a command says is wrong.
+    pub(crate) fn command(message: String, is_misuse: bool) -> Self {
+        let (class, kind) = if is_misuse { ("ConfigError", "misuse") } else { ("Error", "failed") };
+        Self { class, kind, message, fields: Vec::new() }
+    }
+
     /// Use of threads that a fork has left behind.
     pub(crate) fn forked() -> Self {
         let message = "this process was forked after dflop had started its threads, which do not live on in a fork; \

@@ -6,6 +6,7 @@
 mod array;
 mod balance;
 mod balanced;
+mod cli;
 mod convert;
 mod cost;
 mod dataset;
@@ -46,6 +47,8 @@ mod _native {
     use crate::table::Table;
     #[pymodule_export]
     use crate::transform::PyTransform;
+    #[pymodule_export]
+    use crate::cli::{cli, command};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

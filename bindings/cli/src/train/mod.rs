@@ -29,6 +29,7 @@ pub(crate) use rank::{RankTask, run_threads};
 pub(crate) use setup::Setup;
 
 use crate::output::{Failure, Output};
+use crate::program::Invocation;
 
 /// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
 ///
@@ -69,7 +70,7 @@ pub(crate) struct TrainArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &TrainArgs, out: &mut Output) -> Result<(), Failure> {
+pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
     show_warnings();
     let config = args.config()?;
     let layout = Layout::from_environment().map_err(dflop_executor::Error::from)?;
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &TrainArgs, out: &mut Output) -> Result<(), Failure> {
     let done = if ranks == 1 || args.pipeline_stages == Some(1) {
         train_in_threads(args, &config, &setup, out)
     } else {
-        launch(&config, ranks)
+        launch(&config, ranks, invocation)
     };
     // What a run that failed did before is of no less interest.
     let joined = args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks));
@@ -135,12 +136,11 @@ fn run_rank(
 }
 
 /// Starts the ranks and waits for them.
-fn launch(config: &TrainConfig, ranks: usize) -> Result<(), Failure> {
-    let program = std::env::current_exe()?;
-    let launcher = Launcher::new(program, ranks).map_err(dflop_executor::Error::from)?;
+fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result<(), Failure> {
+    let launcher = Launcher::new(invocation.path()?, ranks).map_err(dflop_executor::Error::from)?;
     // One thread pool a rank: what the configuration says.
     let launcher = launcher
-        .args(std::env::args_os().skip(1))
+        .args(invocation.args())
         .first_rank_prints_plainly()
         .variable("RAYON_NUM_THREADS", config.parallel.threads.to_string());
     let outcome = launcher.run().map_err(dflop_executor::Error::from)?;

@@ -1,0 +1,37 @@
+//! The command line, run inside the interpreter.
+
+use std::ffi::OsString;
+
+use dflop_cli::{Program, answer_from, main_from};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::Raised;
+use crate::runtime;
+
+/// Runs the command line with these arguments and returns its exit status; other threads go on meanwhile.
+///
+/// - `args`: those of the user, without the name of the program
+/// - `program`: what starts this command line again, as the ranks of `train` are started: a file, then its first arguments
+///
+/// # Errors
+/// `ValueError` if `program` is empty.
+#[pyfunction]
+#[pyo3(signature = (args, *, program))]
+pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -> PyResult<u8> {
+    let mut program = program.into_iter();
+    let file = program.next().ok_or_else(|| PyValueError::new_err("`program` is empty"))?;
+    let program = Program::new(file, program);
+    Ok(py.detach(|| main_from(program, args)))
+}
+
+/// Runs a command in this process and returns what it prints on standard output.
+///
+/// # Errors
+/// `ConfigError` if the arguments make no sense, `Error` if it was tried and failed.
+#[pyfunction]
+pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<String> {
+    runtime::run(py, move || {
+        answer_from(args).map_err(|refusal| Raised::command(refusal.message, refusal.is_misuse))
+    })
+}
