@@ -137,7 +137,8 @@ impl Pass {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Passes {
     pub(crate) order: ShardOrder,
-    pub(crate) epochs: u64,
+    /// The epoch behind the last one.
+    pub(crate) end_epoch: u64,
     pub(crate) start: Position,
     /// Items to be read again, by shard; in ascending order.
     pub(crate) again: BTreeMap<usize, Vec<u64>>,
@@ -156,7 +157,7 @@ impl Passes {
             wanted: Wanted::Only(items.clone()),
         });
         let places = self.order.places(shards.len());
-        let all = (start.epoch..self.epochs).flat_map(move |epoch| {
+        let all = (start.epoch..self.end_epoch).flat_map(move |epoch| {
             let from = if epoch == start.epoch { start.place } else { 0 };
             (from..places).map(move |place| self.pass(shards, epoch, place))
         });
@@ -167,7 +168,7 @@ impl Passes {
     pub(crate) fn into_shards(self, shards: &[Shard]) -> impl Iterator<Item = usize> + Send + 'static {
         let (order, start, shards) = (self.order, self.start, shards.len());
         let places = order.places(shards);
-        let all = (start.epoch..self.epochs).flat_map(move |epoch| {
+        let all = (start.epoch..self.end_epoch).flat_map(move |epoch| {
             let from = if epoch == start.epoch { start.place } else { 0 };
             (from..places).map(move |place| order.shard_at(shards, epoch, place))
         });

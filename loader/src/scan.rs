@@ -29,7 +29,7 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
     let items = async_stream::stream! {
         let mut source = read_shards(SourceConfig {
             shards,
-            passes: Passes { epochs: 1, ..Passes::default() },
+            passes: Passes { end_epoch: 1, ..Passes::default() },
             known: KnownShards::default(),
             metrics: Arc::new(Metrics::new(0)),
             field_bytes_max: FIELD_BYTES_MAX,

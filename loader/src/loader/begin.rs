@@ -139,9 +139,11 @@ async fn start(
     let is_leased_through = settings.decode == Decode::Media && input.shuffle.is_none();
     let half = settings.buffered_bytes_max / 2;
     let reader_bytes = if is_leased_through { settings.buffered_bytes_max } else { half };
+    let passes = input.passes(settings.epochs);
+    let start = passes.start;
     let source = read_shards(SourceConfig {
         shards: settings.shards.clone(),
-        passes: input.passes(settings.epochs),
+        passes,
         known,
         metrics: metrics.clone(),
         field_bytes_max: settings.field_bytes_max,
@@ -151,11 +153,9 @@ async fn start(
         requested_bytes_max: settings.buffered_bytes_max,
     });
     let mut feed = Feed::new(source, settings.shards.clone(), metrics.clone());
-    if let Some(state) = &input.restored {
-        feed.start_at(state.position());
-    }
+    feed.start_at(start);
     if let Some(buffer) = input.shuffle {
-        let (epoch, drawn) = input.restored.as_ref().map_or((0, 0), |state| (state.epoch(), state.drawn()));
+        let (epoch, drawn) = input.shuffled();
         let held = input.restored.as_ref().map_or(&[][..], |state| state.held());
         feed = feed.shuffle(buffer, epoch, drawn, held).await?;
     }

@@ -3,8 +3,8 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 
+use super::Loader;
 use super::input::Input;
-use super::{Loader, state::Tracker};
 use crate::augment::Augment;
 use crate::collate::{Decode, check_augment};
 use crate::decode::VideoSampling;
@@ -127,7 +127,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Sets how many times the shards are read. Default: once.
+    /// Sets how many times the shards are read, from [`Self::first_epoch`] on. Default: once.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.epochs = epochs;
@@ -212,7 +212,7 @@ impl LoaderBuilder {
         if let Some(state) = &self.input.restored {
             skips = skips.after(state.delivered(), state.skipped(), state.first_skipped().cloned());
         }
-        let tracker = Arc::new(Mutex::new(Tracker::start(self.input.restored.as_deref())?));
+        let tracker = Arc::new(Mutex::new(self.input.tracker()?));
         Ok(Loader {
             settings: self,
             pool: Arc::new(pool),

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use super::LoaderBuilder;
-use super::state::{StreamKind, StreamState};
+use super::state::{StreamKind, StreamState, Tracker};
 use crate::collate::Decode;
-use crate::error::Result;
-use crate::passes::{KnownShards, Passes, ShardOrder};
+use crate::error::{Result, check_at_most};
+use crate::passes::{KnownShards, Passes, Position, ShardOrder};
 use crate::shuffle::ShuffleBuffer;
 use crate::watchdog::StallListener;
+
+/// Largest epoch to begin with; far from where its arithmetic would overflow.
+const FIRST_EPOCH_MAX: u64 = 1 << 40;
 
 /// Where standard input or a pipe begins when a stream goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,12 +29,15 @@ pub(super) struct Input {
     pub(super) order: ShardOrder,
     pub(super) shuffle: Option<ShuffleBuffer>,
     pub(super) restored: Option<Arc<StreamState>>,
+    /// That of the builder; a restored state has its own.
+    first_epoch: u64,
     begins: RestoredInput,
 }
 
 impl Input {
     pub(super) fn check(&self, kind: &StreamKind<'_>) -> Result<()> {
         self.order.check(kind.shards.len())?;
+        check_at_most("first_epoch", self.first_epoch, FIRST_EPOCH_MAX)?;
         if let Some(buffer) = &self.shuffle {
             buffer.check()?;
         }
@@ -42,10 +48,30 @@ impl Input {
     }
 
     pub(super) fn passes(&self, epochs: u64) -> Passes {
+        let start = Position { epoch: self.first_epoch, ..Position::default() };
+        let end_epoch = self.first_epoch().saturating_add(epochs);
         match &self.restored {
-            Some(state) => state.passes(epochs, self.begins == RestoredInput::Rest),
-            None => Passes { order: self.order, epochs, ..Passes::default() },
+            Some(state) => state.passes(end_epoch, self.begins == RestoredInput::Rest),
+            None => Passes { order: self.order, end_epoch, start, ..Passes::default() },
         }
+    }
+
+    /// The epoch from which epochs are counted.
+    fn first_epoch(&self) -> u64 {
+        self.restored.as_ref().map_or(self.first_epoch, |state| state.first_epoch())
+    }
+
+    /// Where a stream begins.
+    pub(super) fn tracker(&self) -> Result<Tracker> {
+        match &self.restored {
+            Some(state) => Tracker::restore(state),
+            None => Ok(Tracker::begin(self.first_epoch)),
+        }
+    }
+
+    /// Epoch that a stream begins in, and samples of it that left the shuffle buffer before.
+    pub(super) fn shuffled(&self) -> (u64, u64) {
+        self.restored.as_ref().map_or((self.first_epoch, 0), |state| (state.epoch(), state.drawn()))
     }
 
     pub(super) fn known(&self) -> KnownShards {
@@ -91,8 +117,17 @@ impl LoaderBuilder {
         self
     }
 
+    /// Sets the epoch to begin with, from which [`Self::epochs`] counts: epoch 2 of a loader that begins there has the
+    /// order, shuffle and random changes of the third epoch of one that begins at 0. For trainers that make a loader
+    /// for every pass. Default: 0.
+    #[must_use]
+    pub fn first_epoch(mut self, epoch: u64) -> Self {
+        self.input.first_epoch = epoch;
+        self
+    }
+
     /// Goes on where another loader was when it gave this state: the batches that follow are those that the other
-    /// would have delivered, epochs counted from its first. Shards, rank, shuffle buffer, shard shuffle and frames of
+    /// would have delivered, epochs counted from its first, which replaces [`Self::first_epoch`]. Shards, rank, shuffle buffer, shard shuffle and frames of
     /// videos must be the same; [`Self::samples_max`] counts from here. Default: from the first sample.
     #[must_use]
     pub fn restore(mut self, state: StreamState) -> Self {

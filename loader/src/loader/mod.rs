@@ -76,7 +76,7 @@ impl Loader {
         let transforms = self.transforms.clone();
         let batches = try_stream! {
             metrics.begin_stream();
-            *lock(&tracker) = Tracker::start(settings.input.restored.as_deref())?;
+            *lock(&tracker) = settings.input.tracker()?;
             let collator = Collator::new(settings.decode, pool, skips.clone())
                 .augment(settings.augment)
                 .transforms(transforms)

@@ -50,6 +50,9 @@ pub struct StreamState {
     /// Which frames of videos were delivered; none where videos were not decoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     video_sampling: Option<VideoSampling>,
+    /// The epoch that the first stream began with.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    first_epoch: u64,
     /// Everything before was consumed.
     position: Position,
     /// Samples that left the shuffle buffer in this epoch.
@@ -68,6 +71,12 @@ impl StreamState {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.position.epoch
+    }
+
+    /// Returns the epoch that the first stream began with.
+    #[must_use]
+    pub fn first_epoch(&self) -> u64 {
+        self.first_epoch
     }
 
     /// Returns how many samples were delivered since the first stream began, over all restores.
@@ -94,10 +103,6 @@ impl StreamState {
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&document))
     }
 
-    pub(super) fn position(&self) -> Position {
-        self.position
-    }
-
     pub(super) fn held(&self) -> &[HeldState] {
         &self.buffer
     }
@@ -111,7 +116,7 @@ impl StreamState {
     }
 
     /// What is to be read from here on.
-    pub(super) fn passes(&self, epochs: u64, is_rest: bool) -> Passes {
+    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> Passes {
         let mut again: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
             again.entry(held.shard).or_default().push(held.item);
@@ -119,7 +124,7 @@ impl StreamState {
         for items in again.values_mut() {
             items.sort_unstable();
         }
-        Passes { order: self.order, epochs, start: self.position, again, is_rest }
+        Passes { order: self.order, end_epoch, start: self.position, again, is_rest }
     }
 
     /// Checks that the state belongs to a stream.
@@ -151,6 +156,9 @@ impl StreamState {
         if counts.iter().any(|&count| count > COUNT_MAX) {
             return refuse("its numbers are absurdly large; it was edited".into());
         }
+        if self.first_epoch > self.position.epoch {
+            return refuse("it begins behind where it stands; it was edited".into());
+        }
         let places = self.order.places(self.shards);
         let held = self.buffer.iter().map(|held| held.shard).max();
         if self.position.place >= places || held.is_some_and(|shard| shard >= self.shards) {
@@ -161,6 +169,11 @@ impl StreamState {
         }
         Ok(())
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What two streams must have in common to share a state.
@@ -205,6 +218,7 @@ pub(super) struct Progressed {
 /// Where the consumer stands, which is behind the reader.
 #[derive(Debug, Default)]
 pub(super) struct Tracker {
+    first_epoch: u64,
     position: Position,
     drawn: u64,
     held: Vec<Held>,
@@ -214,10 +228,16 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    /// Starts at a state, or at the first sample.
-    pub(super) fn start(restored: Option<&StreamState>) -> Result<Self> {
-        let Some(state) = restored else { return Ok(Self::default()) };
+    /// Begins with the first sample of an epoch.
+    pub(super) fn begin(first_epoch: u64) -> Self {
+        let position = Position { epoch: first_epoch, ..Position::default() };
+        Self { first_epoch, position, ..Self::default() }
+    }
+
+    /// Goes on at a state.
+    pub(super) fn restore(state: &StreamState) -> Result<Self> {
         Ok(Self {
+            first_epoch: state.first_epoch,
             position: state.position,
             drawn: state.drawn,
             held: state.buffer.iter().map(HeldState::read).collect::<Result<_>>()?,
@@ -273,6 +293,7 @@ impl Tracker {
             order: stream.order,
             shuffle: stream.shuffle,
             video_sampling: stream.video_sampling,
+            first_epoch: self.first_epoch,
             position: self.position,
             drawn: self.drawn,
             buffer: self.held.iter().map(Held::write).collect(),

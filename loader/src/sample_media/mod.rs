@@ -143,6 +143,17 @@ impl<'a> SampleMedia<'a> {
     }
 }
 
+/// The kind of a field's medium: what it was decoded to, or, undecoded, what its extension says.
+fn slot_of(field: &Field) -> Option<MediumSlot> {
+    match &field.media {
+        Media::Image(_) => Some(MediumSlot::Image),
+        Media::Audio(_) => Some(MediumSlot::Audio),
+        Media::Video(_) => Some(MediumSlot::Video),
+        Media::Opaque(_) => slot_of_extension(&field.extension),
+        Media::Text(_) | Media::Json(_) | Media::Npy(_) | Media::Custom(_) => None,
+    }
+}
+
 /// The kind of a medium's field; video has a decoder of its own or none.
 fn slot_of_extension(extension: &str) -> Option<MediumSlot> {
     let last = extension.rsplit('.').next().unwrap_or_default();
@@ -156,7 +167,11 @@ fn slot_of_extension(extension: &str) -> Option<MediumSlot> {
 }
 
 fn is_text(field: &Field) -> bool {
-    kind_of_extension(&field.extension) == MediumKind::Text
+    match &field.media {
+        Media::Text(_) => true,
+        Media::Opaque(_) => kind_of_extension(&field.extension) == MediumKind::Text,
+        _ => false,
+    }
 }
 
 /// The JSON fields of a sample, by extension.
@@ -179,7 +194,7 @@ fn media_of<'a>(
     json: Option<&Value>,
     slot: MediumSlot,
 ) -> Result<Vec<&'a Field>, MediaFault> {
-    let stored = in_order(sample, |field| slot_of_extension(&field.extension) == Some(slot));
+    let stored = in_order(sample, |field| slot_of(field) == Some(slot));
     match json.and_then(|json| named_in(json, slot)) {
         None => Ok(stored),
         Some(names) => resolve(&sample.key, &stored, &names)

@@ -2,7 +2,7 @@
 
 use super::content::{self, Content, Spoken};
 use super::names::field_named;
-use super::{MediaFault, SampleMedia, are_numbered, documents, in_order, is_text, slot_of_extension};
+use super::{MediaFault, SampleMedia, are_numbered, documents, in_order, is_text, slot_of};
 use crate::batch::Field;
 use crate::decode::Media;
 use crate::text::{self, MediumSlot};
@@ -124,7 +124,7 @@ impl<'a> SampleMedia<'a> {
 
     /// Whether the field is one of the sample's media.
     fn has(&self, field: &Field) -> bool {
-        let slot = slot_of_extension(&field.extension);
+        let slot = slot_of(field);
         slot.is_some_and(|slot| self.of_slot(slot).iter().any(|known| known.extension == field.extension))
     }
 
@@ -207,7 +207,7 @@ enum Words<'a> {
 
 /// A text cut at its placeholders, or one medium.
 fn of_field(field: &Field) -> Vec<Content<'_>> {
-    match (&field.media, slot_of_extension(&field.extension)) {
+    match (&field.media, slot_of(field)) {
         (Media::Text(text), _) => content::of_text(text),
         (_, Some(slot)) => vec![Content::Medium(slot, Some(&field.extension))],
         _ => Vec::new(),
