@@ -70,6 +70,8 @@ fn dependencies_point_one_way() {
     assert!(executor.iter().all(|name| to_the_left.contains(&name.as_str())), "{executor:?}");
     let cli = workspace_dependencies("dflop-cli");
     assert_eq!(cli, ["dflop-balancer", "dflop-costmodel", "dflop-executor", "dflop-loader"]);
+    let python = workspace_dependencies("dflop-python");
+    assert!(python.iter().all(|name| *name == "dflop-cli" || cli.contains(name)), "{python:?}");
 }
 
 #[test]

@@ -92,9 +92,9 @@ class Commands(InFolder):
         self.assertIn("Usage: dflop <COMMAND>", ran.stderr)
 
     def test_an_unknown_command_is_misuse_and_is_named(self) -> None:
-        ran = self.dflop("ballance")
+        ran = self.dflop("balances")
         self.assertEqual((ran.returncode, ran.stdout), (2, ""))
-        self.assertIn("'ballance'", ran.stderr)
+        self.assertIn("'balances'", ran.stderr)
 
     def test_a_command_that_fails_names_the_file(self) -> None:
         ran = self.dflop("list", "missing.tar")
@@ -190,6 +190,16 @@ class Ranks(InFolder):
         (self.folder / "dflop").mkdir()
         (self.folder / "dflop/__init__.py").write_text("raise ImportError('another package')\n")
         self.assertEqual(self.steps(SCRIPT), [0, 1])
+
+    def test_ctrl_c_ends_a_run_with_its_ranks(self) -> None:
+        process = self.start("train", str(EXAMPLE), "--json")
+        assert process.stdout is not None and process.stderr is not None
+        self.assertIn(b'"step":0', process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        # The ranks hold the other ends of these pipes; they are at their end when no rank is left.
+        said = process.stderr.read().decode()
+        self.assertEqual(process.wait(PATIENCE_SECONDS), 1, said)
+        self.assertIn("interrupted by signal 2", said)
 
     def test_a_wrong_number_of_ranks_is_misuse(self) -> None:
         ran = self.dflop("train", str(EXAMPLE), "--local-ranks", "7")
