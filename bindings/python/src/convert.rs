@@ -125,10 +125,6 @@ pub(crate) fn skipped<'py>(
     to_python(py, &of)
 }
 
-/// JSON text → what it says.
-pub(crate) fn json<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
-    py.import("json")?.call_method1("loads", (text,))
-}
 
 /// A dictionary that a user gives back → JSON text.
 pub(crate) fn json_text(value: &Bound<'_, PyAny>) -> PyResult<String> {

@@ -19,6 +19,7 @@ mod model;
 mod names;
 mod runtime;
 mod table;
+mod tasks;
 mod tokenizer;
 mod transform;
 
@@ -45,6 +46,8 @@ mod _native {
     use crate::model::PyCostModel;
     #[pymodule_export]
     use crate::table::Table;
+    #[pymodule_export]
+    use crate::tasks::{index_part, merge_index, pack_all, pack_finish, pack_list, pack_one};
     #[pymodule_export]
     use crate::transform::PyTransform;
     #[pymodule_export]

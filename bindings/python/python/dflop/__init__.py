@@ -49,7 +49,7 @@ from dflop.errors import (
 )
 
 if TYPE_CHECKING:
-    from dflop import torch
+    from dflop import example, torch
     from dflop.commands import plan, profile, simulate, stats
     from dflop.offline import index, pack
 
@@ -86,6 +86,7 @@ __all__ = [
     "Video",
     "__version__",
     "balance",
+    "example",
     "index",
     "mix",
     "pack",
@@ -96,6 +97,7 @@ __all__ = [
     "torch",
 ]
 
+_MODULES = ("example", "torch")
 _LAZY: _Mapping[str, str] = {
     "index": "dflop.offline",
     "pack": "dflop.offline",
@@ -107,8 +109,8 @@ _LAZY: _Mapping[str, str] = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "torch":
-        return importlib.import_module("dflop.torch")
+    if name in _MODULES:
+        return importlib.import_module(f"dflop.{name}")
     if name in _LAZY:
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value

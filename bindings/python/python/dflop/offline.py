@@ -1,0 +1,109 @@
+"""Indexing and packing, here or split into tasks on an engine that exists: Ray, Spark, Slurm, a process pool.
+
+Tasks are independent: each reads shards, or packs a contiguous part of a source, and returns something small. So any
+function that maps will do: ``map(function, iterable)`` of an executor, ``ray.util.multiprocessing.Pool().map``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from dflop import _native
+
+if TYPE_CHECKING:
+    from dflop.commands import Names
+
+Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+
+
+def index(
+    dataset: _native.Dataset | Names, *, map: Map | None = None, shards_per_task: int = 1, **settings: Any
+) -> dict[str, Any]:
+    """Makes the index of a data set: where each sample lies and what shape it has, from headers. One that fits is kept.
+
+    Args:
+        dataset: a `Dataset`, or shards, which then take the ``settings`` of one.
+        map: runs tasks elsewhere: called with a function that can be pickled and a list of arguments, it returns the
+            results in any order. Tasks must see the shards under the same URLs or base names. By default threads of this
+            process read the shards.
+        shards_per_task: shards that a task reads.
+
+    Returns:
+        ``shards``, ``samples``, ``bytes``, ``seconds``, ``fingerprint``, ``path``, ``skipped`` (bad samples and shards), ``warnings``.
+
+    Raises:
+        ReadError: a shard cannot be read, or has changed since a task read it. DataError: there is not one good sample.
+    """
+    started = time.perf_counter()
+    if not isinstance(dataset, _native.Dataset):
+        dataset = _native.Dataset(dataset, **settings)
+    elif settings:
+        raise TypeError(f"a `Dataset` has its own settings: {', '.join(settings)}")
+    if map is not None:
+        shards, at_once = dataset.shards, max(shards_per_task, 1)
+        tasks = [shards[start : start + at_once] for start in range(0, len(shards), at_once)]
+        parts = map(functools.partial(_native.index_part, dataset), tasks)
+        _native.merge_index(dataset, list(parts))
+    return {
+        "shards": len(dataset.shards),
+        "samples": len(dataset),
+        "bytes": dataset.payload_bytes,
+        "fingerprint": dataset.fingerprint,
+        "path": dataset.index_path,
+        "skipped": dataset.skipped,
+        "warnings": dataset.warnings,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def pack(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    shard_bytes: int | None = None,
+    shard_samples: int | None = None,
+    index: bool = True,
+    zstd: bool = False,
+    root: str | os.PathLike[str] | None = None,
+    map: Map | None = None,
+    tasks: int | None = None,
+) -> dict[str, Any]:
+    """Makes shards of a folder, a LLaVA-style JSON or JSONL file, or an audio manifest (CSV).
+
+    Args:
+        source: folder or manifest.
+        out: folder of the shards, or the URL of one; must not hold shards yet.
+        shard_bytes: size at which the next shard begins, before compression; by default 256 MiB.
+        shard_samples: number of samples at which the next shard begins.
+        index: whether the index is written, too.
+        zstd: compresses shards; they cannot be read by range then.
+        root: folder that a manifest's paths are relative to; by default the manifest's own.
+        map: runs tasks elsewhere, see `index`; all must see ``source`` and ``out``.
+        tasks: number of tasks, one for each core of this machine by default.
+
+    Returns:
+        ``shards`` (paths), ``samples``, ``bytes``, ``index`` (path), ``skipped``: what cannot be packed, with ``path`` and ``reason``.
+
+    Raises:
+        DataError: the source gives no sample, or shards stand in the way. ReadError: a file cannot be read or written.
+    """
+    settings = {
+        "shard_bytes": shard_bytes,
+        "shard_samples": shard_samples,
+        "index": index,
+        "zstd": zstd,
+        "root": root,
+    }
+    if map is None:
+        return _native.pack_all(source, out, settings)
+    parts = _native.pack_list(source, tasks or os.cpu_count() or 1, settings)
+    task = functools.partial(_pack_part, os.fspath(source), os.fspath(out), settings)
+    return _native.pack_finish(out, list(map(task, parts)), settings)
+
+
+def _pack_part(source: str, out: str, settings: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    return _native.pack_one(source, out, part, settings)

@@ -1,0 +1,142 @@
+//! Indexing and packing, at once or in parts that tasks make anywhere.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dflop_loader::index::Index;
+use dflop_loader::pack::{PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part};
+use dflop_loader::progress::NoProgress;
+use dflop_loader::store::Stores;
+use dflop_loader::write::SHARD_BYTES;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::convert::json_text;
+use crate::dataset::Dataset;
+use crate::error::{Raised, to_python};
+use crate::runtime;
+
+/// Reads some shards of a data set for its index, anywhere; returns bytes for `merge_index`.
+#[pyfunction]
+pub(crate) fn index_part<'py>(
+    py: Python<'py>,
+    dataset: &Dataset,
+    shards: Vec<String>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let mut chosen = Vec::new();
+    for url in &shards {
+        let shard = dataset.listed().iter().find(|shard| *shard.url == **url);
+        let unknown = || Raised::config("shards", format!("`{url}` is no shard of the data set"));
+        chosen.push(shard.ok_or_else(unknown)?.clone());
+    }
+    let options = dataset.index_options().clone();
+    let part = runtime::run(py, move || Index::build_part(&chosen, &options).map_err(Raised::from))?;
+    Ok(PyBytes::new(py, &part))
+}
+
+/// Joins what `index_part` returned, in any order, into the index of the data set.
+#[pyfunction]
+pub(crate) fn merge_index(py: Python<'_>, dataset: &Dataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
+    let (shards, options) = (dataset.listed().to_vec(), dataset.index_options().clone());
+    runtime::run(py, move || Index::merge_parts(shards, parts, &options).map(drop).map_err(Raised::from))?;
+    dataset.made();
+    Ok(())
+}
+
+/// How sources are packed; arguments of all functions below.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct PackSettings {
+    shard_bytes: Option<u64>,
+    shard_samples: Option<u64>,
+    index: bool,
+    zstd: bool,
+    root: Option<PathBuf>,
+}
+
+impl PackSettings {
+    fn options(self) -> PackOptions {
+        PackOptions {
+            shard_bytes: self.shard_bytes.unwrap_or(SHARD_BYTES),
+            shard_samples: self.shard_samples,
+            is_indexed: self.index,
+            is_zstd: self.zstd,
+            root: self.root,
+            stores: Stores::default(),
+            progress: Arc::new(NoProgress),
+        }
+    }
+}
+
+/// Packs a source at once.
+#[pyfunction]
+pub(crate) fn pack_all<'py>(
+    py: Python<'py>,
+    source: PathBuf,
+    out: PathBuf,
+    settings: PackSettings,
+) -> PyResult<Bound<'py, PyDict>> {
+    let options = settings.options();
+    let packed = runtime::run(py, move || pack(&source, &out, &options).map_err(Raised::from))?;
+    report(py, packed)
+}
+
+/// Cuts a source into parts, as dictionaries.
+#[pyfunction]
+pub(crate) fn pack_list<'py>(
+    py: Python<'py>,
+    source: PathBuf,
+    parts: u32,
+    settings: PackSettings,
+) -> PyResult<Bound<'py, PyAny>> {
+    let options = settings.options();
+    let listed = runtime::run(py, move || list_parts(&source, parts, &options).map_err(Raised::from))?;
+    to_python(py, &listed)
+}
+
+/// Packs a part of a source.
+#[pyfunction]
+pub(crate) fn pack_one<'py>(
+    py: Python<'py>,
+    source: PathBuf,
+    out: PathBuf,
+    part: &Bound<'py, PyAny>,
+    settings: PackSettings,
+) -> PyResult<Bound<'py, PyAny>> {
+    let part: SourcePart = read(part)?;
+    let options = settings.options();
+    let packed =
+        runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(Raised::from))?;
+    to_python(py, &packed)
+}
+
+/// Joins packed parts.
+#[pyfunction]
+pub(crate) fn pack_finish<'py>(
+    py: Python<'py>,
+    out: PathBuf,
+    parts: &Bound<'py, PyAny>,
+    settings: PackSettings,
+) -> PyResult<Bound<'py, PyDict>> {
+    let parts: Vec<PackedPart> = read(parts)?;
+    let options = settings.options();
+    let packed = runtime::run(py, move || finish_parts(&out, parts, &options).map_err(Raised::from))?;
+    report(py, packed)
+}
+
+/// What travelled as a dictionary.
+fn read<T: serde::de::DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let wrong = |error: serde_json::Error| Raised::config("parts", format!("it is no part: {error}"));
+    Ok(serde_json::from_str(&json_text(value)?).map_err(wrong)?)
+}
+
+fn report(py: Python<'_>, packed: Packed) -> PyResult<Bound<'_, PyDict>> {
+    let report = PyDict::new(py);
+    let shards: Vec<String> = packed.shards.iter().map(|path| path.display().to_string()).collect();
+    report.set_item("shards", shards)?;
+    report.set_item("samples", packed.samples)?;
+    report.set_item("bytes", packed.bytes)?;
+    report.set_item("index", packed.index)?;
+    report.set_item("skipped", to_python(py, &packed.skipped)?)?;
+    Ok(report)
+}
