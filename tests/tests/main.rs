@@ -17,6 +17,7 @@ mod metrics;
 mod mix;
 mod model_inputs;
 mod order;
+mod pad_to_tokens;
 mod plan;
 mod processors;
 mod remote;
