@@ -71,21 +71,32 @@ struct PartShard {
 pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
     check_options(shards, options)?;
     options.progress.begin("shards", shards.len() as u64);
+    let mut built = Vec::with_capacity(shards.len());
+    for (shard, identity) in shards.iter().zip(stats(shards)?) {
+        built.push((shard.clone(), build_shard(shard, &identity, options)?));
+        options.progress.advance(1);
+    }
+    options.progress.end();
+    encode_part(built, options.video_sampling)
+}
+
+/// Writes the rows of shards to a part.
+///
+/// # Errors
+/// [`Error::Index`] if they cannot be encoded.
+pub(super) fn encode_part(built: Vec<(Shard, BuiltShard)>, sampling: VideoSampling) -> Result<Vec<u8>> {
     let mut part = Vec::new();
     part.put_slice(MAGIC);
     part.put_u32_le(VERSION);
-    part.put_u32_le(shards.len() as u32);
-    for (shard, identity) in shards.iter().zip(stats(shards)?) {
-        let built = build_shard(shard, &identity, options)?;
-        let encoded = encode_index(vec![built], options.video_sampling)
+    part.put_u32_le(built.len() as u32);
+    for (shard, built) in built {
+        let encoded = encode_index(vec![built], sampling)
             .map_err(|error| Error::Index { path: "in memory".into(), reason: error.to_string() })?;
         for bytes in [shard.url.as_bytes(), &encoded] {
             part.put_u64_le(bytes.len() as u64);
             part.put_slice(bytes);
         }
-        options.progress.advance(1);
     }
-    options.progress.end();
     part.put_u64_le(xxh3_64(&part));
     Ok(part)
 }
