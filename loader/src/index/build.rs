@@ -10,7 +10,7 @@ use super::IndexOptions;
 use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::remote::push_remote;
-use super::rows::{BLOCK_BYTES, ShardRows};
+use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
 use crate::compression::{Compression, decompress, sniff_compression};
@@ -51,27 +51,8 @@ pub(super) struct BuiltShard {
     pub(super) warnings: Vec<String>,
 }
 
-impl BuiltShard {
-    /// What was learned from a shard whose rows were written and read back.
-    pub(super) fn of_rows(
-        shard: IndexedShard,
-        rows: &ShardRows,
-        skipped: Vec<Skipped>,
-        warnings: Vec<String>,
-    ) -> Self {
-        let mut hasher = Sha256::new();
-        for sample in (0..rows.len()).map(|row| rows.row(0, row)) {
-            let fields: Vec<_> = sample.fields().collect();
-            let fields = fields.iter().map(|field| (field.extension, field.offset, field.bytes));
-            hash_sample(&mut hasher, sample.key(), sample.offset(), fields);
-        }
-        let digest = digest_of(hasher, &shard);
-        Self { shard, columns: rows.columns(), digest, skipped, warnings }
-    }
-}
-
 /// Digest of a shard's name, length and hashed samples.
-fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
+pub(super) fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
     hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
 }
 
@@ -326,7 +307,7 @@ fn estimated(shapes: &[(u8, [u32; 2])]) -> TextLength {
 }
 
 /// Hashes a sample whose fields are given as extension, offset and length.
-fn hash_sample<'a>(
+pub(super) fn hash_sample<'a>(
     hasher: &mut Sha256,
     key: &str,
     offset: u64,

@@ -11,17 +11,21 @@
 use std::collections::HashMap;
 
 use bytes::{Buf, BufMut, Bytes};
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::IndexOptions;
-use super::build::{BuiltShard, build_shard};
+use super::build::{BuiltShard, build_shard, digest_of, hash_sample};
 use super::cache::{check_options, is_version, stats, write_and_open};
 use super::file::{DecodedIndex, decode_index, encode_index};
 use super::foreign::{ForeignIndexes, claims, differences};
+use super::rows::ShardRows;
+use super::schema::IndexedShard;
 use super::{Index, no_samples};
 use crate::decode::VideoSampling;
 use crate::error::{Error, Result};
 use crate::shard::Shard;
+use crate::skip::Skipped;
 use crate::store::Identity;
 
 const MAGIC: &[u8; 16] = b"dflop index part";
@@ -274,4 +278,18 @@ fn part_shard(url: String, decoded: DecodedIndex) -> Option<PartShard> {
     let skipped = metadata.skipped.into_iter().map(|(_, skipped)| skipped).collect();
     let built = BuiltShard::of_rows(shard, rows, skipped, metadata.warnings);
     Some(PartShard { url, built, sampling: metadata.video_sampling })
+}
+
+impl BuiltShard {
+    /// What was learned from a shard whose rows were written and read back.
+    fn of_rows(shard: IndexedShard, rows: &ShardRows, skipped: Vec<Skipped>, warnings: Vec<String>) -> Self {
+        let mut hasher = Sha256::new();
+        for sample in (0..rows.len()).map(|row| rows.row(0, row)) {
+            let fields: Vec<_> = sample.fields().collect();
+            let fields = fields.iter().map(|field| (field.extension, field.offset, field.bytes));
+            hash_sample(&mut hasher, sample.key(), sample.offset(), fields);
+        }
+        let digest = digest_of(hasher, &shard);
+        Self { shard, columns: rows.columns(), digest, skipped, warnings }
+    }
 }
