@@ -1,6 +1,7 @@
 //! One error type for the crate; variants by what the caller does next.
 
 use crate::decode::BoxError;
+use crate::index::ShardFault;
 use crate::skip::Skipped;
 use crate::tar::ArchiveFault;
 
@@ -54,6 +55,12 @@ pub enum Error {
     /// An index file cannot be read or written.
     #[error("index `{path}`: {reason}")]
     Index { path: String, reason: String },
+    /// Bytes are no whole part of an index; parts count from 0 in the order given.
+    #[error("part {part} of the index cannot be merged: {reason}")]
+    IndexPart { part: usize, reason: String },
+    /// The parts of an index do not fit a shard of the data set.
+    #[error("the index cannot be merged at shard `{shard}`: {fault}")]
+    IndexShard { shard: String, fault: ShardFault },
     /// A saved state belongs to another data set or another order.
     #[error("state does not fit: {reason}")]
     State { reason: String },
@@ -108,6 +115,9 @@ pub enum Error {
     /// Something is no source of samples, or gives none.
     #[error("could not pack `{path}`: {reason}")]
     Pack { path: String, reason: String },
+    /// A part of a source was not packed as the others; parts count from 0.
+    #[error("part {part} cannot be packed or joined: {reason}")]
+    PackPart { part: u32, reason: String },
     /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
     #[error("the model cannot take the {medium}")]
     Medium { medium: &'static str, source: BoxError },

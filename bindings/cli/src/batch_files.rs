@@ -10,11 +10,11 @@ use safetensors::{Dtype, SafeTensorError};
 
 use crate::output::Failure;
 
-/// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in a folder that exists; nothing if no sample
-/// is left in it.
+/// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in a folder that exists; nothing if there
+/// are no tensors, because no sample is left in it and there is no length to pad to.
 ///
 /// What is no tensor is in the file's metadata, numbers as decimal text: `step, microbatch, sample_keys` (a JSON
-/// list), `tokens, target_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`.
+/// list), `tokens, target_tokens, padding_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`.
 pub(crate) fn write(folder: &Path, step: u64, number: usize, of: &Microbatch) -> Result<(), Failure> {
     let Some(inputs) = &of.inputs else { return Ok(()) };
     let path = folder.join(format!("step-{step:08}-{number:03}.safetensors"));
@@ -33,6 +33,7 @@ pub(crate) fn write(folder: &Path, step: u64, number: usize, of: &Microbatch) ->
         ("sample_keys", serde_json::json!(keys).to_string()),
         ("tokens", of.tokens.to_string()),
         ("target_tokens", of.target_tokens.to_string()),
+        ("padding_tokens", of.padding_tokens.to_string()),
         ("loss_scale", of.loss_scale.to_string()),
         ("cu_seqlens", serde_json::json!(inputs.cu_seqlens).to_string()),
         ("max_seqlen", inputs.max_seqlen.to_string()),

@@ -95,6 +95,7 @@ struct BatchLine<'a> {
     keys: Vec<&'a str>,
     tokens: u64,
     target_tokens: u64,
+    padding_tokens: u64,
     planned_tokens: u64,
     planned_target_tokens: u64,
     loss_scale: f64,
@@ -123,7 +124,7 @@ struct LastLine {
 pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
     let preparer = args.preparer()?;
     let text_counts = TextCounts::IfPresent(Arc::new(preparer.text_counter()));
-    let planner = args.plan.planner(args.data.open(text_counts)?, 0, &args.resume)?;
+    let planner = args.plan.planner_for(preparer.layout(), args.data.open(text_counts)?, 0, &args.resume)?;
     let from_step = args.from_step.unwrap_or(planner.first_step());
     let loader = BalancedLoader::builder(planner, args.rank)
         .from_step(from_step)
@@ -185,6 +186,7 @@ fn line(step: u64, microbatch: usize, of: &Microbatch, has_values: bool) -> Batc
         keys: of.samples.iter().map(|sample| sample.key.as_str()).collect(),
         tokens: of.tokens,
         target_tokens: of.target_tokens,
+        padding_tokens: of.padding_tokens,
         planned_tokens: of.planned_tokens,
         planned_target_tokens: of.planned_target_tokens,
         loss_scale: of.loss_scale,

@@ -8,6 +8,7 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_loader::mix::Mixture;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::prepare::Layout;
 use dflop_loader::state::LoaderState;
 use dflop_loader::steps::Tail;
 
@@ -36,6 +37,9 @@ pub(crate) struct PlanArgs {
     pub(crate) work: u64,
     #[command(flatten)]
     pub(crate) caps: CapArgs,
+    /// Plan microbatches that padding fills up to this many tokens, with padded layouts rows; padding counts as work.
+    #[arg(long, value_name = "N")]
+    pub(crate) pad_to_tokens: Option<u64>,
     /// Seed of the global order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -166,9 +170,20 @@ pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
 }
 
 impl PlanArgs {
-    /// Builds the planner over data sets; step 0 is the first of `epoch`, unless the run is resumed.
+    /// Builds the planner over data sets for packed microbatches; step 0 is the first of `epoch`, unless the run is resumed.
     pub(crate) fn planner(
         &self,
+        data: impl Into<Mixture>,
+        epoch: u64,
+        resume: &ResumeArgs,
+    ) -> Result<StepPlanner, Failure> {
+        self.planner_for(Layout::Packed, data, epoch, resume)
+    }
+
+    /// Builds the planner for a layout.
+    pub(crate) fn planner_for(
+        &self,
+        layout: Layout,
         data: impl Into<Mixture>,
         epoch: u64,
         resume: &ResumeArgs,
@@ -194,6 +209,9 @@ impl PlanArgs {
         }
         if let Some(epochs) = self.epochs {
             builder = builder.epochs(epochs);
+        }
+        if let Some(tokens) = self.pad_to_tokens {
+            builder = builder.pad_to_tokens(tokens, layout);
         }
         if let Some(stages) = &self.stages {
             builder = builder.stages(stages.clone());

@@ -17,6 +17,7 @@ use crate::compression::{Compression, decompress, sniff_compression};
 use crate::decode::{DecodeLimits, VideoSampling, decode};
 use crate::error::{Error, Result};
 use crate::measure::{FieldFault, FieldShape, measure_sampled};
+use crate::probe::is_video_extension;
 use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 use crate::shard::Shard;
@@ -48,6 +49,11 @@ pub(super) struct BuiltShard {
     pub(super) digest: [u8; 32],
     pub(super) skipped: Vec<Skipped>,
     pub(super) warnings: Vec<String>,
+}
+
+/// Digest of a shard's name, length and hashed samples.
+pub(super) fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
+    hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
 }
 
 /// Reads a shard's headers, and compares them with what files of other tools say.
@@ -266,7 +272,8 @@ impl Builder {
                 .warnings
                 .push(format!("{warning}; its entries are not consecutive, or it is there twice"));
         }
-        hash_sample(&mut self.hasher, sample);
+        let fields = sample.fields.iter().map(|field| (&*field.extension, field.offset, field.bytes));
+        hash_sample(&mut self.hasher, &sample.key, sample.offset, fields);
         if let Some(counter) = &mut self.counter {
             counter.push(sample, estimated(shapes));
         }
@@ -285,9 +292,7 @@ impl Builder {
         let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
         self.built.shard.digest =
             nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));
-        self.hasher.update(&self.built.shard.name);
-        self.hasher.update(self.built.shard.bytes.to_le_bytes());
-        self.built.digest = self.hasher.finalize().into();
+        self.built.digest = digest_of(self.hasher, &self.built.shard);
         self.built
     }
 }
@@ -301,17 +306,23 @@ fn estimated(shapes: &[(u8, [u32; 2])]) -> TextLength {
     })
 }
 
-fn hash_sample(hasher: &mut Sha256, sample: &RawSample) {
+/// Hashes a sample whose fields are given as extension, offset and length.
+pub(super) fn hash_sample<'a>(
+    hasher: &mut Sha256,
+    key: &str,
+    offset: u64,
+    fields: impl Iterator<Item = (&'a str, u64, u64)> + Clone,
+) {
     let mut update = |text: &str| {
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     };
-    update(&sample.key);
-    sample.fields.iter().for_each(|field| update(&field.extension));
-    hasher.update(sample.offset.to_le_bytes());
-    for field in &sample.fields {
-        hasher.update(field.offset.to_le_bytes());
-        hasher.update(field.bytes.to_le_bytes());
+    update(key);
+    fields.clone().for_each(|(extension, ..)| update(extension));
+    hasher.update(offset.to_le_bytes());
+    for (_, offset, bytes) in fields {
+        hasher.update(offset.to_le_bytes());
+        hasher.update(bytes.to_le_bytes());
     }
 }
 
@@ -337,6 +348,11 @@ impl ShardColumns {
             self.extension_names.push(name.clone());
             self.extension_names.len() - 1
         }) as u16
+    }
+
+    /// Whether any field is called like a video.
+    pub(super) fn has_videos(&self) -> bool {
+        self.extension_names.iter().any(|name| is_video_extension(name))
     }
 
     fn last_sample_bytes(&self) -> u64 {

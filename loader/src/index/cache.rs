@@ -4,6 +4,7 @@
 //! It lies in `.dflop/` beside the first shard; in the user's cache directory where that folder cannot be
 //! written or the shard is remote; or in the folder that the user names. How it is written is `place.rs`'s.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -76,10 +77,19 @@ impl Default for IndexOptions {
     }
 }
 
-pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
+/// Refuses options that make no sense, and a data set of nothing.
+pub(super) fn check_options(shards: &[Shard], options: &IndexOptions) -> Result<()> {
     if let Some(fault) = options.video_sampling.fault() {
         return Err(Error::Config { setting: "video_sampling", reason: fault.into() });
     }
+    if shards.is_empty() {
+        return Err(Error::Config { setting: "data set", reason: "it has no shard".into() });
+    }
+    Ok(())
+}
+
+pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
+    check_options(&shards, options)?;
     let stats = stats(&shards)?;
     let name = file_name(&shards, &stats);
     let is_rebuilt = options.is_rebuilt || options.is_verified;
@@ -93,12 +103,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
             }
         }
     }
-    let lock = lock_first_writable(&candidates, &name);
-    if let (Some(folder), Err(source)) = (&options.folder, &lock) {
-        let (path, source) =
-            (folder.display().to_string(), std::io::Error::new(source.kind(), source.to_string()));
-        return Err(Error::File { path, source });
-    }
+    let lock = locked(&candidates, &name, options)?;
     let first = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
     if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
         && let Some(decoded) = open_fitting(path, &shards, &stats, options)
@@ -106,13 +111,48 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     {
         return assemble(shards, decoded, Some(path.clone()), options);
     }
-    let mut built = build_shards(&shards, &stats, options)?;
-    let before = |folder: &PathBuf| open_fitting(&folder.join(&name), &shards, &stats, options);
+    let built = build_shards(&shards, &stats, options)?;
+    write_locked(shards, &stats, built, options)
+}
+
+/// Writes the index of shards whose rows are known, under its lock, and opens it.
+pub(super) fn write_and_open(
+    shards: Vec<Shard>,
+    stats: &[Identity],
+    built: Vec<BuiltShard>,
+    options: &IndexOptions,
+) -> Result<Index> {
+    let _lock = locked(&folders(&shards, options), &file_name(&shards, stats), options)?;
+    write_locked(shards, stats, built, options)
+}
+
+/// Takes the lock in the first folder that can be written; without one, the index may live in memory unless its folder
+/// was named.
+fn locked(
+    candidates: &[PathBuf],
+    name: &str,
+    options: &IndexOptions,
+) -> Result<std::io::Result<(PathBuf, File)>> {
+    let lock = lock_first_writable(candidates, name);
+    match (&options.folder, lock) {
+        (Some(folder), Err(source)) => Err(Error::File { path: folder.display().to_string(), source }),
+        (_, lock) => Ok(lock),
+    }
+}
+
+fn write_locked(
+    shards: Vec<Shard>,
+    stats: &[Identity],
+    mut built: Vec<BuiltShard>,
+    options: &IndexOptions,
+) -> Result<Index> {
+    let (name, candidates) = (file_name(&shards, stats), folders(&shards, options));
+    let before = |folder: &PathBuf| open_fitting(&folder.join(&name), &shards, stats, options);
     if let Some(before) = candidates.iter().find_map(before) {
         carry_over(&before, &mut built);
     }
-    let encoded =
-        encode_index(built, options.video_sampling).map_err(|error| index_error(first.as_deref(), &error))?;
+    let encoded = encode_index(built, options.video_sampling)
+        .map_err(|error| index_error(Some(&candidates[0].join(&name)), &error))?;
     let written = write_to_first(&candidates, &name, &encoded);
     let path = match (written, &options.folder) {
         (Ok(path), _) => path,
@@ -244,7 +284,7 @@ fn open_fitting(
 }
 
 /// Whether a shard is the one that was indexed: by its entity tag where it has one, else by the time of change.
-fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
+pub(super) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
         (Some(indexed), Some(found)) => indexed == found,
         (None, None) => indexed.modified_ns == found.modified_ns,

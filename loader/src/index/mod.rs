@@ -10,6 +10,7 @@ mod build;
 mod cache;
 mod file;
 pub mod foreign;
+mod parts;
 mod place;
 mod remote;
 mod rows;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 pub use arrow_array::RecordBatch;
 pub use cache::IndexOptions;
+pub use parts::ShardFault;
 pub use rows::{FieldRow, SampleRow};
 pub use schema::IndexedShard;
 pub use text_counts::{TextCounter, TextCounts};
@@ -58,6 +60,34 @@ impl Index {
     /// cannot be written.
     pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
         cache::open_or_build(shards, options)
+    }
+
+    /// Reads some shards of a data set for its index, on any machine that sees them: bytes for [`Self::merge_parts`].
+    ///
+    /// `shards` may be one, and may have no good sample; what is bad is kept for the account. Of the options those count that say
+    /// how rows are made: sampling of videos, text counts, verification, foreign layouts. Shards are read one at a time.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Read`] if a shard cannot be read.
+    pub fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
+        parts::build_part(shards, options)
+    }
+
+    /// Joins parts of [`Self::build_part`], in any order, and writes the very file that [`Self::open_or_build`] would have written
+    /// for `shards`, in the same place and under the same lock; reads no shard, only lengths and versions.
+    ///
+    /// A shard of a part is that of the same URL, else the only one of the same base name: tasks may see folders under
+    /// another path.
+    ///
+    /// # Errors
+    /// [`Error::IndexPart`] if a part is damaged, cut short or none; [`Error::IndexShard`] if a shard is not covered exactly once,
+    /// has changed since, or was read with other options; then those of [`Self::open_or_build`].
+    pub fn merge_parts(
+        shards: Vec<Shard>,
+        parts: impl IntoIterator<Item = impl Into<bytes::Bytes>>,
+        options: &IndexOptions,
+    ) -> Result<Self> {
+        parts::merge_parts(shards, parts.into_iter().map(Into::into), options)
     }
 
     /// Returns the number of good samples.

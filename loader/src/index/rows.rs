@@ -1,12 +1,15 @@
 //! Rows of the index, read in place.
 
+use std::sync::Arc;
+
 use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray};
 use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
+use super::build::ShardColumns;
 use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
-use super::text_counts;
+use super::text_counts::{self, CountedTexts};
 use crate::measure::FieldShape;
 use crate::probe::is_video_extension;
 use crate::text::TextLength;
@@ -76,6 +79,26 @@ impl ShardRows {
     pub(super) fn select_counts(&mut self, digest: Option<&str>) {
         let found = self.text_counts.iter().find(|(known, _)| Some(known.as_str()) == digest);
         self.selected_counts = found.map(|(_, lengths)| lengths.clone());
+    }
+
+    /// The columns as they were before the file was written; extensions are numbered by its dictionary.
+    pub(super) fn columns(&self) -> ShardColumns {
+        let counted = |(digest, lengths): &(String, PrimitiveArray<UInt32Type>)| CountedTexts {
+            digest: digest.clone(),
+            lengths: lengths.values().to_vec(),
+        };
+        ShardColumns {
+            keys: self.keys.iter().flatten().map(str::to_owned).collect(),
+            offsets: self.offsets.values().to_vec(),
+            field_ends: self.lists.value_offsets().to_vec(),
+            extension_names: self.names.iter().flatten().map(Arc::from).collect(),
+            extensions: self.extensions.keys().values().to_vec(),
+            start_blocks: self.starts.values().to_vec(),
+            bytes: self.bytes.values().to_vec(),
+            media: self.media.values().to_vec(),
+            shapes: self.shapes.values().to_vec(),
+            text_counts: self.text_counts.iter().map(counted).collect(),
+        }
     }
 
     /// The columns as they are in the file.

@@ -11,6 +11,7 @@ use super::IndexOptions;
 use super::build::{Builder, BuiltShard, build_shard, indexed};
 use super::cache::{stats, store};
 use super::foreign::ForeignIndexes;
+use super::parts::encode_part;
 use crate::compression::Compression;
 use crate::decode::VideoSampling;
 use crate::error::Result;
@@ -94,6 +95,16 @@ impl WrittenIndex {
         self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
         let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
         store(&shards, built).map(Some)
+    }
+}
+
+impl WrittenIndex {
+    /// Returns the rows of all finished shards as a part of an index; there may be none.
+    ///
+    /// # Errors
+    /// [`crate::Error::Index`] if they cannot be encoded.
+    pub(crate) fn finish_part(self) -> Result<Vec<u8>> {
+        encode_part(self.finished, VideoSampling::default())
     }
 }
 

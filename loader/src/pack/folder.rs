@@ -19,15 +19,32 @@ pub(super) fn pack_folder(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let mut listing = Listing::read(root);
     listing.join_numbered();
     for (path, reason) in listing.skipped {
-        packer.skip(path.display().to_string(), reason);
+        packer.skip_in_source(path.display().to_string(), reason);
     }
     packer.begin(listing.groups.len() as u64);
     for (name, files) in listing.groups {
         for files in split_repeats(files) {
+            if packer.is_done() {
+                return Ok(());
+            }
             packer.add_files(&name, &files)?;
         }
     }
     Ok(())
+}
+
+/// Tells the names of all files that are packed, in order.
+pub(super) fn hash_names(root: &Path, mut hash: impl FnMut(&[u8])) {
+    let mut listing = Listing::read(root);
+    listing.join_numbered();
+    for (name, files) in listing.groups {
+        hash(name.as_bytes());
+        for file in files {
+            hash(b"\0");
+            hash(file.extension.as_bytes());
+        }
+        hash(b"\0\0");
+    }
 }
 
 /// What lies below a folder.

@@ -17,7 +17,7 @@ pub(super) struct Keys {
 impl Keys {
     /// Returns the key nearest to `name`, or to `number` in nine digits if there is none.
     pub(super) fn give(&mut self, name: Option<&str>, number: u64) -> String {
-        let wanted = name.and_then(safe_key).unwrap_or_else(|| format!("{number:09}"));
+        let wanted = wanted_key(name, number);
         let Some(next) = self.given.get(&wanted).copied() else {
             self.given.insert(wanted.clone(), 1);
             return wanted;
@@ -32,6 +32,11 @@ impl Keys {
         }
         unreachable!("there are more suffixes than keys")
     }
+}
+
+/// The key that an entry asks for.
+pub(super) fn wanted_key(name: Option<&str>, number: u64) -> String {
+    name.and_then(safe_key).unwrap_or_else(|| format!("{number:09}"))
 }
 
 /// Makes a name safe: dots in its base name and control characters become `_`, parts that are empty, `.` or `..`

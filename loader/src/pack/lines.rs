@@ -18,6 +18,9 @@ pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     packer.begin(0);
     let mut line = Vec::new();
     for number in 1u64.. {
+        if packer.is_done() {
+            break;
+        }
         match read_line(&mut reader, &mut line).map_err(unreadable)? {
             None => break,
             Some(false) => {

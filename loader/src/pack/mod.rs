@@ -20,6 +20,7 @@ mod key;
 mod lines;
 mod medium;
 mod packer;
+mod parts;
 pub(crate) mod record;
 mod source;
 mod table;
@@ -33,6 +34,7 @@ use crate::store::{Stores, is_remote};
 use crate::write::SHARD_BYTES;
 
 use packer::Packer;
+pub use parts::{PackedPart, SourcePart, finish_parts, list_parts, pack_part};
 use source::Source;
 
 /// Settings of [`pack`].
@@ -85,7 +87,7 @@ pub struct Packed {
 }
 
 /// Something in a source that was not packed.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedSource {
     /// A file or folder, or an entry of a manifest as `MANIFEST:NUMBER`: the line of JSON Lines or CSV, otherwise
     /// the position, from 1.
@@ -100,7 +102,7 @@ pub struct SkippedSource {
 /// path of its files without extension, where dots in the base name become `_`, and the extension is what follows
 /// the last dot, or the last but one in front of `gz` and its like. In a manifest the key is the `id`, made safe in
 /// the same way, or the number of the entry in nine digits where it has none. A key that comes again gets `_1`,
-/// `_2` and so on behind it. A sample of which a file cannot be read is skipped whole.
+/// `_2` and so on behind it, whether or not the files of the first could be read: keys are those of the source. A sample of which a file cannot be read is skipped whole.
 ///
 /// # Errors
 /// [`Error::Pack`] if `source` is none of the known kinds, gives no sample at all, or has a syntax error behind
@@ -110,20 +112,25 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
     let kind = Source::detect(source)?;
     check_apart(source, out)?;
     let mut packer = Packer::new(source, out, options)?;
-    let outcome = match kind {
-        Source::Folder => folder::pack_folder(source, &mut packer),
-        Source::Lines => lines::pack_lines(source, &mut packer),
-        Source::Document => document::pack_document(source, &mut packer),
-        Source::Table => table::pack_table(source, &mut packer),
-    };
+    let outcome = pack_source(source, kind, &mut packer);
     options.progress.end();
     outcome?;
     let packed = packer.finish()?;
     if packed.samples == 0 {
-        let reason = no_samples(&packed, kind);
+        let reason = no_samples(&packed.skipped, kind);
         return Err(Error::Pack { path: source.display().to_string(), reason });
     }
     Ok(packed)
+}
+
+/// Gives all entries of a source to a packer.
+fn pack_source(source: &Path, kind: Source, packer: &mut Packer<'_>) -> Result<()> {
+    match kind {
+        Source::Folder => folder::pack_folder(source, packer),
+        Source::Lines => lines::pack_lines(source, packer),
+        Source::Document => document::pack_document(source, packer),
+        Source::Table => table::pack_table(source, packer),
+    }
 }
 
 /// Shards inside the source would be packed themselves, now or by the next run.
@@ -140,9 +147,9 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn no_samples(packed: &Packed, kind: Source) -> String {
-    let first = packed.skipped.first().map(|first| {
-        let (all, SkippedSource { path, reason }) = (packed.skipped.len(), first);
+fn no_samples(skipped: &[SkippedSource], kind: Source) -> String {
+    let first = skipped.first().map(|first| {
+        let (all, SkippedSource { path, reason }) = (skipped.len(), first);
         format!("; {all} skipped, the first: `{path}`: {reason}")
     });
     format!("no samples; looked for {}{}", kind.looked_for(), first.unwrap_or_default())

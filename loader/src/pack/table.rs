@@ -28,6 +28,9 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     packer.begin(0);
     let mut row = StringRecord::new();
     loop {
+        if packer.is_done() {
+            return Ok(());
+        }
         let line = table.position().line();
         let origin = || format!("{shown}:{line}");
         match table.read_record(&mut row) {

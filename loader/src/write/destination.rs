@@ -87,17 +87,18 @@ impl Destination {
         }
     }
 
-    /// Takes over the file `finished`, complete and on disk, under `name`; returns where it is now.
+    /// Takes over the file `finished`, complete and on disk, under `name`; returns where it is now. On a store an object is
+    /// written over if `is_replaced`.
     ///
     /// # Errors
     /// [`Error::ShardExists`] if the name is taken, which is left as it is; [`Error::File`] if the file cannot be
     /// moved; [`Error::Read`] or [`Error::Upload`] if the store fails for good.
-    pub(super) fn put(&self, finished: &Path, name: &str) -> Result<PathBuf> {
+    pub(super) fn put(&self, finished: &Path, name: &str, is_replaced: bool) -> Result<PathBuf> {
         match self {
             Self::Folder(folder) => put_in_folder(folder, finished, name),
             Self::Store { stores, url, .. } => {
                 let shard = self.shard(name)?;
-                if exists(&shard)? {
+                if !is_replaced && exists(&shard)? {
                     return Err(Error::ShardExists { path: shard.url.to_string() });
                 }
                 stores.put_file(&format!("{url}{name}"), finished)?;

@@ -47,19 +47,19 @@ impl Existing {
 }
 
 /// Names of shards and parts of shards, in order.
-fn shard_names(destination: &Destination) -> Result<Vec<String>> {
+pub(super) fn shard_names(destination: &Destination) -> Result<Vec<String>> {
     let mut names = destination.names()?;
     names.retain(|name| name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar"));
     names.sort_unstable();
     Ok(names)
 }
 
-fn is_partial(path: &Path) -> bool {
+pub(super) fn is_partial(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "partial")
 }
 
 /// A writer holds the lock of its file as long as it lives, so a file without one has been abandoned.
-fn remove_abandoned(partial: &Path) -> io::Result<()> {
+pub(super) fn remove_abandoned(partial: &Path) -> io::Result<()> {
     let file = File::open(partial)?;
     file.try_lock()?;
     fs::remove_file(partial)

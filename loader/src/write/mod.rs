@@ -18,6 +18,7 @@
 mod check;
 mod destination;
 mod existing;
+mod part;
 mod shard_file;
 
 use std::path::PathBuf;
@@ -31,7 +32,9 @@ use crate::tar::Entry;
 use check::check_sample;
 use destination::Destination;
 use existing::{Existing, find_shard};
-use shard_file::{END_BYTES, ShardFile, sample_entries, tar_bytes_of};
+pub(crate) use part::PartFolder;
+pub use part::ShardPart;
+use shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_bytes_of};
 
 /// Default limit of one shard: 256 MiB before compression.
 pub const SHARD_BYTES: u64 = 256 << 20;
@@ -69,8 +72,10 @@ pub struct WrittenShards {
     pub samples: u64,
     /// Payload bytes of all fields, before compression, without tar headers.
     pub bytes: u64,
-    /// The index file; `None` without shards, or if none was wanted.
+    /// The index file; `None` without shards, if none was wanted, or if these are the shards of a part.
     pub index: Option<PathBuf>,
+    /// The rows of a part's shards, for [`Index::merge_parts`](crate::index::Index::merge_parts), where an index is wanted.
+    pub index_part: Option<Vec<u8>>,
 }
 
 /// Settings of a [`ShardWriter`].
@@ -84,6 +89,7 @@ pub struct ShardWriterBuilder {
     compression: ShardCompression,
     is_indexed: bool,
     is_appended: bool,
+    part: Option<ShardPart>,
 }
 
 impl ShardWriterBuilder {
@@ -114,6 +120,14 @@ impl ShardWriterBuilder {
         self
     }
 
+    /// Makes one part of the shards in the folder, beside other writers that make other parts of as many; names are those of
+    /// [`ShardPart`]. What an earlier writer of this part left is removed, or on a store written over, and nothing else. No index
+    /// is written; its rows are in [`WrittenShards::index_part`]. Default: all shards are this writer's.
+    pub fn part(mut self, part: ShardPart) -> Self {
+        self.part = Some(part);
+        self
+    }
+
     /// Sets the compression. Default: none.
     pub fn compression(mut self, compression: ShardCompression) -> Self {
         self.compression = compression;
@@ -139,7 +153,9 @@ impl ShardWriterBuilder {
         let destination = Destination::open(&self.folder, &self.stores)?;
         let mut index = self.is_indexed.then(WrittenIndex::default);
         let mut next_number = 0;
-        if self.is_appended {
+        if let Some(part) = self.part {
+            part.clear(&destination)?;
+        } else if self.is_appended {
             let existing = Existing::at(&destination)?;
             next_number = existing.next_number;
             if let Some(index) = &mut index {
@@ -162,6 +178,13 @@ impl ShardWriterBuilder {
     }
 
     fn check(&self) -> Result<()> {
+        if let Some(part) = self.part {
+            part.check()?;
+            if self.is_appended {
+                let reason = "a part is not added to; write it anew".to_owned();
+                return Err(Error::Config { setting: "append", reason });
+            }
+        }
         for (setting, limit) in [("shard_bytes", self.shard_bytes), ("shard_samples", self.shard_samples)] {
             if limit == 0 {
                 return Err(Error::Config { setting, reason: "a limit of 0 holds no sample".to_owned() });
@@ -210,6 +233,7 @@ impl ShardWriter {
             compression: ShardCompression::None,
             is_indexed: true,
             is_appended: false,
+            part: None,
         }
     }
 
@@ -237,8 +261,10 @@ impl ShardWriter {
     pub fn finish(mut self) -> Result<WrittenShards> {
         self.check_whole()?;
         self.close_shard()?;
-        if let Some(index) = self.index.take() {
-            self.written.index = index.finish()?;
+        match (self.index.take(), self.settings.part) {
+            (Some(index), Some(_)) => self.written.index_part = Some(index.finish_part()?),
+            (Some(index), None) => self.written.index = index.finish()?,
+            (None, _) => {}
         }
         Ok(self.written)
     }
@@ -250,8 +276,9 @@ impl ShardWriter {
         let shard = if let Some(shard) = &mut self.open {
             shard
         } else {
-            let (number, open, index) = (self.next_number, &mut self.open, &mut self.index);
-            Self::open_shard(&self.destination, self.settings.compression, number, open, index)?
+            let ShardWriterBuilder { part, compression, .. } = self.settings;
+            let name = shard_name(part, self.next_number, compression);
+            Self::open_shard(&self.destination, compression, &name, &mut self.open, &mut self.index)?
         };
         let entries = sample_entries(key, fields, shard.file.tar_bytes());
         shard.file.append(&entries, fields)?;
@@ -276,11 +303,11 @@ impl ShardWriter {
     fn open_shard<'a>(
         destination: &Destination,
         compression: ShardCompression,
-        number: usize,
+        name: &str,
         open: &'a mut Option<OpenShard>,
         index: &mut Option<WrittenIndex>,
     ) -> Result<&'a mut OpenShard> {
-        let file = ShardFile::create(destination.staging(), number, compression)?;
+        let file = ShardFile::create(destination.staging(), name, compression)?;
         if let Some(index) = index {
             index.begin_shard(destination.shard(file.name())?, compression.into());
         }
@@ -289,7 +316,7 @@ impl ShardWriter {
 
     fn close_shard(&mut self) -> Result<()> {
         let Some(shard) = self.open.take() else { return Ok(()) };
-        self.written.shards.push(shard.file.commit(&self.destination)?);
+        self.written.shards.push(shard.file.commit(&self.destination, self.settings.part.is_some())?);
         self.next_number += 1;
         self.index.as_mut().map_or(Ok(()), WrittenIndex::end_shard)
     }

@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::ShardCompression;
 use super::check::entry_name;
 use super::destination::Destination;
+use super::{ShardCompression, ShardPart};
 use crate::error::{Error, Result};
 use crate::tar::Entry;
 
@@ -61,9 +61,9 @@ impl fmt::Debug for ShardFile {
 }
 
 impl ShardFile {
-    /// Begins the shard with this number in a local folder.
-    pub(super) fn create(folder: &Path, number: usize, compression: ShardCompression) -> Result<Self> {
-        let (file, place) = Place::create(folder, &shard_name(number, compression))?;
+    /// Begins the shard of this name in a local folder.
+    pub(super) fn create(folder: &Path, name: &str, compression: ShardCompression) -> Result<Self> {
+        let (file, place) = Place::create(folder, name)?;
         let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
         Ok(Self { archive: ::tar::Builder::new(sink), place, tar_bytes: 0 })
     }
@@ -96,7 +96,9 @@ impl ShardFile {
     }
 
     /// Completes the shard, brings it to disk and hands it over; returns where it is then.
-    pub(super) fn commit(self, destination: &Destination) -> Result<PathBuf> {
+    ///
+    /// - `is_replaced`: whether an object of the same name is written over
+    pub(super) fn commit(self, destination: &Destination, is_replaced: bool) -> Result<PathBuf> {
         let Self { archive, place, .. } = self;
         let finished = archive.into_inner().and_then(Sink::finish).and_then(|file| {
             file.sync_all()?;
@@ -104,16 +106,18 @@ impl ShardFile {
         });
         // Open, and so locked, until it has its name.
         let _file = finished.map_err(|source| place.error(source))?;
-        destination.put(&place.partial, &place.name)
+        destination.put(&place.partial, &place.name, is_replaced)
     }
 }
 
-fn shard_name(number: usize, compression: ShardCompression) -> String {
+/// Name of a shard, by its part and its number in it.
+pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: ShardCompression) -> String {
     let extension = match compression {
         ShardCompression::None => "tar",
         ShardCompression::Zstd { .. } => "tar.zst",
     };
-    format!("shard-{number:06}.{extension}")
+    let prefix = part.map_or_else(|| "shard-".to_owned(), ShardPart::prefix);
+    format!("{prefix}{number:06}.{extension}")
 }
 
 /// The name that a shard is to get, and the hidden file beside it that it is till then.

@@ -147,3 +147,27 @@ fn counted_texts_make_the_plan_exact() {
         dflop(&["order", &pattern, "--tokenizer", "nowhere", "--global-batch", "2", "--dp-size", "1"]);
     assert!(missing.status == Some(1) && missing.stderr.contains("nowhere"), "{}", missing.stderr);
 }
+
+#[test]
+fn microbatches_are_padded_to_a_length_or_the_step_is_refused_with_one_that_would_do() {
+    let data = DataSet::new(1, 12, Stored::Plain);
+    let (pattern, tokenizer) = (data.pattern(), tokenizer());
+    let args = |tokens: &'static str| {
+        let plan = ["batches", &pattern, "--global-batch", "12", "--dp-size", "2", "--microbatches", "2"];
+        let inputs = ["--tokenizer", &tokenizer, "--json", "--pad-to-tokens", tokens];
+        plan.iter().chain(&inputs).map(|arg| (*arg).to_owned()).collect::<Vec<_>>()
+    };
+    let padded = args("16384");
+    let mut lines = objects(&padded.iter().map(String::as_str).collect::<Vec<_>>());
+    lines.pop();
+    assert_eq!(lines.len(), 2);
+    for line in &lines {
+        let number = |name: &str| line[name].as_u64().expect("a count");
+        assert_eq!(number("tokens") + number("padding_tokens"), 16_384);
+        assert_eq!(line["tensors"][0]["shape"], serde_json::json!([1, 16_384]));
+    }
+    let short = args("40");
+    let run = dflop(&short.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(run.status, Some(1));
+    assert!(run.stderr.contains("would do for this step"), "{}", run.stderr);
+}

@@ -1,0 +1,122 @@
+//! Shards that several writers make at the same time, each its part: names that do not collide and sort by part.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::destination::Destination;
+use super::existing::{is_partial, remove_abandoned, shard_names};
+use crate::error::{Error, Result};
+use crate::shard::Shard;
+use crate::store::Stores;
+
+/// Most parts of one data set: their numbers have five digits.
+const PARTS_MAX: u32 = 100_000;
+
+/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a folder lists all
+/// shards in the order of the parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ShardPart {
+    /// Number of the part, from 0.
+    pub part: u32,
+    /// Number of all parts.
+    pub parts: u32,
+}
+
+impl ShardPart {
+    /// Checks that there is such a part.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is not, or there are more than 100,000.
+    pub(crate) fn check(self) -> Result<()> {
+        let Self { part, parts } = self;
+        if part < parts && parts <= PARTS_MAX {
+            return Ok(());
+        }
+        let reason = format!("{part} of {parts} is none of 0 to {PARTS_MAX} parts, counted from 0");
+        Err(Error::Config { setting: "part", reason })
+    }
+
+    /// What the names of the part's shards begin with.
+    pub(super) fn prefix(self) -> String {
+        let Self { part, parts } = self;
+        format!("shard-{part:05}-of-{parts:05}-")
+    }
+
+    /// Whether a shard may stand beside those of this part.
+    fn has_sibling(self, name: &str) -> bool {
+        let number = name.strip_prefix("shard-").and_then(|rest| rest.split_once("-of-"));
+        number.is_some_and(|(number, rest)| {
+            let part = number.parse().ok().filter(|&part| part < self.parts);
+            part.is_some_and(|part| name.starts_with(&Self { part, ..self }.prefix()) && !rest.is_empty())
+        })
+    }
+
+    /// Removes what an earlier run of this part left. Finished shards on a store stay and are written over.
+    ///
+    /// # Errors
+    /// [`Error::ShardExists`] if another writer of this part is at work, or shards are in the way that are of no part or of another
+    /// number of parts; [`Error::File`] or [`Error::Read`] if the folder cannot be listed or a file not be removed.
+    pub(super) fn clear(self, destination: &Destination) -> Result<()> {
+        for name in shard_names(destination)? {
+            let shard = destination.shard(&name)?;
+            let in_the_way = || Error::ShardExists { path: shard.url.to_string() };
+            let visible = name.trim_start_matches('.');
+            if !visible.starts_with(&self.prefix()) {
+                if self.has_sibling(visible) {
+                    continue;
+                }
+                return Err(in_the_way());
+            }
+            match shard.path() {
+                Some(path) if is_partial(path) => remove_abandoned(path).map_err(|_| in_the_way())?,
+                Some(path) => fs::remove_file(path)
+                    .map_err(|source| Error::File { path: path.display().to_string(), source })?,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The folder that all parts are written to.
+#[derive(Debug)]
+pub(crate) struct PartFolder(Destination);
+
+impl PartFolder {
+    /// Opens the folder.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is not there and cannot be made.
+    pub(crate) fn open(folder: &Path, stores: &Stores) -> Result<Self> {
+        Destination::open(folder, stores).map(Self)
+    }
+
+    /// Lists the shards by name, those under construction too.
+    ///
+    /// # Errors
+    /// [`Error::File`] or [`Error::Read`] if the folder cannot be listed.
+    pub(crate) fn shards(&self) -> Result<BTreeMap<String, Shard>> {
+        shard_names(&self.0)?.into_iter().map(|name| Ok((name.clone(), self.0.shard(&name)?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_sort_by_part_and_other_numbers_of_parts_are_told() {
+        let part = |part| ShardPart { part, parts: 12 };
+        assert_eq!(part(3).prefix(), "shard-00003-of-00012-");
+        assert!(part(2).prefix() < part(10).prefix());
+        assert!(part(3).has_sibling("shard-00011-of-00012-000000.tar"));
+        for name in ["shard-000017.tar", "shard-00012-of-00012-000000.tar", "shard-00001-of-00010-000000.tar"]
+        {
+            assert!(!part(3).has_sibling(name), "{name}");
+        }
+        assert!(part(12).check().is_err() && part(11).check().is_ok());
+    }
+}
