@@ -1,6 +1,7 @@
 //! The transforms of one batch, a task of its own from its decoding to its delivery.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -21,6 +22,17 @@ use crate::skip::reason_of;
 pub(crate) struct TransformStage {
     transforms: Transforms,
     pool: TransformPool,
+    /// Of the last batches, as many as there are threads: each resolves when its batch is transformed.
+    turns: Mutex<VecDeque<oneshot::Receiver<()>>>,
+}
+
+/// When a batch may begin with its transforms, and what says that it is done with them.
+///
+/// As many batches as there are threads are transformed at the same time, in the order in which they were begun: none
+/// overtakes one that is waited for earlier, and one thread makes its calls in the order of samples.
+struct Turn {
+    before: Option<oneshot::Receiver<()>>,
+    done: oneshot::Sender<()>,
 }
 
 /// What becomes of the fields of a sample.
@@ -66,7 +78,7 @@ impl TransformStage {
             return Ok(None);
         }
         let pool = TransformPool::new(transforms.threads, metrics)?;
-        Ok(Some(Arc::new(Self { transforms: transforms.clone().in_order(), pool })))
+        Ok(Some(Arc::new(Self { transforms: transforms.clone().in_order(), pool, turns: Mutex::default() })))
     }
 
     /// Whether a field is kept from the built-in decoder.
@@ -83,9 +95,9 @@ impl TransformStage {
         preparing: Option<Preparing>,
     ) -> Vec<PendingTransforms> {
         let (senders, answers): (Vec<_>, Vec<_>) = samples.iter().map(|_| oneshot::channel()).unzip();
-        let stage = self.clone();
+        let (stage, turn) = (self.clone(), self.turn());
         let task = tokio::spawn(async move {
-            match stage.run(samples, preparing).await {
+            match stage.run(samples, turn, preparing).await {
                 Ok(outcomes) => {
                     for (sender, outcome) in senders.into_iter().zip(outcomes) {
                         drop(sender.send(Ok(outcome)));
@@ -102,18 +114,33 @@ impl TransformStage {
         answers.into_iter().map(|answer| PendingTransforms { answer, _task: task.clone() }).collect()
     }
 
+    fn turn(&self) -> Turn {
+        let (done, is_done) = oneshot::channel();
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = turns.len() == self.transforms.threads;
+        let before = if is_full { turns.pop_front() } else { None };
+        turns.push_back(is_done);
+        Turn { before, done }
+    }
+
     async fn run(
         &self,
         samples: Vec<(RawSample, PendingFields)>,
+        turn: Turn,
         preparing: Option<Preparing>,
     ) -> Result<Vec<Result<Decoded, FieldError>>> {
         let mut moving = Vec::with_capacity(samples.len());
         for (raw, fields) in samples {
             moving.push(Moving { raw, outcome: fields.finish().await? });
         }
+        if let Some(before) = turn.before {
+            // One that was given up is done as well.
+            let _ = before.await;
+        }
         for at in 0..self.transforms.list.len() {
             self.apply(at, &mut moving).await?;
         }
+        drop(turn.done);
         let Some(preparing) = preparing else {
             return Ok(moving.into_iter().map(|sample| sample.outcome).collect());
         };

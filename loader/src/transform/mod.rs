@@ -16,6 +16,7 @@
 //! - An error for one field, or a panic, makes its samples bad: accounted for like fields that cannot be decoded, under
 //!   the error budget. A call that fails as a whole, or answers for another number of fields, ends the stream with
 //!   [`Error::Transform`].
+//! - One thread makes its calls in the order of batches; of several, each is at another batch, or at other fields of one.
 //! - What a transform draws from [`TransformInput::seed`] is the same on any number of ranks, workers and threads, and
 //!   after a restore.
 
