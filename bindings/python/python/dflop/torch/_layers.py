@@ -51,6 +51,25 @@ def cut_to(module: torch.nn.Module, count: int) -> Iterator[None]:
         setattr(owner, name, layers)
 
 
+@contextmanager
+def watched(module: torch.nn.Module) -> Iterator[set[bool]]:
+    """Yields a set that has `True` in it as soon as a backward pass runs a layer forward again."""
+    layers = layer_list(module)
+    leaves = (child for child in (layers[0] if layers else module).modules() if not list(child.children()))
+    seen: set[bool] = set()
+    hooks = [leaf.register_forward_pre_hook(lambda *_: seen.add(is_in_backward())) for leaf in leaves]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def is_in_backward() -> bool:
+    """Returns whether a backward pass runs in this thread: a forward pass there computes activations again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def full_attention_layers(name: str, module: torch.nn.Module, layers: int) -> int:
     """Returns how many of the first `layers` layers look at whole pictures rather than at windows."""
     full = getattr(config_of(name, module), "fullatt_block_indexes", None) if name == "vision" else None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dflop.torch._clock import Clock, Mark
+from dflop.torch._layers import is_in_backward
 
 Span = tuple[Mark, Mark]
 
@@ -63,11 +64,11 @@ class ModuleSpans:
         self._hooks, self._parameter_hooks = [], {}
 
     def _before_forward(self, _module: torch.nn.Module, _args: Any) -> None:
-        if not self.is_paused and not _is_in_backward():
+        if not self.is_paused and not is_in_backward():
             self.passes.append(Pass(self.index, self._clock.mark()))
 
     def _after_forward(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.is_paused or _is_in_backward() or not self.passes:
+        if self.is_paused or is_in_backward() or not self.passes:
             return
         one = self.passes[-1]
         one.spans.append((one.start, self._clock.mark()))
@@ -119,8 +120,3 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from tensors_of(one)
-
-
-def _is_in_backward() -> bool:
-    """Whether a backward pass runs in this thread: a forward pass there computes activations again."""
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -20,7 +20,7 @@ import torch
 from dflop.torch._check import ModuleCheck, Prediction, check_module
 from dflop.torch._clock import clock_of, device_name
 from dflop.torch._inputs import MakeInputs, default_inputs
-from dflop.torch._layers import cut_to, full_attention_layers, layer_count, widths_of
+from dflop.torch._layers import cut_to, full_attention_layers, layer_count, watched, widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
 from dflop.torch._rows import Row, to_csv
 from dflop.torch._sequences import Sequences
@@ -176,6 +176,7 @@ def profile(
     say = progress or (lambda line: None)
     rows: list[Row] = []
     reports: dict[str, ModuleReport] = {}
+    recomputes: dict[str, str] = {}
     subjects = []
     for kind, one in modules.items():
         if device is not None:
@@ -207,6 +208,7 @@ def profile(
         )
         with borrowed(one, place):
             torch.manual_seed(seed)
+            recomputes.update({kind: _recompute(one, subject)})
             measured, report = Measurer(subject, settings).measure()
         rows += measured
         reports[kind] = report
@@ -215,7 +217,7 @@ def profile(
     return Profile(
         model=name,
         rows=tuple(rows),
-        metadata=_metadata(subjects, dtype),
+        metadata=_metadata(subjects, dtype, recomputes),
         widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
         reports=reports,
         tokens_max=tokens_max,
@@ -296,7 +298,9 @@ def _agreement(group: Any, device: str | torch.device | None) -> tuple[Callable[
     return agree, dist.get_world_size(group)
 
 
-def _metadata(subjects: Sequence[Subject], dtype: torch.dtype | None) -> dict[str, str]:
+def _metadata(
+    subjects: Sequence[Subject], dtype: torch.dtype | None, recomputes: Mapping[str, str]
+) -> dict[str, str]:
     def of_each(value: Callable[[Subject], str]) -> str:
         values = {subject.name: value(subject) for subject in subjects}
         return next(iter(values.values())) if len(set(values.values())) == 1 else _pairs(values)
@@ -307,9 +311,16 @@ def _metadata(subjects: Sequence[Subject], dtype: torch.dtype | None) -> dict[st
         "torch": str(torch.__version__),
         "dtype": of_each(lambda subject: str(dtype or _dtype(subject.module)).removeprefix("torch.")),
         "trained": of_each(lambda subject: _trained(subject.module)),
-        "recompute": of_each(lambda subject: _recompute(subject.module)),
+        "recompute": of_each(lambda subject: recomputes[subject.name]),
         "clock": first.clock.name,
     }
+
+
+def _recompute(module: torch.nn.Module, subject: Subject) -> str:
+    """Runs the shortest sequence once to see whether layers run forward again in the backward pass."""
+    with watched(module) as seen:
+        subject.runs([(subject.sequences.short,)])
+    return "layers" if True in seen else "none"
 
 
 def _pairs(values: Mapping[str, str]) -> str:
@@ -323,13 +334,6 @@ def _dtype(module: torch.nn.Module) -> torch.dtype:
 def _trained(module: torch.nn.Module) -> str:
     asks = {parameter.requires_grad for parameter in module.parameters()}
     return "partly" if len(asks) > 1 else ("all" if asks == {True} else "nothing")
-
-
-def _recompute(module: torch.nn.Module) -> str:
-    """Whether a Hugging Face module computes activations again; others do not say."""
-    if any(getattr(child, "gradient_checkpointing", False) is True for child in module.modules()):
-        return "layers"
-    return "none" if hasattr(type(module), "gradient_checkpointing_enable") else "as-the-module-does"
 
 
 def _shown(report: ModuleReport) -> str:
