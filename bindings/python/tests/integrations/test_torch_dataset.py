@@ -6,11 +6,10 @@ import unittest
 from collections.abc import Mapping
 from unittest import mock
 
+import dflop.torch
 import numpy
 import torch
 from torch.utils.data import DataLoader
-
-import dflop.torch
 
 try:
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -67,7 +66,9 @@ def stateful(loader: Loader):
 
 class DataSets(unittest.TestCase):
     def test_batches_come_as_the_loader_made_them(self) -> None:
-        loader = DataLoader(dflop.torch.IterableDataset(Loader()), batch_size=None, collate_fn=dflop.torch.keep)
+        loader = DataLoader(
+            dflop.torch.IterableDataset(Loader()), batch_size=None, collate_fn=dflop.torch.keep
+        )
         self.assertEqual(numbers(loader), [0, 1, 2, 3, 4])
         self.assertEqual(numbers(loader), [100, 101, 102, 103, 104])
 
@@ -78,9 +79,15 @@ class DataSets(unittest.TestCase):
     def test_worker_processes_are_refused_with_advice(self) -> None:
         for context in ("fork", "spawn"):
             loader = DataLoader(
-                dflop.torch.IterableDataset(Loader()), batch_size=None, num_workers=1, multiprocessing_context=context
+                dflop.torch.IterableDataset(Loader()),
+                batch_size=None,
+                num_workers=1,
+                multiprocessing_context=context,
             )
-            with self.subTest(context), self.assertRaisesRegex(RuntimeError, "batch_size=None, num_workers=0"):
+            with (
+                self.subTest(context),
+                self.assertRaisesRegex(RuntimeError, "batch_size=None, num_workers=0"),
+            ):
                 next(iter(loader))
 
     def test_an_iterator_that_is_not_asked_reads_nothing(self) -> None:
@@ -126,11 +133,11 @@ class FakeRuntime:
         self.calls: list[tuple[str, int, int]] = []
         self.status = 0
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         self.calls.append(("register", address, size))
         return self.status
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:
         self.calls.append(("unregister", address, 0))
         return self.status
 

@@ -1,4 +1,5 @@
-"""Inputs that Hugging Face modules are measured with: each kind runs, and the Rust side reads what was measured."""
+"""Inputs that Hugging Face modules are measured with: each kind runs, and the Rust side reads what was
+measured."""
 
 from __future__ import annotations
 
@@ -6,9 +7,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-import torch
-
 import dflop.torch
+import torch
 from test_torch_profile import command
 
 try:
@@ -25,6 +25,11 @@ TEXT = {
     "vocab_size": 50,
 }
 QUICK = {"tokens_max": 128, "seconds_max": 1.0, "repeats": 3}
+
+
+def setUpModule() -> None:
+    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    torch.set_num_threads(1)
 
 
 @unittest.skipIf(transformers is None, "transformers is not installed")
@@ -61,7 +66,12 @@ class HuggingFaceModules(unittest.TestCase):
 
     def test_a_tower_of_tiles_and_a_language_model_are_one_profile(self) -> None:
         config = transformers.SiglipVisionConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=42, patch_size=14
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=42,
+            patch_size=14,
         )
         profile = self.measured(encoder=transformers.SiglipVisionModel(config), llm=self.llm())
         vision = [row for row in profile.rows if row.module == "vision"]
@@ -71,10 +81,17 @@ class HuggingFaceModules(unittest.TestCase):
 
     def test_a_tower_of_native_resolution_is_measured_over_sizes(self) -> None:
         from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
-        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+            Qwen2_5_VisionTransformerPretrainedModel,
+        )
 
         config = Qwen2_5_VLVisionConfig(
-            depth=3, hidden_size=32, intermediate_size=64, num_heads=4, out_hidden_size=32, fullatt_block_indexes=[1]
+            depth=3,
+            hidden_size=32,
+            intermediate_size=64,
+            num_heads=4,
+            out_hidden_size=32,
+            fullatt_block_indexes=[1],
         )
         profile = self.measured(encoder=Qwen2_5_VisionTransformerPretrainedModel(config))
         self.assertTrue(all(round(n**0.5) ** 2 == n for n in profile.reports["vision"].lengths.points))
@@ -86,7 +103,11 @@ class HuggingFaceModules(unittest.TestCase):
         from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
         config = transformers.WhisperConfig(
-            d_model=32, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=64, max_source_positions=30
+            d_model=32,
+            encoder_layers=2,
+            encoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            max_source_positions=30,
         )
         profile = self.measured(audio=WhisperEncoder(config))
         self.assertEqual({(row.part, row.tokens) for row in profile.rows}, {("whole", 30)})
@@ -94,7 +115,12 @@ class HuggingFaceModules(unittest.TestCase):
 
     def test_the_cost_model_predicts_from_a_profile_and_refuses_one_of_other_widths(self) -> None:
         vision = transformers.SiglipVisionConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=42, patch_size=14
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=42,
+            patch_size=14,
         )
         profile = dflop.torch.profile(
             llm=self.llm(), encoder=transformers.SiglipVisionModel(vision), model="tiny", **QUICK
@@ -118,7 +144,9 @@ class HuggingFaceModules(unittest.TestCase):
     def test_half_precision_runs_under_autocast(self) -> None:
         types = []
         llm = self.llm()
-        llm.model.layers[0].mlp.down_proj.register_forward_hook(lambda module, args, output: types.append(output.dtype))
+        llm.model.layers[0].mlp.down_proj.register_forward_hook(
+            lambda module, args, output: types.append(output.dtype)
+        )
         profile = self.measured(llm=llm, dtype=torch.bfloat16)
         self.assertEqual((set(types), profile.metadata["dtype"]), ({torch.bfloat16}, "bfloat16"))
 

@@ -11,9 +11,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import torch
-
 import dflop.torch
+import torch
 from dflop.torch._check import Prediction, draw
 from dflop.torch._curve import Curve, median
 from dflop.torch._rows import MICROSECONDS_MIN, Row, to_csv
@@ -28,6 +27,11 @@ def command(*args: str) -> str:
     if done.returncode != 0:
         raise AssertionError(done.stderr)
     return done.stdout
+
+
+def setUpModule() -> None:
+    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    torch.set_num_threads(1)
 
 
 class FakeClock:
@@ -69,7 +73,9 @@ class Timed(torch.autograd.Function):
 class FakeLayer(torch.nn.Module):
     """A layer that takes `linear` microseconds a token and `square` a squared token of each sequence."""
 
-    def __init__(self, clock: FakeClock, linear: float = 3.0, square: float = 0.01, call: float = 0.0) -> None:
+    def __init__(
+        self, clock: FakeClock, linear: float = 3.0, square: float = 0.01, call: float = 0.0
+    ) -> None:
         super().__init__()
         self.clock, self.linear, self.square, self.call = clock, linear, square, call
         self.weight = torch.nn.Parameter(torch.ones(1))
@@ -147,11 +153,22 @@ class Curves(unittest.TestCase):
             for at, size in enumerate(tokens):
                 # The fifth falls below the fourth: isotonic regression.
                 linear = factor * 1e6 * (size + 40 * (at % 3))
-                rows.append(Row("llm", "linear", phase, 1, 2, size // 64 or 1, size // (size // 64 or 1), linear))
+                rows.append(
+                    Row("llm", "linear", phase, 1, 2, size // 64 or 1, size // (size // 64 or 1), linear)
+                )
                 rows.append(Row("llm", "attention", phase, 1, 1, 1, size, factor * 10.0 * size**1.8))
         prediction = Prediction(rows, "llm")
         for phase, at in (("forward", 0), ("backward", 1)):
-            for batch, length in ((1, 20), (1, 64), (1, 100), (3, 90), (2, 350), (1, 701), (1, 1500), (2, 4000)):
+            for batch, length in (
+                (1, 20),
+                (1, 64),
+                (1, 100),
+                (3, 90),
+                (2, 350),
+                (1, 701),
+                (1, 1500),
+                (2, 4000),
+            ):
                 time = prediction._first[at].at(batch * length)
                 # Rust counts whole rows of two layers: attention of both.
                 time += 2 * batch * prediction._attention[at].at(length)
@@ -160,7 +177,14 @@ class Curves(unittest.TestCase):
             for name, some in (("profile", rows), ("observed", observed)):
                 Path(folder, f"{name}.csv").write_text(to_csv(some, {"device": "abacus"}, {}, "m"))
             found = json.loads(
-                command("accuracy", "--json", "--profile", f"{folder}/profile.csv", "--observed", f"{folder}/observed.csv")
+                command(
+                    "accuracy",
+                    "--json",
+                    "--profile",
+                    f"{folder}/profile.csv",
+                    "--observed",
+                    f"{folder}/observed.csv",
+                )
             )
         self.assertEqual(found["unpredicted"], [])
         self.assertEqual(found["errors"]["count"], len(observed))
@@ -218,7 +242,8 @@ class Profiles(unittest.TestCase):
             return median(
                 row.microseconds
                 for row in profile.rows
-                if (row.part, row.phase, row.layers, row.batch * row.tokens) == ("linear", "forward", layers, tokens)
+                if (row.part, row.phase, row.layers, row.batch * row.tokens)
+                == ("linear", "forward", layers, tokens)
             )
 
         slope = (linear(cut, 4, 512) - linear(cut, 2, 512)) / 2
@@ -226,7 +251,9 @@ class Profiles(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             cut.write(folder)
             (observed,) = whole.write(Path(folder, "whole"))
-            found = json.loads(command("accuracy", "--json", "--profile", folder, "--observed", str(observed)))
+            found = json.loads(
+                command("accuracy", "--json", "--profile", folder, "--observed", str(observed))
+            )
         parts = {(part["part"], part["phase"]): part["errors"] for part in found["modules"][0]["parts"]}
         self.assertLess(parts["linear", "forward"]["max"], 0.01)
         # The shortest sequence takes next to nothing, which layers do not scale.
@@ -292,7 +319,11 @@ class Profiles(unittest.TestCase):
                 self.body = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
 
             def forward(self, rows):
-                return checkpoint(self.body, rows, use_reentrant=False) if self.is_checkpointed else self.body(rows)
+                return (
+                    checkpoint(self.body, rows, use_reentrant=False)
+                    if self.is_checkpointed
+                    else self.body(rows)
+                )
 
         for is_checkpointed, recompute in ((True, "layers"), (False, "none")):
             own = Own(is_checkpointed)
@@ -318,7 +349,11 @@ class Profiles(unittest.TestCase):
             (TypeError, "give each setting by name", {"encoder": own, "llm": own, **inputs}),
             (ValueError, "a setting is for audio", {"llm": own, "make_inputs": {"audio": print}}),
             (ValueError, "tokens_max: must be", {"llm": own, "tokens_max": 0, **inputs}),
-            (ValueError, "cannot cut Linear to 2 layers: it has no list", {"llm": own, "cut_layers": [2], **inputs}),
+            (
+                ValueError,
+                "cannot cut Linear to 2 layers: it has no list",
+                {"llm": own, "cut_layers": [2], **inputs},
+            ),
         ):
             with self.subTest(words), self.assertRaisesRegex(error, words):
                 dflop.torch.profile(**settings)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import dflop.torch
 import torch
 import torch.distributed as dist
+from test_torch_profile import FakeClock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-import dflop.torch
-from test_torch_profile import FakeClock
 
 
 @dataclass
@@ -24,6 +23,11 @@ class Step:
 
     step: int
     microbatches: list[object]
+
+
+def setUpModule() -> None:
+    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    torch.set_num_threads(1)
 
 
 class Loader:
@@ -61,7 +65,9 @@ class Stage(nn.Module):
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, rows):
-        body = lambda rows: Work.apply(self.first(rows), self.clock, float(len(rows)))  # noqa: E731
+        def body(rows):
+            return Work.apply(self.first(rows), self.clock, float(len(rows)))
+
         rows = checkpoint(body, rows, use_reentrant=False) if self.is_checkpointed else body(rows)
         return {"rows": self.last(rows), "count": len(rows)}
 
@@ -77,7 +83,12 @@ class Model(nn.Module):
     def forward(self, pictures, tokens):
         rows = torch.zeros(tokens, 4)
         if pictures:
-            rows = rows + Work.apply(self.projector(self.encoder(torch.ones(pictures, 4))["rows"]), self.clock, 100.0).sum()
+            rows = (
+                rows
+                + Work.apply(
+                    self.projector(self.encoder(torch.ones(pictures, 4))["rows"]), self.clock, 100.0
+                ).sum()
+            )
         return self.llm(rows=rows)["rows"].sum()
 
 
@@ -177,10 +188,6 @@ class StageTimes(unittest.TestCase):
         train(model, mock.Mock(), [[(1, 1)]])
 
     def test_real_clocks_measure_more_work_as_more_time(self) -> None:
-        threads = torch.get_num_threads()
-        # With one thread it is CPU time, whatever else the machine does.
-        torch.set_num_threads(1)
-        self.addCleanup(torch.set_num_threads, threads)
         own = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
         loader = Loader()
         with dflop.torch.StageTimer(loader, llm=own) as timer:

@@ -1,4 +1,5 @@
-"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, data sets for `DataLoader`.
+"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, data sets for
+`DataLoader`.
 
 Nothing here is imported before it is used, PyTorch least of all.
 """

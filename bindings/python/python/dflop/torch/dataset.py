@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch.utils.data
 
 WORKERS_ADVICE = (
-    "a dflop loader reads and decodes in threads of its own, and each worker process would start them, and read every sample, "
+    "a dflop loader reads and decodes in threads of its own, and each worker process would start them, and "
+    "read every sample, "
     "once more; use DataLoader(dataset, batch_size=None, num_workers=0)"
 )
 
@@ -35,11 +36,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     loader = torchdata.stateful_dataloader.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
     ```
 
-    Items are whole batches already, hence `batch_size=None`; with `collate_fn=dflop.torch.keep` batches of a `dflop.Loader`
-    keep their type, of which PyTorch's own function leaves a `dict`. `state_dict` and `load_state_dict` are those of the loader,
-    and torchdata calls them: a `StatefulDataLoader` resumes behind the item that it handed out last, in the middle of an
-    epoch, without reading what came before. Where the loader ends, so does the iterator, and the next one begins where the loader
-    does. One iterator runs at a time, since there is one loader.
+    Items are whole batches already, hence `batch_size=None`; with `collate_fn=dflop.torch.keep` batches of a
+    `dflop.Loader` keep their type, of which PyTorch's own function leaves a `dict`. `state_dict` and
+    `load_state_dict` are those of the loader, and torchdata calls them: a `StatefulDataLoader` resumes behind
+    the item that it handed out last, in the middle of an epoch, without reading what came before. Where the
+    loader ends, so does the iterator, and the next one begins where the loader does. One iterator runs at a
+    time, since there is one loader.
 
     Raises `RuntimeError` in a worker process (`num_workers > 0`).
     """
@@ -53,7 +55,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._items()
 
     def _items(self) -> Iterator[Any]:
-        # Begun with the first item, not with the iterator: torchdata makes one that it only asks for its state.
+        # Begun with the first item: torchdata makes iterators that it only asks for their state.
         yield from self._loader
 
     def __getstate__(self) -> dict[str, Any]:
