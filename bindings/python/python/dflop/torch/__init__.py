@@ -1,4 +1,5 @@
-"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, data sets for `DataLoader`.
+"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, data sets for
+`DataLoader`.
 
 Nothing here is imported before it is used, PyTorch least of all.
 """
@@ -10,20 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dflop.torch.dataset import IterableDataset as IterableDataset
+    from dflop.torch.dataset import keep as keep
+    from dflop.torch.pinning import HostRegistry as HostRegistry
     from dflop.torch.pinning import pin as pin
     from dflop.torch.profiling import Profile as Profile
     from dflop.torch.profiling import profile as profile
     from dflop.torch.stage_timer import StageTimer as StageTimer
 
 _PLACES = {
+    "HostRegistry": "pinning",
     "IterableDataset": "dataset",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
+    "keep": "dataset",
     "pin": "pinning",
     "profile": "profiling",
 }
 
-__all__ = ["IterableDataset", "Profile", "StageTimer", "pin", "profile"]
+__all__ = ["HostRegistry", "IterableDataset", "Profile", "StageTimer", "keep", "pin", "profile"]
 
 
 def __getattr__(name: str) -> Any:

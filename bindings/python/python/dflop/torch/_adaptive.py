@@ -1,9 +1,9 @@
 """Which shapes to measure: those between which a prediction would be wrong.
 
-Begins with a coarse geometric grid. Then, level by level, the middle of every interval is measured and held against the
-curve through the points on both sides of it; where the curve misses by more than the bound, both halves are looked at in the
-next level. Points of former levels are measured again together with the new ones, so that a machine that becomes slower
-meanwhile does not look like a curve that bends.
+Begins with a coarse geometric grid. Then, level by level, the middle of every interval is measured and held
+against the curve through the points on both sides of it; where the curve misses by more than the bound, both
+halves are looked at in the next level. Points of former levels are measured again together with the new ones,
+so that a machine that becomes slower meanwhile does not look like a curve that bends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 RATIO = 4.0
 """From one point of the first grid to the next."""
@@ -51,11 +52,12 @@ def choose(
     """
     sizes = _first_grid(low, high, snap)
     times = measure(sizes)
-    intervals: list[tuple[int, int, float | None]] = [(a, b, None) for a, b in zip(sizes, sizes[1:], strict=False)]
+    intervals: list[tuple[int, int, float | None]] = [(a, b, None) for a, b in pairwise(sizes)]
     closed: list[float] = []
     unmet: list[float | None] = []
     while not is_spent():
-        looked_at, waiting = [], []
+        looked_at: list[tuple[tuple[int, int, float | None], int]] = []
+        waiting: list[tuple[int, int, float | None]] = []
         for interval in intervals:
             middle = snap(round(math.sqrt(interval[0] * interval[1])))
             if not interval[0] < middle < interval[1]:

@@ -1,8 +1,8 @@
 """Predictions held against what microbatches of mixed lengths really take.
 
-Microbatches are drawn from a seed and run through whole modules several times, all of them once in every round. A microbatch
-took the median of its runs; its spread is 1.4826 times their median absolute deviation, over the median. The error of a
-prediction is its distance from the median, over the median.
+Microbatches are drawn from a seed and run through whole modules several times, all of them once in every
+round. A microbatch took the median of its runs; its spread is 1.4826 times their median absolute deviation,
+over the median. The error of a prediction is its distance from the median, over the median.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Checked:
-    """One microbatch: its sequences, what was predicted, the median of its runs in microseconds, and their spread."""
+    """One microbatch: its sequences, what was predicted, the median of its runs in microseconds, and their
+    spread."""
 
     lengths: Lengths
     predicted: float
@@ -91,9 +92,9 @@ class ModuleCheck:
     def __str__(self) -> str:
         verdict = "within bounds" if self.is_within else "OUT OF BOUNDS"
         return (
-            f"{self.module}: error of {len(self.microbatches)} microbatches median {self.median:.1%} (bound {MEDIAN_BOUND:.0%}), "
-            f"p95 {self.p95:.1%} (bound {self.p95_bound:.1%}), bias {self.bias:+.1%}; p95 of the spread of runs "
-            f"{self.spread_p95:.1%}: {verdict}"
+            f"{self.module}: error of {len(self.microbatches)} microbatches median {self.median:.1%} "
+            f"(bound {MEDIAN_BOUND:.0%}), p95 {self.p95:.1%} (bound {self.p95_bound:.1%}), "
+            f"bias {self.bias:+.1%}; p95 of the spread of runs {self.spread_p95:.1%}: {verdict}"
         )
 
 

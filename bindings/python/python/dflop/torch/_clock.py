@@ -1,9 +1,9 @@
 """What a time is on a device.
 
-On CUDA: events on the current stream, read after one synchronisation, so that nothing waits while modules run. On the CPU:
-CPU time of the calling thread where PyTorch computes with one thread (what others do on the machine hardly counts), else time
-on the wall, since threads share out an operation and a module takes as long as the last of them. The backward pass of CPU
-tensors runs in the thread that calls it.
+On CUDA: events on the current stream, read after one synchronisation, so that nothing waits while modules
+run. On the CPU: CPU time of the calling thread where PyTorch computes with one thread (what others do on the
+machine hardly counts), else time on the wall, since threads share out an operation and a module takes as long
+as the last of them. The backward pass of CPU tensors runs in the thread that calls it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CpuClock:
         return None
 
     def microseconds(self, start: Mark, end: Mark) -> float:
-        return (end - start) / 1000
+        return float(end - start) / 1000
 
 
 class CudaClock:
@@ -62,7 +62,7 @@ class CudaClock:
         self._device = device
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 

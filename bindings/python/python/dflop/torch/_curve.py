@@ -1,8 +1,9 @@
-"""Times between measured shapes, drawn as the cost model draws them: monotone between points, linear in work beyond.
+"""Times between measured shapes, drawn as the cost model draws them: monotone between points, linear in work
+beyond.
 
-Isotonic regression first, then a monotone piecewise cubic (Fritsch and Butland 1984, in the form of Brodlie). Measuring
-holds new points against these curves to choose further shapes; predictions in training come from the Rust cost model, which
-a test holds these curves against.
+Isotonic regression first, then a monotone piecewise cubic (Fritsch and Butland 1984, in the form of Brodlie).
+Measuring holds new points against these curves to choose further shapes; predictions in training come from
+the Rust cost model, which a test holds these curves against.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Curve:
     """A monotone curve through points of work and time.
 
     - `points`: `(x, time)` with `x` above 0, at least one; of several with the same `x` the last counts
-    - `power`: work is `x ** power`: 2 for attention over the length of a sequence; it matters beyond the points only
+    - `power`: work is `x ** power`: 2 for attention over the length of a sequence; it matters beyond the
+      points only
     """
 
     def __init__(self, points: Iterable[Place], *, power: int = 1) -> None:

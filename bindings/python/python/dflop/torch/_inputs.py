@@ -1,7 +1,8 @@
 """Inputs that modules of known kinds are measured with, made from their configuration.
 
-- an LLM: `input_ids` `[1, tokens]` (`inputs_embeds` `[1, tokens, hidden]` that want a gradient, where nothing of it is
-  trained or it takes no ids), packed: `position_ids` start anew with every sample; `labels` where it takes them
+- an LLM: `input_ids` `[1, tokens]` (`inputs_embeds` `[1, tokens, hidden]` that want a gradient, where nothing
+  of it is trained or it takes no ids), packed: `position_ids` start anew with every sample; `labels` where it
+  takes them
 - a vision tower of tiles: `pixel_values` `[items, channels, side, side]`
 - a vision tower of native resolution: patches `[tokens, patch_numbers]` and `grid_thw` `[items, 3]`
 - an audio tower: `input_features` `[items, mel_bins, frames]`
@@ -18,8 +19,8 @@ import torch
 from dflop.torch._sequences import Sequences
 
 MakeInputs = Callable[[list[int]], Any]
-"""From the tokens of every sequence or item to what the module is called with: a mapping of keyword arguments, a tuple of
-positional ones, or one tensor."""
+"""From the tokens of every sequence or item to what the module is called with: a mapping of keyword
+arguments, a tuple of positional ones, or one tensor."""
 
 
 def default_inputs(name: str, module: torch.nn.Module) -> tuple[MakeInputs, Sequences]:
@@ -32,19 +33,23 @@ def default_inputs(name: str, module: torch.nn.Module) -> tuple[MakeInputs, Sequ
     if name == "llm":
         return _text(module, config, names), Sequences.text()
     if "grid_thw" in names and config is not None:
-        return _patches(module, config), Sequences.pictures(int(_first(config, "spatial_merge_size", default=1)))
+        return _patches(module, config), Sequences.pictures(
+            int(_first(config, "spatial_merge_size", default=1))
+        )
     if "pixel_values" in names and config is not None:
         return _pixels(module, config)
     if "input_features" in names and config is not None:
         return _spectrograms(module, config)
     raise TypeError(
-        f"{name}: no inputs are known for {type(module).__name__}; pass make_inputs, a callable from the tokens of every "
-        f"item to the module's inputs, and item_tokens (tokens of an item, or 'free' where items differ)"
+        f"{name}: no inputs are known for {type(module).__name__}; pass make_inputs, a callable from the "
+        f"tokens of every item to the module's inputs, and item_tokens (tokens of an item, or 'free' where "
+        f"items differ)"
     )
 
 
 def config_of(name: str, module: torch.nn.Module) -> Any:
-    """Returns the configuration of a Hugging Face module, of the part that `name` stands for; `None` of others."""
+    """Returns the configuration of a Hugging Face module, of the part that `name` stands for; `None` of
+    others."""
     config = getattr(module, "config", None)
     part = {"llm": "text_config", "vision": "vision_config", "audio": "audio_config"}[name]
     return getattr(config, part, None) or config
@@ -54,11 +59,13 @@ def _text(module: torch.nn.Module, config: Any, names: Sequence[str]) -> MakeInp
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
     vocabulary = _first(config, "vocab_size", default=None)
     hidden = _first(config, "hidden_size", "n_embd", "d_model", default=None)
-    takes_ids = "input_ids" in names and vocabulary is not None and (is_trained or "inputs_embeds" not in names)
+    takes_ids = (
+        "input_ids" in names and vocabulary is not None and (is_trained or "inputs_embeds" not in names)
+    )
     if not takes_ids and hidden is None:
         raise TypeError(
-            f"llm: no inputs are known for {type(module).__name__}, which has no config of a vocabulary or width; pass "
-            f"make_inputs, a callable from the tokens of every sample to the module's inputs"
+            f"llm: no inputs are known for {type(module).__name__}, which has no config of a vocabulary or "
+            f"width; pass make_inputs, a callable from the tokens of every sample to the module's inputs"
         )
 
     def make(lengths: list[int]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from dflop.torch._inputs import config_of
 
 
 def layer_list(module: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Returns the list of a module's layers: of all lists of modules of one class, the one with the most parameters."""
+    """Returns the list of a module's layers: of all lists of modules of one class, the one with the most
+    parameters."""
     found: tuple[int, torch.nn.ModuleList | None] = (0, None)
     for child in module.modules():
         if isinstance(child, torch.nn.ModuleList) and len({type(layer) for layer in child}) == 1:
@@ -38,17 +39,39 @@ def cut_to(module: torch.nn.Module, count: int) -> Iterator[None]:
     if layers is None or not 1 <= count <= len(layers):
         found = "no list of layers" if layers is None else f"{len(layers)} layers"
         raise ValueError(f"cannot cut {type(module).__name__} to {count} layers: it has {found}")
-    owner, name = next(
+    places = (
         (parent, name)
         for parent in module.modules()
         for name, child in parent.named_children()
         if child is layers
     )
+    owner, name = next(places, (None, ""))
+    if owner is None:
+        raise ValueError(f"cannot cut {type(module).__name__}: it is its list of layers itself")
     setattr(owner, name, torch.nn.ModuleList(list(layers)[:count]))
     try:
         yield
     finally:
         setattr(owner, name, layers)
+
+
+@contextmanager
+def watched(module: torch.nn.Module) -> Iterator[set[bool]]:
+    """Yields a set that has `True` in it as soon as a backward pass runs a layer forward again."""
+    layers = layer_list(module)
+    leaves = (child for child in (layers[0] if layers else module).modules() if not list(child.children()))
+    seen: set[bool] = set()
+    hooks = [leaf.register_forward_pre_hook(lambda *_: seen.add(is_in_backward())) for leaf in leaves]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def is_in_backward() -> bool:
+    """Returns whether a backward pass runs in this thread: what runs forward there is computed again."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def full_attention_layers(name: str, module: torch.nn.Module, layers: int) -> int:

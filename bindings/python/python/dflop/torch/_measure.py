@@ -1,8 +1,8 @@
 """Measures one module into rows of a profile.
 
-First shapes are chosen, with few runs of each. Then all shapes run in rounds, one after the other in every round, and these runs
-go into the profile: whatever else the machine does meanwhile, it does to all shapes alike, and a shape finds caches
-and memory as another has left them, as in training.
+First shapes are chosen, with few runs of each. Then all shapes run in rounds, one after the other in every
+round, and these runs go into the profile: whatever else the machine does meanwhile, it does to all shapes
+alike, and a shape finds caches and memory as another has left them, as in training.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ModuleReport:
     """What was measured of a module.
 
     - `layers`: counts of transformer layers that ran
-    - `shapes`: tokens in all of the packs, or numbers of items; `lengths`: tokens of the single sequences, `None` where
-      items are all alike
+    - `shapes`: tokens in all of the packs, or numbers of items; `lengths`: tokens of the single sequences,
+      `None` where items are all alike
     - `rounds`: runs of every shape that went into the profile
     """
 
@@ -87,7 +87,7 @@ class Measurer:
         shapes, drawn = self._choose_shapes()
         lengths = None if sequences.is_fixed else self._choose_lengths(drawn)
         packs = [self._pack(size) for size in shapes.points]
-        singles = [(length,) for length in lengths.points] if lengths else []
+        singles: list[Lengths] = [(length,) for length in lengths.points] if lengths else []
         optimizers = self._optimizers()
         runs: dict[tuple[int, Lengths], list[Run]] = {}
         rows: list[Row] = []
@@ -194,7 +194,10 @@ class Measurer:
             shape = (len(lengths), lengths[0])
             for run in repeats:
                 forward = self._row("whole", "forward", count, shape, run.forward)
-                rows += [replace(forward, bytes=run.bytes), self._row("whole", "backward", count, shape, run.backward)]
+                rows += [
+                    replace(forward, bytes=run.bytes),
+                    self._row("whole", "backward", count, shape, run.backward),
+                ]
         return rows
 
     def _split_rows(
@@ -203,6 +206,7 @@ class Measurer:
         rows, short = [], self._subject.sequences.short
         deepest, deepest_attention = self._depths[0]
         for phase in PHASES:
+
             def times(count: int, shapes: list[Lengths], phase: str = phase) -> dict[int, list[float]]:
                 return {sum(shape): [getattr(run, phase) for run in runs[count, shape]] for shape in shapes}
 
@@ -232,7 +236,9 @@ class Measurer:
             if self._settings.optimizer is None:
                 continue
             with self._cut(count):
-                trained = [parameter for parameter in self._subject.module.parameters() if parameter.requires_grad]
+                trained = [
+                    parameter for parameter in self._subject.module.parameters() if parameter.requires_grad
+                ]
                 optimizer = self._settings.optimizer(trained)
                 for group in optimizer.param_groups:
                     group["lr"] = 0.0
@@ -241,7 +247,9 @@ class Measurer:
                 made[count] = (optimizer, _state_bytes(self._subject.module, optimizer))
         return made
 
-    def _optimizer_row(self, count: int, optimizers: dict[int, tuple[torch.optim.Optimizer, int]]) -> list[Row]:
+    def _optimizer_row(
+        self, count: int, optimizers: dict[int, tuple[torch.optim.Optimizer, int]]
+    ) -> list[Row]:
         if count not in optimizers:
             return []
         optimizer, held = optimizers[count]
@@ -257,7 +265,7 @@ class Measurer:
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Makes all gradients 0, so that a step at a learning rate of 0 leaves the weights whatever came before."""
+    """Makes all gradients 0, so that a step at a learning rate of 0 leaves the weights as they are."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 SCHEMA = "1"
 COLUMNS = "module,part,phase,tp,layers,batch,tokens,microseconds,bytes"
 MICROSECONDS_MIN = 1e-3
-"""A pass that there is not, or a part that takes nothing, is written as this: a time in a profile is above 0."""
+"""A pass that there is not, or a part that takes nothing, is written as this: times are above 0."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ PICTURE_SIDE = 8
 class Sequences:
     """The sequences of a module.
 
-    - `short`: tokens of the sequences that linear work is measured with; of each item, where items are all alike
+    - `short`: tokens of the sequences that linear work is measured with; of each item, where items are all
+      alike
     - `is_fixed`: whether items are all alike (tiles of a vision tower, windows of an audio tower)
     - `side`: where above 0, sequences are square pictures whose sides are multiples of so many patches
     """

@@ -1,19 +1,21 @@
 """Marks around the forward and backward passes of one module, taken by hooks that outlive no tensor.
 
-A backward pass begins when the first gradient of an output arrives. It ends when the gradient of an input has been computed; of
-a module whose inputs ask for none, such as an encoder of pixels, when the gradient of its first layer's weights has been
-added up (the parameter that comes last is found out in the first pass); where neither is seen, when the whole backward pass
-ends.
+A backward pass begins when the first gradient of an output arrives. It ends when the gradient of an input has
+been computed; of a module whose inputs ask for none, such as an encoder of pixels, when the gradient of its
+first layer's weights has been added up (the parameter that comes last is found out in the first pass); where
+neither is seen, when the whole backward pass ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dflop.torch._clock import Clock, Mark
+from dflop.torch._layers import is_in_backward
+from dflop.torch._tensors import tensors_of
 
 Span = tuple[Mark, Mark]
 
@@ -21,7 +23,8 @@ Span = tuple[Mark, Mark]
 class Pass:
     """The spans of one call of a module.
 
-    - `spans`: forward, and each backward pass through it; `wants_backward`: whether an output asks for a gradient
+    - `spans`: forward, and each backward pass through it; `wants_backward`: whether an output asks for a
+      gradient
     """
 
     def __init__(self, index: int | None, start: Mark) -> None:
@@ -38,7 +41,8 @@ class Pass:
 class ModuleSpans:
     """Takes marks around one module.
 
-    - `passes`: its calls since they were taken away last; `index`: what the next of them is for, if that was said
+    - `passes`: its calls since they were taken away last; `index`: what the next of them is for, if that was
+      said
     """
 
     def __init__(self, module: torch.nn.Module, clock: Clock) -> None:
@@ -63,11 +67,11 @@ class ModuleSpans:
         self._hooks, self._parameter_hooks = [], {}
 
     def _before_forward(self, _module: torch.nn.Module, _args: Any) -> None:
-        if not self.is_paused and not _is_in_backward():
+        if not self.is_paused and not is_in_backward():
             self.passes.append(Pass(self.index, self._clock.mark()))
 
     def _after_forward(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.is_paused or _is_in_backward() or not self.passes:
+        if self.is_paused or is_in_backward() or not self.passes:
             return
         one = self.passes[-1]
         one.spans.append((one.start, self._clock.mark()))
@@ -75,18 +79,17 @@ class ModuleSpans:
         one.wants_backward = bool(outputs)
         inputs = [tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad]
         for tensor in outputs:
-            tensor.register_hook(lambda _gradient: self._begin_backward(one))
+            _on_gradient(tensor, lambda: self._begin_backward(one))
         for tensor in inputs:
-            tensor.register_hook(lambda _gradient: self._mark_end())
+            _on_gradient(tensor, self._mark_end)
         if outputs and not inputs and self._last_parameter is None and not self._parameter_hooks:
             self._hook_parameters()
 
     def _hook_parameters(self) -> None:
         for at, parameter in enumerate(self._module.parameters()):
             if parameter.requires_grad:
-                self._parameter_hooks[at] = parameter.register_post_accumulate_grad_hook(
-                    lambda _parameter, at=at: self._mark_end(at)
-                )
+                register: Any = parameter.register_post_accumulate_grad_hook
+                self._parameter_hooks[at] = register(lambda _parameter, at=at: self._mark_end(at))
 
     def _begin_backward(self, one: Pass) -> None:
         if self._open is None:
@@ -109,18 +112,6 @@ class ModuleSpans:
                 self._parameter_hooks.pop(at).remove()
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in tuples, lists and mappings."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from tensors_of(one)
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from tensors_of(one)
-
-
-def _is_in_backward() -> bool:
-    """Whether a backward pass runs in this thread: a forward pass there computes activations again."""
-    return bool(torch._C._current_graph_task_id() != -1)
+def _on_gradient(tensor: torch.Tensor, do: Callable[[], None]) -> None:
+    register: Any = tensor.register_hook
+    register(lambda _gradient: do())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from dflop.torch._clock import Clock, Mark
 from dflop.torch._inputs import MakeInputs
 from dflop.torch._sequences import Sequences
+from dflop.torch._tensors import tensors_of
 
 Lengths = tuple[int, ...]
 """Tokens of every sequence or item that runs together."""
@@ -21,7 +22,8 @@ Lengths = tuple[int, ...]
 class Run:
     """What one forward and backward pass took.
 
-    - `forward`, `backward`: microseconds; 0 for a backward pass that there is not, since nothing asks for a gradient
+    - `forward`, `backward`: microseconds; 0 for a backward pass that there is not, since nothing asks for a
+      gradient
     - `bytes`: rise of the allocator's peak during the forward pass; `None` off CUDA
     """
 
@@ -38,7 +40,8 @@ class Run:
 class Subject:
     """A module with how it is run.
 
-    - `layers`: transformer layers that run; `attention_layers`: those of them whose attention sees whole sequences
+    - `layers`: transformer layers that run; `attention_layers`: those of them whose attention sees whole
+      sequences
     - `agree`: takes times of this process to those that all processes of its group go by
     """
 
@@ -92,7 +95,7 @@ class Subject:
             return (start, middle, None, None), used
         gradient = torch.ones_like(target)
         turn = self.clock.mark()
-        target.backward(gradient)
+        torch.autograd.backward(target, gradient)
         return (start, middle, turn, self.clock.mark()), used
 
     def _reset_peak(self) -> int | None:
@@ -106,12 +109,12 @@ class Subject:
 
 
 def differentiable(output: Any) -> torch.Tensor | None:
-    """Returns what backward starts from: a `loss` where there is one, else the first tensor of floating-point numbers,
-    those that ask for a gradient first."""
+    """Returns what backward starts from: a `loss` where there is one, else the first tensor of floating-point
+    numbers, those that ask for a gradient first."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    tensors = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
     wanting = [tensor for tensor in tensors if tensor.requires_grad]
     return next(iter(wanting or tensors), None)
 
@@ -142,14 +145,3 @@ def _call(module: torch.nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
-
-
-def _tensors(output: Any) -> Iterable[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _tensors(value)

@@ -1,11 +1,12 @@
 """Measures a user's own modules into the profile that the cost model predicts from.
 
-A module is run as it stands, forward and backward, over packs of short sequences and over single ones, at shapes that are
-chosen where a prediction would be wrong; both together say what goes by tokens in all and what by the length of each
-sequence, whatever way the module packs. Nothing of the module has to be known but what it is called with.
+A module is run as it stands, forward and backward, over packs of short sequences and over single ones, at
+shapes that are chosen where a prediction would be wrong; both together say what goes by tokens in all and
+what by the length of each sequence, whatever way the module packs. Nothing of the module has to be known but
+what it is called with.
 
-`Profile.write` makes the files that `BalancedLoader(profile=...)` and `dflop plan --profile` read; `Profile.check` holds
-predictions against mixed microbatches.
+`Profile.write` makes the files that `BalancedLoader(profile=...)` and `dflop plan --profile` read;
+`Profile.check` holds predictions against mixed microbatches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from dflop.torch._check import ModuleCheck, Prediction, check_module
 from dflop.torch._clock import clock_of, device_name
 from dflop.torch._inputs import MakeInputs, default_inputs
-from dflop.torch._layers import cut_to, full_attention_layers, layer_count, widths_of
+from dflop.torch._layers import cut_to, full_attention_layers, layer_count, watched, widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
 from dflop.torch._rows import Row, to_csv
 from dflop.torch._sequences import Sequences
@@ -36,7 +37,8 @@ class Profile:
     """Measured times of modules.
 
     - `model`: name, which file names begin with
-    - `rows`: raw times of whole passes (`whole`), and these taken apart (`linear`, `attention`); repeats are rows
+    - `rows`: raw times of whole passes (`whole`), and these taken apart (`linear`, `attention`); repeats are
+      rows
     - `metadata`: device, versions, how it was measured; `widths` by module
     - `reports`: by module, what was measured and the error left between shapes
     """
@@ -58,8 +60,8 @@ class Profile:
     def write(self, folder: str | Path) -> list[Path]:
         """Writes one file for each module into a folder, which is made, and returns their paths.
 
-        A file is named after model, module and tensor-parallel degree; measured again, it is replaced. All profiles in a
-        folder are read as one, so keep one folder for each device.
+        A file is named after model, module and tensor-parallel degree; measured again, it is replaced. All
+        profiles in a folder are read as one, so keep one folder for each device.
         """
         directory = Path(folder)
         directory.mkdir(parents=True, exist_ok=True)
@@ -73,8 +75,8 @@ class Profile:
         return paths
 
     def predict_microseconds(self, module: str, lengths: Sequence[int]) -> float:
-        """Returns the predicted time of forward and backward of a module, as deep as it ran at most, over sequences or
-        items of these tokens that run together."""
+        """Returns the predicted time of forward and backward of a module, as deep as it ran at most, over
+        sequences or items of these tokens that run together."""
         return Prediction(self.rows, module).microseconds(lengths)
 
     def check(
@@ -84,8 +86,8 @@ class Profile:
 
         - `tokens_max`: most tokens of a microbatch inside a module; by default those that were measured
 
-        Returns what was found by module; `is_within` says whether the median error is at most 5 % and the 95th percentile
-        at most 12 %, or one and a half times the spread of runs where that is more.
+        Returns what was found by module; `is_within` says whether the median error is at most 5 % and the
+        95th percentile at most 12 %, or one and a half times the spread of runs where that is more.
         """
         found = {}
         for subject in self.subjects:
@@ -129,40 +131,44 @@ def profile(
 ) -> Profile:
     """Measures modules as they are trained, and returns a profile.
 
-    - `llm` (or the one argument without a name), `encoder` (pictures), `audio`: what is measured, one or several. They run in
-      training mode, with the parameters frozen that do not require a gradient and with activation checkpointing as they have
-      it, so a loader or planner that reads the profile is not told of these again. Modes, gradients, buffers, weights and
-      random states are left as they were.
+    - `llm` (or the one argument without a name), `encoder` (pictures), `audio`: what is measured, one or
+      several. They run in training mode, with the parameters frozen that do not require a gradient and with
+      activation checkpointing as they have it, so a loader or planner that reads the profile is not told of
+      these again. Modes, gradients, buffers, weights and random states are left as they were.
     - `model`: the model's name, for people; by default the class of the first module
     - `tokens_max`: longest sequence, and most tokens of a microbatch inside a module
-    - `seconds_max`: time to measure for, shared evenly by the modules; every shape of a first grid runs whatever the time
+    - `seconds_max`: time to measure for, shared evenly by the modules; every shape of a first grid runs
+      whatever the time
     - `error_bound`: relative error of interpolation below which no further shapes are measured
     - `repeats`: runs of each shape that go into the profile, fewer (3 at least) where the time is up
     - `device`: where modules are moved to; by default they stay where they are
     - `dtype`: where parameters have another, passes run under `torch.autocast` of it
-    - `make_inputs`: from the tokens of every sequence or item (`list[int]`) to the module's inputs: a mapping of keyword
-      arguments, a tuple, or one tensor; needed by modules that are of no kind that `dflop.torch` knows (Hugging Face
-      LLMs, vision towers of tiles and of native resolution, audio towers of windows)
-    - `item_tokens`: with `make_inputs` of an encoder: the tokens of an item where all are alike, else `"free"`
-    - `loss`: from the module's output to what backward starts from; by default its `loss`, else its first tensor
-    - `layers`: transformer layers in what is passed, where it is not one list of modules; 1 for a single layer. The cost
-      model scales times in proportion to the model's layers, or exactly with two counts:
-    - `cut_layers`: measures modules with their first layers alone, such as `(2, 4)`, which tells a time per layer from the
-      rest and needs less memory; modules have all their layers again afterwards
-    - `widths`: by module, `hidden`, `heads`, `kv_heads`, `ffn`: a model of other widths is refused the profile; by
-      default those of the module's `config`, none without one
-    - `optimizer`: from parameters to an optimizer, such as `torch.optim.AdamW`, to measure its step (at a learning
-      rate of 0)
-    - `tp_group`: process group of a tensor-parallel module; all its ranks call this alike, the slowest one's time counts
+    - `make_inputs`: from the tokens of every sequence or item (`list[int]`) to the module's inputs: a mapping
+      of keyword arguments, a tuple, or one tensor; needed by modules that are of no kind that `dflop.torch`
+      knows (Hugging Face LLMs, vision towers of tiles and of native resolution, audio towers of windows)
+    - `item_tokens`: with `make_inputs` of an encoder: the tokens of an item where all are alike, else
+      `"free"`
+    - `loss`: from the module's output to what backward starts from; by default its `loss`, else its first
+      tensor
+    - `layers`: transformer layers in what is passed, where it is not one list of modules; 1 for a single
+      layer. The cost model scales times in proportion to the model's layers, or exactly with two counts:
+    - `cut_layers`: measures modules with their first layers alone, such as `(2, 4)`, which tells a time per
+      layer from the rest and needs less memory; modules have all their layers again afterwards
+    - `widths`: by module, `hidden`, `heads`, `kv_heads`, `ffn`: a model of other widths is refused the
+      profile; by default those of the module's `config`, none without one
+    - `optimizer`: from parameters to an optimizer, such as `torch.optim.AdamW`, to measure its step (at a
+      learning rate of 0)
+    - `tp_group`: process group of a tensor-parallel module; all its ranks call this alike, the slowest one's
+      time counts
     - `progress`: told what was done, a line at a time
 
     Settings of one module are given as they are, those of several by name: `"llm"`, `"vision"`, `"audio"`.
 
-    Times are CUDA events on a GPU, with the rise of the allocator's peak in the forward pass; on the CPU the thread's CPU
-    time where PyTorch has one thread, else time on the wall.
+    Times are CUDA events on a GPU, with the rise of the allocator's peak in the forward pass; on the CPU the
+    thread's CPU time where PyTorch has one thread, else time on the wall.
 
-    Raises `TypeError` for a module of an unknown kind without `make_inputs`, `ValueError` for a setting that makes no sense,
-    `RuntimeError` that names module and shape for one that does not fit into memory.
+    Raises `TypeError` for a module of an unknown kind without `make_inputs`, `ValueError` for a setting that
+    makes no sense, `RuntimeError` that names module and shape for one that does not fit into memory.
 
     ```python
     profile = dflop.torch.profile(llm=model.language_model, encoder=model.vision_tower, tokens_max=8192)
@@ -176,6 +182,7 @@ def profile(
     say = progress or (lambda line: None)
     rows: list[Row] = []
     reports: dict[str, ModuleReport] = {}
+    recomputes: dict[str, str] = {}
     subjects = []
     for kind, one in modules.items():
         if device is not None:
@@ -207,6 +214,7 @@ def profile(
         )
         with borrowed(one, place):
             torch.manual_seed(seed)
+            recomputes.update({kind: _recompute(one, subject)})
             measured, report = Measurer(subject, settings).measure()
         rows += measured
         reports[kind] = report
@@ -215,7 +223,7 @@ def profile(
     return Profile(
         model=name,
         rows=tuple(rows),
-        metadata=_metadata(subjects, dtype),
+        metadata=_metadata(subjects, dtype, recomputes),
         widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
         reports=reports,
         tokens_max=tokens_max,
@@ -254,7 +262,9 @@ def _inputs(
     if kind == "llm" or item_tokens == "free":
         return make, Sequences.text()
     if item_tokens is None:
-        raise TypeError(f"{kind}: make_inputs needs item_tokens: the tokens of an item, or 'free' where items differ")
+        raise TypeError(
+            f"{kind}: make_inputs needs item_tokens: the tokens of an item, or 'free' where items differ"
+        )
     return make, Sequences.items(item_tokens)
 
 
@@ -280,8 +290,10 @@ def _cut(subject: Subject, layers: int) -> Any:
     return nullcontext() if layers == subject.layers else cut_to(subject.module, layers)
 
 
-def _agreement(group: Any, device: str | torch.device | None) -> tuple[Callable[[list[float]], list[float]], int]:
-    """What makes all ranks of a tensor-parallel group go by the times of the slowest, and how many they are."""
+def _agreement(
+    group: Any, device: str | torch.device | None
+) -> tuple[Callable[[list[float]], list[float]], int]:
+    """What makes all ranks of a group go by the times of the slowest, and how many they are."""
     if group is None:
         return list, 1
     import torch.distributed as dist
@@ -296,7 +308,9 @@ def _agreement(group: Any, device: str | torch.device | None) -> tuple[Callable[
     return agree, dist.get_world_size(group)
 
 
-def _metadata(subjects: Sequence[Subject], dtype: torch.dtype | None) -> dict[str, str]:
+def _metadata(
+    subjects: Sequence[Subject], dtype: torch.dtype | None, recomputes: Mapping[str, str]
+) -> dict[str, str]:
     def of_each(value: Callable[[Subject], str]) -> str:
         values = {subject.name: value(subject) for subject in subjects}
         return next(iter(values.values())) if len(set(values.values())) == 1 else _pairs(values)
@@ -307,9 +321,16 @@ def _metadata(subjects: Sequence[Subject], dtype: torch.dtype | None) -> dict[st
         "torch": str(torch.__version__),
         "dtype": of_each(lambda subject: str(dtype or _dtype(subject.module)).removeprefix("torch.")),
         "trained": of_each(lambda subject: _trained(subject.module)),
-        "recompute": of_each(lambda subject: _recompute(subject.module)),
+        "recompute": of_each(lambda subject: recomputes[subject.name]),
         "clock": first.clock.name,
     }
+
+
+def _recompute(module: torch.nn.Module, subject: Subject) -> str:
+    """Runs the shortest sequence once to see whether layers run forward again in the backward pass."""
+    with watched(module) as seen:
+        subject.runs([(subject.sequences.short,)])
+    return "layers" if True in seen else "none"
 
 
 def _pairs(values: Mapping[str, str]) -> str:
@@ -325,18 +346,11 @@ def _trained(module: torch.nn.Module) -> str:
     return "partly" if len(asks) > 1 else ("all" if asks == {True} else "nothing")
 
 
-def _recompute(module: torch.nn.Module) -> str:
-    """Whether a Hugging Face module computes activations again; others do not say."""
-    if any(getattr(child, "gradient_checkpointing", False) is True for child in module.modules()):
-        return "layers"
-    return "none" if hasattr(type(module), "gradient_checkpointing_enable") else "as-the-module-does"
-
-
 def _shown(report: ModuleReport) -> str:
     error = "not known" if report.error_max is None else f"{report.error_max:.1%}"
     open_ = report.shapes.open + (report.lengths.open if report.lengths else 0)
     lengths = f" and {len(report.lengths.points)} lengths" if report.lengths else ""
     return (
-        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths}; largest error between "
-        f"them {error}, {open_} left open"
+        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths}; "
+        f"largest error between them {error}, {open_} left open"
     )

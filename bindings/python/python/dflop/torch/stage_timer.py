@@ -1,8 +1,8 @@
 """Times modules while they train, and reports the times to the loader, whose predictions they correct.
 
-Marks are CUDA events on a GPU, which nobody waits for while a step is under way, else the thread's CPU time where PyTorch has one
-thread, or time on the wall. At the end of a step the times of all data-parallel ranks are brought together, so that
-every rank reports, and learns, the same.
+Marks are CUDA events on a GPU, which nobody waits for while a step is under way, else the thread's CPU time
+where PyTorch has one thread, or time on the wall. At the end of a step the times of all data-parallel ranks
+are brought together, so that every rank reports, and learns, the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -25,19 +25,22 @@ class ReportsSeconds(Protocol):
     """A `dflop.BalancedLoader`, as far as stage times go to it."""
 
     def report_stage_seconds(self, step: Any, seconds: dict[str, list[list[float]]]) -> None:
-        """Takes the times of a step: by module, by DP rank, by microbatch, in seconds, NaN where not measured."""
+        """Takes the times of a step: by module, by DP rank, by microbatch, in seconds, NaN where not
+        measured."""
 
 
 class StageTimer:
     """Measures forward and backward of modules in every microbatch and reports them to the loader.
 
-    - `loader`: a `dflop.BalancedLoader`; it is told `report_stage_seconds(step, seconds)`, `seconds` by module (`vision`,
-      `audio`, `llm`), DP rank and microbatch: forward plus backward of the whole module, NaN where it was not measured
+    - `loader`: a `dflop.BalancedLoader`; it is told `report_stage_seconds(step, seconds)`, `seconds` by
+      module (`vision`, `audio`, `llm`), DP rank and microbatch: forward plus backward of the whole module,
+      NaN where it was not measured
     - `encoder` (pictures, reported as `vision`), `audio`, `llm`: the modules
-    - `group`: process group of the data-parallel ranks, in the order of their DP ranks; by default all processes where
-      `torch.distributed` runs, else this one alone. All its ranks make a timer at the same time
-    - `delay_steps`: how many steps later times are reported; by default 1 on CUDA, where the host then waits for no event
-      of the step under way, and 0 elsewhere. The same on all ranks
+    - `group`: process group of the data-parallel ranks, in the order of their DP ranks; by default all
+      processes where `torch.distributed` runs, else this one alone. All its ranks make a timer at the same
+      time
+    - `delay_steps`: how many steps later times are reported; by default 1 on CUDA, where the host then waits
+      for no event of the step under way, and 0 elsewhere. The same on all ranks
 
     ```python
     timer = dflop.torch.StageTimer(loader, encoder=model.vision_tower, llm=model.language_model)
@@ -48,14 +51,14 @@ class StageTimer:
         timer.step(step)
     ```
 
-    The passes of a module are taken to be those of the step's microbatches, in their order. Where a module runs more or less often
-    than once in each, such as an encoder that is left out of microbatches without pictures, call `timer.microbatch(index)`
-    in front of each microbatch; without it, all times of that module and step are NaN. Evaluate under
-    `timer.paused()`.
+    The passes of a module are taken to be those of the step's microbatches, in their order. Where a module
+    runs more or less often than once in each, such as an encoder that is left out of microbatches without
+    pictures, call `timer.microbatch(index)` in front of each microbatch; without it, all times of that module
+    and step are NaN. Evaluate under `timer.paused()`.
 
-    Of a module that nothing asks a gradient of, the forward pass is all there is. Activations that are computed again in the
-    backward pass are part of it. Times on a GPU are those of its stream, with all that waits in it, such as gathering
-    sharded parameters.
+    Of a module that nothing asks a gradient of, the forward pass is all there is. Activations that are
+    computed again in the backward pass are part of it. Times on a GPU are those of its stream, with all that
+    waits in it, such as gathering sharded parameters.
 
     `timer.close()` reports what waits and removes the hooks; so does leaving `with`.
     """
@@ -86,7 +89,7 @@ class StageTimer:
         self._waiting: deque[tuple[Any, dict[str, list[Pass]]]] = deque()
 
     def microbatch(self, index: int) -> None:
-        """Says that what runs from now on belongs to a microbatch of the step, counted from 0 on this rank."""
+        """Says which microbatch of the step, counted from 0 on this rank, runs from now on."""
         for spans in self._spans.values():
             spans.index = index
 
@@ -119,7 +122,7 @@ class StageTimer:
         for spans in self._spans.values():
             spans.close()
 
-    def __enter__(self) -> StageTimer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -159,7 +162,7 @@ class StageTimer:
 
 
 class _Exchange:
-    """Brings the times of data-parallel ranks together, over the host's network, so that no GPU waits for it."""
+    """Brings the times of data-parallel ranks together, between hosts, so that no GPU waits for it."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed as dist

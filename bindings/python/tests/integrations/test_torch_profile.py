@@ -1,0 +1,372 @@
+"""Profiles of PyTorch modules: what is measured, what is left as it was, and what the Rust side reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import dflop.torch
+import torch
+from dflop.torch._check import Prediction, draw
+from dflop.torch._curve import Curve, median
+from dflop.torch._rows import MICROSECONDS_MIN, Row, to_csv
+from dflop.torch._sequences import Sequences
+from dflop.torch._split import attention_times, linear_times, short_attention
+
+
+def command(*args: str) -> str:
+    """Runs the command line: the program that DFLOP names, else that of the package."""
+    program = [os.environ["DFLOP"]] if "DFLOP" in os.environ else [sys.executable, "-m", "dflop"]
+    done = subprocess.run([*program, *args], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr)
+    return done.stdout
+
+
+def setUpModule() -> None:
+    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    torch.set_num_threads(1)
+
+
+class FakeClock:
+    """A clock that modules move on by themselves."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def wait(self, mark: float) -> None:
+        return None
+
+    def settle(self) -> None:
+        return None
+
+    def microseconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class Timed(torch.autograd.Function):
+    """Takes a time in both passes."""
+
+    @staticmethod
+    def forward(context, rows, clock, microseconds):
+        context.clock, context.microseconds = clock, microseconds
+        clock.now += microseconds
+        return rows.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        context.clock.now += 2 * context.microseconds
+        return gradient, None, None
+
+
+class FakeLayer(torch.nn.Module):
+    """A layer that takes `linear` microseconds a token and `square` a squared token of each sequence."""
+
+    def __init__(
+        self, clock: FakeClock, linear: float = 3.0, square: float = 0.01, call: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.clock, self.linear, self.square, self.call = clock, linear, square, call
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        time = self.linear * sum(lengths) + sum(self.call + self.square * length**2 for length in lengths)
+        return Timed.apply(rows * self.weight, self.clock, time)
+
+
+class FakeModel(torch.nn.Module):
+    """Layers, and something outside of them that takes `ends` microseconds and 2 a token."""
+
+    def __init__(self, clock: FakeClock, layers: int = 4, ends: float = 500.0, **layer: float) -> None:
+        super().__init__()
+        self.clock, self.ends = clock, ends
+        self.layers = torch.nn.ModuleList(FakeLayer(clock, **layer) for _ in range(layers))
+
+    def forward(self, lengths: list[int]) -> torch.Tensor:
+        rows = Timed.apply(torch.ones(1, requires_grad=True), self.clock, self.ends + 2.0 * sum(lengths))
+        for layer in self.layers:
+            rows = layer(rows, lengths)
+        return rows
+
+
+def fake_inputs(lengths: list[int]) -> dict[str, list[int]]:
+    return {"lengths": lengths}
+
+
+def fake_profile(clock: FakeClock, module: torch.nn.Module, **settings):
+    with mock.patch("dflop.torch.profiling.clock_of", lambda device: clock):
+        return dflop.torch.profile(module, make_inputs=fake_inputs, model="fake", **settings)
+
+
+class Splitting(unittest.TestCase):
+    def predicts(self, time, lengths: list[int]) -> float:
+        """Predicts a microbatch from packs and single sequences that take `time(lengths)`."""
+        packed = {64 * count: [time([64] * count)] for count in (1, 2, 4, 8, 16, 32, 64)}
+        single = {length: [time([length])] for length in (64, 128, 256, 512, 1024, 2048, 4096)}
+        of_short = short_attention(packed, single, 64)
+        linear = linear_times(packed, 64, of_short)
+        attention = attention_times(single, linear, 64, of_short)
+        pack = Curve((tokens, median(times)) for tokens, times in linear.items())
+        alone = Curve(((tokens, median(times)) for tokens, times in attention.items()), power=2)
+        return pack.at(sum(lengths)) + sum(map(alone.at, lengths))
+
+    def test_mixed_microbatches_are_predicted_from_packs_and_single_sequences(self) -> None:
+        def fused(lengths):
+            return 700 + 3 * sum(lengths) + sum(0.01 * length**2 for length in lengths)
+
+        def one_by_one(lengths):
+            return fused(lengths) + 90 * len(lengths)
+
+        def masked(lengths):
+            return 700 + 3 * sum(lengths) + 0.01 * sum(lengths) ** 2
+
+        for time in (fused, one_by_one, masked):
+            for lengths in ([300, 80, 1500], [700], [128] * 9, [2000, 900, 65, 70]):
+                error = self.predicts(time, lengths) / time(lengths) - 1
+                self.assertLess(abs(error), 0.03, (time.__name__, lengths))
+
+    def test_attention_of_a_masked_pack_is_next_to_nothing(self) -> None:
+        packed = {64 * count: [1000.0 + (64 * count) ** 2] for count in (1, 4, 16)}
+        single = {length: [1000.0 + length**2] for length in (64, 256, 1024)}
+        of_short = short_attention(packed, single, 64)
+        attention = attention_times(single, linear_times(packed, 64, of_short), 64, of_short)
+        self.assertEqual({time for times in attention.values() for time in times}, {MICROSECONDS_MIN})
+
+
+class Curves(unittest.TestCase):
+    def test_predictions_are_those_of_the_cost_model(self) -> None:
+        """The curves here and those in Rust go through the same points."""
+        tokens = [64, 128, 300, 700, 701, 2048]
+        rows, observed = [], []
+        for phase, factor in (("forward", 1.0), ("backward", 2.1)):
+            for at, size in enumerate(tokens):
+                # The fifth falls below the fourth: isotonic regression.
+                linear = factor * 1e6 * (size + 40 * (at % 3))
+                rows.append(
+                    Row("llm", "linear", phase, 1, 2, size // 64 or 1, size // (size // 64 or 1), linear)
+                )
+                rows.append(Row("llm", "attention", phase, 1, 1, 1, size, factor * 10.0 * size**1.8))
+        prediction = Prediction(rows, "llm")
+        for phase, at in (("forward", 0), ("backward", 1)):
+            for batch, length in (
+                (1, 20),
+                (1, 64),
+                (1, 100),
+                (3, 90),
+                (2, 350),
+                (1, 701),
+                (1, 1500),
+                (2, 4000),
+            ):
+                time = prediction._first[at].at(batch * length)
+                # Rust counts whole rows of two layers: attention of both.
+                time += 2 * batch * prediction._attention[at].at(length)
+                observed.append(Row("llm", "whole", phase, 1, 2, batch, length, time))
+        with tempfile.TemporaryDirectory() as folder:
+            for name, some in (("profile", rows), ("observed", observed)):
+                Path(folder, f"{name}.csv").write_text(to_csv(some, {"device": "abacus"}, {}, "m"))
+            found = json.loads(
+                command(
+                    "accuracy",
+                    "--json",
+                    "--profile",
+                    f"{folder}/profile.csv",
+                    "--observed",
+                    f"{folder}/observed.csv",
+                )
+            )
+        self.assertEqual(found["unpredicted"], [])
+        self.assertEqual(found["errors"]["count"], len(observed))
+        self.assertLess(found["errors"]["max"], 1e-8)
+
+    def test_a_curve_does_not_fall_and_is_linear_in_work_beyond_its_points(self) -> None:
+        curve = Curve([(10, 5.0), (20, 4.0), (40, 9.0)])
+        self.assertEqual([curve.at(x) for x in (0, 10, 20)], [0.0, 4.5, 4.5])
+        square = Curve([(100, 1e4), (200, 4e4)], power=2)
+        self.assertAlmostEqual(square.at(400), 16e4)
+
+
+class Profiles(unittest.TestCase):
+    def test_predictions_of_mixed_microbatches_are_right(self) -> None:
+        clock = FakeClock()
+        profile = fake_profile(clock, FakeModel(clock, call=25.0), tokens_max=2048, error_bound=0.02)
+        self.assertEqual(profile.reports["llm"].rounds, 7)
+        self.assertLessEqual(profile.reports["llm"].error_max, 0.02)
+        found = profile.check(microbatches=20, repeats=2)["llm"]
+        self.assertTrue(found.is_within, str(found))
+        self.assertLess(found.p95, 0.03)
+        self.assertGreater(len({len(one.lengths) for one in found.microbatches}), 3)
+
+    def test_the_check_sees_a_profile_that_is_wrong(self) -> None:
+        clock = FakeClock()
+        model = FakeModel(clock)
+        profile = fake_profile(clock, model, tokens_max=1024)
+        for layer in model.layers:
+            layer.linear *= 1.3
+        found = profile.check(microbatches=6, repeats=1)["llm"]
+        self.assertFalse(found.is_within)
+        self.assertLess(found.bias, -0.1)
+
+    def test_points_go_where_the_time_bends(self) -> None:
+        class Bent(FakeModel):
+            def forward(self, lengths):
+                over = max(sum(lengths) - 1500, 0)
+                return Timed.apply(super().forward(lengths), self.clock, 20.0 * over)
+
+        clock = FakeClock()
+        report = fake_profile(clock, Bent(clock), tokens_max=8192, error_bound=0.02).reports["llm"]
+        near = [size for size in report.shapes.points if 750 < size < 3000]
+        far = [size for size in report.shapes.points if 187 < size < 750]
+        self.assertGreater(len(near), len(far), report.shapes.points)
+
+    def test_two_layer_counts_tell_layers_from_the_rest(self) -> None:
+        clock = FakeClock()
+        model = FakeModel(clock, layers=6, ends=4000.0)
+        whole = fake_profile(clock, model, tokens_max=512)
+        cut = fake_profile(clock, model, tokens_max=512, cut_layers=(2, 4))
+        self.assertEqual(len(model.layers), 6)
+        self.assertEqual({row.layers for row in cut.rows if row.part == "linear"}, {2, 4})
+
+        def linear(profile, layers, tokens):
+            return median(
+                row.microseconds
+                for row in profile.rows
+                if (row.part, row.phase, row.layers, row.batch * row.tokens)
+                == ("linear", "forward", layers, tokens)
+            )
+
+        slope = (linear(cut, 4, 512) - linear(cut, 2, 512)) / 2
+        self.assertAlmostEqual(linear(cut, 2, 512) + 4 * slope, linear(whole, 6, 512), delta=2.0)
+        with tempfile.TemporaryDirectory() as folder:
+            cut.write(folder)
+            (observed,) = whole.write(Path(folder, "whole"))
+            found = json.loads(
+                command("accuracy", "--json", "--profile", folder, "--observed", str(observed))
+            )
+        parts = {(part["part"], part["phase"]): part["errors"] for part in found["modules"][0]["parts"]}
+        self.assertLess(parts["linear", "forward"]["max"], 0.01)
+        # The shortest sequence takes next to nothing, which layers do not scale.
+        self.assertLess(parts["attention", "backward"]["p50"], 0.01)
+
+    def test_a_module_is_left_as_it_was(self) -> None:
+        class Own(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = torch.nn.Linear(8, 8)
+                self.norm = torch.nn.BatchNorm1d(8)
+                self.drop = torch.nn.Dropout(0.5)
+
+            def forward(self, rows):
+                return self.drop(self.norm(self.first(rows)))
+
+        own = Own().eval()
+        own.norm.train()
+        own.first.bias.grad = torch.full((8,), 3.0)
+        own.first.weight.requires_grad_(False)
+        before = {name: value.clone() for name, value in own.state_dict().items()}
+        random = torch.random.get_rng_state()
+        profile = dflop.torch.profile(
+            encoder=own,
+            make_inputs=lambda lengths: torch.randn(sum(lengths), 8),
+            item_tokens=4,
+            tokens_max=16,
+            seconds_max=0.5,
+            repeats=3,
+            optimizer=torch.optim.AdamW,
+        )
+        self.assertTrue(torch.equal(random, torch.random.get_rng_state()))
+        for name, value in own.state_dict().items():
+            self.assertTrue(torch.equal(value, before[name]), name)
+        self.assertEqual([own.training, own.norm.training, own.drop.training], [False, True, False])
+        self.assertEqual(own.first.bias.grad.tolist(), [3.0] * 8)
+        self.assertIsNone(own.norm.weight.grad)
+        self.assertEqual(profile.metadata["trained"], "partly")
+        optimizer = [row for row in profile.rows if row.phase == "optimizer"]
+        self.assertEqual([(row.part, row.batch, row.tokens) for row in optimizer], [("whole", 0, 0)] * 3)
+        self.assertGreater(optimizer[0].bytes, 4 * (64 + 24 * 3))
+
+    def test_what_asks_for_no_gradient_has_no_backward_pass(self) -> None:
+        own = torch.nn.Linear(8, 8).requires_grad_(False)
+        profile = dflop.torch.profile(
+            encoder=own,
+            make_inputs=lambda lengths: torch.randn(sum(lengths), 8),
+            item_tokens=4,
+            tokens_max=16,
+            seconds_max=0.2,
+            repeats=3,
+        )
+        backward = {row.microseconds for row in profile.rows if row.phase == "backward"}
+        self.assertEqual((backward, profile.metadata["trained"]), ({MICROSECONDS_MIN}, "nothing"))
+
+    def test_activations_that_are_computed_again_are_noticed(self) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        class Own(torch.nn.Module):
+            def __init__(self, is_checkpointed: bool) -> None:
+                super().__init__()
+                self.is_checkpointed = is_checkpointed
+                self.body = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+
+            def forward(self, rows):
+                return (
+                    checkpoint(self.body, rows, use_reentrant=False)
+                    if self.is_checkpointed
+                    else self.body(rows)
+                )
+
+        for is_checkpointed, recompute in ((True, "layers"), (False, "none")):
+            own = Own(is_checkpointed)
+            profile = dflop.torch.profile(
+                encoder=own,
+                make_inputs=lambda lengths: torch.randn(sum(lengths), 8),
+                item_tokens=4,
+                tokens_max=16,
+                seconds_max=0.2,
+                repeats=3,
+            )
+            self.assertEqual(profile.metadata["recompute"], recompute)
+            self.assertFalse(any(module._forward_pre_hooks for module in own.modules()))
+
+    def test_settings_that_make_no_sense_are_refused(self) -> None:
+        own = torch.nn.Linear(8, 8)
+        inputs = {"make_inputs": lambda lengths: torch.randn(sum(lengths), 8)}
+        for error, words, settings in (
+            (TypeError, "pass a module", {}),
+            (TypeError, "no inputs are known for Linear; pass make_inputs", {"encoder": own}),
+            (TypeError, "llm: no inputs are known for Linear", {"llm": own}),
+            (TypeError, "needs item_tokens", {"encoder": own, **inputs}),
+            (TypeError, "give each setting by name", {"encoder": own, "llm": own, **inputs}),
+            (ValueError, "a setting is for audio", {"llm": own, "make_inputs": {"audio": print}}),
+            (ValueError, "tokens_max: must be", {"llm": own, "tokens_max": 0, **inputs}),
+            (
+                ValueError,
+                "cannot cut Linear to 2 layers: it has no list",
+                {"llm": own, "cut_layers": [2], **inputs},
+            ),
+        ):
+            with self.subTest(words), self.assertRaisesRegex(error, words):
+                dflop.torch.profile(**settings)
+
+    def test_drawn_microbatches_are_of_mixed_lengths_and_within_the_bound(self) -> None:
+        import random
+
+        dice = random.Random(1)
+        drawn = [draw(Sequences.text(), 1000, dice) for _ in range(50)]
+        self.assertTrue(all(0 < sum(lengths) <= 1000 for lengths in drawn))
+        self.assertGreater(len({length for lengths in drawn for length in lengths}), 50)
+        self.assertTrue(all(set(draw(Sequences.items(49), 1000, dice)) == {49} for _ in range(9)))
+
+
+if __name__ == "__main__":
+    unittest.main()
