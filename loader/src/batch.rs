@@ -29,8 +29,8 @@ pub struct Sample {
     pub epoch: u64,
     /// Payload bytes that were read for it, encoded.
     pub bytes: u64,
-    /// The fields, in shard order; empty where pictures went into a tensor, without pictures and clips where the
-    /// sample was prepared for a model.
+    /// The fields, in shard order; without pictures where those went into a tensor, without pictures and clips where
+    /// the sample was prepared for a model.
     pub fields: Vec<Field>,
     /// The sample as a model takes it, until it is packed into the tensors of its microbatch.
     pub(crate) prepared: Option<Box<PreparedSample>>,

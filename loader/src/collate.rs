@@ -29,7 +29,8 @@ pub enum Decode {
     Raw,
     /// Every field becomes what its extension says: pixels, PCM, text, JSON, arrays.
     Media,
-    /// Pictures only, into one tensor: shorter side to `side` (bilinear, antialiased), centre crop, normalised.
+    /// Pictures into one tensor: shorter side to `side` (bilinear, antialiased), centre crop, normalised. Other fields, where
+    /// they are asked for by name, become what their extensions say.
     Pixels {
         /// Height and width in pixels.
         side: NonZeroU32,
@@ -85,6 +86,8 @@ type PendingPicture = Pending<(Slot, Result<bool, DecodeError>)>;
 struct PixelSample {
     raw: RawSample,
     pictures: Vec<(Arc<str>, PendingPicture)>,
+    /// Its fields that are no pictures, where they were asked for.
+    others: PendingFields,
 }
 
 impl Collator {
@@ -239,6 +242,7 @@ impl Collator {
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
             let mut pictures = Vec::new();
+            let others = self.begin_others(&raw).await?;
             for field in raw.fields.iter().filter(|field| is_picture(field)) {
                 let change = self.change(&raw, field);
                 let mut slot = free.next().expect("one slot was cut for every picture");
@@ -249,9 +253,22 @@ impl Collator {
                 });
                 pictures.push((field.extension.clone(), job.await?));
             }
-            pending.push(PixelSample { raw, pictures });
+            pending.push(PixelSample { raw, pictures, others });
         }
         Ok(PendingPixels { side, samples: pending, slots })
+    }
+
+    /// Starts decoding the fields of a sample that are no pictures, where such were read.
+    async fn begin_others(&self, raw: &RawSample) -> Result<PendingFields> {
+        let mut others = raw.fields.clone();
+        others.retain(|field| !is_picture(field) && field.payload.is_some());
+        if others.is_empty() {
+            return Ok(PendingFields::Ready(Vec::new()));
+        }
+        let limits = self.limits;
+        let work = vec![FieldWork::Decode(None); others.len()];
+        let job = self.pool.submit(move |_| Ok((decode_fields(&others, &work, &limits)?, None)));
+        Ok(PendingFields::Decoding(job.await?))
     }
 
     /// Waits for a batch; bad samples are left out and accounted for.
@@ -291,23 +308,26 @@ impl Collator {
         for sample in pending.samples {
             let mut fault = None;
             let pictures = sample.pictures.len();
-            let bytes = picture_bytes(&sample);
+            let bytes = read_bytes(&sample.raw);
             for (extension, answer) in sample.pictures {
                 let (slot, result) =
                     answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
                 slots.push(slot);
                 if let Err(error) = result {
-                    fault.get_or_insert((extension, error));
+                    let (field, reason) = (Some(extension.to_string()), reason_of(&error));
+                    let error = FieldError { field, reason, is_dropped: false, stage: Stage::Decode };
+                    fault.get_or_insert(error);
                 }
             }
+            let others = sample.others.finish().await?.map_err(|error| fault.get_or_insert(error));
+            let others = others.map_or_else(|_| Vec::new(), |(fields, _)| fields);
             is_kept.extend(std::iter::repeat_n(fault.is_none(), pictures));
-            if let Some((extension, error)) = fault {
-                let (field, reason) = (Some(extension.to_string()), reason_of(&error));
-                self.skip(&sample.raw, FieldError { field, reason, is_dropped: false, stage: Stage::Decode });
+            if let Some(error) = fault {
+                self.skip(&sample.raw, error);
             } else {
                 rows.push(kept..kept + pictures);
                 kept += pictures;
-                samples.push(delivered(sample.raw, bytes, Vec::new()));
+                samples.push(delivered(sample.raw, bytes, others));
             }
         }
         let tensor = pending.slots.join(slots, &is_kept);
@@ -326,10 +346,10 @@ fn is_picture(field: &RawField) -> bool {
     kind_of_extension(&field.extension) == MediumKind::Image
 }
 
-fn picture_bytes(sample: &PixelSample) -> u64 {
-    let is_picture =
-        |field: &&RawField| sample.pictures.iter().any(|(extension, _)| *extension == field.extension);
-    sample.raw.fields.iter().filter(is_picture).map(|field| field.bytes).sum()
+/// Payload bytes of the fields that were read.
+fn read_bytes(raw: &RawSample) -> u64 {
+    let is_read = |field: &&RawField| is_picture(field) || field.payload.is_some();
+    raw.fields.iter().filter(is_read).map(|field| field.bytes).sum()
 }
 
 fn delivered(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Sample {

@@ -11,7 +11,7 @@ use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyDict};
 
 use crate::convert::skipped;
 use crate::error::Raised;
@@ -53,8 +53,18 @@ pub(crate) struct Dataset {
     split: Option<String>,
     splits: Option<PathBuf>,
     repeat: Option<u64>,
-    /// The index, by the digest of the counter of texts.
-    opened: Arc<Mutex<Vec<(Option<String>, DataSet)>>>,
+    opened: Arc<Mutex<Opened>>,
+    /// What it was made of, to make it again in another process.
+    arguments: Py<PyDict>,
+}
+
+/// The index, once something has asked for it.
+#[derive(Debug, Default)]
+struct Opened {
+    /// By the digest of the counter of texts.
+    data_sets: Vec<(Option<String>, DataSet)>,
+    /// Whether it was made, so that it is not made anew again.
+    is_made: bool,
 }
 
 #[pymethods]
@@ -83,8 +93,23 @@ impl Dataset {
         verify: bool,
         foreign: &str,
     ) -> PyResult<Self> {
-        let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?;
+        let arguments = PyDict::new(py);
+        arguments.set_item("index", &index)?;
+        arguments.set_item("split", &split)?;
+        arguments.set_item("splits", &splits)?;
+        arguments.set_item("repeat", repeat)?;
+        arguments.set_item("cache", &cache)?;
+        arguments.set_item("cache_bytes", cache_bytes)?;
+        arguments.set_item("requests_max", requests_max)?;
+        arguments.set_item("tokenizer", &tokenizer)?;
         let names = model.map(|names| names.0);
+        arguments.set_item("model", &names)?;
+        arguments.set_item("chat_template", &chat_template)?;
+        arguments.set_item("question", &question)?;
+        arguments.set_item("rebuild", rebuild)?;
+        arguments.set_item("verify", verify)?;
+        arguments.set_item("foreign", foreign)?;
+        let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?;
         let options = IndexOptions {
             folder: index,
             is_rebuilt: rebuild,
@@ -101,7 +126,16 @@ impl Dataset {
             }
             expand_shards_in(&patterns, &stores.build()?).map_err(Raised::from)
         })?;
-        Ok(Self { shards, options, split, splits, repeat, opened: Arc::default() })
+        let arguments = arguments.unbind();
+        Ok(Self { shards, options, split, splits, repeat, opened: Arc::default(), arguments })
+    }
+
+    /// Another process lists the same shards, with the same settings.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<String>,))> {
+        let (py, this) = (slf.py(), slf.get());
+        let partial = py.import("functools")?.getattr("partial")?;
+        let make = partial.call((slf.get_type(),), Some(this.arguments.bind(py)))?;
+        Ok((make, (this.shards(),)))
     }
 
     /// URLs of the shards, in order.
@@ -190,14 +224,15 @@ impl Dataset {
         let opened = self.opened.clone();
         runtime::run(py, move || {
             let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((_, data_set)) = opened.iter().find(|(of, _)| *of == digest) {
+            if let Some((_, data_set)) = opened.data_sets.iter().find(|(of, _)| *of == digest) {
                 return Ok(data_set.clone());
             }
             // It is made anew once, whoever opens it.
-            options.is_rebuilt &= opened.is_empty();
-            options.is_verified &= opened.is_empty();
+            options.is_rebuilt &= !opened.is_made;
+            options.is_verified &= !opened.is_made;
             let data_set = open_data_set(shards, &options, split.as_deref(), splits.as_deref(), repeat)?;
-            opened.push((digest, data_set.clone()));
+            opened.is_made = true;
+            opened.data_sets.push((digest, data_set.clone()));
             Ok::<_, Raised>(data_set)
         })
     }
@@ -212,9 +247,10 @@ impl Dataset {
         &self.options
     }
 
-    /// Forgets what was opened, because the index was made anew.
-    pub(crate) fn forget(&self) {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    /// Takes note that the index was made anew.
+    pub(crate) fn made(&self) {
+        let made = Opened { is_made: true, ..Opened::default() };
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = made;
     }
 
     /// Whether a part of the samples is asked for, which only a reader through the index can give.

@@ -11,7 +11,6 @@ use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::convert::json_text;
 use crate::dataset::Dataset;
 use crate::error::{Raised, to_python};
 use crate::runtime;
@@ -81,53 +80,58 @@ pub(crate) fn pack_all<'py>(
     report(py, packed)
 }
 
-/// Cuts a source into parts, as dictionaries.
+/// Cuts a source into parts, each as bytes for `pack_one`.
 #[pyfunction]
-pub(crate) fn pack_list<'py>(
-    py: Python<'py>,
+pub(crate) fn pack_list(
+    py: Python<'_>,
     source: PathBuf,
     parts: u32,
     settings: PackSettings,
-) -> PyResult<Bound<'py, PyAny>> {
+) -> PyResult<Vec<Bound<'_, PyBytes>>> {
     let options = settings.options();
     let listed = runtime::run(py, move || list_parts(&source, parts, &options).map_err(Raised::from))?;
-    to_python(py, &listed)
+    listed.iter().map(|part| written(py, part)).collect()
 }
 
-/// Packs a part of a source.
+/// Packs a part of a source; returns bytes for `pack_finish`.
 #[pyfunction]
 pub(crate) fn pack_one<'py>(
     py: Python<'py>,
     source: PathBuf,
     out: PathBuf,
-    part: &Bound<'py, PyAny>,
+    part: &[u8],
     settings: PackSettings,
-) -> PyResult<Bound<'py, PyAny>> {
+) -> PyResult<Bound<'py, PyBytes>> {
     let part: SourcePart = read(part)?;
     let options = settings.options();
     let packed =
         runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(Raised::from))?;
-    to_python(py, &packed)
+    written(py, &packed)
 }
 
 /// Joins packed parts.
 #[pyfunction]
-pub(crate) fn pack_finish<'py>(
-    py: Python<'py>,
+pub(crate) fn pack_finish(
+    py: Python<'_>,
     out: PathBuf,
-    parts: &Bound<'py, PyAny>,
+    parts: Vec<Vec<u8>>,
     settings: PackSettings,
-) -> PyResult<Bound<'py, PyDict>> {
-    let parts: Vec<PackedPart> = read(parts)?;
+) -> PyResult<Bound<'_, PyDict>> {
+    let parts = parts.iter().map(|part| read(part)).collect::<PyResult<Vec<PackedPart>>>()?;
     let options = settings.options();
     let packed = runtime::run(py, move || finish_parts(&out, parts, &options).map_err(Raised::from))?;
     report(py, packed)
 }
 
-/// What travelled as a dictionary.
-fn read<T: serde::de::DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+/// What travels between tasks.
+fn written<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyBytes>> {
+    let wrong = |error: serde_json::Error| Raised::config("parts", error.to_string());
+    Ok(PyBytes::new(py, &serde_json::to_vec(value).map_err(wrong)?))
+}
+
+fn read<T: serde::de::DeserializeOwned>(part: &[u8]) -> PyResult<T> {
     let wrong = |error: serde_json::Error| Raised::config("parts", format!("it is no part: {error}"));
-    Ok(serde_json::from_str(&json_text(value)?).map_err(wrong)?)
+    Ok(serde_json::from_slice(part).map_err(wrong)?)
 }
 
 fn report(py: Python<'_>, packed: Packed) -> PyResult<Bound<'_, PyDict>> {

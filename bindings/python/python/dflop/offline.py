@@ -105,5 +105,5 @@ def pack(
     return _native.pack_finish(out, list(map(task, parts)), settings)
 
 
-def _pack_part(source: str, out: str, settings: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+def _pack_part(source: str, out: str, settings: dict[str, Any], part: bytes) -> bytes:
     return _native.pack_one(source, out, part, settings)

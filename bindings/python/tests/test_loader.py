@@ -1,0 +1,204 @@
+"""`dflop.Loader`: batches, passes, state, errors."""
+
+import io
+import json
+import pickle
+import struct
+import unittest
+import wave
+
+import numpy as np
+from support import InFolder, WithExample
+
+import dflop
+from dflop import example
+
+
+def clip(frames: int, rate: int = 8000) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((2, 2, rate, 0, "NONE", ""))
+        out.writeframes(struct.pack(f"<{2 * frames}h", *range(0, 20 * frames, 10)))
+    return file.getvalue()
+
+
+class Media(InFolder):
+    def test_every_field_is_what_its_extension_says(self) -> None:
+        values = io.BytesIO()
+        np.save(values, np.arange(6, dtype=">i4").reshape(2, 3))
+        path = self.shard(
+            {
+                "a.png": example._png(4, 3, 7),
+                "a.wav": clip(50),
+                "a.txt": "grüße".encode(),
+                "a.json": b'{"x": [1, null, 2.5]}',
+                "a.npy": values.getvalue(),
+                "a.xyz": b"\x00\x01",
+                "b.txt": b"alone",
+            }
+        )
+        (batch,) = dflop.Loader(path)
+        self.assertEqual(batch.sample_keys, ["a", "b"])
+        self.assertEqual(batch["txt"], ["grüße", "alone"])
+        self.assertEqual(batch["json"], [{"x": [1, None, 2.5]}, None])
+        self.assertEqual(batch["png"][0].shape, (3, 4, 3))
+        np.testing.assert_array_equal(batch["npy"][0], np.arange(6).reshape(2, 3))
+        self.assertEqual(batch["npy"][0].dtype, ">i4")
+        self.assertEqual(bytes(batch["xyz"][0]), b"\x00\x01")
+        audio = batch["wav"][0]
+        self.assertEqual((audio.samples.shape, audio.sample_rate_hz, audio.is_truncated), ((50, 2), 8000, False))
+        np.testing.assert_allclose(audio.samples[:2].ravel(), np.array([0, 10, 20, 30]) / 32768)
+        sample = batch.samples[0]
+        self.assertEqual((sample.key, sample.epoch, sample.offset), ("a", 0, 0))
+        self.assertEqual(list(sample), ["png", "wav", "txt", "json", "npy", "xyz"])
+        self.assertIs(sample["json"], batch["json"][0])
+
+    def test_pictures_become_one_array_beside_other_fields(self) -> None:
+        path = self.shard(
+            {
+                "a.0.png": example._png(30, 20, 1),
+                "a.1.png": example._png(20, 30, 2),
+                "a.cls": b"3",
+                "b.cls": b"4",
+                "c.png": example._png(9, 9, 4),
+                "c.cls": b"5",
+            }
+        )
+        (batch,) = dflop.Loader(path, image=dflop.Image(size=16), fields=["images", "cls"])
+        self.assertEqual(batch["image"].shape, (3, 3, 16, 16))
+        self.assertEqual(batch.image_rows, [(0, 2), (2, 2), (2, 3)])
+        self.assertEqual(batch["cls"], ["3", "4", "5"])
+        (batch,) = dflop.Loader(path, image=dflop.Image(size=16))
+        self.assertEqual(list(batch), ["image"])
+
+    def test_a_bad_field_beside_pictures_is_accounted_for(self) -> None:
+        path = self.shard(
+            {"a.png": example._png(9, 9, 1), "a.json": b"{", "b.png": example._png(9, 9, 2), "b.json": b"[1]"}
+        )
+        loader = dflop.Loader(path, image=dflop.Image(size=8), fields=["images", "json"], error_budget=1)
+        (batch,) = loader
+        self.assertEqual((batch.sample_keys, batch["json"], batch["image"].shape[0]), (["b"], [[1]], 1))
+        self.assertEqual([(bad["key"], bad["field"]) for bad in loader.skipped], [("a", "json")])
+
+    def test_augmentations_depend_on_the_epoch_alone(self) -> None:
+        path = self.shard({"a.png": example._png(60, 60, 5)})
+        image = dflop.Image(size=16, augment=dflop.Augment(crop_scale=(0.1, 0.5), flip=0.5))
+        one, two = (dflop.Loader(path, image=image, seed=3, workers=workers, epochs=2) for workers in (1, 2))
+        first, second = list(one), list(two)
+        np.testing.assert_array_equal(first[0]["image"], second[0]["image"])
+        self.assertFalse(np.array_equal(first[0]["image"], first[0]["image"][:, :, ::-1]))
+
+
+class Passes(WithExample):
+    def keys(self, loader: dflop.Loader) -> list[str]:
+        return [key for batch in loader for key in batch.sample_keys]
+
+    def test_every_sample_is_delivered_once(self) -> None:
+        keys = self.keys(dflop.Loader(self.shards, batch_size=10))
+        self.assertEqual(len(keys), 96)
+        self.assertEqual(len(set(keys)), 96)
+
+    def test_every_pass_is_shuffled_anew_and_can_be_chosen(self) -> None:
+        loader = dflop.Loader(self.shards, shuffle_buffer=50, shuffle_shards=True, seed=1)
+        first, second = self.keys(loader), self.keys(loader)
+        self.assertEqual(sorted(first), sorted(second))
+        self.assertNotEqual(first, second)
+        loader.set_epoch(0)
+        self.assertEqual(self.keys(loader), first)
+        self.assertEqual(self.keys(loader), second)
+
+    def test_ranks_share_the_shards(self) -> None:
+        parts = [self.keys(dflop.Loader(self.shards, rank=rank, world=3)) for rank in range(3)]
+        self.assertEqual(sorted(sum(parts, [])), sorted(self.keys(dflop.Loader(self.shards))))
+        self.assertEqual([len(part) for part in parts], [32, 32, 32])
+
+    def test_a_state_goes_on_exactly_in_another_process(self) -> None:
+        def make() -> dflop.Loader:
+            return dflop.Loader(
+                self.shards, batch_size=7, shuffle_buffer=20, shuffle_shards=True, seed=5, epochs=2, image=dflop.Image(8)
+            )
+
+        whole = [(batch.sample_keys, batch["image"]) for batch in make()]
+        loader = make()
+        batches = iter(loader)
+        for _ in range(9):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        again = make()
+        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        self.assertEqual(again.state_dict(), state)
+        rest = list(again)
+        self.assertEqual(len(rest), len(whole) - 9)
+        for batch, (keys, image) in zip(rest, whole[9:], strict=True):
+            self.assertEqual(batch.sample_keys, keys)
+            np.testing.assert_array_equal(batch["image"], image)
+
+    def test_a_state_of_another_stream_is_refused(self) -> None:
+        state = dflop.Loader(self.shards, shuffle_buffer=20).state_dict()
+        loader = dflop.Loader(self.shards)
+        with self.assertRaises(dflop.StateError):
+            loader.load_state_dict(state)
+        with self.assertRaisesRegex(dflop.StateError, "no state"):
+            loader.load_state_dict({"version": "x"})
+
+    def test_metrics_say_what_stages_did(self) -> None:
+        loader = dflop.Loader(self.shards)
+        self.keys(loader)
+        stages = {stage["stage"]: stage for stage in loader.metrics()["stages"]}
+        self.assertEqual(stages["deliver"]["items"], 96)
+        self.assertGreater(loader.kernel_cpu_seconds + stages["decode"]["busy_seconds"], 0)
+
+    def test_two_iterators_do_not_disturb_each_other(self) -> None:
+        loader = dflop.Loader(self.shards, batch_size=32)
+        one = iter(loader)
+        first = next(one).sample_keys
+        two = iter(loader)
+        self.assertEqual(next(two).sample_keys, first)
+        self.assertEqual([len(batch.samples) for batch in one], [32, 32])
+
+
+class Errors(InFolder):
+    def test_settings_are_checked_at_once(self) -> None:
+        path = self.shard({"a.txt": b"x"})
+        cases = {
+            "batch_size": {"batch_size": 0},
+            "workers": {"workers": 0},
+            "epochs": {"epochs": 0},
+            "decode": {"decode": "pixels"},
+            "fields": {"fields": []},
+            "error_budget": {"error_budget": 2.0},
+            "scaled_decode": {"image": dflop.Image(8, scaled_decode=True)},
+        }
+        for setting, settings in cases.items():
+            with self.subTest(setting), self.assertRaises(dflop.ConfigError) as caught:
+                dflop.Loader(path, **settings)
+            self.assertEqual(caught.exception.setting, setting)
+            self.assertIsInstance(caught.exception, ValueError)
+
+    def test_missing_shards_are_named(self) -> None:
+        with self.assertRaises(dflop.Error) as caught:
+            list(dflop.Loader(self.folder / "missing-{0..3}.tar"))
+        self.assertIn("missing-0.tar", str(caught.exception))
+
+    def test_too_many_bad_samples_end_the_pass_and_are_named(self) -> None:
+        samples = {f"{number}.png": b"no picture" if number % 2 else example._png(9, 9, 1) for number in range(20)}
+        loader = dflop.Loader(self.shard(samples), error_count=3)
+        with self.assertRaises(dflop.ErrorBudgetError) as caught:
+            list(loader)
+        self.assertEqual(caught.exception.most, 3)
+        self.assertEqual(caught.exception.first["key"], "1")
+        copy = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((str(copy), copy.fields), (str(caught.exception), caught.exception.fields))
+        tolerant = dflop.Loader(self.folder / "a.tar", error_budget=1.0)
+        self.assertEqual(sum(len(batch.samples) for batch in tolerant) + len(tolerant.skipped), 20)
+
+    def test_an_error_knows_its_fields_and_no_others(self) -> None:
+        with self.assertRaises(dflop.ConfigError) as caught:
+            dflop.Loader(self.shard({"a.txt": b"x"}), batch_size=0)
+        self.assertEqual((caught.exception.kind, caught.exception.fields["setting"]), ("config", "batch_size"))
+        with self.assertRaises(AttributeError):
+            _ = caught.exception.shard
+
+
+if __name__ == "__main__":
+    unittest.main()
