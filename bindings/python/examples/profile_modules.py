@@ -1,4 +1,4 @@
-"""Measures one's own modules, writes the profile that loader and planner read, and checks what it predicts."""
+"""Measures one's own modules, writes the profile that loader and planner read, and checks it."""
 
 import tempfile
 

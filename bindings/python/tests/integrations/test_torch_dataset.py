@@ -68,7 +68,9 @@ def stateful(loader: Loader):
 
 class Imports(unittest.TestCase):
     def test_torch_is_imported_when_it_is_used(self) -> None:
-        program = "import dflop.torch as own, sys; print('torch' in sys.modules, 'numpy' in sys.modules, *dir(own))"
+        program = (
+            "import dflop.torch as own, sys; print('torch' in sys.modules, 'numpy' in sys.modules, *dir(own))"
+        )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.split()[:2], ["False", "False"])
         self.assertIn("profile", done.stdout.split())
