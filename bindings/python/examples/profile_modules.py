@@ -1,11 +1,10 @@
-"""Measures modules of one's own, writes the profile that loader and planner read, and checks its predictions."""
+"""Measures one's own modules, writes the profile that loader and planner read, and checks it."""
 
 import tempfile
 
+import dflop.torch
 import torch
 from torch import nn
-
-import dflop.torch
 
 WIDTH = 96
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import unittest
 from collections.abc import Mapping
 from unittest import mock
@@ -62,6 +64,22 @@ def numbers(batches) -> list[int]:
 def stateful(loader: Loader):
     dataset = dflop.torch.IterableDataset(loader)
     return StatefulDataLoader(dataset, batch_size=None, num_workers=0, collate_fn=dflop.torch.keep)
+
+
+class Imports(unittest.TestCase):
+    def test_torch_is_imported_when_it_is_used(self) -> None:
+        program = (
+            "import dflop.torch as own, sys; print('torch' in sys.modules, 'numpy' in sys.modules, *dir(own))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split()[:2], ["False", "False"])
+        self.assertIn("profile", done.stdout.split())
+
+    def test_every_name_is_there(self) -> None:
+        for name in dflop.torch.__all__:
+            self.assertTrue(callable(getattr(dflop.torch, name)), name)
+        with self.assertRaisesRegex(AttributeError, "has no attribute 'frofile'"):
+            _ = dflop.torch.frofile
 
 
 class DataSets(unittest.TestCase):

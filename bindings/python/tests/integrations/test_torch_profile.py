@@ -368,5 +368,30 @@ class Profiles(unittest.TestCase):
         self.assertTrue(all(set(draw(Sequences.items(49), 1000, dice)) == {49} for _ in range(9)))
 
 
+def slow_rank(index: int, size: int, folder: str) -> None:
+    """A rank of a tensor-parallel group, the second one twice as slow; what it measured is left in a file."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=index, world_size=size
+    )
+    clock = FakeClock()
+    model = FakeModel(clock, linear=3.0 * (1 + index))
+    profile = fake_profile(clock, model, tokens_max=512, tp_group=torch.distributed.group.WORLD)
+    torch.distributed.destroy_process_group()
+    (path,) = profile.write(folder if index == 0 else Path(folder, "second"))
+    assert path.name == "fake-llm-tp2.csv", path
+
+
+class Groups(unittest.TestCase):
+    def test_all_ranks_of_a_group_measure_the_same_which_is_the_slowest(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(slow_rank, args=(2, folder), nprocs=2)
+            first, second = (Path(folder, place, "fake-llm-tp2.csv").read_text() for place in ("", "second"))
+        self.assertEqual(first, second)
+        clock = FakeClock()
+        alone = fake_profile(clock, FakeModel(clock, linear=6.0), tokens_max=512)
+        self.assertEqual(first.replace(",2,4,", ",1,4,"), alone.to_csv())
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -60,6 +60,8 @@ class StageTimer:
     computed again in the backward pass are part of it. Times on a GPU are those of its stream, with all that
     waits in it, such as gathering sharded parameters.
 
+    Hooks are not seen inside of what `torch.compile` has compiled: pass the compiled modules themselves.
+
     `timer.close()` reports what waits and removes the hooks; so does leaving `with`.
     """
 
