@@ -3,6 +3,7 @@
 //! A model is a preset, the folder of a checkpoint, its name in the Hugging Face cache, or several of these that are
 //! joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use dflop_costmodel::config::ModelPart;
@@ -67,8 +68,8 @@ fn folder_of(name: &str) -> Result<Option<ModelFolder>> {
 /// Reads a profile: a CSV file, or all `.csv` files of a folder in the order of their names.
 ///
 /// # Errors
-/// [`Error::File`] if it cannot be read; [`Error::Config`] if there is no such file in the folder; [`Error::Model`] if
-/// files are no profile, or not one.
+/// [`Error::File`] if it cannot be read, or if there is no such file in the folder; [`Error::Model`] if files are no
+/// profile, or not one.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
@@ -81,8 +82,8 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
         paths.sort();
         if paths.is_empty() {
-            let reason = format!("there is no .csv file in `{}`", path.display());
-            return Err(Error::Config { setting: "profile", reason });
+            let source = std::io::Error::new(ErrorKind::NotFound, "no profile, there is no .csv file");
+            return Err(failed(path)(source));
         }
     }
     let mut files = Vec::new();

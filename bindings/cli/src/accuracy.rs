@@ -8,7 +8,7 @@ use dflop_costmodel::{AccuracyReport, ErrorSummary};
 use serde::Serialize;
 
 use crate::output::{Failure, Output, write_json};
-use crate::profile::read_profile;
+use dflop_loader::model_source::read_profile;
 use crate::report::render_accuracy;
 
 /// Compare what a measured profile predicts with other measurements: errors by module, part and size.

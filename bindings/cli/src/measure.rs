@@ -12,9 +12,11 @@ use dflop_executor::measure::check::{CheckOptions, CheckReport, Checked, Errors,
 use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
-use crate::model::{folder, spec_of};
+use crate::model::spec_of;
 use crate::output::{Failure, Output, shown_bytes, write_json};
-use crate::profile::{read_profile, warn};
+use crate::profile::warn;
+use dflop_loader::model_folder::ModelFolder;
+use dflop_loader::model_source::{checkpoint_path, read_profile};
 
 /// Measure stages of a model on this machine's CPU through the executor, into a profile that `--profile` reads.
 ///
@@ -146,7 +148,7 @@ fn check_arguments(args: &MeasureArgs) -> Result<(), Failure> {
 /// The model that runs and is predicted: a preset, or that of a folder.
 fn model(name: &str) -> Result<MeasuredModel, Failure> {
     let spec = spec_of(&[name.to_owned()])?;
-    Ok(match folder(name)? {
+    Ok(match checkpoint_path(name).map(ModelFolder::open).transpose()? {
         Some(folder) => MeasuredModel::from_config(&folder.documents().config, spec)?,
         None => MeasuredModel::from_spec(spec)?,
     })

@@ -1,13 +1,11 @@
 //! The arguments that say which model costs are predicted for.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use dflop_costmodel::config::ModelPart;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, Error, Frozen, ModelSpec};
-use dflop_loader::model_folder::ModelFolder;
+use dflop_loader::model_source::{self, image_processor_of};
 use dflop_loader::prepare::image::ImageProcessor;
 
 use crate::output::Failure;
@@ -16,7 +14,8 @@ use crate::profile::ProfileArgs;
 /// The model that costs are predicted for.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Model preset, or the folder of a checkpoint with its `config.json`; an unknown name lists the presets.
+    /// Model preset, folder of a checkpoint with its `config.json`, or its name in the local Hugging Face cache; an unknown
+    /// name lists the presets.
     ///
     /// Several are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
     #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
@@ -79,43 +78,14 @@ impl ModelArgs {
 
     /// What makes pixel values, where a folder says more of it than the model's family.
     pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
-        for name in &self.model {
-            let Some(folder) = folder(name)? else { continue };
-            if folder.part()?.vision.is_some() {
-                return Ok(folder.image_processor(spec)?.map(Arc::new));
-            }
-        }
-        Ok(None)
+        Ok(image_processor_of(&self.model, spec)?.map(Arc::new))
     }
 }
 
 /// The model of one preset or folder, or the one that several make together.
 pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
-    if let [name] = names {
-        return match folder(name)? {
-            Some(folder) => Ok(folder.spec()?),
-            None => preset(name),
-        };
-    }
-    let part = |name: &String| match folder(name)? {
-        Some(folder) => Ok(folder.part()?),
-        None => preset(name).map(ModelPart::from),
-    };
-    let parts = names.iter().map(part).collect::<Result<Vec<_>, Failure>>()?;
-    Ok(ModelSpec::compose(&names.join("+"), &parts)?)
-}
-
-/// A preset goes before a folder of the same name.
-pub(crate) fn folder(name: &str) -> Result<Option<ModelFolder>, Failure> {
-    if ModelSpec::preset_names().contains(&name) || !Path::new(name).exists() {
-        return Ok(None);
-    }
-    Ok(Some(ModelFolder::open(name)?))
-}
-
-fn preset(name: &str) -> Result<ModelSpec, Failure> {
-    ModelSpec::preset(name).map_err(|error| match error {
-        Error::UnknownModel { .. } => {
+    model_source::spec_of(names).map_err(|error| match error {
+        dflop_loader::Error::Model(Error::UnknownModel { .. }) => {
             Failure::Misuse(format!("{error}; or the folder of a checkpoint with its `config.json`"))
         }
         error => error.into(),

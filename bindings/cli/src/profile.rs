@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_costmodel::profile::{Profile, ProfileOptions};
-use dflop_costmodel::{CostModel, ModelSpec, Module};
+use dflop_costmodel::profile::ProfileOptions;
+use dflop_costmodel::{CostModel, ModelSpec};
+use dflop_loader::model_source::{profile_options, read_profile};
 
 use crate::output::Failure;
 
@@ -55,40 +56,10 @@ impl ProfileArgs {
     }
 
     fn options(&self) -> Result<ProfileOptions, Failure> {
-        let degrees = self.profile_tp.as_deref().unwrap_or(&[1]);
-        if degrees.contains(&0) {
-            return Err(Failure::Misuse("invalid `profile-tp`: must be at least 1".into()));
-        }
-        let (encoders, llm) = (degrees[0], degrees[degrees.len() - 1]);
-        let options = ProfileOptions::default().tp(Module::Vision, encoders).tp(Module::Audio, encoders);
-        let options = options.tp(Module::Llm, llm);
-        Ok(match self.packed_tokens {
-            Some(tokens) => options.packed_tokens(Module::Llm, tokens),
-            None => options,
-        })
+        let degrees = self.profile_tp.as_deref();
+        let degrees = degrees.map(|degrees| [degrees[0], degrees[degrees.len() - 1]]);
+        Ok(profile_options(degrees, self.packed_tokens)?)
     }
-}
-
-/// Reads a profile: a file, or all `.csv` files of a folder in the order of their names.
-pub(crate) fn read_profile(path: &Path) -> Result<Profile, Failure> {
-    let in_file = |error: std::io::Error| Failure::from(error).in_file(path);
-    let mut paths = vec![path.to_owned()];
-    if path.is_dir() {
-        let entries =
-            std::fs::read_dir(path).map_err(in_file)?.collect::<Result<Vec<_>, _>>().map_err(in_file)?;
-        paths = entries.into_iter().map(|entry| entry.path()).collect();
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
-        paths.sort();
-        if paths.is_empty() {
-            return Err(Failure::Failed(format!("`{}`: no profile, there is no .csv file", path.display())));
-        }
-    }
-    let mut files = Vec::new();
-    for path in paths {
-        let text = std::fs::read_to_string(&path).map_err(|error| Failure::from(error).in_file(&path))?;
-        files.push((path.display().to_string(), text));
-    }
-    Ok(Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str())))?)
 }
 
 /// Prints warnings of a profile on standard error.

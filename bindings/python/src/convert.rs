@@ -3,6 +3,7 @@
 use dflop_loader::batch::{Batch, Field, Sample};
 use dflop_loader::decode::{Audio, Media, NpyArray, RgbImage, Video};
 use dflop_loader::prepare::{NamedTensor, TensorValues};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyModule, PyString};
@@ -125,6 +126,12 @@ pub(crate) fn skipped<'py>(
     to_python(py, &of)
 }
 
+
+/// A state as JSON says it, so that it is the same after a round trip through a file.
+pub(crate) fn json<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyAny>> {
+    let text = serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
+}
 
 /// A dictionary that a user gives back → JSON text.
 pub(crate) fn json_text(value: &Bound<'_, PyAny>) -> PyResult<String> {

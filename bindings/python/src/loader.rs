@@ -177,7 +177,7 @@ impl PyLoader {
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let loader = self.pass().loader.clone();
         let state = loader.get()?.state().map_err(Raised::from)?;
-        to_python(py, &state)
+        convert::json(py, &state)
     }
 
     /// Goes on where a state was taken, exactly, with the next ``iter``; workers, decoding and batch size may be others.

@@ -19,7 +19,7 @@ use dflop_loader::state::LoaderState;
 use super::config::{ModuleTable, TrainConfig};
 use super::synthetic::Generated;
 use crate::output::Failure;
-use crate::profile::read_profile;
+use dflop_loader::model_source::read_profile;
 
 /// What every rank of a run knows before it talks to the others.
 pub(crate) struct Setup {

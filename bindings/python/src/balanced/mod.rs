@@ -257,7 +257,7 @@ impl PyBalancedLoader {
     /// Returns where the run stands: small, and equal on all ranks at the same step.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let built = self.built().clone();
-        to_python(py, &built.state()?)
+        convert::json(py, &built.state()?)
     }
 
     /// Goes on where a state was taken, exactly, for any number of ranks and, with ``tail="carry"``, any global batch.

@@ -1,0 +1,297 @@
+"""Types of the compiled part; what each does is said in its own documentation."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias, final
+
+from dflop.batches import Batch, Step
+
+__version__: str
+
+_Path: TypeAlias = str | os.PathLike[str]
+_Names: TypeAlias = _Path | Sequence[_Path]
+_Arrays: TypeAlias = Literal["numpy", "torch", "jax", "dlpack", "auto"]
+_Transforms: TypeAlias = Mapping[str, Callable[[list[Any]], Sequence[Any]]] | Sequence[Transform]
+
+@final
+class Array:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def data_ptr(self) -> int: ...
+    @property
+    def is_readonly(self) -> bool: ...
+    def numpy(self) -> Any: ...
+    def __len__(self) -> int: ...
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+
+@final
+class Augment:
+    def __new__(
+        cls,
+        *,
+        crop_scale: tuple[float, float] | None = None,
+        crop_ratio: tuple[float, float] = ...,
+        flip: float = 0.0,
+        color_jitter: tuple[float, float, float, float] = ...,
+    ) -> Self: ...
+
+@final
+class Image:
+    def __new__(cls, size: int = 224, *, augment: Augment | None = None, scaled_decode: bool = False) -> Self: ...
+    @property
+    def size(self) -> int: ...
+
+@final
+class Transform:
+    def __new__(
+        cls, fields: _Names, function: Callable[..., Sequence[Any]], *, decodes: bool = False, has_context: bool = False
+    ) -> Self: ...
+
+@final
+class Dataset:
+    def __new__(
+        cls,
+        shards: _Names,
+        *,
+        index: _Path | None = None,
+        split: str | None = None,
+        splits: _Path | None = None,
+        repeat: int | None = None,
+        cache: _Path | None = None,
+        cache_bytes: int = ...,
+        requests_max: int = 256,
+        tokenizer: Any | None = None,
+        model: _Names | None = None,
+        chat_template: str | None = None,
+        question: str | None = None,
+        rebuild: bool = False,
+        verify: bool = False,
+        foreign: Literal["ignore", "check", "follow"] = "check",
+    ) -> Self: ...
+    @property
+    def shards(self) -> list[str]: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def index_path(self) -> Path | None: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def skipped(self) -> list[dict[str, Any]]: ...
+    @property
+    def warnings(self) -> list[str]: ...
+    def __len__(self) -> int: ...
+    def __reduce__(self) -> tuple[Any, tuple[list[str]]]: ...
+    def __arrow_c_stream__(self, requested_schema: Any | None = None) -> Any: ...
+
+@final
+class Mixture:
+    def __len__(self) -> int: ...
+
+@final
+class Table:
+    @property
+    def column_names(self) -> list[str]: ...
+    def __len__(self) -> int: ...
+    def __arrow_c_stream__(self, requested_schema: Any | None = None) -> Any: ...
+
+@final
+class CostModel:
+    def __new__(
+        cls,
+        model: _Names,
+        *,
+        device: str = "h100",
+        profile: _Path | None = None,
+        profile_tp: Sequence[int] | None = None,
+        packed_tokens: int | None = None,
+        freeze: str | None = None,
+        recompute: Literal["none", "scores", "layers"] = "none",
+    ) -> Self: ...
+    @property
+    def modules(self) -> list[str]: ...
+    def cost(
+        self,
+        *,
+        text_tokens: int = 0,
+        target_tokens: int = 0,
+        images: Sequence[tuple[int, int]] = ...,
+        audio: Sequence[tuple[int, int]] = ...,
+        videos: Sequence[tuple[int, int, int]] = ...,
+    ) -> dict[str, Any]: ...
+    def annotate(self, dataset: Dataset) -> Table: ...
+
+@final
+class Loader:
+    def __new__(
+        cls,
+        dataset: Dataset | _Names,
+        *,
+        batch_size: int = 32,
+        image: Image | None = None,
+        decode: Literal["media", "raw"] = "media",
+        fields: _Names | None = None,
+        augment: Augment | None = None,
+        workers: int | None = None,
+        epochs: int = 1,
+        samples: int | None = None,
+        shuffle_buffer: int | None = None,
+        shuffle_bytes: int = ...,
+        shuffle_shards: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        error_budget: float = 0.05,
+        error_count: int | None = None,
+        buffered_bytes: int = ...,
+        stall_seconds: float | None = None,
+        transforms: _Transforms | None = None,
+        transform_threads: int = 1,
+        arrays: _Arrays = "numpy",
+    ) -> Self: ...
+    def __iter__(self) -> BatchIterator: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    @property
+    def skipped(self) -> list[dict[str, Any]]: ...
+    @property
+    def kernel_cpu_seconds(self) -> float: ...
+    def metrics(self) -> dict[str, Any]: ...
+
+@final
+class BatchIterator(Iterator[Batch]):
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Batch: ...
+
+@final
+class BalancedLoader:
+    def __new__(
+        cls,
+        dataset: Dataset | Mixture | _Names,
+        *,
+        model: _Names,
+        global_batch_size: int,
+        microbatches: int = 1,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        seed: int = 0,
+        tokenizer: Any | None = None,
+        chat_template: str | None = None,
+        question: str | None = None,
+        layout: Literal["packed", "padded", "padded_left"] = "packed",
+        pad_to_tokens: int | None = None,
+        long_sample: Literal["error", "truncate", "drop"] = "error",
+        sample_tokens_max: int | None = None,
+        counted_media: bool = False,
+        strategy: str = "search",
+        stages: Sequence[int] | None = None,
+        tokens_max: int | None = None,
+        bytes_max: int | None = None,
+        work: int = 20000,
+        device: str = "h100",
+        profile: _Path | None = None,
+        profile_tp: Sequence[int] | None = None,
+        packed_tokens: int | None = None,
+        freeze: str | None = None,
+        recompute: Literal["none", "scores", "layers"] = "none",
+        cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None,
+        tail: Literal["carry", "drop", "short"] = "carry",
+        shuffle: Literal["global", "blocks", "none"] = "global",
+        block_samples: int | None = None,
+        open_blocks: int | None = None,
+        epochs: int | None = None,
+        first_epoch: int = 0,
+        validation: bool = False,
+        accept_changed_data: bool = False,
+        steps: int | None = None,
+        transforms: _Transforms | None = None,
+        transform_threads: int = 1,
+        fields: _Names | None = None,
+        decode: Literal["media", "raw"] = "media",
+        augment: Augment | None = None,
+        workers: int | None = None,
+        steps_ahead: int = 2,
+        buffered_bytes: int = ...,
+        error_budget: float = 0.05,
+        error_count: int | None = None,
+        stall_seconds: float | None = None,
+        correction_interval: int = 32,
+        arrays: _Arrays = "auto",
+    ) -> Self: ...
+    def __iter__(self) -> StepIterator: ...
+    def __len__(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def modules(self) -> list[str]: ...
+    @property
+    def dp_rank(self) -> int: ...
+    @property
+    def dp_size(self) -> int: ...
+    def report_stage_seconds(
+        self, step: Step, seconds: Mapping[str, Sequence[Sequence[float]]]
+    ) -> dict[str, Any] | None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    @property
+    def skipped(self) -> list[dict[str, Any]]: ...
+    def metrics(self) -> dict[str, Any]: ...
+    def prepare_report(self) -> dict[str, Any]: ...
+
+@final
+class StepIterator(Iterator[Step]):
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Step: ...
+
+@final
+class Plan:
+    @property
+    def ranks(self) -> list[list[list[int]]]: ...
+    @property
+    def refused(self) -> list[tuple[int, str]]: ...
+
+def mix(
+    data_sets: Sequence[tuple[Dataset | _Names, float]],
+    *,
+    weights_from: Sequence[tuple[int, Sequence[float]]] = ...,
+    choose: Sequence[int] | None = None,
+    stop: Literal["first_exhausted", "all_exhausted"] = "first_exhausted",
+) -> Mixture: ...
+def balance(
+    instance: Mapping[str, Any],
+    *,
+    strategy: str = "search",
+    work: int | None = None,
+    dp: int | None = None,
+    stages: Sequence[int] | None = None,
+    tokens_max: int | None = None,
+    bytes_max: int | None = None,
+) -> dict[str, Any]: ...
+def cli(args: Sequence[str], *, program: Sequence[str]) -> int: ...
+def command(args: Sequence[str]) -> str: ...
+def index_part(dataset: Dataset, shards: Sequence[str]) -> bytes: ...
+def merge_index(dataset: Dataset, parts: Sequence[bytes]) -> None: ...
+def pack_all(source: _Path, out: _Path, settings: Mapping[str, Any]) -> dict[str, Any]: ...
+def pack_list(source: _Path, parts: int, settings: Mapping[str, Any]) -> list[bytes]: ...
+def pack_one(source: _Path, out: _Path, part: bytes, settings: Mapping[str, Any]) -> bytes: ...
+def pack_finish(out: _Path, parts: Sequence[bytes], settings: Mapping[str, Any]) -> dict[str, Any]: ...

@@ -1,0 +1,225 @@
+"""`dflop.BalancedLoader`: microbatches, ranks, state, padding, corrections."""
+
+import json
+import pickle
+import unittest
+
+import numpy as np
+from support import WithExample
+
+import dflop
+
+
+class Balanced(WithExample):
+    def loader(self, **settings: object) -> dflop.BalancedLoader:
+        settings = {"model": self.model, "global_batch_size": 16, "microbatches": 2, "seed": 3} | settings
+        return dflop.BalancedLoader(self.shards, **settings)
+
+    def test_a_microbatch_is_what_the_model_takes(self) -> None:
+        step = next(iter(self.loader()))
+        self.assertEqual((step.step, len(step.microbatches)), (0, 2))
+        for mb in step.microbatches:
+            names = {"input_ids", "labels", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw"}
+            self.assertEqual(set(mb), names)
+            self.assertEqual(mb["input_ids"].shape, (1, mb.tokens))
+            self.assertEqual(mb["position_ids"].shape, (4, 1, mb.tokens))
+            self.assertEqual(int((mb["labels"] != -100).sum()), mb.target_tokens)
+            self.assertEqual(mb.cu_seqlens[-1], mb.tokens)
+            self.assertEqual(mb.max_seqlen, int(np.diff(mb.cu_seqlens).max()))
+            self.assertEqual(len(mb.sample_keys), len(mb.samples))
+            self.assertEqual([sample.key for sample in mb.samples], mb.sample_keys)
+            self.assertEqual(mb.cost_seconds, max(mb.module_seconds.values()))
+            self.assertEqual(set(mb.module_seconds), {"vision", "llm"})
+        scales = sum(mb.loss_scale for mb in step.microbatches)
+        counted = sum(mb.target_tokens for mb in step.microbatches)
+        self.assertAlmostEqual(scales, counted / step.target_tokens)
+        self.assertGreaterEqual(step.makespan_seconds, step.lower_bound_seconds)
+
+    def test_ranks_share_each_global_batch_by_the_same_plan(self) -> None:
+        ranks = [list(self.loader(dp_rank=rank, dp_size=3, steps=4)) for rank in range(3)]
+        whole = list(self.loader(strategy="data-blind", steps=4))
+        for step in range(4):
+            self.assertEqual(len({steps[step].digest for steps in ranks}), 1)
+            keys = [key for steps in ranks for mb in steps[step].microbatches for key in mb.sample_keys]
+            expected = [key for mb in whole[step].microbatches for key in mb.sample_keys]
+            self.assertEqual(sorted(keys), sorted(expected))
+
+    def test_balance_beats_dealing_round(self) -> None:
+        def slowest(strategy: str) -> float:
+            loaders = [self.loader(dp_rank=rank, dp_size=2, strategy=strategy, steps=5) for rank in range(2)]
+            return sum(
+                max(mb.cost_seconds for share in step for mb in share.microbatches)
+                for step in zip(*loaders, strict=True)
+            )
+
+        self.assertLess(slowest("search"), 0.9 * slowest("data-blind"))
+
+    def test_a_state_goes_on_exactly_with_other_ranks(self) -> None:
+        loader = self.loader(dp_size=2)
+        steps = iter(loader)
+        for _ in range(7):
+            next(steps)
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = [sorted(self.keys(dp_size=1, from_steps=steps)) for steps in (7, 8)]
+        for dp_size in (1, 4):
+            others = [self.loader(dp_rank=rank, dp_size=dp_size, steps=2) for rank in range(dp_size)]
+            for other in others:
+                other.load_state_dict(pickle.loads(pickle.dumps(state)))
+            shares = zip(*others, strict=True)
+            keys = [sorted(key for share in step for mb in share.microbatches for key in mb.sample_keys) for step in shares]
+            self.assertEqual(keys, expected)
+        self.assertEqual(loader.step, 7)
+
+    def keys(self, dp_size: int, from_steps: int) -> list[str]:
+        for step in self.loader(dp_size=dp_size):
+            if step.step == from_steps:
+                return [key for mb in step.microbatches for key in mb.sample_keys]
+        raise AssertionError
+
+    def test_iterating_goes_on_and_a_run_that_ended_begins_again(self) -> None:
+        loader = self.loader(validation=True, steps=4)
+        self.assertEqual(len(loader), 6)
+        self.assertEqual([step.step for step in loader], [0, 1, 2, 3])
+        self.assertEqual([step.step for step in loader], [4, 5])
+        self.assertEqual([step.step for step in loader], [0, 1, 2, 3])
+
+    def test_a_run_without_end_has_no_length(self) -> None:
+        with self.assertRaisesRegex(TypeError, "no end"):
+            len(self.loader())
+        self.assertEqual(self.loader().steps_per_epoch, 6)
+
+    def test_padding_gives_equal_shapes_and_is_no_target(self) -> None:
+        loader = self.loader(pad_to_tokens=1024, microbatches=4, steps=3)
+        for step in loader:
+            for mb in step.microbatches:
+                self.assertEqual(mb["input_ids"].shape, (1, 1024))
+                self.assertEqual(mb.tokens + mb.padding_tokens, 1024)
+                self.assertTrue((mb["labels"][0, mb.tokens :] == -100).all())
+        exact = self.loader(microbatches=4, steps=1)
+        (padded,), (unpadded,) = list(self.loader(pad_to_tokens=4096, microbatches=4, steps=1)), list(exact)
+        cost = [sum(mb.module_seconds["llm"] for mb in step.microbatches) for step in (padded, unpadded)]
+        self.assertGreater(cost[0], cost[1])
+
+    def test_too_short_a_fixed_length_is_an_error_before_the_step(self) -> None:
+        loader = self.loader(pad_to_tokens=64)
+        with self.assertRaises(dflop.PlanError) as caught:
+            next(iter(loader))
+        self.assertRegex(str(caught.exception), "pad_to_tokens")
+        self.assertEqual(caught.exception.step, 0)
+
+    def test_without_a_tokenizer_samples_are_decoded(self) -> None:
+        step = next(iter(self.loader(model="tiny")))
+        mb = step.microbatches[0]
+        self.assertEqual((dict(mb), mb.cu_seqlens), ({}, None))
+        self.assertTrue(any("json" in sample for sample in mb.samples))
+        self.assertTrue(any(sample.get("0.png") is not None for sample in mb.samples))
+
+    def test_a_mixture_draws_by_weights(self) -> None:
+        ones = dflop.Dataset(self.shards / "000.tar")
+        others = dflop.Dataset([self.shards / "001.tar", self.shards / "002.tar"])
+        loader = dflop.BalancedLoader(
+            dflop.mix([(ones, 0.75), (others, 0.25)]), model=self.model, global_batch_size=40, steps=1
+        )
+        shards = [sample.shard for mb in next(iter(loader)).microbatches for sample in mb.samples]
+        self.assertEqual(sum(shard.endswith("000.tar") for shard in shards), 30)
+
+    def test_stage_times_change_later_plans(self) -> None:
+        loader = self.loader(dp_size=2, correction_interval=4)
+        reports = []
+        for step in loader:
+            ranks = step.plan.ranks
+            seconds = {"llm": [[0.5 * len(mb) for mb in rank] for rank in ranks]}
+            seconds["vision"] = [[float("nan") for _ in rank] for rank in ranks]
+            reports.append(loader.report_stage_seconds(step, seconds))
+            if step.step == 7:
+                break
+        self.assertEqual([report is not None for report in reports], [False] * 3 + [True] + [False] * 3 + [True])
+        self.assertEqual(reports[3]["observations"], 16)
+        state = loader.state_dict()
+        self.assertTrue(state["corrections"])
+        again = self.loader(dp_size=2)
+        again.load_state_dict(state)
+        self.assertEqual(again.state_dict(), state)
+        digests = []
+        for one in (loader, again):
+            steps = iter(one)
+            digests.append([next(steps).digest for _ in range(12)])
+        self.assertEqual(digests[0], digests[1])
+
+    def test_stage_times_of_another_shape_are_refused(self) -> None:
+        loader = self.loader()
+        step = next(iter(loader))
+        for seconds, reason in [
+            ({"tail": [[1.0, 1.0]]}, "no module `tail`"),
+            ({"llm": [[1.0, 1.0]] * 2}, "2 DP ranks, not of 1"),
+            ({"llm": [[1.0]]}, "1 microbatches of DP rank 0, not of 2"),
+            ({"llm": [[1.0, -1.0]]}, "took -1 s"),
+        ]:
+            with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
+                loader.report_stage_seconds(step, seconds)
+
+    def test_settings_are_checked_at_once(self) -> None:
+        for settings, error, reason in [
+            ({"model": "no-such-model"}, dflop.ModelError, "unknown model"),
+            ({"dp_rank": 2, "dp_size": 2}, dflop.ConfigError, "dp_rank"),
+            ({"global_batch_size": 1}, dflop.ConfigError, "global"),
+            ({"strategy": "best"}, dflop.ConfigError, "strategy"),
+            ({"layout": "dense"}, dflop.ConfigError, "layout"),
+            ({"tokenizer": self.folder / "none.json"}, dflop.ReadError, "none.json"),
+            ({"model": "tiny", "pad_to_tokens": 64}, dflop.ConfigError, "needs a tokenizer"),
+            ({"profile": self.folder}, dflop.ReadError, "no .csv"),
+            ({"correction_interval": 0}, dflop.ModelError, "interval"),
+        ]:
+            with self.subTest(settings), self.assertRaisesRegex(error, reason):
+                self.loader(**settings)
+
+
+class Costs(WithExample):
+    def test_a_cost_function_takes_the_place_of_the_model(self) -> None:
+        seen = []
+
+        def cost(samples: list[dict]) -> list:
+            seen.append(samples)
+            return [{"vision": 0.0, "llm": 1.0 if sample["images"] else 0.0} for sample in samples]
+
+        loader = dflop.BalancedLoader(
+            self.shards, model=self.model, global_batch_size=16, microbatches=4, cost=cost, tokens_max=100_000
+        )
+        step = next(iter(loader))
+        pictured = [sum(any(name.endswith("png") for name in sample) for sample in mb.samples) for mb in step.microbatches]
+        del pictured
+        keys = {"audio", "data_set", "images", "key", "sample", "seconds", "target_tokens", "text_tokens", "tokens", "videos"}
+        self.assertEqual(set(seen[0][0]), keys)
+        self.assertEqual(len(seen[0]), 16)
+        costs = sorted(mb.module_seconds["llm"] for mb in step.microbatches)
+        self.assertLessEqual(costs[-1] - costs[0], 1.0)
+        self.assertEqual(sum(costs), sum(bool(sample["images"]) for sample in seen[0]))
+
+    def test_a_cost_function_that_fails_ends_the_run_with_its_error(self) -> None:
+        for answer, reason in [
+            (lambda samples: [[0.1, 0.1]], "answered for 1"),
+            (lambda samples: [[0.1]] * len(samples), "of 1 modules"),
+            (lambda samples: [[float("nan"), 0.1]] * len(samples), "NaN|nan"),
+            (lambda samples: 1 / 0, "division by zero"),
+        ]:
+            loader = dflop.BalancedLoader(self.shards, model=self.model, global_batch_size=4, cost=answer)
+            with self.subTest(reason), self.assertRaisesRegex(dflop.Error, reason):
+                next(iter(loader))
+
+    def test_the_cost_model_predicts_samples_and_data_sets(self) -> None:
+        model = dflop.CostModel("qwen2.5-vl-7b")
+        self.assertEqual(model.modules, ["vision", "llm"])
+        text = model.cost(text_tokens=100, target_tokens=40)
+        self.assertEqual((text["tokens"], text["target_tokens"], text["seconds"]["vision"]), (100, 40, 0.0))
+        picture = model.cost(text_tokens=100, images=[(640, 480)])
+        self.assertGreater(picture["seconds"]["vision"], 0)
+        self.assertGreater(picture["tokens"], 300)
+        with self.assertRaises(dflop.ModelError):
+            model.cost(images=[(0, 4)])
+        table = model.annotate(dflop.Dataset(self.shards))
+        self.assertEqual(len(table), 96)
+        self.assertIn("vision_ns", table.column_names)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,78 @@
+"""Plans, simulations, statistics and partitions as functions."""
+
+import csv
+import random
+import unittest
+
+from support import WithExample
+
+import dflop
+
+
+class Commands(WithExample):
+    def test_stats_are_those_of_the_data_set(self) -> None:
+        for dataset in (self.shards, dflop.Dataset(self.shards)):
+            stats = dflop.stats(dataset, model=self.model)
+            self.assertIn("quantiles", stats)
+
+    def test_simulate_compares_strategies(self) -> None:
+        report = dflop.simulate(
+            self.shards, model=self.model, global_batch=16, dp_size=2, microbatches=2, stages=[1, 2], steps=3
+        )
+        names = [strategy["name"] for strategy in report["strategies"]]
+        self.assertEqual(names, ["data-blind", "lpt", "dflop"])
+        self.assertGreaterEqual(report["strategies"][2]["speedup"], 1.0)
+
+    def test_plan_finds_a_parallelism(self) -> None:
+        shapes = self.folder / "shapes.csv"
+        dice = random.Random(0)
+        with shapes.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["tiles", "seq_len"])
+            rows.writerows([dice.randint(1, 10), dice.randint(100, 4000)] for _ in range(300))
+        plan = dflop.plan(shapes=shapes, gpus=8, global_batch=64, model="llava-ov-qwen2.5-7b", device="h100", batches=4)
+        gpus = sum(plan[part]["tp"] * plan[part]["pp"] * plan[part]["dp"] for part in ("encoder", "llm"))
+        self.assertLessEqual(gpus, 8)
+        self.assertGreater(plan["step_seconds"], plan["lower_bound_seconds"] * 0.99)
+
+    def test_misuse_is_a_config_error(self) -> None:
+        with self.assertRaisesRegex(dflop.ConfigError, "no-such-flag"):
+            dflop.stats(self.shards, no_such_flag=1)
+        with self.assertRaisesRegex(dflop.ConfigError, "unknown model"):
+            dflop.stats(self.shards, model="none")
+        with self.assertRaises(dflop.Error):
+            dflop.stats(self.folder / "missing.tar")
+
+
+class Partitions(unittest.TestCase):
+    def instance(self, items: int, groups: int) -> dict:
+        dice = random.Random(1)
+        times = [[dice.randint(0, 900), dice.randint(100, 1000)] for _ in range(items)]
+        return {"name": "random", "n": items, "m": groups, "c": 2, "d": times, "tok": [row[1] for row in times]}
+
+    def test_groups_hold_every_item_once(self) -> None:
+        instance = self.instance(64, 8)
+        found = dflop.balance(instance)
+        self.assertEqual(sorted(item for group in found["groups"] for item in group), list(range(64)))
+        sums = [[sum(instance["d"][item][module] for item in group) for module in (0, 1)] for group in found["groups"]]
+        self.assertEqual(found["makespan_ns"], max(map(max, sums)))
+        self.assertLessEqual(found["lower_bound_ns"], found["makespan_ns"])
+        blind = dflop.balance(instance, strategy="data-blind")
+        self.assertLess(found["makespan_ns"], blind["makespan_ns"])
+
+    def test_pipelines_order_microbatches(self) -> None:
+        found = dflop.balance(self.instance(64, 8), dp=2, stages=[1, 3])
+        self.assertEqual([len(rank) for rank in found["ranks"]], [4, 4])
+
+    def test_what_makes_no_sense_is_an_error(self) -> None:
+        with self.assertRaises(dflop.ConfigError):
+            dflop.balance({"n": 2})
+        with self.assertRaises(dflop.PlanError) as caught:
+            dflop.balance(self.instance(64, 8), tokens_max=10)
+        self.assertEqual((caught.exception.unit, caught.exception.max), ("tokens", 10))
+        with self.assertRaisesRegex(dflop.ConfigError, "both `dp` and `stages`"):
+            dflop.balance(self.instance(64, 8), dp=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
