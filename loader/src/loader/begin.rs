@@ -86,12 +86,11 @@ impl OpenBatch<'_> {
     async fn finish(mut self, progressed: Progressed) -> Result<BegunBatch> {
         let samples = self.len() as u64;
         let collator = &self.starter.collator;
-        let batch = match collator.decode_mode() {
-            Decode::Pixels { .. } => collator.begin(self.waiting).await?,
-            _ => {
-                collator.transform(self.pending.iter_mut());
-                PendingBatch::Fields(self.pending)
-            }
+        let batch = if matches!(collator.decode_mode(), Decode::Pixels { .. }) {
+            collator.begin(self.waiting).await?
+        } else {
+            collator.transform(self.pending.iter_mut());
+            PendingBatch::Fields(self.pending)
         };
         collator.metrics().stage(Stage::Collate).depth.add(1);
         Ok(BegunBatch { batch, samples, progressed, _leases: [self.encoded, self.decoded] })

@@ -91,3 +91,40 @@ fn check(times: &[ModuleTimes], modules: usize, samples: &[CostInput<'_>]) -> Re
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Says(Vec<ModuleTimes>);
+
+    impl CostFunction for Says {
+        fn module_ns(&self, _: &[Module], _: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError> {
+            Ok(self.0.clone())
+        }
+    }
+
+    #[test]
+    fn times_that_fit_63_bits_together_are_taken_and_no_more() {
+        let shape = SampleShape::default();
+        let row = |ns: [u64; 2]| ModuleTimes::new(&ns).unwrap();
+        let predicted = SampleCost {
+            tokens: 1,
+            target_tokens: 1,
+            encoder_items: 0,
+            encoder_tokens: 0,
+            module_ns: row([1, 1]),
+        };
+        let input = |key| CostInput { key, data_set: 0, sample: 0, shape: &shape, predicted };
+        let most = i64::MAX as u64;
+        let answer = |last| {
+            let says = Says(vec![row([most - 1, 0]), row([0, last])]);
+            ask(&says, 7, &[Module::Vision, Module::Llm], &[input("a"), input("b")])
+        };
+        assert_eq!(answer(1).unwrap().len(), 2);
+        let error = answer(2).unwrap_err();
+        let Error::CostFunction { step: 7, source } = error else { panic!("{error}") };
+        assert_eq!(source.to_string(), "the sum of its times overflows at sample `b`");
+    }
+}

@@ -105,8 +105,10 @@ impl TransformStage {
                 }
                 // The first sample is waited for first; the others are not asked for any more.
                 Err(error) => {
-                    let first: Option<oneshot::Sender<_>> = senders.into_iter().next();
-                    drop(first.map(|first| first.send(Err(error))));
+                    let mut senders: VecDeque<_> = senders.into();
+                    if let Some(first) = senders.pop_front() {
+                        drop(first.send(Err(error)));
+                    }
                 }
             }
         });

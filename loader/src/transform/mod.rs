@@ -223,3 +223,41 @@ impl Transforms {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Keep {
+        is_decoder: bool,
+    }
+
+    impl Transform for Keep {
+        fn takes_encoded(&self) -> bool {
+            self.is_decoder
+        }
+
+        fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError> {
+            Ok(fields.into_iter().map(|input| Ok(input.media)).collect())
+        }
+    }
+
+    #[test]
+    fn decoders_stand_in_front_and_the_first_has_the_field() {
+        let add = |transforms: Transforms, (name, is_decoder)| {
+            transforms.add(FieldSelection::new([name]).unwrap(), Arc::new(Keep { is_decoder }))
+        };
+        let added = [("images", false), ("jpg", true), ("txt", false), ("images", true)];
+        let transforms = added.into_iter().fold(Transforms::new(), add).in_order();
+        let numbers_of = |extension| -> Vec<u64> {
+            let runs = (0..transforms.list.len()).filter(|&at| transforms.runs_on(at, extension));
+            runs.map(|at| transforms.list[at].number).collect()
+        };
+        assert_eq!(numbers_of("0.jpg"), [1, 0]);
+        assert_eq!(numbers_of("png"), [3, 0]);
+        assert_eq!(numbers_of("txt"), [2]);
+        assert!(transforms.decodes("png") && !transforms.decodes("txt"));
+        assert!(transforms.takes("txt") && !transforms.takes("wav"));
+    }
+}
