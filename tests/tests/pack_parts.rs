@@ -204,7 +204,7 @@ fn parts_fit_their_source_and_their_folder() {
     for parts in [0, 100_001] {
         assert!(matches!(list_parts(&source, parts, &options()), Err(Error::Config { .. })));
     }
-    fs::write(&source, "{\"text\": 7}\n").unwrap();
+    fs::write(&source, "{broken\n").unwrap();
     let nothing = in_parts(&source, &place.out("nothing"), 2).unwrap_err();
     assert!(matches!(nothing, Error::Pack { .. }), "{nothing}");
 }

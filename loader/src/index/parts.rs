@@ -116,7 +116,7 @@ pub(super) fn merge_parts(
     let mut places = Places::new(&shards);
     let mut slots: Vec<Option<PartShard>> = shards.iter().map(|_| None).collect();
     for (number, part) in parts.enumerate() {
-        let covered = read_part(part).map_err(|reason| Error::IndexPart { part: number, reason })?;
+        let covered = read_part(&part).map_err(|reason| Error::IndexPart { part: number, reason })?;
         for covered in covered {
             let place = places.take(&covered)?;
             slots[place] = Some(covered);
@@ -163,12 +163,11 @@ impl Places {
     /// The place of a shard: that of its URL, else of its base name, as the folder may have another path elsewhere.
     fn take(&mut self, covered: &PartShard) -> Result<usize> {
         let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
-        let place = match self.by_url.get_mut(&covered.url) {
-            Some(places) => places.pop().ok_or(fault(ShardFault::Repeated))?,
-            None => {
-                let only = self.by_name.get(&covered.built.shard.name).copied().flatten();
-                only.ok_or(fault(ShardFault::Unknown))?
-            }
+        let place = if let Some(places) = self.by_url.get_mut(&covered.url) {
+            places.pop().ok_or(fault(ShardFault::Repeated))?
+        } else {
+            let only = self.by_name.get(&covered.built.shard.name).copied().flatten();
+            only.ok_or(fault(ShardFault::Unknown))?
         };
         if std::mem::replace(&mut self.is_taken[place], true) {
             return Err(fault(ShardFault::Repeated));
@@ -232,7 +231,7 @@ fn check_counters(shards: &[Shard], built: &[BuiltShard]) -> Result<()> {
 ///
 /// # Errors
 /// What is wrong with it.
-fn read_part(part: Bytes) -> Result<Vec<PartShard>, String> {
+fn read_part(part: &Bytes) -> Result<Vec<PartShard>, String> {
     let short = || "it is cut short".to_owned();
     let end =
         part.len().checked_sub(CHECKSUM_BYTES).filter(|&end| end >= MAGIC.len() + 8).ok_or_else(short)?;

@@ -20,6 +20,9 @@ use crate::prepare::Layout;
 use crate::simulate::simulate_plan;
 use crate::steps::StepSample;
 
+/// Items by rank and microbatch.
+type Ranks = Vec<Vec<Vec<u32>>>;
+
 /// Largest fixed length in tokens: `cu_seqlens` are 32-bit.
 pub(super) const PAD_TO_TOKENS_MAX: u64 = i32::MAX as u64;
 /// Lengths up to this are all looked at for the cheapest token; above, each is larger by this share.
@@ -233,10 +236,7 @@ impl StepPlanner {
 
     /// The samples and the padding of a planned step as a partition problem, and its ranks with an item for the padding of
     /// each microbatch; without padding the samples alone.
-    pub(crate) fn as_run(
-        &self,
-        plan: &StepPlan,
-    ) -> Result<(Instance, Vec<Vec<Vec<u32>>>), dflop_balancer::Error> {
+    pub(crate) fn as_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
         let plain = self.instance(&plan.samples, &plan.costs)?;
         let mut ranks = plan.ranks.clone();
         let Some(to) = self.config.pad_to else { return Ok((plain, ranks)) };
