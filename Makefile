@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all fmt clippy docs test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: check check-all fmt clippy docs test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo demo-python record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -137,6 +137,10 @@ record-videos:
 
 demo:
 	$(CARGO) run --release --locked -- demo
+
+# The same, by the package that `make test` has installed: optimised alike, and the machine code is not made a second time.
+demo-python:
+	$(PYTHON_VENV)/bin/python -m dflop demo
 
 # Records anew what the tests of `prepare` compare with: see tests/record/processors.py for what PYTHON must have.
 record-processors:
