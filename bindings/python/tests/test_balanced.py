@@ -124,20 +124,21 @@ class Balanced(WithExample):
         self.assertEqual(sum(shard.endswith("000.tar") for shard in shards), 30)
 
     def test_stage_times_change_later_plans(self) -> None:
-        loader = self.loader(dp_size=2, correction_interval=4)
+        loader = self.loader(microbatches=4, correction_interval=4)
         reports = []
         for step in loader:
-            ranks = step.plan.ranks
-            seconds = {"llm": [[0.5 * len(mb) for mb in rank] for rank in ranks]}
-            seconds["vision"] = [[float("nan") for _ in rank] for rank in ranks]
-            reports.append(loader.report_stage_seconds(step, seconds))
-            if step.step == 7:
+            # Long microbatches take twice as long as predicted.
+            seconds = [mb.module_seconds["llm"] * (2.0 if mb.tokens > 250 else 1.0) for mb in step.microbatches]
+            times = {"llm": [seconds], "vision": [[float("nan")] * 4]}
+            reports.append(loader.report_stage_seconds(step, times))
+            if step.step == 23:
                 break
-        self.assertEqual([report is not None for report in reports], [False] * 3 + [True] + [False] * 3 + [True])
-        self.assertEqual(reports[3]["observations"], 16)
+        told = [report for report in reports if report is not None]
+        self.assertEqual([place for place, report in enumerate(reports) if report], [3, 7, 11, 15, 19, 23])
+        self.assertEqual(told[0]["observations"], 16)
         state = loader.state_dict()
         self.assertTrue(state["corrections"])
-        again = self.loader(dp_size=2)
+        again = self.loader(microbatches=4)
         again.load_state_dict(state)
         self.assertEqual(again.state_dict(), state)
         digests = []

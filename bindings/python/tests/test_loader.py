@@ -67,7 +67,7 @@ class Media(InFolder):
         (batch,) = dflop.Loader(path, image=dflop.Image(size=16), fields=["images", "cls"])
         self.assertEqual(batch["image"].shape, (3, 3, 16, 16))
         self.assertEqual(batch.image_rows, [(0, 2), (2, 2), (2, 3)])
-        self.assertEqual(batch["cls"], ["3", "4", "5"])
+        self.assertEqual(batch["cls"], [3, 4, 5])
         (batch,) = dflop.Loader(path, image=dflop.Image(size=16))
         self.assertEqual(list(batch), ["image"])
 

@@ -94,7 +94,7 @@ os.wait()
 import dflop
 print("ready", flush=True)
 try:
-    next(iter(dflop.Loader("pipe:sleep 1000")))
+    next(iter(dflop.Loader("pipe:exec sleep 30 2> /dev/null")))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

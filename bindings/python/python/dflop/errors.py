@@ -63,6 +63,10 @@ class ModelError(Error, ValueError):
     """A model, a device or a profile makes no sense, or cannot answer."""
 
 
+class UserCodeError(Error):
+    """A function of the user cannot be gone on with: a cost function, or a call of a transform as a whole."""
+
+
 class StalledError(Error, TimeoutError):
     """Nothing has happened for longer than was allowed; a state taken now goes on exactly."""
 
