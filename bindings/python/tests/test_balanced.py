@@ -4,10 +4,9 @@ import json
 import pickle
 import unittest
 
+import dflop
 import numpy as np
 from support import WithExample
-
-import dflop
 
 
 class Balanced(WithExample):
@@ -19,7 +18,14 @@ class Balanced(WithExample):
         step = next(iter(self.loader()))
         self.assertEqual((step.step, len(step.microbatches)), (0, 2))
         for mb in step.microbatches:
-            names = {"input_ids", "labels", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw"}
+            names = {
+                "input_ids",
+                "labels",
+                "position_ids",
+                "mm_token_type_ids",
+                "pixel_values",
+                "image_grid_thw",
+            }
             self.assertEqual(set(mb), names)
             self.assertEqual(mb["input_ids"].shape, (1, mb.tokens))
             self.assertEqual(mb["position_ids"].shape, (4, 1, mb.tokens))
@@ -66,7 +72,10 @@ class Balanced(WithExample):
             for other in others:
                 other.load_state_dict(pickle.loads(pickle.dumps(state)))
             shares = zip(*others, strict=True)
-            keys = [sorted(key for share in step for mb in share.microbatches for key in mb.sample_keys) for step in shares]
+            keys = [
+                sorted(key for share in step for mb in share.microbatches for key in mb.sample_keys)
+                for step in shares
+            ]
             self.assertEqual(keys, expected)
         self.assertEqual(loader.step, 7)
 
@@ -128,7 +137,9 @@ class Balanced(WithExample):
         reports = []
         for step in loader:
             # Long microbatches take twice as long as predicted.
-            seconds = [mb.module_seconds["llm"] * (2.0 if mb.tokens > 250 else 1.0) for mb in step.microbatches]
+            seconds = [
+                mb.module_seconds["llm"] * (2.0 if mb.tokens > 250 else 1.0) for mb in step.microbatches
+            ]
             times = {"llm": [seconds], "vision": [[float("nan")] * 4]}
             reports.append(loader.report_stage_seconds(step, times))
             if step.step == 23:
@@ -187,9 +198,23 @@ class Costs(WithExample):
             self.shards, model=self.model, global_batch_size=16, microbatches=4, cost=cost, tokens_max=100_000
         )
         step = next(iter(loader))
-        pictured = [sum(any(name.endswith("png") for name in sample) for sample in mb.samples) for mb in step.microbatches]
+        pictured = [
+            sum(any(name.endswith("png") for name in sample) for sample in mb.samples)
+            for mb in step.microbatches
+        ]
         del pictured
-        keys = {"audio", "data_set", "images", "key", "sample", "seconds", "target_tokens", "text_tokens", "tokens", "videos"}
+        keys = {
+            "audio",
+            "data_set",
+            "images",
+            "key",
+            "sample",
+            "seconds",
+            "target_tokens",
+            "text_tokens",
+            "tokens",
+            "videos",
+        }
         self.assertEqual(set(seen[0][0]), keys)
         self.assertEqual(len(seen[0]), 16)
         costs = sorted(mb.module_seconds["llm"] for mb in step.microbatches)

@@ -32,7 +32,9 @@ class Error(Exception):
         fields = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
-        raise AttributeError(f"`{type(self).__name__}` has no `{name}`; it has {', '.join(fields) or 'no fields'}")
+        raise AttributeError(
+            f"`{type(self).__name__}` has no `{name}`; it has {', '.join(fields) or 'no fields'}"
+        )
 
 
 class ConfigError(Error, ValueError):
