@@ -1,7 +1,7 @@
-"""Classifies pictures from PyTorch's `DataLoader`, stops in the middle of an epoch, and goes on exactly there.
+"""Classifies pictures from PyTorch's `DataLoader`, and goes on exactly where an epoch was left.
 
-The loader reads and decodes on threads of its own, so `num_workers=0`; `batch_size=None`, since its items are whole
-batches. torchdata's `StatefulDataLoader` saves and restores where it stands, without reading again what came before.
+Items are whole batches, hence `batch_size=None`, and the loader has threads of its own, hence `num_workers=0`.
+torchdata's `StatefulDataLoader` restores the position without reading again what came before.
 """
 
 from collections.abc import Iterable
@@ -15,15 +15,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 def dataset_of(folder: Path) -> dflop.torch.IterableDataset:
-    loader = dflop.Loader(
-        folder / "shards",
-        batch_size=16,
-        image=dflop.Image(size=32),
-        fields=["images", "cls"],
-        shuffle_buffer=64,
-        arrays="torch",
-    )
-    return dflop.torch.IterableDataset(loader)
+    settings = {
+        "batch_size": 16,
+        "image": dflop.Image(size=32),
+        "fields": ["images", "cls"],
+        "arrays": "torch",
+    }
+    return dflop.torch.IterableDataset(dflop.Loader(folder / "shards", shuffle_buffer=64, **settings))
 
 
 def model_of() -> nn.Module:
@@ -49,18 +47,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[
     return losses
 
 
-def stateful(folder: Path) -> StatefulDataLoader:
-    return StatefulDataLoader(dataset_of(folder), batch_size=None, num_workers=0, collate_fn=dflop.torch.keep)
-
-
 if __name__ == "__main__":
     folder, model = dflop.example.folder(), model_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    epoch = DataLoader(dataset_of(folder), batch_size=None, num_workers=0, collate_fn=dflop.torch.keep)
-    losses = train(model, optimizer, epoch)
+    settings = {"batch_size": None, "num_workers": 0, "collate_fn": dflop.torch.keep}
+    losses = train(model, optimizer, DataLoader(dataset_of(folder), **settings))
     print(f"an epoch of DataLoader: {len(losses)} batches, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    stopped, resumed = stateful(folder), stateful(folder)
+    stopped, resumed = (StatefulDataLoader(dataset_of(folder), **settings) for _ in range(2))
     head = [batch for _, batch in zip(range(5), stopped, strict=False)]
     resumed.load_state_dict(stopped.state_dict())
-    tail = list(resumed)
-    print(f"{len(head)} batches before the stop, {len(tail)} behind it, no sample twice and none lost")
+    print(f"{len(head)} batches before a stop, {len(list(resumed))} behind it")

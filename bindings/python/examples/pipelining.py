@@ -1,7 +1,7 @@
 """Trains a pipeline of two stages, vision tower and language model, with `torch.distributed.pipelining`.
 
-Stages pass on activations of one shape, so `pad_to_tokens` fills every microbatch up to the same length. Nobody
-learns from padding, the balance counts it, and a step that has no room is an error before it begins.
+Stages pass on activations of one shape, so `pad_to_tokens` fills all microbatches up to one length. Padding is not
+learned and counts in the balance; a step that has no room is an error before it begins.
 """
 
 import dflop
@@ -38,7 +38,7 @@ def backward(schedule: Schedule1F1B, step: dflop.Step, rank: int) -> float:
     names = [("input_ids", "pixel_values", "image_grid_thw"), ("position_ids",)][rank]
     inputs = [{name: one[name] for name in names if name in one} for one in step.microbatches]
     labels, losses = [one["labels"] for one in step.microbatches], []
-    scale = {"scale": step.microbatches[0].loss_scale_sum}  # of all sums in a step
+    scale = {"scale": step.microbatches[0].loss_scale_sum}  # the same for all sums of a step
     schedule.step(kwarg_mbs=inputs, target_mbs=labels, losses=losses, loss_kwargs=scale)
     return sum(loss.item() for loss in losses)
 
@@ -46,17 +46,16 @@ def backward(schedule: Schedule1F1B, step: dflop.Step, rank: int) -> float:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    folder, rank = dflop.example.folder(), dist.get_rank()
+    rank, folder = dist.get_rank(), dflop.example.folder()
     model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
     stage = PipelineStage([Vision, Language][rank](model), rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, 4, loss_fn=loss_of, scale_grads=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    # The second stage gets no picture, only how many tokens it is.
-    settings = {"global_batch_size": 16, "microbatches": 4, "pad_to_tokens": 640, "steps": 8}
     dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
+    settings = {"global_batch_size": 16, "microbatches": 4, "pad_to_tokens": 640, "steps": 8}
+    # The second stage needs no pictures, only how many tokens they are.
     for step in dflop.BalancedLoader(dataset, model=folder / "model", counted_media=rank > 0, **settings):
-        loss, tokens = backward(schedule, step, rank), [one.tokens for one in step.microbatches]
-        print(f"stage {rank}, step {step.step}: loss {loss:.3f}, {tokens} tokens", flush=True)
+        print(f"stage {rank}, step {step.step}: loss {backward(schedule, step, rank):.3f}", flush=True)
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()
