@@ -1,6 +1,6 @@
 """Classifies pictures from PyTorch's `DataLoader`, and goes on exactly where an epoch was left.
 
-Items are whole batches, hence `batch_size=None`, and the loader has threads of its own, hence `num_workers=0`.
+Items are whole batches, hence `batch_size=None`; the loader has threads of its own, hence `num_workers=0`.
 torchdata's `StatefulDataLoader` restores the position without reading again what came before.
 """
 

@@ -1,7 +1,7 @@
 """Trains on all ranks of a job with `DistributedDataParallel`: `python ddp.py`, or `torchrun ... ddp.py`.
 
-Every rank reads its share of each global batch. Shares cost the same, so that no rank waits long for another when
-gradients are summed; weights become those of one process that trains on the whole batch, however many ranks there are.
+Every rank reads its share of each global batch. Shares cost about the same, so that no rank waits long for
+another when gradients are summed. Weights are those of one process, whatever their number.
 """
 
 import dflop

@@ -1,7 +1,7 @@
 """Trains on all ranks of a job with FSDP2, `fully_shard`: `python fsdp2.py`, or `torchrun ... fsdp2.py`.
 
-Each rank keeps a part of every layer's weights; when it comes to a layer, all ranks must, to gather them. So all have
-the same number of microbatches, and one without pictures sends a blank picture through the vision tower, for nothing.
+Each rank keeps a part of every layer's weights. When it comes to a layer, all ranks must, to gather them: all
+have the same number of microbatches, and one without pictures shows the vision tower a blank one for nothing.
 """
 
 import dflop

@@ -1,7 +1,7 @@
 """Trains a pipeline of two stages, vision tower and language model, with `torch.distributed.pipelining`.
 
-Stages pass on activations of one shape, so `pad_to_tokens` fills all microbatches up to one length. Padding is not
-learned and counts in the balance; a step that has no room is an error before it begins.
+Stages pass on activations of one shape, so `pad_to_tokens` fills all microbatches up to one length. Padding
+is not learned and counts in the balance; a step that has no room is an error before it begins.
 """
 
 import dflop
@@ -37,8 +37,8 @@ def backward(schedule: Schedule1F1B, step: dflop.Step, rank: int) -> float:
     """Leaves the step's gradients in the stages; returns its loss, on the last of them."""
     names = [("input_ids", "pixel_values", "image_grid_thw"), ("position_ids",)][rank]
     inputs = [{name: one[name] for name in names if name in one} for one in step.microbatches]
-    labels, losses = [one["labels"] for one in step.microbatches], []
     scale = {"scale": step.microbatches[0].loss_scale_sum}  # the same for all sums of a step
+    labels, losses = [one["labels"] for one in step.microbatches], []
     schedule.step(kwarg_mbs=inputs, target_mbs=labels, losses=losses, loss_kwargs=scale)
     return sum(loss.item() for loss in losses)
 
@@ -53,7 +53,6 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
     settings = {"global_batch_size": 16, "microbatches": 4, "pad_to_tokens": 640, "steps": 8}
-    # The second stage needs no pictures, only how many tokens they are.
     for step in dflop.BalancedLoader(dataset, model=folder / "model", counted_media=rank > 0, **settings):
         print(f"stage {rank}, step {step.step}: loss {backward(schedule, step, rank):.3f}", flush=True)
         optimizer.step()

@@ -1,6 +1,6 @@
 """Trains a small vision-language model in one process: the loop that the other examples extend.
 
-A global batch comes as microbatches that cost about the same. Each loss counts as its `loss_scale` says, so that
+A global batch comes as microbatches that cost about the same. Each loss counts as its `loss_scale` says, so
 the step is that of the whole batch in one pass, however it was cut. Data and model are made up in a moment.
 """
 

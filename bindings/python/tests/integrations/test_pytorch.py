@@ -1,4 +1,4 @@
-"""A plain loop of PyTorch: gradients are those of the whole batch, layouts agree, a run goes on bit by bit."""
+"""A plain loop of PyTorch: gradients are those of the whole batch, layouts agree, runs go on bit by bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of trainers share: the examples as modules, jobs of several processes, gradients to compare."""
+"""What tests of trainers share: examples as modules, jobs of several processes, gradients to compare."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def example(name: str) -> ModuleType:
 
 
 def run(*arguments: object, seconds: float = 300) -> str:
-    """What a Python program prints; all processes that it starts end with it, at the latest after so many seconds."""
+    """What a Python program prints; all its processes end with it, at the latest after so many seconds."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
