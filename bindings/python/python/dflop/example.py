@@ -12,9 +12,11 @@ import atexit
 import io
 import json
 import math
+import os
 import random
 import shutil
 import struct
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -51,6 +53,19 @@ def folder(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
     write_shards(made / "shards", samples=samples, shards=shards, seed=seed)
     write_model(made / "model")
     return made
+
+
+def on_ranks(ranks: int) -> None:
+    """Starts the running program again on so many processes with ``torchrun``, in its place, unless it is one of them.
+
+    Each has one thread for computing if nothing else is said in ``OMP_NUM_THREADS``.
+    """
+    if "RANK" in os.environ:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 
 def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
@@ -140,6 +155,11 @@ def _config() -> dict[str, Any]:
         "num_key_value_heads": 4,
         "vocab_size": 640,
         "max_position_embeddings": 8192,
+        # A cache is of no use in training, and transformers' attention looks across packed samples where there is one.
+        "use_cache": False,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
         "rope_scaling": rope,
         "rope_parameters": rope,
     }
@@ -165,9 +185,6 @@ def _config() -> dict[str, Any]:
         "video_token_id": ids["<|video_pad|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
     }
 
 
