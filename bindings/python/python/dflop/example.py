@@ -61,7 +61,7 @@ def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int
     made = [_sample(dice, number) for number in range(samples)]
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:03}.tar", "w") as tar:
-            for number in range(shard, samples, shards):
+            for number in range(shard * samples // shards, (shard + 1) * samples // shards):
                 for extension, content in made[number].items():
                     member = tarfile.TarInfo(f"{number:06}.{extension}")
                     member.size = len(content)
@@ -134,6 +134,9 @@ def _config() -> dict[str, Any]:
         "max_position_embeddings": 8192,
         "rope_scaling": rope,
         "rope_parameters": rope,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
     }
     vision = {
         "model_type": "qwen2_vl",
@@ -157,9 +160,6 @@ def _config() -> dict[str, Any]:
         "video_token_id": ids["<|video_pad|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
     }
 
 
