@@ -13,8 +13,7 @@ import dflop
 import torch
 import transformers
 
-FOLDER = dflop.example.folder()
-MICROBATCHES = 2
+FOLDER, MICROBATCHES = dflop.example.folder(), 2
 
 
 def train(checkpoint, *, steps, is_resumed=False):
@@ -23,7 +22,7 @@ def train(checkpoint, *, steps, is_resumed=False):
     rank = {"dp_rank": accelerator.process_index, "dp_size": accelerator.num_processes}
     ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
     loader = dflop.BalancedLoader(
-        ds, model=FOLDER / "model", global_batch_size=16, microbatches=MICROBATCHES, arrays="torch", **rank
+        ds, model=FOLDER / "model", global_batch_size=16, microbatches=MICROBATCHES, **rank
     )
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(FOLDER / "model")
@@ -34,15 +33,17 @@ def train(checkpoint, *, steps, is_resumed=False):
         accelerator.load_state(checkpoint)
     losses = []
     for step in loader:
-        loss = torch.zeros((), device=accelerator.device)
+        total = torch.zeros((), device=accelerator.device)
         for microbatch in step.microbatches:
             with accelerator.accumulate(model):
-                scaled = model(**microbatch.to(accelerator.device)).loss * microbatch.loss_scale
-                accelerator.backward(scaled * MICROBATCHES)
+                inputs = microbatch.to(accelerator.device)
+                # With a cache, packed samples would see each other.
+                loss = model(**inputs, use_cache=False).loss * microbatch.loss_scale
+                accelerator.backward(loss * MICROBATCHES)
                 optimizer.step()
                 optimizer.zero_grad()
-                loss += scaled.detach()
-        losses.append(accelerator.reduce(loss, "mean").item())
+                total += loss.detach()
+        losses.append(accelerator.reduce(total, "mean").item())
         accelerator.print(f"step {step.step}: loss {losses[-1]:.4f} of {step.target_tokens} tokens")
         if step.step + 1 == steps:
             break

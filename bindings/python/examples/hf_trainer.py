@@ -13,8 +13,7 @@ import dflop.torch
 import torch
 import transformers
 
-FOLDER = dflop.example.folder()
-MICROBATCHES = 2
+FOLDER, MICROBATCHES = dflop.example.folder(), 2
 
 
 class BalancedTrainer(transformers.Trainer):
@@ -44,9 +43,10 @@ def train(out, *, resume=None, **settings):
     ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)
     loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=MICROBATCHES, **rank)
     torch.manual_seed(0)
-    # `Trainer` does not load weights that `save_pretrained` renames (transformers issue 43701).
+    # `Trainer` loads no weights that `save_pretrained` renames (transformers issue 43701), so they are loaded here.
     config, auto = transformers.AutoConfig.from_pretrained(model), transformers.AutoModelForImageTextToText
-    net = auto.from_pretrained(resume) if resume else auto.from_config(config)
+    config.text_config.use_cache = False  # with a cache, packed samples would see each other
+    net = auto.from_pretrained(resume, config=config) if resume else auto.from_config(config)
     dataset = dflop.torch.Microbatches(loader, MICROBATCHES)
     trainer = BalancedTrainer(net, args, train_dataset=dataset, callbacks=[KeepsPosition()])
     trainer.train(resume_from_checkpoint=resume)

@@ -1,8 +1,7 @@
 """Data iterators as Megatron-LM wants them: `next(data_iterator)` gives `forward_step` one packed microbatch.
 
-Give Megatron `--dataloader-type external --micro-batch-size 1 --seq-length 2048 --calculate-per-token-loss`, and a
-provider with `is_distributed = True` that returns `data_iterators(...)`: `None` for stages in between and for all
-tensor-parallel ranks but the first. Instead of an attention mask there are `cu_seqlens`, where samples begin.
+It takes `--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss` and a provider that returns
+`data_iterators(...)`: `None` for stages in between and for all tensor-parallel ranks but the first.
 """
 
 import json
@@ -19,8 +18,8 @@ SPLITS = {"train": {"fraction": [0, 0.8]}, "valid": {"fraction": [0.8, 0.9]}, "t
 def megatron_batch(mb):
     labels = pad(mb["labels"][:, 1:], (0, 1), value=-100)  # the next tokens
     batch = {"tokens": mb["input_ids"], "labels": labels.clamp(min=0), "loss_mask": (labels >= 0).float()}
-    longest, positions = torch.tensor([mb.max_seqlen], dtype=torch.int32), mb["position_ids"][0]
-    batch |= {"position_ids": positions, "cu_seqlens": mb.cu_seqlens[None], "max_seqlen": longest}
+    longest = torch.tensor([mb.max_seqlen], dtype=torch.int32)
+    batch |= {"position_ids": mb["position_ids"][0], "cu_seqlens": mb.cu_seqlens[None], "max_seqlen": longest}
     return batch | {name: mb[name] for name in ("pixel_values", "image_grid_thw") if name in mb}
 
 
@@ -28,8 +27,8 @@ class DataIterator:
     def __init__(self, split, **rank):
         model = FOLDER / "model"
         ds = dflop.Dataset(FOLDER / "shards", split=split, tokenizer=model, model=model)
-        settings = {"microbatches": MICROBATCHES, "pad_to_tokens": SEQ_LENGTH, "global_batch_size": 8} | rank
-        loader = dflop.BalancedLoader(ds, model=model, validation=split != "train", **settings)
+        rank |= {"microbatches": MICROBATCHES, "pad_to_tokens": SEQ_LENGTH, "global_batch_size": 8}
+        loader = dflop.BalancedLoader(ds, model=model, validation=split != "train", **rank)
         self.microbatches, self.epoch = dflop.torch.Microbatches(loader, MICROBATCHES), iter(())
 
     def __next__(self):
@@ -42,18 +41,19 @@ class DataIterator:
 
 
 def data_iterators(*, stage=0, stages=1, tp_rank=0, **rank):
-    return [DataIterator(split, **rank) if tp_rank == 0 and stage in (0, stages - 1) else None for split in SPLITS]
+    reads = tp_rank == 0 and stage in (0, stages - 1)
+    return [DataIterator(split, **rank) if reads else None for split in SPLITS]
 
 
 def forward_step(data_iterator, model):
     batch = next(data_iterator)
     losses = cross_entropy(model(batch["tokens"])[0], batch["labels"][0], reduction="none")
-    return (losses * batch["loss_mask"][0]).sum(), batch["loss_mask"].sum()
+    return losses @ batch["loss_mask"][0], batch["loss_mask"].sum()
 
 
 if __name__ == "__main__":
     model = torch.nn.Sequential(torch.nn.Embedding(640, 64), torch.nn.Linear(64, 640))
-    optimizer, (train, _, _) = torch.optim.AdamW(model.parameters(), lr=1e-2), data_iterators()
+    optimizer, train = torch.optim.AdamW(model.parameters(), lr=1e-2), data_iterators()[0]
     for _ in range(8):
         losses, tokens = zip(*(forward_step(train, model) for _ in range(MICROBATCHES)), strict=True)
         (loss := sum(losses) / sum(tokens)).backward(), optimizer.step(), optimizer.zero_grad()

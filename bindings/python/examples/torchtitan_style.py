@@ -1,8 +1,7 @@
 """A dataloader as torchtitan wants one: `(input_dict, labels)` per microbatch, saved by distributed checkpoints.
 
-For a step torchtitan takes `gradient_accumulation_steps * num_pp_microbatches` items: make the loader with as many
-microbatches. It divides summed losses by the labels of the whole global batch, so it needs no `loss_scale`; its
-labels are the next tokens. The state is equal on all ranks, so that a run may resume on any number of them.
+For a step it takes `gradient_accumulation_steps * num_pp_microbatches` items, the loader's microbatches, and divides
+summed losses by all labels of the global batch. The state is equal on all ranks: any number of them may resume.
 """
 
 import json
@@ -20,8 +19,8 @@ FOLDER, IGNORED, MICROBATCHES = dflop.example.folder(), -100, 2
 class BalancedDataLoader(dcp.stateful.Stateful):
     def __init__(self, *, dp_rank=0, dp_world_size=1, global_batch_size=16):
         ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
-        settings = {"dp_rank": dp_rank, "dp_size": dp_world_size, "global_batch_size": global_batch_size}
-        loader = dflop.BalancedLoader(ds, model=FOLDER / "model", microbatches=MICROBATCHES, **settings)
+        rank = {"dp_rank": dp_rank, "dp_size": dp_world_size, "microbatches": MICROBATCHES}
+        loader = dflop.BalancedLoader(ds, model=FOLDER / "model", global_batch_size=global_batch_size, **rank)
         self.microbatches = dflop.torch.Microbatches(loader, MICROBATCHES)
 
     def __iter__(self):
@@ -42,19 +41,20 @@ def train_step(model, optimizer, data_iterator):
     batches = [next(data_iterator) for _ in range(MICROBATCHES)]
     valid_tokens = sum((labels != IGNORED).sum() for _, labels in batches)
     for inputs, labels in batches:
-        logits = model(inputs.pop("input"), position_ids=inputs.pop("positions"), **inputs).logits
+        inputs |= {"input_ids": inputs.pop("input"), "position_ids": inputs.pop("positions")}
+        logits = model(**inputs, use_cache=False).logits
         (loss := cross_entropy(logits[0], labels[0], reduction="sum") / valid_tokens).backward()
         yield loss.item()
     optimizer.step(), optimizer.zero_grad()
 
 
 if __name__ == "__main__":
-    config = transformers.AutoConfig.from_pretrained(FOLDER / "model")
-    model = transformers.AutoModelForImageTextToText.from_config(config)
+    config = transformers.Qwen2VLConfig.from_pretrained(FOLDER / "model")
+    model = transformers.Qwen2VLForConditionalGeneration(config)
     optimizer, dataloader = torch.optim.AdamW(model.parameters(), lr=3e-3), BalancedDataLoader()
     data_iterator = iter(dataloader)
     print("losses", *(f"{sum(train_step(model, optimizer, data_iterator)):.4f}" for _ in range(6)))
     with tempfile.TemporaryDirectory() as checkpoint:
         dcp.save({"dataloader": dataloader}, checkpoint_id=checkpoint)
         dcp.load({"dataloader": (resumed := BalancedDataLoader())}, checkpoint_id=checkpoint)
-    print("both go on with", *(next(it)[0]["input"][0, 8:14].tolist() for it in (data_iterator, iter(resumed))))
+    print("both go on with", *(next(it)[0]["input"][0, :9].tolist() for it in (data_iterator, iter(resumed))))

@@ -65,6 +65,9 @@ class Batch(dict[str, Any]):
 class Microbatch(dict[str, Any]):
     """Samples of one forward and backward pass, as the tensors that the model takes: ``model(**microbatch)``.
 
+    Models of Hugging Face keep the samples of a packed row apart by their positions, but only without a cache, which is
+    on by default: ``model(**microbatch, use_cache=False)``, or ``config.text_config.use_cache = False`` for trainers.
+
     Without a tokenizer there are no tensors, and the decoded `samples` are all there is.
 
     Attributes:
