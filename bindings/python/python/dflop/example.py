@@ -75,7 +75,7 @@ def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int
     made = [_sample(dice, number) for number in range(samples)]
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:03}.tar", "w") as tar:
-            for number in range(shard, samples, shards):
+            for number in range(shard * samples // shards, (shard + 1) * samples // shards):
                 for extension, content in made[number].items():
                     member = tarfile.TarInfo(f"{number:06}.{extension}")
                     member.size = len(content)
@@ -162,6 +162,9 @@ def _config() -> dict[str, Any]:
         "pad_token_id": ids["<|endoftext|>"],
         "rope_scaling": rope,
         "rope_parameters": rope,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
     }
     vision = {
         "model_type": "qwen2_vl",
