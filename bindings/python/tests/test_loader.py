@@ -110,7 +110,9 @@ class Passes(WithExample):
 
     def test_ranks_share_the_shards(self) -> None:
         parts = [self.keys(dflop.Loader(self.shards, rank=rank, world=3)) for rank in range(3)]
-        self.assertEqual(sorted(key for part in parts for key in part), sorted(self.keys(dflop.Loader(self.shards))))
+        self.assertEqual(
+            sorted(key for part in parts for key in part), sorted(self.keys(dflop.Loader(self.shards)))
+        )
         self.assertEqual([len(part) for part in parts], [32, 32, 32])
 
     def test_a_state_goes_on_exactly_in_another_process(self) -> None:

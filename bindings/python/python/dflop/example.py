@@ -162,9 +162,6 @@ def _config() -> dict[str, Any]:
         "pad_token_id": ids["<|endoftext|>"],
         "rope_scaling": rope,
         "rope_parameters": rope,
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
     }
     vision = {
         "model_type": "qwen2_vl",

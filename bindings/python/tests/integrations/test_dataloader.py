@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unittest
 
 import dflop
@@ -59,7 +60,7 @@ class Batches(WithData):
         # What is left of the ended epoch is nothing; the next one is whole.
         resumed = [batch.sample_keys for batch in later] or [batch.sample_keys for batch in later]
         self.assertEqual(resumed, second)
-        self.assertEqual(sorted(sum(first, [])), sorted(sum(second, [])))
+        self.assertEqual(sorted(itertools.chain(*first)), sorted(itertools.chain(*second)))
         self.assertNotEqual(first, second)
 
     def test_a_restored_run_has_the_very_losses_of_one_that_never_stopped(self) -> None:

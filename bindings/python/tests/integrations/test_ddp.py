@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import unittest
@@ -124,7 +125,7 @@ class Ranks(WithData):
         steps = [found for place, found in _of_all(self.found) if place[1] != "weights"]
         last = [{pictures[-1] for pictures in found["pictures"]} for found in steps]
         self.assertIn({True, False}, last)
-        earlier = [any(sum(found["pictures"], [])) for found in steps]
+        earlier = [any(itertools.chain(*found["pictures"])) for found in steps]
         self.assertIn(({False}, True), list(zip(last, earlier, strict=True)))
 
     def test_a_rank_waits_less_for_the_work_of_another(self) -> None:
