@@ -17,6 +17,9 @@ const BATCH_ROWS: u64 = 1 << 16;
 /// Columns: `sample` (number in the index), `key`, `refused` (why the model does not take it), `tokens`,
 /// `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` of each module of the model, nanoseconds of forward
 /// and backward; counts and times of a refused sample are null.
+///
+/// # Panics
+/// Never: columns are those of the schema.
 #[must_use]
 pub fn cost_table(data_set: &DataSet, model: &CostModel) -> (SchemaRef, Vec<RecordBatch>) {
     let times =
@@ -50,7 +53,7 @@ fn columns(data_set: &DataSet, model: &CostModel, places: Range<u64>) -> Vec<Arr
     });
     let rows: Vec<_> = rows.collect();
     let count = |of: fn(&SampleCost) -> u32| {
-        Arc::new(UInt32Array::from_iter(rows.iter().map(|(_, cost)| cost.as_ref().ok().map(of)))) as ArrayRef
+        Arc::new(rows.iter().map(|(_, cost)| cost.as_ref().ok().map(of)).collect::<UInt32Array>()) as ArrayRef
     };
     let mut columns: Vec<ArrayRef> = vec![
         Arc::new(UInt64Array::from(numbers.clone())),
@@ -68,7 +71,7 @@ fn columns(data_set: &DataSet, model: &CostModel, places: Range<u64>) -> Vec<Arr
     for module in 0..model.modules().len() {
         let ns =
             rows.iter().map(|(_, cost)| cost.as_ref().ok().map(|cost| cost.module_ns.as_slice()[module]));
-        columns.push(Arc::new(UInt64Array::from_iter(ns)));
+        columns.push(Arc::new(ns.collect::<UInt64Array>()));
     }
     columns
 }

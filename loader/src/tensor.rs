@@ -10,12 +10,19 @@ use bytes::BytesMut;
 
 /// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;
-/// Buffers kept for later use.
-const BUFFERS_KEPT: usize = 4;
+/// Buffers kept for later use: those of batches under way, and of one or two that a consumer still looks at.
+const BUFFERS_KEPT: usize = 6;
 
 /// Keeps dropped buffers for the next batch.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TensorPool(Arc<Mutex<Vec<BytesMut>>>);
+pub(crate) struct TensorPool(Arc<Mutex<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    buffers: Vec<BytesMut>,
+    /// Bytes of the largest batch so far: new buffers have as many, so that they serve all batches.
+    bytes_max: usize,
+}
 
 /// A batch under construction: rows of `row_values` f32 values.
 #[derive(Debug)]
@@ -41,8 +48,7 @@ impl TensorPool {
     pub(crate) fn slots(&self, rows: usize, row_values: usize) -> (Slots, Vec<Slot>) {
         let row_bytes = row_values * size_of::<f32>();
         let wanted = rows * row_bytes + ALIGNMENT;
-        let kept = self.lock().pop().filter(|buffer| buffer.capacity() >= wanted);
-        let mut buffer = kept.unwrap_or_else(|| BytesMut::zeroed(wanted));
+        let mut buffer = self.lock().take(wanted);
         buffer.resize(wanted, 0);
         let padding = buffer.as_ptr().align_offset(ALIGNMENT);
         let padding = buffer.split_to(padding);
@@ -50,15 +56,29 @@ impl TensorPool {
         (Slots { pool: self.clone(), padding, row_values }, slots)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<BytesMut>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_back(&self, buffer: BytesMut) {
         let mut kept = self.lock();
-        if kept.len() < BUFFERS_KEPT {
-            kept.push(buffer);
+        if kept.buffers.len() < BUFFERS_KEPT {
+            kept.buffers.push(buffer);
         }
+    }
+}
+
+impl Kept {
+    /// A buffer of so many bytes at least, kept or new; what it holds is stale.
+    fn take(&mut self, bytes: usize) -> BytesMut {
+        self.bytes_max = self.bytes_max.max(bytes);
+        let fits = self.buffers.iter().rposition(|buffer| buffer.capacity() >= bytes);
+        if let Some(place) = fits {
+            return self.buffers.swap_remove(place);
+        }
+        // One that is too small will not be used again.
+        self.buffers.pop();
+        BytesMut::zeroed(self.bytes_max)
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyA
 }
 
 /// A batch with all its samples.
-pub(crate) fn batch<'py>(py: Python<'py>, of: Batch, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<Bound<'_, PyAny>> {
     let delivery = delivery.settled(py)?;
     let batch = class(py, "Batch")?.call0()?;
     let rows = PyList::empty(py);
@@ -106,7 +106,7 @@ pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyRes
         Media::Text(text) => Ok(PyString::new(py, &text).into_any()),
         Media::Json(value) => to_python(py, &value),
         Media::Npy(NpyArray { dtype, shape, is_fortran_order, data, .. }) => {
-            framework.from_numpy(numpy_of_stored(py, data, &dtype, &shape, is_fortran_order)?)
+            framework.of_numpy(numpy_of_stored(py, data, &dtype, &shape, is_fortran_order)?)
         }
         // What user code made is the object that it made.
         Media::Custom(custom) => {

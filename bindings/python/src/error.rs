@@ -7,7 +7,10 @@ use pyo3::types::{PyDict, PyModule};
 
 /// An error on its way to Python.
 #[derive(Debug)]
-pub(crate) struct Raised {
+pub(crate) struct Raised(Box<Content>);
+
+#[derive(Debug)]
+struct Content {
     /// Class in `dflop.errors`.
     class: &'static str,
     /// Case of the error, in snake case.
@@ -47,17 +50,21 @@ impl From<u64> for Value {
 
 impl Raised {
     fn new(class: &'static str, kind: &'static str, error: &dyn std::error::Error) -> Self {
-        Self { class, kind, message: with_causes(error), fields: Vec::new(), cause: None }
+        Self::said(class, kind, with_causes(error))
+    }
+
+    fn said(class: &'static str, kind: &'static str, message: String) -> Self {
+        Self(Box::new(Content { class, kind, message, fields: Vec::new(), cause: None }))
     }
 
     fn field(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.fields.push((name, value.into()));
+        self.0.fields.push((name, value.into()));
         self
     }
 
     /// Keeps what a function of Python raised.
     fn caused_by(mut self, source: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
-        self.cause =
+        self.0.cause =
             source.downcast_ref::<PyErr>().and_then(|raised| Python::try_attach(|py| raised.clone_ref(py)));
         self
     }
@@ -70,7 +77,7 @@ impl Raised {
     /// What a command says is wrong.
     pub(crate) fn command(message: String, is_misuse: bool) -> Self {
         let (class, kind) = if is_misuse { ("ConfigError", "misuse") } else { ("Error", "failed") };
-        Self { class, kind, message, fields: Vec::new(), cause: None }
+        Self::said(class, kind, message)
     }
 
     /// Use of threads that a fork has left behind.
@@ -79,7 +86,7 @@ impl Raised {
             "this process was forked after dflop had started its threads, which do not live on in a fork; \
                        use `multiprocessing.get_context(\"spawn\")`, or make loaders in the new process only"
                 .to_owned();
-        Self { class: "ForkError", kind: "forked", message, fields: Vec::new(), cause: None }
+        Self::said("ForkError", "forked", message)
     }
 }
 
@@ -90,6 +97,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 impl From<dflop_loader::Error> for Raised {
+    #[expect(clippy::too_many_lines, reason = "a table, one case after the other")]
     fn from(error: dflop_loader::Error) -> Self {
         use dflop_loader::Error as E;
         let new = |class, kind| Self::new(class, kind, &error);
@@ -284,7 +292,8 @@ impl Raised {
         static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
         let errors = ERRORS.get_or_try_init(py, || py.import("dflop.errors").map(Bound::unbind))?;
         let fields = PyDict::new(py);
-        for (name, value) in self.fields {
+        let Content { class, kind, message, fields: known, cause } = *self.0;
+        for (name, value) in known {
             match value {
                 Value::Text(text) => fields.set_item(name, text)?,
                 Value::Number(number) => fields.set_item(name, number)?,
@@ -292,10 +301,10 @@ impl Raised {
                 Value::Skipped(skipped) => fields.set_item(name, to_python(py, &*skipped)?)?,
             }
         }
-        let class = errors.bind(py).getattr(self.class)?;
-        let exception = PyErr::from_value(class.call1((self.message, self.kind, fields))?);
-        if self.cause.is_some() {
-            exception.set_cause(py, self.cause);
+        let class = errors.bind(py).getattr(class)?;
+        let exception = PyErr::from_value(class.call1((message, kind, fields))?);
+        if cause.is_some() {
+            exception.set_cause(py, cause);
         }
         Ok(exception)
     }

@@ -62,7 +62,7 @@ impl Framework {
     }
 
     /// Hands an array of `NumPy` over; read-only memory, which other libraries do not know, is copied for them.
-    pub(crate) fn from_numpy<'py>(self, array: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn of_numpy(self, array: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
         let py = array.py();
         match self.settled(py)? {
             Self::Torch => {

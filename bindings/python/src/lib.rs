@@ -3,6 +3,12 @@
 //! Classes stand in files of their names; what is delivered are the plain classes of `dflop.batches`, made by
 //! `convert.rs`. Everything that waits goes through `runtime.rs`, which releases the interpreter and lets Ctrl-C in.
 
+#![allow(
+    clippy::doc_markdown,
+    reason = "what classes and functions say is read in Python, where backticks are doubled"
+)]
+#![allow(clippy::needless_pass_by_value, reason = "arguments come from Python, and are gone with the call")]
+
 mod array;
 mod balance;
 mod balanced;

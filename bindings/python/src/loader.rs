@@ -282,12 +282,10 @@ impl BatchIterator {
         self.loader.get()?;
         let stream = self.stream.get()?;
         let next = runtime::wait(py, async { stream.lock().await.next().await })?;
-        match next {
-            Some(batch) => convert::batch(py, batch.map_err(Raised::from)?, self.delivery).map(Some),
-            None => {
-                self.is_ended.store(true, Ordering::Release);
-                Ok(None)
-            }
-        }
+        let Some(batch) = next else {
+            self.is_ended.store(true, Ordering::Release);
+            return Ok(None);
+        };
+        convert::batch(py, batch.map_err(Raised::from)?, self.delivery).map(Some)
     }
 }

@@ -71,12 +71,12 @@ impl PackSettings {
 
 /// Packs a source at once.
 #[pyfunction]
-pub(crate) fn pack_all<'py>(
-    py: Python<'py>,
+pub(crate) fn pack_all(
+    py: Python<'_>,
     source: PathBuf,
     out: PathBuf,
     settings: PackSettings,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Bound<'_, PyDict>> {
     let options = settings.options();
     let packed = runtime::run(py, move || pack(&source, &out, &options).map_err(Raised::from))?;
     report(py, packed)

@@ -294,13 +294,11 @@ impl StepPlannerBuilder {
     fn checked_stages(&self) -> Result<Vec<usize>> {
         let modules = self.model.modules();
         if self.config.meet.is_some() {
-            return match &self.stages {
-                None => Ok(vec![1]),
-                Some(_) => {
-                    let reason = "modules that share one device have no pipeline stages".into();
-                    Err(Error::Config { setting: "stages", reason })
-                }
-            };
+            if self.stages.is_none() {
+                return Ok(vec![1]);
+            }
+            let reason = "modules that share one device have no pipeline stages".into();
+            return Err(Error::Config { setting: "stages", reason });
         }
         let stages = self.stages.clone().unwrap_or_else(|| vec![1; modules.len()]);
         if stages.len() == modules.len() && stages.iter().all(|count| (1..=STAGES_MAX).contains(count)) {

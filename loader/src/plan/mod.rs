@@ -183,6 +183,12 @@ impl StepPlanner {
         self.config.dp_size
     }
 
+    /// Returns the number of microbatches of each rank.
+    #[must_use]
+    pub fn microbatches(&self) -> usize {
+        self.config.microbatches
+    }
+
     /// Returns the hard limits of a microbatch.
     #[must_use]
     pub fn caps(&self) -> Caps {

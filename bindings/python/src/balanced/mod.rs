@@ -213,6 +213,12 @@ impl PyBalancedLoader {
         self.built().planner.steps().per_epoch()
     }
 
+    /// Number of microbatches of each rank.
+    #[getter]
+    fn microbatches(&self) -> usize {
+        self.built().planner.microbatches()
+    }
+
     /// Names of the model's modules, in the order of their times.
     #[getter]
     fn modules(&self) -> Vec<&'static str> {
