@@ -6,6 +6,7 @@ Mappings here are plain dictionaries with attributes, so that everything which t
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,9 @@ class Batch(dict[str, Any]):
 class Microbatch(dict[str, Any]):
     """Samples of one forward and backward pass, as the tensors that the model takes: ``model(**microbatch)``.
 
+    Models of Hugging Face keep the samples of a packed row apart by their positions, but only without a cache, which is
+    on by default: ``model(**microbatch, use_cache=False)``, or ``config.text_config.use_cache = False`` for trainers.
+
     Without a tokenizer there are no tensors, and the decoded `samples` are all there is.
 
     Attributes:
@@ -110,7 +114,34 @@ class Microbatch(dict[str, Any]):
     cu_seqlens: Any
     max_seqlen: int
 
+    def to(self, device: Any, *, non_blocking: bool = False) -> Microbatch:
+        """Returns this microbatch with its tensors, `cu_seqlens` included, on a device of PyTorch.
+
+        Lightning and Accelerate call it, and so keep the attributes of what they move.
+
+        Args:
+            device: as ``torch.Tensor.to`` takes it.
+            non_blocking: copies from page-locked memory beside computing.
+
+        Raises:
+            TypeError: the arrays are not PyTorch's; make the loader with ``arrays="torch"``.
+        """
+        moved = copy.copy(self)
+        tensors: dict[str, Any] = {**self, "cu_seqlens": self.cu_seqlens}
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if not hasattr(tensor, "pin_memory"):
+                raise TypeError(f'`{name}` is no tensor of PyTorch: make the loader with arrays="torch"')
+            tensors[name] = tensor.to(device, non_blocking=non_blocking)
+        moved.cu_seqlens = tensors.pop("cu_seqlens")
+        moved.update(tensors)
+        return moved
+
     def __repr__(self) -> str:
+        # What other libraries make of a microbatch, by its class, has the tensors alone.
+        if not hasattr(self, "samples"):
+            return f"Microbatch(tensors={list(self)})"
         return f"Microbatch(samples={len(self.samples)}, tokens={self.tokens}, tensors={list(self)})"
 
 

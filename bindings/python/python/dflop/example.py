@@ -37,7 +37,6 @@ SPECIAL = [
 TEMPLATE_WORDS = ["system", "user", "assistant", "You", "are", "a", "helpful", "assistant."]
 
 
-
 def folder(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
     """Makes shards and a model in a temporary folder, which goes when the process ends.
 
@@ -76,7 +75,7 @@ def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int
     made = [_sample(dice, number) for number in range(samples)]
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:03}.tar", "w") as tar:
-            for number in range(shard, samples, shards):
+            for number in range(shard * samples // shards, (shard + 1) * samples // shards):
                 for extension, content in made[number].items():
                     member = tarfile.TarInfo(f"{number:06}.{extension}")
                     member.size = len(content)
@@ -94,10 +93,17 @@ def write_model(folder: Path) -> None:
 
 def _sample(dice: random.Random, number: int) -> dict[str, bytes]:
     label = dice.randrange(8)
-    sides = [28 * dice.randint(2, 4 + 4 * (number % 3)) for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))]
+    sides = [
+        28 * dice.randint(2, 4 + 4 * (number % 3))
+        for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))
+    ]
     pictures = list(zip(sides[::2], sides[1::2], strict=True))
     fields = {f"{place}.png": _png(width, height, label) for place, (width, height) in enumerate(pictures)}
-    words = round(16 * math.exp(0.9 * dice.gauss(0, 1))) if pictures else round(60 * math.exp(0.7 * dice.gauss(0, 1)))
+    words = (
+        round(16 * math.exp(0.9 * dice.gauss(0, 1)))
+        if pictures
+        else round(60 * math.exp(0.7 * dice.gauss(0, 1)))
+    )
     question, answer = _words(dice, 4), _words(dice, min(max(words, 3), 400))
     turns = [
         {"from": "human", "value": "<image>\n" * len(pictures) + question},
@@ -124,7 +130,9 @@ def _png(width: int, height: int, label: int) -> bytes:
     rows = b"".join(b"\0" + (dark if row // 7 % 2 else light) for row in range(height))
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
@@ -154,6 +162,9 @@ def _config() -> dict[str, Any]:
         "pad_token_id": ids["<|endoftext|>"],
         "rope_scaling": rope,
         "rope_parameters": rope,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
     }
     vision = {
         "model_type": "qwen2_vl",

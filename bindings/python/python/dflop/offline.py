@@ -46,8 +46,9 @@ def index(
     if map is not None:
         shards, at_once = dataset.shards, max(shards_per_task, 1)
         tasks = [shards[start : start + at_once] for start in range(0, len(shards), at_once)]
-        parts = map(functools.partial(_native.index_part, dataset), tasks)
-        _native.merge_index(dataset, list(parts))
+        # Called with shards, it makes a data set of them with the same settings: a task lists its own shards alone.
+        make = dataset.__reduce__()[0]
+        _native.merge_index(dataset, list(map(functools.partial(_index_part, make), tasks)))
     return {
         "shards": len(dataset.shards),
         "samples": len(dataset),
@@ -58,6 +59,10 @@ def index(
         "warnings": dataset.warnings,
         "seconds": time.perf_counter() - started,
     }
+
+
+def _index_part(make: Callable[[list[str]], _native.Dataset], shards: list[str]) -> bytes:
+    return _native.index_part(make(shards), shards)
 
 
 def pack(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dflop.torch.dataset import IterableDataset as IterableDataset
     from dflop.torch.dataset import keep as keep
+    from dflop.torch.microbatches import Microbatches as Microbatches
     from dflop.torch.pinning import HostRegistry as HostRegistry
     from dflop.torch.pinning import pin as pin
     from dflop.torch.profiling import Profile as Profile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "HostRegistry": "pinning",
     "IterableDataset": "dataset",
+    "Microbatches": "microbatches",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
     "keep": "dataset",
@@ -28,7 +30,7 @@ _PLACES = {
     "profile": "profiling",
 }
 
-__all__ = ["HostRegistry", "IterableDataset", "Profile", "StageTimer", "keep", "pin", "profile"]
+__all__ = ["HostRegistry", "IterableDataset", "Microbatches", "Profile", "StageTimer", "keep", "pin", "profile"]
 
 
 def __getattr__(name: str) -> Any:

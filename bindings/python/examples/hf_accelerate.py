@@ -1,0 +1,60 @@
+"""Hugging Face Accelerate on balanced microbatches; run it as it stands or with `accelerate launch`.
+
+`prepare` takes model and optimizer, not the loader, which gives every process its own share of each global batch
+already. `Accelerator.backward` divides by the steps of gradient accumulation and DDP averages over processes;
+`loss_scale` makes the gradient token-true behind an average over processes, so only the first is undone. Losses are
+the same on any number of processes. `save_state` keeps the loader's position with everything else.
+"""
+
+import tempfile
+
+import accelerate
+import dflop
+import torch
+import transformers
+
+FOLDER, MICROBATCHES = dflop.example.folder(), 2
+
+
+def train(checkpoint, *, steps, is_resumed=False):
+    unused = accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)  # there may be no pictures
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICROBATCHES, kwargs_handlers=[unused])
+    rank = {"dp_rank": accelerator.process_index, "dp_size": accelerator.num_processes}
+    ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
+    loader = dflop.BalancedLoader(
+        ds, model=FOLDER / "model", global_batch_size=16, microbatches=MICROBATCHES, **rank
+    )
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(FOLDER / "model")
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+    accelerator.register_for_checkpointing(loader)
+    if is_resumed:
+        accelerator.load_state(checkpoint)
+    losses = []
+    for step in loader:
+        total = torch.zeros((), device=accelerator.device)
+        for microbatch in step.microbatches:
+            with accelerator.accumulate(model):
+                inputs = microbatch.to(accelerator.device)
+                # With a cache, packed samples would see each other.
+                loss = model(**inputs, use_cache=False).loss * microbatch.loss_scale
+                accelerator.backward(loss * MICROBATCHES)
+                optimizer.step()
+                optimizer.zero_grad()
+                total += loss.detach()
+        losses.append(accelerator.reduce(total, "mean").item())
+        accelerator.print(f"step {step.step}: loss {losses[-1]:.4f} of {step.target_tokens} tokens")
+        if step.step + 1 == steps:
+            break
+    accelerator.save_state(checkpoint)
+    accelerator.end_training()
+    return losses
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = accelerate.utils.broadcast_object_list([folder])[0]
+        train(checkpoint, steps=4)
+        train(checkpoint, steps=8, is_resumed=True)
+        accelerate.PartialState().wait_for_everyone()

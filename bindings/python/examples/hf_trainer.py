@@ -1,0 +1,60 @@
+"""Hugging Face `Trainer` on balanced microbatches: a step of gradient accumulation is one of them.
+
+`Trainer` gets a `DataLoader` that it neither batches nor shards again, since each process has its microbatches.
+It divides summed losses by the labels of the whole global batch, over all processes, which is token-true as it
+is: `loss_scale` is for loops of your own. A callback keeps the loader's position beside each checkpoint.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import dflop.torch
+import torch
+import transformers
+
+FOLDER, MICROBATCHES = dflop.example.folder(), 2
+
+
+class BalancedTrainer(transformers.Trainer):
+    def get_train_dataloader(self):
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, collate_fn=dflop.torch.keep)
+
+
+class KeepsPosition(transformers.TrainerCallback):
+    def on_save(self, args, state, control, train_dataloader, **kwargs):
+        if state.is_world_process_zero:
+            self.path(args, state).write_text(json.dumps(train_dataloader.dataset.state_dict()))
+
+    def on_train_begin(self, args, state, control, train_dataloader, **kwargs):
+        if state.global_step > 0:
+            train_dataloader.dataset.load_state_dict(json.loads(self.path(args, state).read_text()))
+
+    def path(self, args, state):
+        return Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
+
+
+def train(out, *, resume=None, **settings):
+    settings = {"max_steps": 8, "learning_rate": 3e-3, "logging_steps": 1, "save_steps": 4} | settings
+    settings |= {"gradient_accumulation_steps": MICROBATCHES, "ignore_data_skip": True}
+    settings |= {"ddp_find_unused_parameters": True}  # a microbatch without pictures uses no encoder
+    args = transformers.TrainingArguments(out, report_to="none", disable_tqdm=True, **settings)
+    model, rank = FOLDER / "model", {"dp_rank": args.process_index, "dp_size": args.world_size}
+    ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)
+    loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=MICROBATCHES, **rank)
+    torch.manual_seed(0)
+    # `Trainer` loads no weights that `save_pretrained` renames (transformers issue 43701), so they are loaded here.
+    config, auto = transformers.AutoConfig.from_pretrained(model), transformers.AutoModelForImageTextToText
+    config.text_config.use_cache = False  # with a cache, packed samples would see each other
+    net = auto.from_pretrained(resume, config=config) if resume else auto.from_config(config)
+    dataset = dflop.torch.Microbatches(loader, MICROBATCHES)
+    trainer = BalancedTrainer(net, args, train_dataset=dataset, callbacks=[KeepsPosition()])
+    trainer.train(resume_from_checkpoint=resume)
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as out:
+        for name, resume in [("in one go", None), ("resumed behind step 4", f"{out}/checkpoint-4")]:
+            print(f"losses {name}:", *(f"{loss:.4f}" for loss in train(out, resume=resume)))

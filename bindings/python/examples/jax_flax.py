@@ -1,0 +1,60 @@
+"""JAX and Flax: a classifier on pictures without a copy, and a language model that is compiled once.
+
+`Loader(arrays="jax")` gives pictures as JAX arrays over the loader's own memory, through DLPack. JAX compiles again
+for every new shape, so pictures are padded to a fixed number, and `pad_to_tokens` gives every microbatch the same
+number of tokens. Samples lie one behind the other in it; the mask keeps them apart.
+"""
+
+import dflop
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+FOLDER, COMPILED, PICTURES, SIDE, TOKENS, WIDTH = dflop.example.folder(), [], 32, 16, 1536, 32
+
+
+class LanguageModel(nnx.Module):
+    def __init__(self, rngs):
+        self.embed, self.head = nnx.Embed(640, WIDTH, rngs=rngs), nnx.Linear(WIDTH, 640, rngs=rngs)
+        self.attend = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
+
+    def __call__(self, ids, positions):
+        sample = jnp.cumsum(positions == 0, axis=-1)  # positions begin anew with every sample
+        mask = nnx.make_causal_mask(ids) * (sample[:, None, :, None] == sample[:, None, None, :])
+        rows = self.embed(ids)
+        return self.head(rows + self.attend(rows, mask=mask))
+
+
+@nnx.jit
+def update(model, optimizer, inputs, labels, weights):
+    COMPILED.append(labels.shape)  # runs where JAX traces, not where it computes
+    losses = lambda model: optax.softmax_cross_entropy_with_integer_labels(model(*inputs), labels)
+    loss, gradients = nnx.value_and_grad(lambda model: (losses(model) * weights).sum())(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def pictures():
+    settings = {"fields": ["images", "cls"], "batch_size": 16, "arrays": "jax"}
+    for batch in dflop.Loader(FOLDER / "shards", image=dflop.Image(size=SIDE), **settings):
+        labels = np.repeat([int(name) for name in batch["cls"]], np.diff(batch.image_rows)[:, 0])
+        missing = PICTURES - len(labels)
+        padded = jnp.pad(batch["image"], [(0, missing)] + 3 * [(0, 0)]).reshape(PICTURES, -1)
+        yield (padded,), np.pad(labels, (0, missing)), (np.arange(PICTURES) < len(labels)) / len(labels)
+
+
+def texts():
+    ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
+    settings = {"global_batch_size": 8, "pad_to_tokens": TOKENS, "counted_media": True, "arrays": "jax"}
+    for step in dflop.BalancedLoader(ds, model=FOLDER / "model", steps=12, **settings):
+        mb, labels = step.microbatches[0], jnp.roll(step.microbatches[0]["labels"], -1, axis=1)
+        yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum
+
+
+if __name__ == "__main__":
+    classifier, language_model = nnx.Linear(3 * SIDE**2, 8, rngs=nnx.Rngs(0)), LanguageModel(nnx.Rngs(0))
+    for model, batches in [(classifier, pictures()), (language_model, texts())]:
+        optimizer = nnx.Optimizer(model, optax.adam(5e-3), wrt=nnx.Param)
+        print(type(model).__name__, *(f"{update(model, optimizer, *batch):.3f}" for batch in batches))
+    print("compiled for labels of the shapes", *COMPILED)

@@ -1,0 +1,60 @@
+"""Lightning on balanced microbatches, which it accumulates; its checkpoints hold the loader's position.
+
+Lightning divides the loss by `accumulate_grad_batches` and averages gradients over processes; `loss_scale` makes
+the gradient token-true behind that average, so only the first is undone. `dflop.torch.Microbatches` has a
+`state_dict`, and the length of an epoch, without which Lightning would read ahead of what it has trained.
+"""
+
+import tempfile
+
+import dflop.torch
+import lightning
+import torch
+import transformers
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+FOLDER, MICROBATCHES = dflop.example.folder(samples=96), 2
+
+
+class Data(lightning.LightningDataModule):
+    def train_dataloader(self):
+        model, rank, size = FOLDER / "model", self.trainer.global_rank, self.trainer.world_size
+        ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)
+        settings = {"global_batch_size": 32, "microbatches": MICROBATCHES, "dp_rank": rank, "dp_size": size}
+        loader = dflop.BalancedLoader(ds, model=model, **settings)
+        return dflop.torch.Microbatches(loader, MICROBATCHES)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        config = transformers.AutoConfig.from_pretrained(FOLDER / "model")
+        self.model = transformers.AutoModelForImageTextToText.from_config(config)
+        self.losses, self.keys = [], []
+
+    def training_step(self, microbatch, place):
+        # With a cache, packed samples would see each other.
+        scaled = self.model(**microbatch, use_cache=False).loss * microbatch.loss_scale
+        self.losses.append(scaled.item())
+        self.keys.append(microbatch.sample_keys)
+        return scaled * self.trainer.accumulate_grad_batches
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+
+def train(folder, *, steps, resume=None):
+    torch.manual_seed(0)
+    saves, module = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1), Module()
+    settings = {"accumulate_grad_batches": MICROBATCHES, "max_steps": steps, "callbacks": [saves]}
+    settings |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(max_epochs=-1, accelerator="cpu", **settings)
+    trainer.fit(module, Data(), ckpt_path=resume, weights_only=False)
+    return module
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        for name, resume in [("in one go", None), ("resumed behind step 2", f"{folder}/step=2.ckpt")]:
+            parts = iter(train(folder, steps=5, resume=resume).losses)
+            print(f"losses {name}:", *(f"{sum(both):.4f}" for both in zip(parts, parts, strict=True)))

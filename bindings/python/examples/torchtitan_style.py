@@ -1,0 +1,60 @@
+"""A dataloader as torchtitan wants one: `(input_dict, labels)` per microbatch, saved by distributed checkpoints.
+
+For a step it takes `gradient_accumulation_steps * num_pp_microbatches` items, the loader's microbatches, and divides
+summed losses by all labels of the global batch. The state is equal on all ranks: any number of them may resume.
+"""
+
+import json
+import tempfile
+
+import dflop.torch
+import torch
+import torch.distributed.checkpoint as dcp
+import transformers
+from torch.nn.functional import cross_entropy, pad
+
+FOLDER, IGNORED, MICROBATCHES = dflop.example.folder(), -100, 2
+
+
+class BalancedDataLoader(dcp.stateful.Stateful):
+    def __init__(self, *, dp_rank=0, dp_world_size=1, global_batch_size=16):
+        ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
+        rank = {"dp_rank": dp_rank, "dp_size": dp_world_size, "microbatches": MICROBATCHES}
+        loader = dflop.BalancedLoader(ds, model=FOLDER / "model", global_batch_size=global_batch_size, **rank)
+        self.microbatches = dflop.torch.Microbatches(loader, MICROBATCHES)
+
+    def __iter__(self):
+        while True:
+            for microbatch in self.microbatches:  # ends with its epoch
+                labels = pad(microbatch.pop("labels")[:, 1:], (0, 1), value=IGNORED)
+                inputs = {"input": microbatch.pop("input_ids"), "positions": microbatch.pop("position_ids")}
+                yield inputs | microbatch, labels
+
+    def state_dict(self):  # one string, whatever is in it
+        return {"microbatches": json.dumps(self.microbatches.state_dict())}
+
+    def load_state_dict(self, state):
+        self.microbatches.load_state_dict(json.loads(state["microbatches"]))
+
+
+def train_step(model, optimizer, data_iterator):
+    batches = [next(data_iterator) for _ in range(MICROBATCHES)]
+    valid_tokens = sum((labels != IGNORED).sum() for _, labels in batches)
+    for inputs, labels in batches:
+        inputs |= {"input_ids": inputs.pop("input"), "position_ids": inputs.pop("positions")}
+        logits = model(**inputs, use_cache=False).logits
+        (loss := cross_entropy(logits[0], labels[0], reduction="sum") / valid_tokens).backward()
+        yield loss.item()
+    optimizer.step(), optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    config = transformers.Qwen2VLConfig.from_pretrained(FOLDER / "model")
+    model = transformers.Qwen2VLForConditionalGeneration(config)
+    optimizer, dataloader = torch.optim.AdamW(model.parameters(), lr=3e-3), BalancedDataLoader()
+    data_iterator = iter(dataloader)
+    print("losses", *(f"{sum(train_step(model, optimizer, data_iterator)):.4f}" for _ in range(6)))
+    with tempfile.TemporaryDirectory() as checkpoint:
+        dcp.save({"dataloader": dataloader}, checkpoint_id=checkpoint)
+        dcp.load({"dataloader": (resumed := BalancedDataLoader())}, checkpoint_id=checkpoint)
+    print("both go on with", *(next(it)[0]["input"][0, :9].tolist() for it in (data_iterator, iter(resumed))))

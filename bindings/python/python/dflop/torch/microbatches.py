@@ -1,0 +1,91 @@
+"""A balanced loader microbatch by microbatch, for trainers that accumulate gradients themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch.utils.data
+
+from dflop.batches import Microbatch, Step
+from dflop.torch.dataset import _refuse_workers
+
+
+class StepLoader(Protocol):
+    """A `dflop.BalancedLoader`."""
+
+    @property
+    def step(self) -> int:
+        """The next step."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that begin in one epoch."""
+
+    def __iter__(self) -> Iterator[Step]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position behind the step that was handed out last."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a position; iteration begun afterwards starts there."""
+
+
+class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
+    """Iterates the microbatches of a balanced loader, an epoch at a time, and resumes behind any of them.
+
+    - `loader`: a `dflop.BalancedLoader`
+    - `microbatches`: of each of its steps, what the loader was made with; its `len` is that of an epoch
+
+    ```python
+    dataset = dflop.torch.Microbatches(loader, 8)
+    trainer = lightning.Trainer(accumulate_grad_batches=8)
+    trainer.fit(module, DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep))
+    ```
+
+    For Lightning and Hugging Face `Trainer`, which take microbatches for batches. An iterator ends with its epoch, the
+    next one begins the next epoch; one that is left in the middle is taken up there. The state is small, and equal on
+    all ranks at the same microbatch.
+
+    Raises `RuntimeError` in a worker process (`num_workers > 0`).
+    """
+
+    def __init__(self, loader: StepLoader, microbatches: int) -> None:
+        super().__init__()
+        self._loader, self._microbatches = loader, microbatches
+        # In the middle of a step: the position in front of it, and how many of its microbatches were handed out.
+        self._before: dict[str, Any] | None = None
+        self._given = 0
+
+    def __len__(self) -> int:
+        """Returns the number of microbatches of an epoch."""
+        return self._loader.steps_per_epoch * self._microbatches
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        _refuse_workers()
+        return self._items()
+
+    def _items(self) -> Iterator[Microbatch]:
+        if self._before is not None:
+            self._loader.load_state_dict(self._before)
+        steps, per_epoch = iter(self._loader), self._loader.steps_per_epoch
+        for _ in range(per_epoch - self._loader.step % per_epoch):
+            before, given = self._loader.state_dict(), self._given
+            step = next(steps, None)
+            if step is None:
+                return
+            for place, microbatch in enumerate(step.microbatches[given:], given + 1):
+                is_last = place == len(step.microbatches)
+                self._before, self._given = (None, 0) if is_last else (before, place)
+                yield microbatch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position behind the microbatch that was handed out last."""
+        before = self._loader.state_dict() if self._before is None else self._before
+        return {"loader": before, "microbatch": self._given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets the position; an iterator that runs already is not moved."""
+        self._loader.load_state_dict(state["loader"])
+        self._given = state["microbatch"]
+        self._before = state["loader"] if self._given else None
