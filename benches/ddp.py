@@ -55,11 +55,6 @@ def folder_of():
     return folder
 
 
-def one_device(samples):
-    """A rank runs vision tower and language model one after the other: their times add up."""
-    return [{"vision": 0.0, "llm": sum(sample["seconds"].values())} for sample in samples]
-
-
 def train(model, optimizer, steps):
     """Returns wall seconds of all steps and CPU seconds of each on this rank."""
     busy = []
@@ -93,12 +88,16 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank = dist.get_rank()
-    settings = {"global_batch_size": arguments.global_batch, "microbatches": arguments.microbatches, "cost": one_device}
+    settings = {
+        "global_batch_size": arguments.global_batch,
+        "microbatches": arguments.microbatches,
+    }
     folder = folder_of()
     model = ddp.model_of(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     steps = {
-        name: list(ddp.loader_of(folder, **settings, steps=arguments.steps, strategy=name)) for name in STRATEGIES
+        name: list(ddp.loader_of(folder, **settings, steps=arguments.steps, strategy=name))
+        for name in STRATEGIES
     }
     train(model, optimizer, steps["balanced"][:2])
     rounds = []
@@ -109,18 +108,33 @@ def main():
             seconds[name] = {"wall_seconds": wall, "cpu_seconds": slowest(busy)}
         rounds.append(seconds)
         if rank == 0:
-            print(turn, *(f"{name}: {one['wall_seconds']:.2f} s, CPU {one['cpu_seconds']:.2f} s;" for name, one in seconds.items()), flush=True)
+            print(
+                turn,
+                *(
+                    f"{name}: {one['wall_seconds']:.2f} s, CPU {one['cpu_seconds']:.2f} s;"
+                    for name, one in seconds.items()
+                ),
+                flush=True,
+            )
     if rank == 0:
         ratios = {
-            kind: [one["data-blind"][kind] / one["balanced"][kind] for one in rounds] for kind in ("wall_seconds", "cpu_seconds")
+            kind: [one["data-blind"][kind] / one["balanced"][kind] for one in rounds]
+            for kind in ("wall_seconds", "cpu_seconds")
         }
         makespans = {name: sum(step.makespan_seconds for step in steps[name]) for name in STRATEGIES}
         predicted = makespans["data-blind"] / makespans["balanced"]
         for kind, each in ratios.items():
-            print(f"{kind}: data-blind over balanced {statistics.median(each):.3f} (rounds {min(each):.3f} to {max(each):.3f})")
+            print(
+                f"{kind}: data-blind over balanced {statistics.median(each):.3f} (rounds {min(each):.3f} to {max(each):.3f})"
+            )
         print(f"predicted: {predicted:.3f}")
         if arguments.json:
-            kept = {"rounds": rounds, "ratios": ratios, "predicted": predicted, "threads": torch.get_num_threads()}
+            kept = {
+                "rounds": rounds,
+                "ratios": ratios,
+                "predicted": predicted,
+                "threads": torch.get_num_threads(),
+            }
             Path(arguments.json).write_text(json.dumps(kept, indent=1) + "\n")
     dist.destroy_process_group()
 
