@@ -113,11 +113,11 @@ class Stages(WithData):
                 self.folder / "shards",
                 model=self.folder / "model",
                 strategy=strategy,
-                **SETTINGS | {"pad_to_tokens": 200},
+                **SETTINGS | {"pad_to_tokens": 120},
             )
             with (
                 self.subTest(strategy=strategy),
-                self.assertRaisesRegex(dflop.PlanError, "of at most 200; .* would do"),
+                self.assertRaisesRegex(dflop.PlanError, "of at most 120; .* would do"),
             ):
                 next(iter(loader))
             self.assertEqual(loader.state_dict()["step"], 0)
