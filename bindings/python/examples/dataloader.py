@@ -31,9 +31,8 @@ def model_of() -> nn.Module:
 
 def labels_of(batch: dflop.Batch) -> torch.Tensor:
     """Class of each picture; a sample may have none or several."""
-    classes = [int(bytes(value)) for value in batch["cls"]]
     pictures = [end - start for start, end in batch.image_rows]
-    return torch.tensor(classes).repeat_interleave(torch.tensor(pictures))
+    return torch.tensor(batch["cls"]).repeat_interleave(torch.tensor(pictures))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[dflop.Batch]) -> list[float]:

@@ -19,10 +19,9 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 
 def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
-    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
     defaults = {"global_batch_size": 16, "microbatches": 3, "steps": 6}
     ranks = {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
-    return dflop.BalancedLoader(dataset, model=folder / "model", **ranks, **defaults | settings)
+    return dflop.BalancedLoader(folder / "shards", model=folder / "model", **ranks, **defaults | settings)
 
 
 def model_of(folder: Path) -> DistributedDataParallel:

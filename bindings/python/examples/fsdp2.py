@@ -48,9 +48,9 @@ if __name__ == "__main__":
     folder = dflop.example.folder()  # the same on every rank; yours is where all ranks reach it
     model, ranks = model_of(folder), {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
-    settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, **ranks}
-    for step in dflop.BalancedLoader(dataset, model=folder / "model", **settings):
+    # Ranks wait for one another in every microbatch, not only at the end of a step: plans are made for that.
+    settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, "ranks_meet": "microbatch", **ranks}
+    for step in dflop.BalancedLoader(folder / "shards", model=folder / "model", **settings):
         backward(model, step)
         norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]).full_tensor()
         print(f"rank {dist.get_rank()}, step {step.step}: gradient norm {norm:.4f}", flush=True)

@@ -51,9 +51,9 @@ if __name__ == "__main__":
     stage = PipelineStage([Vision, Language][rank](model), rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, 4, loss_fn=loss_of, scale_grads=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
-    settings = {"global_batch_size": 16, "microbatches": 4, "pad_to_tokens": 640, "steps": 8}
-    for step in dflop.BalancedLoader(dataset, model=folder / "model", counted_media=rank > 0, **settings):
+    settings = {"global_batch_size": 16, "microbatches": 4, "steps": 8, "counted_media": rank > 0}
+    settings |= {"model": folder / "model", "stages": [1, 1], "pad_to_tokens": 640}
+    for step in dflop.BalancedLoader(folder / "shards", **settings):
         print(f"stage {rank}, step {step.step}: loss {backward(schedule, step, rank):.3f}", flush=True)
         optimizer.step()
         optimizer.zero_grad()

@@ -14,11 +14,8 @@ STEPS = 12
 
 
 def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
-    model = folder / "model"
-    # With a tokenizer the data set counts the tokens of texts, once: plans and loss scales are exact.
-    dataset = dflop.Dataset(folder / "shards", tokenizer=model, model=model)
-    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": STEPS}
-    return dflop.BalancedLoader(dataset, model=model, arrays="auto", **defaults | settings)
+    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": STEPS, "arrays": "auto"}
+    return dflop.BalancedLoader(folder / "shards", model=folder / "model", **defaults | settings)
 
 
 def model_of(folder: Path) -> Qwen2VLForConditionalGeneration:

@@ -10,7 +10,7 @@ from pathlib import Path
 import dflop
 import torch
 import torch.distributed as dist
-from trainers import EXAMPLES, WithData, dataset_of, difference, example, gradients_of, run, torchrun
+from trainers import EXAMPLES, WithData, difference, example, gradients_of, run, torchrun
 
 # Microbatches of few samples, so that some have no picture, on one rank or on both.
 SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
@@ -26,8 +26,13 @@ def rank_of_job(folder: Path) -> None:
     model = fsdp2.model_of(folder)
     parts = {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}
     for strategy in STRATEGIES:
-        settings = SETTINGS | {"strategy": strategy, "dp_rank": rank, "dp_size": RANKS}
-        for step in dflop.BalancedLoader(dataset_of(folder), model=folder / "model", **settings):
+        settings = SETTINGS | {
+            "strategy": strategy,
+            "dp_rank": rank,
+            "dp_size": RANKS,
+            "ranks_meet": "microbatch",
+        }
+        for step in dflop.BalancedLoader(folder / "shards", model=folder / "model", **settings):
             fsdp2.backward(model, step)
             gradients = {name: one.grad.full_tensor() for name, one in model.named_parameters()}
             found[strategy, step.step] = (gradients, ["pixel_values" in one for one in step.microbatches])
@@ -61,7 +66,7 @@ class Ranks(WithData):
                         self.assertLess(difference(named, wanted), 1e-4)
 
     def test_microbatches_without_pictures_stood_beside_some_with(self) -> None:
-        """What the test above is about has happened: at the same place, one rank had a picture and one had none."""
+        """What the test above is about has happened: beside one with pictures stood one without."""
         beside = [
             set(places)
             for place in self.found[0]

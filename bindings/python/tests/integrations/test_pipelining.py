@@ -11,7 +11,7 @@ import dflop
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from trainers import EXAMPLES, WithData, dataset_of, difference, example, gradients_of, run, torchrun
+from trainers import EXAMPLES, WithData, difference, example, gradients_of, run, torchrun
 
 TOKENS = 640
 SETTINGS = {
@@ -20,12 +20,13 @@ SETTINGS = {
     "pad_to_tokens": TOKENS,
     "steps": 3,
     "arrays": "torch",
+    "stages": [1, 1],
 }
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 
 
 def steps_of(folder: Path, **settings: object) -> list[dflop.Step]:
-    return list(dflop.BalancedLoader(dataset_of(folder), model=folder / "model", **SETTINGS | settings))
+    return list(dflop.BalancedLoader(folder / "shards", model=folder / "model", **SETTINGS | settings))
 
 
 def rank_of_job(folder: Path) -> None:
@@ -109,14 +110,14 @@ class Stages(WithData):
     def test_too_many_tokens_are_an_error_before_the_step(self) -> None:
         for strategy in ("search", "data-blind"):
             loader = dflop.BalancedLoader(
-                dataset_of(self.folder),
+                self.folder / "shards",
                 model=self.folder / "model",
                 strategy=strategy,
-                **SETTINGS | {"pad_to_tokens": 200},
+                **SETTINGS | {"pad_to_tokens": 120},
             )
             with (
                 self.subTest(strategy=strategy),
-                self.assertRaisesRegex(dflop.Error, "of at most 200; .* would do"),
+                self.assertRaisesRegex(dflop.PlanError, "of at most 120; .* would do"),
             ):
                 next(iter(loader))
             self.assertEqual(loader.state_dict()["step"], 0)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-import dflop
 import torch
+from dflop import Step
 from dflop import example as made_up
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -55,10 +55,6 @@ def torchrun(program: str, *arguments: object, ranks: int) -> str:
     return run(*job, program, *arguments)
 
 
-def dataset_of(folder: Path) -> dflop.Dataset:
-    return dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
-
-
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Gradients by parameter, without what DDP puts in front of the names."""
     found = {name.removeprefix("module."): one.grad for name, one in model.named_parameters()}
@@ -84,6 +80,6 @@ class WithData(unittest.TestCase):
         made_up.write_model(cls.folder / "model")
 
 
-def keys_of(steps: Iterable[dflop.Step]) -> list[set[str]]:
+def keys_of(steps: Iterable[Step]) -> list[set[str]]:
     """Keys of the samples of each step."""
     return [{key for one in step.microbatches for key in one.sample_keys} for step in steps]
