@@ -29,7 +29,12 @@ def run(*arguments: str, timeout_seconds: float = 240, **environment: str) -> st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path]), **environment},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path]),
+            **environment,
+        },
     )
     try:
         out, errors = process.communicate(timeout=timeout_seconds)
