@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use dflop_loader::balanced::BalancedLoader;
 use dflop_loader::batch::Sample;
 use dflop_loader::collate::Decode;
+use dflop_loader::decode::Media;
 use dflop_loader::field_selection::FieldSelection;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{Loader, LoaderBuilder};
@@ -189,4 +190,28 @@ fn a_field_that_is_not_read_may_be_damaged_or_too_long_but_not_there_twice() {
         assert_eq!((keys, skipped.len()), (vec![&"a".to_owned()], 1), "{skipped:?}");
         assert!(skipped[0].reason.contains("duplicate"), "{skipped:?}");
     }
+}
+
+#[test]
+fn fields_beside_pictures_of_one_tensor_are_decoded() {
+    let mixed = Mixed::new(Stored::Plain);
+    let batch = |names: &[&str]| {
+        let decode = Decode::Pixels { side: 8.try_into().unwrap() };
+        let builder = mixed.loader().batch_size(7).decode(decode).fields(FieldSelection::new(names).unwrap());
+        let mut batches: Vec<_> = run(builder.build().unwrap().stream().try_collect()).unwrap();
+        assert_eq!(batches.len(), 1);
+        batches.remove(0)
+    };
+    let both = batch(&["images", "txt"]);
+    let pixels = both.pixels.as_ref().unwrap();
+    let place = both.samples.iter().position(|sample| sample.key == "one").unwrap();
+    let one = &both.samples[place];
+    assert_eq!(pixels.rows[place].len(), 1);
+    assert_eq!(pixels.tensor.rows(), pixels.rows.iter().map(ExactSizeIterator::len).sum::<usize>());
+    assert_eq!(one.field("txt"), Some(&Media::Text("a kite".to_owned())));
+    assert!(one.field("jpg").is_none());
+    assert_eq!(one.bytes, jpeg(40, 30, 1).len() as u64 + 6);
+    let alone = batch(&["images"]);
+    assert!(alone.samples.iter().all(|sample| sample.fields.is_empty()));
+    assert_eq!(alone.pixels.unwrap().tensor.values(), pixels.tensor.values());
 }

@@ -19,6 +19,7 @@ mod media_truth;
 mod metrics;
 mod mix;
 mod model_inputs;
+mod one_device;
 mod order;
 mod pack_parts;
 mod pad_to_tokens;

@@ -8,8 +8,8 @@ use dflop_costmodel::{AccuracyReport, ErrorSummary};
 use serde::Serialize;
 
 use crate::output::{Failure, Output, write_json};
-use dflop_loader::model_source::read_profile;
 use crate::report::render_accuracy;
+use dflop_loader::model_source::read_profile;
 
 /// Compare what a measured profile predicts with other measurements: errors by module, part and size.
 #[derive(Debug, Args)]

@@ -235,7 +235,9 @@ impl Array {
         }
         let (array, storage) = (slf.get(), &slf.get().storage);
         if storage.is_readonly && flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE {
-            return Err(PyBufferError::new_err("the values are read-only: a field as it is stored in a shard"));
+            return Err(PyBufferError::new_err(
+                "the values are read-only: a field as it is stored in a shard",
+            ));
         }
         let has = |wanted: c_int| flags & wanted == wanted;
         let place = |lengths: &[isize]| lengths.as_ptr().cast_mut();

@@ -12,6 +12,23 @@ use crate::array::{Array, Owner, numpy_of_stored};
 use crate::error::to_python;
 use crate::framework::Framework;
 
+/// Extensions of numbers, as the `WebDataset` convention has them: a class, a count, an index.
+const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
+
+/// How values are handed over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Delivery {
+    pub(crate) framework: Framework,
+    /// Whether fields are decoded; else they come as stored.
+    pub(crate) is_decoded: bool,
+}
+
+impl Delivery {
+    pub(crate) fn settled(self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self { framework: self.framework.settled(py)?, ..self })
+    }
+}
+
 /// A class of `dflop.batches`.
 pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     static BATCHES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
@@ -19,19 +36,19 @@ pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyA
 }
 
 /// A batch with all its samples.
-pub(crate) fn batch<'py>(py: Python<'py>, of: Batch, framework: Framework) -> PyResult<Bound<'py, PyAny>> {
-    let framework = framework.settled(py)?;
+pub(crate) fn batch<'py>(py: Python<'py>, of: Batch, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+    let delivery = delivery.settled(py)?;
     let batch = class(py, "Batch")?.call0()?;
     let rows = PyList::empty(py);
     if let Some(pixels) = of.pixels {
         let side = pixels.side as usize;
         let shape = [pixels.tensor.rows(), 3, side, side];
-        batch.set_item("image", framework.array(py, Owner::Pixels(pixels.tensor), &shape)?)?;
+        batch.set_item("image", delivery.framework.array(py, Owner::Pixels(pixels.tensor), &shape)?)?;
         for range in pixels.rows {
             rows.append((range.start, range.end))?;
         }
     }
-    let samples = samples(py, of.samples, framework)?;
+    let samples = samples(py, of.samples, delivery)?;
     for (place, sample) in samples.iter().enumerate() {
         for extension in sample.try_iter()? {
             let extension = extension?;
@@ -47,17 +64,20 @@ pub(crate) fn batch<'py>(py: Python<'py>, of: Batch, framework: Framework) -> Py
 }
 
 /// Samples, in order.
-pub(crate) fn samples(
-    py: Python<'_>,
-    of: Vec<Sample>,
-    framework: Framework,
-) -> PyResult<Bound<'_, PyList>> {
+pub(crate) fn samples(py: Python<'_>, of: Vec<Sample>, delivery: Delivery) -> PyResult<Bound<'_, PyList>> {
     let class = class(py, "Sample")?;
     let list = PyList::empty(py);
     for sample in of {
         let made = class.call0()?;
         for Field { extension, media } in sample.fields {
-            made.set_item(&*extension, self::media(py, media, framework)?)?;
+            let value = match (&media, delivery.is_decoded) {
+                (Media::Opaque(stored), true) => number(&extension, stored),
+                _ => None,
+            };
+            match value {
+                Some(number) => made.set_item(&*extension, number)?,
+                None => made.set_item(&*extension, self::media(py, media, delivery.framework)?)?,
+            }
         }
         made.setattr("key", sample.key)?;
         made.setattr("shard", &*sample.shard)?;
@@ -67,6 +87,12 @@ pub(crate) fn samples(
         list.append(made)?;
     }
     Ok(list)
+}
+
+/// The number that a field holds by convention.
+fn number(extension: &str, stored: &[u8]) -> Option<i64> {
+    let kind = extension.rsplit('.').next()?;
+    std::str::from_utf8(stored).ok().filter(|_| NUMBERS.contains(&kind))?.trim().parse().ok()
 }
 
 /// The content of a field.
@@ -83,7 +109,9 @@ pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyRes
             framework.from_numpy(numpy_of_stored(py, data, &dtype, &shape, is_fortran_order)?)
         }
         // What user code made is the object that it made.
-        Media::Custom(custom) => Ok(custom.value::<Py<PyAny>>().map_or_else(|| py.None(), |it| it.clone_ref(py)).into_bound(py)),
+        Media::Custom(custom) => {
+            Ok(custom.value::<Py<PyAny>>().map_or_else(|| py.None(), |it| it.clone_ref(py)).into_bound(py))
+        }
         Media::Opaque(stored) => Ok(Bound::new(py, Array::stored(stored))?.into_any()),
     }
 }
@@ -125,7 +153,6 @@ pub(crate) fn skipped<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     to_python(py, &of)
 }
-
 
 /// A state as JSON says it, so that it is the same after a round trip through a file.
 pub(crate) fn json<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyAny>> {

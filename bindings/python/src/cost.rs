@@ -51,8 +51,7 @@ fn described<'py>(
     dict.set_item("images", images)?;
     let audio: Vec<_> = shape.audio.iter().map(|clip| (clip.frames, clip.sample_rate_hz)).collect();
     dict.set_item("audio", audio)?;
-    let videos: Vec<_> =
-        shape.videos.iter().map(|video| (video.frames, video.width, video.height)).collect();
+    let videos: Vec<_> = shape.videos.iter().map(|video| (video.frames, video.width, video.height)).collect();
     dict.set_item("videos", videos)?;
     dict.set_item("tokens", sample.predicted.tokens)?;
     let seconds = PyDict::new(py);
@@ -66,9 +65,10 @@ fn described<'py>(
 /// A row of the answer: seconds by module, or in the order of modules.
 fn times(row: &Bound<'_, PyAny>, modules: &[Module]) -> PyResult<ModuleTimes> {
     let seconds: Vec<f64> = match row.cast::<PyMapping>() {
-        Ok(by_name) => {
-            modules.iter().map(|module| by_name.get_item(module.name())?.extract()).collect::<PyResult<_>>()?
-        }
+        Ok(by_name) => modules
+            .iter()
+            .map(|module| by_name.get_item(module.name())?.extract())
+            .collect::<PyResult<_>>()?,
         Err(_) => row.try_iter()?.map(|value| value?.extract()).collect::<PyResult<_>>()?,
     };
     let ns = |&seconds: &f64| {

@@ -198,7 +198,9 @@ impl Dataset {
         drop(requested_schema);
         let data_set = self.open(py)?;
         let batches: Vec<_> = data_set.index().record_batches().cloned().collect();
-        let schema = batches.first().map_or_else(|| Arc::new(arrow_schema::Schema::empty()), arrow_array::RecordBatch::schema);
+        let schema = batches
+            .first()
+            .map_or_else(|| Arc::new(arrow_schema::Schema::empty()), arrow_array::RecordBatch::schema);
         stream(py, schema, batches)
     }
 }

@@ -14,6 +14,8 @@ pub(crate) struct Raised {
     kind: &'static str,
     message: String,
     fields: Vec<(&'static str, Value)>,
+    /// What user code raised.
+    cause: Option<PyErr>,
 }
 
 /// A field of an error.
@@ -45,11 +47,18 @@ impl From<u64> for Value {
 
 impl Raised {
     fn new(class: &'static str, kind: &'static str, error: &dyn std::error::Error) -> Self {
-        Self { class, kind, message: with_causes(error), fields: Vec::new() }
+        Self { class, kind, message: with_causes(error), fields: Vec::new(), cause: None }
     }
 
     fn field(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.fields.push((name, value.into()));
+        self
+    }
+
+    /// Keeps what a function of Python raised.
+    fn caused_by(mut self, source: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
+        self.cause =
+            source.downcast_ref::<PyErr>().and_then(|raised| Python::try_attach(|py| raised.clone_ref(py)));
         self
     }
 
@@ -61,15 +70,16 @@ impl Raised {
     /// What a command says is wrong.
     pub(crate) fn command(message: String, is_misuse: bool) -> Self {
         let (class, kind) = if is_misuse { ("ConfigError", "misuse") } else { ("Error", "failed") };
-        Self { class, kind, message, fields: Vec::new() }
+        Self { class, kind, message, fields: Vec::new(), cause: None }
     }
 
     /// Use of threads that a fork has left behind.
     pub(crate) fn forked() -> Self {
-        let message = "this process was forked after dflop had started its threads, which do not live on in a fork; \
+        let message =
+            "this process was forked after dflop had started its threads, which do not live on in a fork; \
                        use `multiprocessing.get_context(\"spawn\")`, or make loaders in the new process only"
-            .to_owned();
-        Self { class: "ForkError", kind: "forked", message, fields: Vec::new() }
+                .to_owned();
+        Self { class: "ForkError", kind: "forked", message, fields: Vec::new(), cause: None }
     }
 }
 
@@ -128,6 +138,39 @@ impl From<dflop_loader::Error> for Raised {
                 .field("first", Value::Skipped(first.clone())),
             E::State { reason } => new("StateError", "state").field("reason", reason.clone()),
             E::Plan { step, .. } => new("PlanError", "plan").field("step", *step),
+            E::StepTooLong { step, tokens, microbatches, tokens_max, tokens_needed, reason } => {
+                new("PlanError", "step_too_long")
+                    .field("step", *step)
+                    .field("tokens", *tokens)
+                    .field("microbatches", *microbatches as u64)
+                    .field("tokens_max", *tokens_max)
+                    .field("tokens_needed", *tokens_needed)
+                    .field("reason", reason.clone())
+            }
+            E::MicrobatchTooLong {
+                step, dp_rank, microbatch, tokens, pad_to_tokens, tokens_needed, ..
+            } => new("PlanError", "microbatch_too_long")
+                .field("step", *step)
+                .field("dp_rank", *dp_rank as u64)
+                .field("microbatch", *microbatch as u64)
+                .field("tokens", *tokens)
+                .field("pad_to_tokens", *pad_to_tokens)
+                .field("tokens_needed", *tokens_needed),
+            E::CostFunction { step, source } => {
+                new("UserCodeError", "cost_function").field("step", *step).caused_by(&**source)
+            }
+            E::Transform { fields, source } => {
+                new("UserCodeError", "transform").field("transformed", fields.clone()).caused_by(&**source)
+            }
+            E::IndexPart { part, reason } => {
+                new("DataError", "index_part").field("part", *part as u64).field("reason", reason.clone())
+            }
+            E::IndexShard { shard, fault } => new("DataError", "index_shard")
+                .field("shard", shard.clone())
+                .field("fault", fault.to_string()),
+            E::PackPart { part, reason } => {
+                new("DataError", "pack_part").field("part", u64::from(*part)).field("reason", reason.clone())
+            }
             E::Stalled { stage, shard, seconds } => new("StalledError", "stalled")
                 .field("stage", *stage)
                 .field("shard", shard.clone().unwrap_or_default())
@@ -220,9 +263,9 @@ impl From<dflop_balancer::Error> for Raised {
                 .field("total", *total)
                 .field("max", *max)
                 .field("groups", number(groups)),
-            E::CapUnmet { items, groups } => new("PlanError", "cap_unmet")
-                .field("items", number(items))
-                .field("groups", number(groups)),
+            E::CapUnmet { items, groups } => {
+                new("PlanError", "cap_unmet").field("items", number(items)).field("groups", number(groups))
+            }
             E::NothingFits { reason } => new("PlanError", "nothing_fits").field("reason", reason.clone()),
             _ => new("PlanError", "plan"),
         }
@@ -250,7 +293,11 @@ impl Raised {
             }
         }
         let class = errors.bind(py).getattr(self.class)?;
-        Ok(PyErr::from_value(class.call1((self.message, self.kind, fields))?))
+        let exception = PyErr::from_value(class.call1((self.message, self.kind, fields))?);
+        if self.cause.is_some() {
+            exception.set_cause(py, self.cause);
+        }
+        Ok(exception)
     }
 }
 

@@ -37,6 +37,8 @@ mod _native {
     #[pymodule_export]
     use crate::balanced::{Plan, PyBalancedLoader, StepIterator};
     #[pymodule_export]
+    use crate::cli::{cli, command};
+    #[pymodule_export]
     use crate::dataset::{Dataset, PyMixture, mix};
     #[pymodule_export]
     use crate::image::{Image, PyAugment};
@@ -50,8 +52,6 @@ mod _native {
     use crate::tasks::{index_part, merge_index, pack_all, pack_finish, pack_list, pack_one};
     #[pymodule_export]
     use crate::transform::PyTransform;
-    #[pymodule_export]
-    use crate::cli::{cli, command};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,5 +1,6 @@
 //! `dflop.Loader`: batches in shard order, or shuffled in a buffer.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_loader::collate::Decode;
@@ -10,7 +11,7 @@ use dflop_loader::skip::ErrorBudget;
 use futures::StreamExt;
 use pyo3::prelude::*;
 
-use crate::convert;
+use crate::convert::{self, Delivery};
 use crate::dataset::Source;
 use crate::error::{Raised, to_python};
 use crate::framework::Framework;
@@ -56,7 +57,7 @@ use crate::transform::UserCode;
 #[derive(Debug)]
 pub(crate) struct PyLoader {
     builder: LoaderBuilder,
-    framework: Framework,
+    delivery: Delivery,
     epochs: u64,
     pass: Mutex<Pass>,
 }
@@ -67,8 +68,16 @@ struct Pass {
     loader: Arc<Threaded<Loader>>,
     /// Whether it was iterated.
     is_begun: bool,
+    /// Whether its end was seen.
+    is_ended: Arc<AtomicBool>,
     /// First epoch of the next pass.
     next_epoch: u64,
+}
+
+impl Pass {
+    fn new(loader: Arc<Threaded<Loader>>, next_epoch: u64) -> Self {
+        Self { loader, is_begun: false, is_ended: Arc::default(), next_epoch }
+    }
 }
 
 #[pymethods]
@@ -148,34 +157,39 @@ impl PyLoader {
         let transforms = user_code.transforms(transforms.as_ref())?;
         let builder = builder.scaled_decode(is_scaled).transforms(transforms);
         let loader = start(&builder)?;
-        let pass = Mutex::new(Pass { loader, is_begun: false, next_epoch: 0 });
-        Ok(Self { builder, framework, epochs, pass })
+        let pass = Mutex::new(Pass::new(loader, 0));
+        let delivery = Delivery { framework, is_decoded: decode != "raw" };
+        Ok(Self { builder, delivery, epochs, pass })
     }
 
     /// Begins a pass: the epochs behind those of the last one, or what a state left.
     fn __iter__(&self) -> PyResult<BatchIterator> {
         let mut pass = self.pass();
         if pass.is_begun {
-            pass.loader = start(&self.builder.clone().first_epoch(pass.next_epoch))?;
+            *pass = Pass::new(start(&self.builder.clone().first_epoch(pass.next_epoch))?, pass.next_epoch);
         }
         pass.is_begun = true;
         pass.next_epoch += self.epochs;
         let stream = pass.loader.get()?.stream();
-        let stream = Arc::new(Threaded::new(tokio::sync::Mutex::new(stream)));
-        Ok(BatchIterator { loader: pass.loader.clone(), stream, framework: self.framework })
+        let stream = Threaded::new(tokio::sync::Mutex::new(stream));
+        let (loader, is_ended) = (pass.loader.clone(), pass.is_ended.clone());
+        Ok(BatchIterator { loader, stream, is_ended, delivery: self.delivery })
     }
 
     /// Sets which epoch the next pass begins with, counted from 0.
     fn set_epoch(&self, epoch: u64) -> PyResult<()> {
-        let mut pass = self.pass();
-        pass.loader = start(&self.builder.clone().first_epoch(epoch))?;
-        (pass.is_begun, pass.next_epoch) = (false, epoch);
+        *self.pass() = Pass::new(start(&self.builder.clone().first_epoch(epoch))?, epoch);
         Ok(())
     }
 
-    /// Returns where the pass stands: behind the batch that was delivered last, whatever was read ahead.
+    /// Returns where the pass stands: behind the batch that was delivered last, whatever was read ahead; once its end was
+    /// seen, at the beginning of the next one.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let loader = self.pass().loader.clone();
+        let (loader, is_ended, next_epoch) = {
+            let pass = self.pass();
+            (pass.loader.clone(), pass.is_ended.load(Ordering::Acquire), pass.next_epoch)
+        };
+        let loader = if is_ended { start(&self.builder.clone().first_epoch(next_epoch))? } else { loader };
         let state = loader.get()?.state().map_err(Raised::from)?;
         convert::json(py, &state)
     }
@@ -187,14 +201,13 @@ impl PyLoader {
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let text = convert::json_text(state)?;
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
-            Raised::from(dflop_loader::Error::State { reason: format!("it is no state of a stream: {error}") })
+            Raised::from(dflop_loader::Error::State {
+                reason: format!("it is no state of a stream: {error}"),
+            })
         })?;
-        let epoch = state.epoch();
+        let first_epoch = state.first_epoch();
         let loader = start(&self.builder.clone().restore(state))?;
-        let mut pass = self.pass();
-        // The pass that the state was taken in began with a multiple of its epochs.
-        let next_epoch = epoch - epoch % self.epochs;
-        *pass = Pass { loader, is_begun: false, next_epoch };
+        *self.pass() = Pass::new(loader, first_epoch);
         Ok(())
     }
 
@@ -236,7 +249,9 @@ pub(crate) fn decode_of(name: &str, image: Option<&Image>) -> PyResult<Decode> {
         ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),
         ("media", None) => Ok(Decode::Media),
         ("raw", None) => Ok(Decode::Raw),
-        ("raw", Some(_)) => Err(Raised::config("decode", "`raw` leaves pictures as stored: drop `image`").into()),
+        ("raw", Some(_)) => {
+            Err(Raised::config("decode", "`raw` leaves pictures as stored: drop `image`").into())
+        }
         _ => Err(Raised::config("decode", format!("`{name}` is neither media nor raw")).into()),
     }
 }
@@ -251,8 +266,9 @@ pub(crate) fn budget(fraction: f64, count: Option<u64>) -> PyResult<ErrorBudget>
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct BatchIterator {
     loader: Arc<Threaded<Loader>>,
-    stream: Arc<Threaded<tokio::sync::Mutex<BatchStream>>>,
-    framework: Framework,
+    stream: Threaded<tokio::sync::Mutex<BatchStream>>,
+    is_ended: Arc<AtomicBool>,
+    delivery: Delivery,
 }
 
 #[pymethods]
@@ -267,8 +283,11 @@ impl BatchIterator {
         let stream = self.stream.get()?;
         let next = runtime::wait(py, async { stream.lock().await.next().await })?;
         match next {
-            Some(batch) => convert::batch(py, batch.map_err(Raised::from)?, self.framework).map(Some),
-            None => Ok(None),
+            Some(batch) => convert::batch(py, batch.map_err(Raised::from)?, self.delivery).map(Some),
+            None => {
+                self.is_ended.store(true, Ordering::Release);
+                Ok(None)
+            }
         }
     }
 }

@@ -89,15 +89,8 @@ impl PyCostModel {
         recompute: &str,
     ) -> PyResult<Self> {
         let (device, recompute) = (device.to_owned(), recompute.to_owned());
-        let settings = ModelSettings {
-            names: model.0,
-            device,
-            profile,
-            profile_tp,
-            packed_tokens,
-            freeze,
-            recompute,
-        };
+        let settings =
+            ModelSettings { names: model.0, device, profile, profile_tp, packed_tokens, freeze, recompute };
         let model = py.detach(|| settings.cost_model())?;
         Ok(Self { model: Arc::new(model) })
     }

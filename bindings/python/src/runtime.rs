@@ -38,9 +38,8 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Se
     let runtime = runtime()?;
     let mut future = pin!(future);
     loop {
-        let waited = || {
-            runtime.block_on(async { tokio::time::timeout(SIGNALS_SEEN_AFTER, future.as_mut()).await })
-        };
+        let waited =
+            || runtime.block_on(async { tokio::time::timeout(SIGNALS_SEEN_AFTER, future.as_mut()).await });
         match py.detach(waited) {
             Ok(done) => return Ok(done),
             Err(_) => py.check_signals()?,

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_loader::index::Index;
-use dflop_loader::pack::{PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part};
+use dflop_loader::pack::{
+    PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
+};
 use dflop_loader::progress::NoProgress;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
@@ -104,8 +106,7 @@ pub(crate) fn pack_one<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let part: SourcePart = read(part)?;
     let options = settings.options();
-    let packed =
-        runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(Raised::from))?;
+    let packed = runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(Raised::from))?;
     written(py, &packed)
 }
 

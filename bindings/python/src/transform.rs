@@ -70,10 +70,15 @@ impl UserCode {
         let mut list = Vec::new();
         if let Ok(by_field) = given.cast::<PyDict>() {
             for (field, function) in by_field {
-                list.push(Bound::new(given.py(), PyTransform::new(field.extract()?, function, false, false)?)?);
+                list.push(Bound::new(
+                    given.py(),
+                    PyTransform::new(field.extract()?, function, false, false)?,
+                )?);
             }
         } else {
-            let wrong = |_| PyTypeError::new_err("`transforms` is a dictionary of functions or a list of `Transform`");
+            let wrong = |_| {
+                PyTypeError::new_err("`transforms` is a dictionary of functions or a list of `Transform`")
+            };
             for transform in given.try_iter().map_err(wrong)? {
                 list.push(transform?.cast_into::<PyTransform>()?);
             }

@@ -3,11 +3,10 @@
 import pickle
 import unittest
 
-import numpy as np
-from support import InFolder
-
 import dflop
+import numpy as np
 from dflop import example
+from support import InFolder
 
 
 class Arrays(InFolder):

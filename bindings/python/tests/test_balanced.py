@@ -4,10 +4,9 @@ import json
 import pickle
 import unittest
 
+import dflop
 import numpy as np
 from support import WithExample
-
-import dflop
 
 
 class Balanced(WithExample):
@@ -19,7 +18,14 @@ class Balanced(WithExample):
         step = next(iter(self.loader()))
         self.assertEqual((step.step, len(step.microbatches)), (0, 2))
         for mb in step.microbatches:
-            names = {"input_ids", "labels", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw"}
+            names = {
+                "input_ids",
+                "labels",
+                "position_ids",
+                "mm_token_type_ids",
+                "pixel_values",
+                "image_grid_thw",
+            }
             self.assertEqual(set(mb), names)
             self.assertEqual(mb["input_ids"].shape, (1, mb.tokens))
             self.assertEqual(mb["position_ids"].shape, (4, 1, mb.tokens))
@@ -66,7 +72,10 @@ class Balanced(WithExample):
             for other in others:
                 other.load_state_dict(pickle.loads(pickle.dumps(state)))
             shares = zip(*others, strict=True)
-            keys = [sorted(key for share in step for mb in share.microbatches for key in mb.sample_keys) for step in shares]
+            keys = [
+                sorted(key for share in step for mb in share.microbatches for key in mb.sample_keys)
+                for step in shares
+            ]
             self.assertEqual(keys, expected)
         self.assertEqual(loader.step, 7)
 
@@ -124,20 +133,23 @@ class Balanced(WithExample):
         self.assertEqual(sum(shard.endswith("000.tar") for shard in shards), 30)
 
     def test_stage_times_change_later_plans(self) -> None:
-        loader = self.loader(dp_size=2, correction_interval=4)
+        loader = self.loader(microbatches=4, correction_interval=4)
         reports = []
         for step in loader:
-            ranks = step.plan.ranks
-            seconds = {"llm": [[0.5 * len(mb) for mb in rank] for rank in ranks]}
-            seconds["vision"] = [[float("nan") for _ in rank] for rank in ranks]
-            reports.append(loader.report_stage_seconds(step, seconds))
-            if step.step == 7:
+            # Long microbatches take twice as long as predicted.
+            seconds = [
+                mb.module_seconds["llm"] * (2.0 if mb.tokens > 250 else 1.0) for mb in step.microbatches
+            ]
+            times = {"llm": [seconds], "vision": [[float("nan")] * 4]}
+            reports.append(loader.report_stage_seconds(step, times))
+            if step.step == 23:
                 break
-        self.assertEqual([report is not None for report in reports], [False] * 3 + [True] + [False] * 3 + [True])
-        self.assertEqual(reports[3]["observations"], 16)
+        told = [report for report in reports if report is not None]
+        self.assertEqual([place for place, report in enumerate(reports) if report], [3, 7, 11, 15, 19, 23])
+        self.assertEqual(told[0]["observations"], 16)
         state = loader.state_dict()
         self.assertTrue(state["corrections"])
-        again = self.loader(dp_size=2)
+        again = self.loader(microbatches=4)
         again.load_state_dict(state)
         self.assertEqual(again.state_dict(), state)
         digests = []
@@ -186,9 +198,23 @@ class Costs(WithExample):
             self.shards, model=self.model, global_batch_size=16, microbatches=4, cost=cost, tokens_max=100_000
         )
         step = next(iter(loader))
-        pictured = [sum(any(name.endswith("png") for name in sample) for sample in mb.samples) for mb in step.microbatches]
+        pictured = [
+            sum(any(name.endswith("png") for name in sample) for sample in mb.samples)
+            for mb in step.microbatches
+        ]
         del pictured
-        keys = {"audio", "data_set", "images", "key", "sample", "seconds", "target_tokens", "text_tokens", "tokens", "videos"}
+        keys = {
+            "audio",
+            "data_set",
+            "images",
+            "key",
+            "sample",
+            "seconds",
+            "target_tokens",
+            "text_tokens",
+            "tokens",
+            "videos",
+        }
         self.assertEqual(set(seen[0][0]), keys)
         self.assertEqual(len(seen[0]), 16)
         costs = sorted(mb.module_seconds["llm"] for mb in step.microbatches)

@@ -47,6 +47,7 @@ class InFolder(unittest.TestCase):
     def run_program(self, *args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             args,
+            check=False,
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -106,7 +107,9 @@ class Commands(InFolder):
         indexed = self.dflop("index", "a.tar", "--json")
         self.assertEqual((indexed.returncode, json.loads(indexed.stdout)["samples"]), (0, 5), indexed.stderr)
         streamed = self.dflop("stream", "a.tar", "--decode", "raw", "--json")
-        self.assertEqual((streamed.returncode, json.loads(streamed.stdout)["samples"]), (0, 5), streamed.stderr)
+        self.assertEqual(
+            (streamed.returncode, json.loads(streamed.stdout)["samples"]), (0, 5), streamed.stderr
+        )
 
     def test_a_file_name_that_is_no_text_is_found(self) -> None:
         name = os.fsdecode(b"a\xff.tar")

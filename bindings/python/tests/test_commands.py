@@ -4,9 +4,8 @@ import csv
 import random
 import unittest
 
-from support import WithExample
-
 import dflop
+from support import WithExample
 
 
 class Commands(WithExample):
@@ -30,7 +29,9 @@ class Commands(WithExample):
             rows = csv.writer(file)
             rows.writerow(["tiles", "seq_len"])
             rows.writerows([dice.randint(1, 10), dice.randint(100, 4000)] for _ in range(300))
-        plan = dflop.plan(shapes=shapes, gpus=8, global_batch=64, model="llava-ov-qwen2.5-7b", device="h100", batches=4)
+        plan = dflop.plan(
+            shapes=shapes, gpus=8, global_batch=64, model="llava-ov-qwen2.5-7b", device="h100", batches=4
+        )
         gpus = sum(plan[part]["tp"] * plan[part]["pp"] * plan[part]["dp"] for part in ("encoder", "llm"))
         self.assertLessEqual(gpus, 8)
         self.assertGreater(plan["step_seconds"], plan["lower_bound_seconds"] * 0.99)
@@ -48,13 +49,23 @@ class Partitions(unittest.TestCase):
     def instance(self, items: int, groups: int) -> dict:
         dice = random.Random(1)
         times = [[dice.randint(0, 900), dice.randint(100, 1000)] for _ in range(items)]
-        return {"name": "random", "n": items, "m": groups, "c": 2, "d": times, "tok": [row[1] for row in times]}
+        return {
+            "name": "random",
+            "n": items,
+            "m": groups,
+            "c": 2,
+            "d": times,
+            "tok": [row[1] for row in times],
+        }
 
     def test_groups_hold_every_item_once(self) -> None:
         instance = self.instance(64, 8)
         found = dflop.balance(instance)
         self.assertEqual(sorted(item for group in found["groups"] for item in group), list(range(64)))
-        sums = [[sum(instance["d"][item][module] for item in group) for module in (0, 1)] for group in found["groups"]]
+        sums = [
+            [sum(instance["d"][item][module] for item in group) for module in (0, 1)]
+            for group in found["groups"]
+        ]
         self.assertEqual(found["makespan_ns"], max(map(max, sums)))
         self.assertLessEqual(found["lower_bound_ns"], found["makespan_ns"])
         blind = dflop.balance(instance, strategy="data-blind")

@@ -4,11 +4,10 @@ import json
 import pickle
 import unittest
 
-import pyarrow
-from support import InFolder, WithExample
-
 import dflop
+import pyarrow
 from dflop import example
+from support import InFolder, WithExample
 
 
 class Datasets(WithExample):
@@ -17,7 +16,9 @@ class Datasets(WithExample):
         self.assertEqual((len(ds), len(ds.shards), ds.skipped, ds.warnings), (96, 3, [], []))
         self.assertRegex(ds.fingerprint, "^[0-9a-f]{32}$")
         self.assertTrue(ds.index_path.is_file())
-        self.assertEqual(dflop.Dataset([str(self.shards / f"{n:03}.tar") for n in range(3)]).fingerprint, ds.fingerprint)
+        self.assertEqual(
+            dflop.Dataset([str(self.shards / f"{n:03}.tar") for n in range(3)]).fingerprint, ds.fingerprint
+        )
         self.assertIn("2 more shards", repr(ds))
 
     def test_its_rows_are_an_arrow_table(self) -> None:
@@ -33,11 +34,15 @@ class Datasets(WithExample):
     def test_it_goes_to_other_processes(self) -> None:
         ds = dflop.Dataset(self.shards, index=self.folder / "elsewhere", repeat=2)
         copy = pickle.loads(pickle.dumps(ds))
-        self.assertEqual((copy.shards, copy.fingerprint, copy.index_path), (ds.shards, ds.fingerprint, ds.index_path))
+        self.assertEqual(
+            (copy.shards, copy.fingerprint, copy.index_path), (ds.shards, ds.fingerprint, ds.index_path)
+        )
 
     def test_texts_are_counted_by_a_tokenizer(self) -> None:
         estimated = dflop.Dataset(self.shards, index=self.folder / "estimated")
-        exact = dflop.Dataset(self.shards, index=self.folder / "exact", tokenizer=self.model, model=self.model)
+        exact = dflop.Dataset(
+            self.shards, index=self.folder / "exact", tokenizer=self.model, model=self.model
+        )
         model = dflop.CostModel(self.model)
         counts = [pyarrow.table(model.annotate(ds)).column("tokens").to_pylist() for ds in (estimated, exact)]
         self.assertNotEqual(counts[0], counts[1])
@@ -48,7 +53,9 @@ class Datasets(WithExample):
 
     def test_splits_are_read_through_the_index(self) -> None:
         splits = self.folder / "splits.json"
-        splits.write_text(json.dumps({"splits": {"train": {"fraction": [0, 0.75]}, "val": {"fraction": [0.75, 1]}}}))
+        splits.write_text(
+            json.dumps({"splits": {"train": {"fraction": [0, 0.75]}, "val": {"fraction": [0.75, 1]}}})
+        )
         parts = [dflop.Dataset(self.shards, split=name, splits=splits) for name in ("train", "val")]
         self.assertEqual(sum(map(len, parts)), 96)
         loader = dflop.BalancedLoader(parts[1], model="tiny", global_batch_size=4, validation=True)

@@ -10,9 +10,8 @@ import time
 import unittest
 from pathlib import Path
 
-from support import WithExample
-
 import dflop
+from support import WithExample
 
 PATIENCE_SECONDS = 120
 
@@ -40,7 +39,11 @@ if os.fork() == 0:
 os.wait()
 """
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+            [sys.executable, "-W", "ignore", "-c", code],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
         )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout
@@ -56,7 +59,9 @@ os.wait()
     except dflop.ForkError as error:
         print(error.kind)
     del batches, loader"""
-        printed = self.fork("loader = dflop.Loader(shards, batch_size=2)\nbatches = iter(loader)\nnext(batches)", inside)
+        printed = self.fork(
+            "loader = dflop.Loader(shards, batch_size=2)\nbatches = iter(loader)\nnext(batches)", inside
+        )
         self.assertIn("spawn", printed)
         self.assertTrue(printed.endswith("forked\n"), printed)
 
@@ -94,7 +99,7 @@ os.wait()
 import dflop
 print("ready", flush=True)
 try:
-    next(iter(dflop.Loader("pipe:sleep 1000")))
+    next(iter(dflop.Loader("pipe:exec sleep 30 2> /dev/null")))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

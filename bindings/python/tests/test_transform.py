@@ -3,10 +3,9 @@
 import threading
 import unittest
 
+import dflop
 import numpy as np
 from support import InFolder, WithExample
-
-import dflop
 
 
 class Transforms(InFolder):
@@ -22,7 +21,9 @@ class Transforms(InFolder):
             return [text.upper() for text in texts]
 
         batches = list(dflop.Loader(self.path, batch_size=8, transforms={"txt": shout}))
-        self.assertEqual([text for batch in batches for text in batch["txt"]], [f"TEXT {n}" for n in range(20)])
+        self.assertEqual(
+            [text for batch in batches for text in batch["txt"]], [f"TEXT {n}" for n in range(20)]
+        )
         self.assertEqual(calls, [(8, False), (8, False), (4, False)])
 
     def test_any_value_is_delivered_as_it_is(self) -> None:
@@ -39,7 +40,9 @@ class Transforms(InFolder):
         loader = dflop.Loader(self.path, transforms={"txt": picky}, error_budget=1.0)
         (batch,) = loader
         self.assertEqual(len(batch.samples), 18)
-        self.assertEqual([(bad["key"], bad["field"]) for bad in loader.skipped], [("03", "txt"), ("07", "txt")])
+        self.assertEqual(
+            [(bad["key"], bad["field"]) for bad in loader.skipped], [("03", "txt"), ("07", "txt")]
+        )
         self.assertIn("three is bad", loader.skipped[0]["reason"])
         self.assertIn("seven is bad", loader.skipped[1]["reason"])
 
@@ -72,7 +75,9 @@ class Transforms(InFolder):
         def decode(stored: list[dflop.Array]) -> list[np.ndarray]:
             return [np.array([int(part) for part in bytes(one).split(b",")]) for one in stored]
 
-        loader = dflop.Loader(path, transforms=[dflop.Transform("num", decode, decodes=True)], error_budget=1.0)
+        loader = dflop.Loader(
+            path, transforms=[dflop.Transform("num", decode, decodes=True)], error_budget=1.0
+        )
         (batch,) = loader
         np.testing.assert_array_equal(batch["num"][0], [1, 2, 3])
         self.assertEqual([bad["key"] for bad in loader.skipped], ["b"])
@@ -88,14 +93,19 @@ class Transforms(InFolder):
 class Prepared(WithExample):
     def test_a_function_changes_what_the_model_gets(self) -> None:
         def answer(documents: list[dict]) -> list[dict]:
-            return [{"conversations": [document["conversations"][0], {"from": "gpt", "value": "w1 w2"}]} for document in documents]
+            return [
+                {"conversations": [document["conversations"][0], {"from": "gpt", "value": "w1 w2"}]}
+                for document in documents
+            ]
 
         def blacken(pictures: list[np.ndarray]) -> list[np.ndarray]:
             return [np.zeros_like(picture) for picture in pictures]
 
         settings = {"model": self.model, "global_batch_size": 8, "steps": 2}
         plain = list(dflop.BalancedLoader(self.shards, **settings))
-        changed = list(dflop.BalancedLoader(self.shards, transforms={"json": answer, "images": blacken}, **settings))
+        changed = list(
+            dflop.BalancedLoader(self.shards, transforms={"json": answer, "images": blacken}, **settings)
+        )
         for one, other in zip(plain, changed, strict=True):
             for before, after in zip(one.microbatches, other.microbatches, strict=True):
                 self.assertEqual(before.sample_keys, after.sample_keys)

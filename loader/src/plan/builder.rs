@@ -7,7 +7,7 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
 use super::padding::PAD_TO_TOKENS_MAX;
-use super::{CostFunction, PadTo, PlanConfig, Source, StepPlanner};
+use super::{CostFunction, Meet, PadTo, PlanConfig, Source, StepPlanner};
 use crate::error::{Error, Result, check_at_most};
 use crate::mix::{Mixture, Origin, POSITION_MAX};
 use crate::order::Shuffle;
@@ -47,6 +47,7 @@ impl StepPlannerBuilder {
             dp_size: 1,
             microbatches: 1,
             stages: Vec::new(),
+            meet: None,
             strategy: Strategy::Search,
             caps: Caps::default(),
             pad_to: None,
@@ -93,6 +94,16 @@ impl StepPlannerBuilder {
     #[must_use]
     pub fn stages(mut self, stages: Vec<usize>) -> Self {
         self.stages = Some(stages);
+        self
+    }
+
+    /// Runs all modules of a rank one after the other on one device, as DDP and FSDP do, in place of a pipeline: a sample
+    /// costs the sum of its modules. Default: pipeline stages, see [`Self::stages`].
+    ///
+    /// - `meet`: when data-parallel ranks wait for one another
+    #[must_use]
+    pub fn one_device(mut self, meet: Meet) -> Self {
+        self.config.meet = Some(meet);
         self
     }
 
@@ -282,6 +293,15 @@ impl StepPlannerBuilder {
 
     fn checked_stages(&self) -> Result<Vec<usize>> {
         let modules = self.model.modules();
+        if self.config.meet.is_some() {
+            return match &self.stages {
+                None => Ok(vec![1]),
+                Some(_) => {
+                    let reason = "modules that share one device have no pipeline stages".into();
+                    Err(Error::Config { setting: "stages", reason })
+                }
+            };
+        }
         let stages = self.stages.clone().unwrap_or_else(|| vec![1; modules.len()]);
         if stages.len() == modules.len() && stages.iter().all(|count| (1..=STAGES_MAX).contains(count)) {
             return Ok(stages);

@@ -6,20 +6,23 @@
 mod builder;
 mod correction;
 mod cost_function;
+mod one_device;
 mod padding;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use dflop_balancer::{
-    Budget, Caps, Instance, LowerBound, PipelineAssignment, PipelineConfig, PlanDigest, Strategy,
-    balance_pipeline,
+    Budget, Caps, Instance, LowerBound, PipelineAssignment, PipelineConfig, PipelineObjective, PlanDigest,
+    Strategy, balance_pipeline,
 };
 use dflop_costmodel::correction::Corrections;
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use builder::StepPlannerBuilder;
 pub use cost_function::{CostFault, CostFunction, CostInput};
+pub use one_device::Meet;
+use one_device::{alike_together, one_after_the_other};
 pub use padding::PadTo;
 use padding::Padding;
 
@@ -37,8 +40,10 @@ use crate::steps::{StepSample, Steps, Tail};
 struct PlanConfig {
     dp_size: usize,
     microbatches: usize,
-    /// Pipeline stages of every module of the model, in the model's order.
+    /// Pipeline stages of every module of the model, in the model's order; one of all modules where they share a device.
     stages: Vec<usize>,
+    /// Where the modules share a device: when its ranks wait for one another.
+    meet: Option<Meet>,
     strategy: Strategy,
     caps: Caps,
     /// Fixed length of microbatches or rows.
@@ -196,7 +201,7 @@ impl StepPlanner {
         let model = self.model_at(step);
         let (mut costs, refused) = self.annotate(&samples, &model);
         self.ask_costs(step, &samples, &refused, &mut costs)?;
-        let cut = if let Some(to) = self.config.pad_to {
+        let mut cut = if let Some(to) = self.config.pad_to {
             let padding = Padding { to, model: &model };
             padding.pad_rows(&mut costs, &refused);
             self.cut_padded(step, padding, &samples, &costs)?
@@ -205,6 +210,10 @@ impl StepPlanner {
             let cut = instance.and_then(|instance| self.cut(&instance, &costs));
             cut.map_err(|source| Error::Plan { step, source })?
         };
+        let is_sorted = self.config.meet == Some(Meet::Microbatch) && !is_blind(self.config.strategy);
+        if is_sorted {
+            alike_together(&mut cut.ranks, &costs);
+        }
         let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
         let mut plan = StepPlan {
             step,
@@ -217,7 +226,9 @@ impl StepPlanner {
             bound: cut.bound,
             target_tokens,
         };
-        if self.config.pad_to.is_some() {
+        if self.config.meet == Some(Meet::Microbatch) {
+            plan.makespan_ns = self.in_lockstep_ns(&plan);
+        } else if self.config.pad_to.is_some() {
             plan.makespan_ns = self.makespan_ns(&plan)?;
         }
         Ok(plan)
@@ -233,7 +244,11 @@ impl StepPlanner {
     /// The pipeline that one DP rank runs.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
-        PipelineConfig::new(self.config.dp_size, self.config.stages.clone())
+        let objective = match self.config.meet {
+            Some(Meet::Microbatch) => PipelineObjective::MinMax,
+            Some(Meet::Step) | None => PipelineObjective::Makespan,
+        };
+        PipelineConfig::new(self.config.dp_size, self.config.stages.clone()).objective(objective)
     }
 
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because a
@@ -313,6 +328,9 @@ impl StepPlanner {
     ) -> Result<Instance, dflop_balancer::Error> {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
+            if self.config.meet.is_some() {
+                return vec![one_after_the_other(cost)];
+            }
             let modules = cost.module_ns.as_slice().iter().zip(stages);
             modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()
         };

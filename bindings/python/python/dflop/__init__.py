@@ -46,6 +46,7 @@ from dflop.errors import (
     StageError,
     StalledError,
     StateError,
+    UserCodeError,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ __all__ = [
     "StepIterator",
     "Table",
     "Transform",
+    "UserCodeError",
     "Video",
     "__version__",
     "balance",

@@ -1,12 +1,39 @@
 """Types of the compiled part; what each does is said in its own documentation."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final
 
 from dflop.batches import Batch, Step
 
+__all__ = [
+    "Array",
+    "Augment",
+    "BalancedLoader",
+    "BatchIterator",
+    "CostModel",
+    "Dataset",
+    "Image",
+    "Loader",
+    "Mixture",
+    "Plan",
+    "StepIterator",
+    "Table",
+    "Transform",
+    "__version__",
+    "balance",
+    "cli",
+    "command",
+    "index_part",
+    "merge_index",
+    "mix",
+    "pack_all",
+    "pack_finish",
+    "pack_list",
+    "pack_one",
+]
 __version__: str
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -38,8 +65,9 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+        def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
 @final
 class Augment:
@@ -54,14 +82,21 @@ class Augment:
 
 @final
 class Image:
-    def __new__(cls, size: int = 224, *, augment: Augment | None = None, scaled_decode: bool = False) -> Self: ...
+    def __new__(
+        cls, size: int = 224, *, augment: Augment | None = None, scaled_decode: bool = False
+    ) -> Self: ...
     @property
     def size(self) -> int: ...
 
 @final
 class Transform:
     def __new__(
-        cls, fields: _Names, function: Callable[..., Sequence[Any]], *, decodes: bool = False, has_context: bool = False
+        cls,
+        fields: _Names,
+        function: Callable[..., Sequence[Any]],
+        *,
+        decodes: bool = False,
+        has_context: bool = False,
     ) -> Self: ...
 
 @final
@@ -201,8 +236,10 @@ class BalancedLoader:
         long_sample: Literal["error", "truncate", "drop"] = "error",
         sample_tokens_max: int | None = None,
         counted_media: bool = False,
+        counts: Literal["exact", "estimated"] = "exact",
         strategy: str = "search",
         stages: Sequence[int] | None = None,
+        ranks_meet: Literal["step", "microbatch"] = "step",
         tokens_max: int | None = None,
         bytes_max: int | None = None,
         work: int = 20000,

@@ -43,7 +43,13 @@ def plan(
     Raises:
         ConfigError: flags that make no sense. Error: nothing fits, or a file cannot be used.
     """
-    flags |= {"shapes": shapes, "gpus": gpus, "global_batch": global_batch, "profile": profile, "model": model}
+    flags |= {
+        "shapes": shapes,
+        "gpus": gpus,
+        "global_batch": global_batch,
+        "profile": profile,
+        "model": model,
+    }
     flags |= {"device": device, "gpus_per_node": gpus_per_node, "memory_gib": memory_gib}
     return _run("plan", [], flags)
 
@@ -126,7 +132,8 @@ def _run(command: str, arguments: list[str], flags: dict[str, Any]) -> dict[str,
     words = [command, *arguments, "--json"]
     for name, value in flags.items():
         words += _words("--" + name.replace("_", "-"), value)
-    return json.loads(_native.command(words))
+    answer: dict[str, Any] = json.loads(_native.command(words))
+    return answer
 
 
 def _words(flag: str, value: Any) -> list[str]:

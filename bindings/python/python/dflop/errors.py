@@ -32,7 +32,9 @@ class Error(Exception):
         fields = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
-        raise AttributeError(f"`{type(self).__name__}` has no `{name}`; it has {', '.join(fields) or 'no fields'}")
+        raise AttributeError(
+            f"`{type(self).__name__}` has no `{name}`; it has {', '.join(fields) or 'no fields'}"
+        )
 
 
 class ConfigError(Error, ValueError):
@@ -61,6 +63,10 @@ class PlanError(Error):
 
 class ModelError(Error, ValueError):
     """A model, a device or a profile makes no sense, or cannot answer."""
+
+
+class UserCodeError(Error):
+    """A function of the user cannot be gone on with: a cost function, or a call of a transform as a whole."""
 
 
 class StalledError(Error, TimeoutError):

@@ -12,9 +12,11 @@ import atexit
 import io
 import json
 import math
+import os
 import random
 import shutil
 import struct
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -35,7 +37,6 @@ SPECIAL = [
 TEMPLATE_WORDS = ["system", "user", "assistant", "You", "are", "a", "helpful", "assistant."]
 
 
-
 def folder(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
     """Makes shards and a model in a temporary folder, which goes when the process ends.
 
@@ -52,6 +53,19 @@ def folder(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
     write_shards(made / "shards", samples=samples, shards=shards, seed=seed)
     write_model(made / "model")
     return made
+
+
+def on_ranks(ranks: int) -> None:
+    """Starts the running program again on so many processes with ``torchrun``, in its place, unless it is one of them.
+
+    Each has one thread for computing if nothing else is said in ``OMP_NUM_THREADS``.
+    """
+    if "RANK" in os.environ:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 
 def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
@@ -79,10 +93,17 @@ def write_model(folder: Path) -> None:
 
 def _sample(dice: random.Random, number: int) -> dict[str, bytes]:
     label = dice.randrange(8)
-    sides = [28 * dice.randint(2, 4 + 4 * (number % 3)) for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))]
+    sides = [
+        28 * dice.randint(2, 4 + 4 * (number % 3))
+        for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))
+    ]
     pictures = list(zip(sides[::2], sides[1::2], strict=True))
     fields = {f"{place}.png": _png(width, height, label) for place, (width, height) in enumerate(pictures)}
-    words = round(16 * math.exp(0.9 * dice.gauss(0, 1))) if pictures else round(60 * math.exp(0.7 * dice.gauss(0, 1)))
+    words = (
+        round(16 * math.exp(0.9 * dice.gauss(0, 1)))
+        if pictures
+        else round(60 * math.exp(0.7 * dice.gauss(0, 1)))
+    )
     question, answer = _words(dice, 4), _words(dice, min(max(words, 3), 400))
     turns = [
         {"from": "human", "value": "<image>\n" * len(pictures) + question},
@@ -109,7 +130,9 @@ def _png(width: int, height: int, label: int) -> bytes:
     rows = b"".join(b"\0" + (dark if row // 7 % 2 else light) for row in range(height))
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
@@ -132,11 +155,13 @@ def _config() -> dict[str, Any]:
         "num_key_value_heads": 4,
         "vocab_size": 640,
         "max_position_embeddings": 8192,
-        "rope_scaling": rope,
-        "rope_parameters": rope,
+        # A cache is of no use in training, and transformers' attention looks across packed samples where there is one.
+        "use_cache": False,
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
+        "rope_scaling": rope,
+        "rope_parameters": rope,
     }
     vision = {
         "model_type": "qwen2_vl",

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, Tracker};
 use dflop_costmodel::Module;
+use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, Tracker};
 use dflop_loader::plan::StepPlan;
 use pyo3::prelude::*;
 
@@ -34,7 +34,8 @@ impl Learner {
         for &module in modules {
             let Some(ranks) = seconds.get(module.name()) else { continue };
             for (rank, microbatches) in ranks.iter().enumerate() {
-                for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite()) {
+                for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite())
+                {
                     let measured_ns = (seconds * 1e9).round() as u64;
                     let place = [rank, microbatch];
                     let observation = built.planner.observation(plan, place, module, measured_ns);

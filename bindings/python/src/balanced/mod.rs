@@ -20,24 +20,24 @@ use recipe::{Built, Recipe, State};
 pub(crate) use settings::strategy;
 use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
 
-use crate::convert;
+use crate::convert::{self, Delivery};
+use crate::cost::PyCost;
 use crate::dataset::Source;
 use crate::error::{Raised, to_python};
-use crate::cost::PyCost;
 use crate::framework::Framework;
 use crate::image::PyAugment;
 use crate::loader::{budget, decode_of};
 use crate::model::ModelSettings;
 use crate::names::Names;
+use crate::runtime::{self, Threaded};
 use crate::tokenizer::TokenizerSettings;
 use crate::transform::UserCode;
-use crate::runtime::{self, Threaded};
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
 pub(crate) struct PyBalancedLoader {
     recipe: Arc<Recipe>,
-    framework: Framework,
+    delivery: Delivery,
     /// The loader that delivers, or will.
     built: Mutex<Arc<Built>>,
     learner: Mutex<Option<Learner>>,
@@ -50,8 +50,8 @@ impl PyBalancedLoader {
     #[pyo3(signature = (
         dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
         tokenizer=None, chat_template=None, question=None, layout="packed", pad_to_tokens=None, long_sample="error",
-        sample_tokens_max=None, counted_media=false,
-        strategy="search", stages=None, tokens_max=None, bytes_max=None, work=20_000,
+        sample_tokens_max=None, counted_media=false, counts="exact",
+        strategy="search", stages=None, ranks_meet="step", tokens_max=None, bytes_max=None, work=20_000,
         device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
         tail="carry", shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
         validation=false, accept_changed_data=false, steps=None,
@@ -77,8 +77,10 @@ impl PyBalancedLoader {
         long_sample: &str,
         sample_tokens_max: Option<u64>,
         counted_media: bool,
+        counts: &str,
         strategy: &str,
         stages: Option<Vec<usize>>,
+        ranks_meet: &str,
         tokens_max: Option<u64>,
         bytes_max: Option<u64>,
         work: u64,
@@ -128,6 +130,7 @@ impl PyBalancedLoader {
             dp_rank,
             dp_size,
             stages,
+            ranks_meet: ranks_meet.to_owned(),
             strategy: strategy.to_owned(),
             caps: Caps { tokens_max, bytes_max },
             work,
@@ -149,6 +152,7 @@ impl PyBalancedLoader {
             long_sample: long_sample.to_owned(),
             sample_tokens_max,
             has_counted_media: counted_media,
+            counts: counts.to_owned(),
         };
         let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: true };
         let read = ReadSettings {
@@ -167,10 +171,12 @@ impl PyBalancedLoader {
         let recipe = Arc::new(recipe);
         let making = recipe.clone();
         let built = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
-        let options = CorrectionOptions { interval_steps: correction_interval, ..CorrectionOptions::default() };
+        let options =
+            CorrectionOptions { interval_steps: correction_interval, ..CorrectionOptions::default() };
         // Wrong options are said now, not in the middle of a run.
         Learner::new(options)?;
-        Ok(Self { recipe, framework, built, learner: Mutex::new(None), options })
+        let delivery = Delivery { framework, is_decoded: decode != "raw" };
+        Ok(Self { recipe, delivery, built, learner: Mutex::new(None), options })
     }
 
     /// Goes on behind the step that was delivered last. A run that has ended begins again.
@@ -185,7 +191,7 @@ impl PyBalancedLoader {
         let again = Arc::new(runtime::run(py, move || recipe.again(&built, step))?);
         *self.built() = again.clone();
         let stream = Threaded::new(tokio::sync::Mutex::new(again.loader.get()?.stream()));
-        Ok(StepIterator { built: again, stream, framework: self.framework })
+        Ok(StepIterator { built: again, stream, delivery: self.delivery })
     }
 
     /// Number of steps of the whole run, as planned: only of one that ends, with ``epochs``.
@@ -310,7 +316,7 @@ impl PyBalancedLoader {
 pub(crate) struct StepIterator {
     built: Arc<Built>,
     stream: Threaded<tokio::sync::Mutex<StepStream>>,
-    framework: Framework,
+    delivery: Delivery,
 }
 
 #[pymethods]
@@ -325,7 +331,7 @@ impl StepIterator {
         let next = runtime::wait(py, async { stream.lock().await.next().await })?;
         let model = self.built.planner.model();
         match next {
-            Some(step) => steps::step(py, step.map_err(Raised::from)?, model, self.framework).map(Some),
+            Some(step) => steps::step(py, step.map_err(Raised::from)?, model, self.delivery).map(Some),
             None => Ok(None),
         }
     }

@@ -9,7 +9,7 @@ use dflop_loader::collate::Decode;
 use dflop_loader::index::TextCounts;
 use dflop_loader::model_source::image_processor_of;
 use dflop_loader::order::Shuffle;
-use dflop_loader::plan::{CostFunction, StepPlanner, StepPlannerBuilder};
+use dflop_loader::plan::{CostFunction, Meet, StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::{Layout, LongSample, PaddingSide, Preparer};
 use dflop_loader::skip::ErrorBudget;
 use dflop_loader::steps::Tail;
@@ -33,7 +33,9 @@ pub(super) struct PlanSettings {
     pub(super) microbatches: usize,
     pub(super) dp_rank: usize,
     pub(super) dp_size: usize,
+    /// Pipeline stages of every module; none where the modules share a device.
     pub(super) stages: Option<Vec<usize>>,
+    pub(super) ranks_meet: String,
     pub(super) strategy: String,
     pub(super) caps: Caps,
     pub(super) work: u64,
@@ -57,6 +59,8 @@ pub(super) struct PrepareSettings {
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) has_counted_media: bool,
+    /// Whether texts are counted for the plan where the data set does not say; else they are estimated.
+    pub(super) counts: String,
 }
 
 /// How samples are read.
@@ -88,6 +92,7 @@ impl Settings {
         let Self { model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
         let pad_to_tokens = prepare.pad_to_tokens;
+        let is_exact = is_exact(&prepare.counts)?;
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
             let preparer = prepare.preparer(&model, &spec, layout)?;
@@ -97,7 +102,8 @@ impl Settings {
             return Err(Raised::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into());
         }
         let counts = preparer.as_ref().map_or(TextCounts::Estimated, |preparer| {
-            TextCounts::IfPresent(Arc::new(preparer.text_counter()))
+            let counter = Arc::new(preparer.text_counter());
+            if is_exact { TextCounts::Of(counter) } else { TextCounts::IfPresent(counter) }
         });
         let mixture = data.mixture(py, &counts)?;
         let mut planner = plan.planner(StepPlanner::builder(mixture, cost_model))?;
@@ -134,9 +140,11 @@ impl PlanSettings {
         if let Some(epochs) = self.epochs {
             builder = builder.epochs(epochs);
         }
-        if let Some(stages) = &self.stages {
-            builder = builder.stages(stages.clone());
-        }
+        let meet = meet(&self.ranks_meet)?;
+        builder = match &self.stages {
+            Some(stages) => builder.stages(stages.clone()),
+            None => builder.one_device(meet),
+        };
         if let Some(function) = &self.cost {
             builder = builder.cost_function(function.clone());
         }
@@ -227,12 +235,28 @@ pub(crate) fn strategy(name: &str) -> Result<Strategy, Raised> {
     }
 }
 
+fn meet(name: &str) -> Result<Meet, Raised> {
+    match name {
+        "step" => Ok(Meet::Step),
+        "microbatch" => Ok(Meet::Microbatch),
+        _ => Err(Raised::config("ranks_meet", format!("`{name}` is neither step nor microbatch"))),
+    }
+}
+
 fn tail(name: &str) -> Result<Tail, Raised> {
     match name {
         "carry" => Ok(Tail::Carry),
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
         _ => Err(Raised::config("tail", format!("`{name}` is none of carry, drop and short"))),
+    }
+}
+
+fn is_exact(counts: &str) -> Result<bool, Raised> {
+    match counts {
+        "exact" => Ok(true),
+        "estimated" => Ok(false),
+        _ => Err(Raised::config("counts", format!("`{counts}` is neither exact nor estimated"))),
     }
 }
 

@@ -9,8 +9,7 @@ use pyo3::types::PyList;
 
 use super::correction::Plan;
 use crate::array::Owner;
-use crate::convert::{class, samples, tensors};
-use crate::framework::Framework;
+use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
 
 /// A step as `dflop.batches.Step`.
@@ -18,12 +17,12 @@ pub(super) fn step<'py>(
     py: Python<'py>,
     of: Step,
     model: &CostModel,
-    framework: Framework,
+    delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let framework = framework.settled(py)?;
+    let delivery = delivery.settled(py)?;
     let microbatches = PyList::empty(py);
     for one in of.microbatches {
-        microbatches.append(microbatch(py, one, model, framework)?)?;
+        microbatches.append(microbatch(py, one, model, delivery)?)?;
     }
     let plan = of.plan;
     let seconds = |ns: u64| ns as f64 / 1e9;
@@ -37,8 +36,9 @@ fn microbatch<'py>(
     py: Python<'py>,
     of: Microbatch,
     model: &CostModel,
-    framework: Framework,
+    delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let Delivery { framework, is_decoded } = delivery;
     let made = class(py, "Microbatch")?.call0()?;
     made.setattr("tokens", of.tokens)?;
     made.setattr("target_tokens", of.target_tokens)?;
@@ -50,7 +50,7 @@ fn microbatch<'py>(
     made.setattr("loss_scale_sum", of.loss_scale_sum)?;
     let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
     made.setattr("sample_keys", keys)?;
-    made.setattr("samples", samples(py, of.samples, framework)?)?;
+    made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
     if let Some(inputs) = of.inputs {
         tensors(&made, inputs.tensors, framework)?;
         let length = [inputs.cu_seqlens.len()];

@@ -30,7 +30,16 @@ _PLACES = {
     "profile": "profiling",
 }
 
-__all__ = ["HostRegistry", "IterableDataset", "Microbatches", "Profile", "StageTimer", "keep", "pin", "profile"]
+__all__ = [
+    "HostRegistry",
+    "IterableDataset",
+    "Microbatches",
+    "Profile",
+    "StageTimer",
+    "keep",
+    "pin",
+    "profile",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,59 @@
+"""Classifies pictures from PyTorch's `DataLoader`, and goes on exactly where an epoch was left.
+
+Items are whole batches, hence `batch_size=None`; the loader has threads of its own, hence `num_workers=0`.
+torchdata's `StatefulDataLoader` restores the position without reading again what came before.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import dflop
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+def dataset_of(folder: Path) -> dflop.torch.IterableDataset:
+    settings = {
+        "batch_size": 16,
+        "image": dflop.Image(size=32),
+        "fields": ["images", "cls"],
+        "arrays": "torch",
+    }
+    return dflop.torch.IterableDataset(dflop.Loader(folder / "shards", shuffle_buffer=64, **settings))
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 8, stride=8), nn.ReLU(), nn.Flatten(), nn.Linear(256, 8))
+
+
+def labels_of(batch: dflop.Batch) -> torch.Tensor:
+    """Class of each picture; a sample may have none or several."""
+    classes = [int(bytes(value)) for value in batch["cls"]]
+    pictures = [end - start for start, end in batch.image_rows]
+    return torch.tensor(classes).repeat_interleave(torch.tensor(pictures))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[dflop.Batch]) -> list[float]:
+    losses = []
+    for batch in batches:
+        loss = nn.functional.cross_entropy(model(batch["image"]), labels_of(batch))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+if __name__ == "__main__":
+    folder, model = dflop.example.folder(), model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    settings = {"batch_size": None, "num_workers": 0, "collate_fn": dflop.torch.keep}
+    losses = train(model, optimizer, DataLoader(dataset_of(folder), **settings))
+    print(f"an epoch of DataLoader: {len(losses)} batches, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    stopped, resumed = (StatefulDataLoader(dataset_of(folder), **settings) for _ in range(2))
+    head = [batch for _, batch in zip(range(5), stopped, strict=False)]
+    resumed.load_state_dict(stopped.state_dict())
+    print(f"{len(head)} batches before a stop, {len(list(resumed))} behind it")

@@ -1,0 +1,59 @@
+"""Trains on all ranks of a job with `DistributedDataParallel`: `python ddp.py`, or `torchrun ... ddp.py`.
+
+Every rank reads its share of each global batch. Shares cost about the same, so that no rank waits long for
+another when gradients are summed. Weights are those of one process, whatever their number.
+"""
+
+import dflop
+
+if __name__ == "__main__":
+    dflop.example.on_ranks(2)  # as `torchrun --nproc-per-node 2` does
+
+import contextlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+
+def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
+    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
+    defaults = {"global_batch_size": 16, "microbatches": 3, "steps": 6}
+    ranks = {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
+    return dflop.BalancedLoader(dataset, model=folder / "model", **ranks, **defaults | settings)
+
+
+def model_of(folder: Path) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+    # A rank's last microbatch may have no picture; its backward pass then never comes to the vision tower.
+    return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
+    """Leaves the gradients of the global batch in all ranks' parameters; returns its loss."""
+    total = torch.zeros(1)
+    for microbatch in step.microbatches:
+        # Gradients are summed over the ranks once a step: with the last microbatch.
+        is_last = microbatch is step.microbatches[-1]
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            loss = model(**microbatch, use_cache=False).loss * microbatch.loss_scale
+            loss.backward()
+        total += loss.detach()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    folder = dflop.example.folder()  # the same on every rank; yours is where all ranks reach it
+    model = model_of(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in loader_of(folder):
+        loss, tokens = backward(model, step), [one.tokens for one in step.microbatches]
+        print(f"rank {dist.get_rank()}, step {step.step}: loss {loss:.3f}, {tokens} tokens", flush=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()

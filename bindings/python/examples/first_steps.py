@@ -1,0 +1,54 @@
+"""Streams a data set, looks at what samples cost, balances global batches; needs NumPy and pyarrow."""
+
+from pathlib import Path
+
+import dflop
+import pyarrow
+
+
+def main() -> None:
+    folder = dflop.example.folder(samples=128)  # your shards and your model's folder go here
+
+    # 1. Stream: batches of pictures, decoded on threads inside this process, and what else the samples hold.
+    loader = dflop.Loader(
+        folder / "shards", batch_size=32, image=dflop.Image(size=64), fields=["images", "cls"]
+    )
+    for batch in loader:
+        print(
+            "batch of",
+            len(batch.samples),
+            "samples:",
+            batch["image"].shape,
+            batch["image"].dtype,
+            batch["cls"][:5],
+        )
+
+    # 2. Look: the index knows the shape of every sample from its headers, and the cost model what that will cost.
+    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
+    costs = pyarrow.table(dflop.CostModel(folder / "model").annotate(dataset))
+    tokens = costs.column("tokens").to_pylist()
+    print(
+        f"{len(tokens)} samples of {min(tokens)} to {max(tokens)} tokens, fingerprint {dataset.fingerprint}"
+    )
+
+    # 3. Balance: every rank asks for its share of each global batch; all ranks plan alike without talking.
+    slowest = {
+        strategy: predicted_seconds(dataset, folder / "model", strategy)
+        for strategy in ("data-blind", "search")
+    }
+    ratio = slowest["data-blind"] / slowest["search"]
+    print(f"predicted: balanced steps are {ratio:.2f} times as fast as data-blind ones")
+
+
+def predicted_seconds(dataset: dflop.Dataset, model: Path, strategy: str) -> float:
+    """Returns what four steps on two ranks take, in seconds: a step ends when its slowest rank does."""
+    settings = {"global_batch_size": 32, "microbatches": 2, "strategy": strategy, "steps": 4}
+    ranks = [
+        dflop.BalancedLoader(dataset, model=model, dp_rank=rank, dp_size=2, **settings) for rank in range(2)
+    ]
+    steps = zip(*ranks, strict=True)
+    return sum(max(sum(mb.cost_seconds for mb in share.microbatches) for share in step) for step in steps)
+
+
+if __name__ == "__main__":
+    main()

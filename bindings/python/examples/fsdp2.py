@@ -1,0 +1,59 @@
+"""Trains on all ranks of a job with FSDP2, `fully_shard`: `python fsdp2.py`, or `torchrun ... fsdp2.py`.
+
+Each rank keeps a part of every layer's weights. When it comes to a layer, all ranks must, to gather them: all
+have the same number of microbatches, and one without pictures shows the vision tower a blank one for nothing.
+"""
+
+import dflop
+
+if __name__ == "__main__":
+    dflop.example.on_ranks(2)  # as `torchrun --nproc-per-node 2` does
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+
+class Loss(torch.nn.Sequential):
+    def forward(self, **microbatch: torch.Tensor) -> torch.Tensor:
+        nothing = 0.0
+        if "pixel_values" not in microbatch:  # 2 x 2 patches, before the language model as all pictures
+            blank = self[0].model.visual(torch.zeros(4, 1176), grid_thw=torch.tensor([[1, 2, 2]]))
+            nothing = 0.0 * blank.pooler_output.sum()
+        return self[0](**microbatch, use_cache=False).loss + nothing
+
+
+def model_of(folder: Path) -> Loss:
+    torch.manual_seed(0)
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (*model.model.visual.blocks, *model.model.language_model.layers):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(Loss(model), mesh=mesh)
+
+
+def backward(model: Loss, step: dflop.Step) -> None:
+    """Leaves the gradients of the global batch in the ranks' parts of the parameters."""
+    for microbatch in step.microbatches:
+        # Gradients are summed over the ranks once a step: with the last microbatch.
+        model.set_requires_gradient_sync(microbatch is step.microbatches[-1])
+        (model(**microbatch) * microbatch.loss_scale).backward()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    folder = dflop.example.folder()  # the same on every rank; yours is where all ranks reach it
+    model, ranks = model_of(folder), {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
+    settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, **ranks}
+    for step in dflop.BalancedLoader(dataset, model=folder / "model", **settings):
+        backward(model, step)
+        norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]).full_tensor()
+        print(f"rank {dist.get_rank()}, step {step.step}: gradient norm {norm:.4f}", flush=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()

@@ -1,0 +1,60 @@
+"""Trains a small vision-language model in one process: the loop that the other examples extend.
+
+A global batch comes as microbatches that cost about the same. Each loss counts as its `loss_scale` says, so
+the step is that of the whole batch in one pass, however it was cut. Data and model are made up in a moment.
+"""
+
+from pathlib import Path
+
+import dflop
+import torch
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+STEPS = 12
+
+
+def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
+    model = folder / "model"
+    # With a tokenizer the data set counts the tokens of texts, once: plans and loss scales are exact.
+    dataset = dflop.Dataset(folder / "shards", tokenizer=model, model=model)
+    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": STEPS}
+    return dflop.BalancedLoader(dataset, model=model, arrays="auto", **defaults | settings)
+
+
+def model_of(folder: Path) -> Qwen2VLForConditionalGeneration:
+    torch.manual_seed(0)
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+
+
+def backward(model: torch.nn.Module, step: dflop.Step) -> float:
+    """Adds the step's gradients to the parameters; returns its loss, the mean over its target tokens."""
+    total = 0.0
+    for microbatch in step.microbatches:
+        # No cache: with one, transformers' attention looks across packed samples.
+        loss = model(**microbatch, use_cache=False).loss * microbatch.loss_scale
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: dflop.BalancedLoader
+) -> list[float]:
+    losses = []
+    for step in loader:
+        losses.append(backward(model, step))
+        optimizer.step()
+        optimizer.zero_grad()
+        tokens = [microbatch.tokens for microbatch in step.microbatches]
+        print(f"step {step.step}: loss {losses[-1]:.3f}, microbatches of {tokens} tokens", flush=True)
+    return losses
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = dflop.example.folder()
+    model, loader = model_of(folder), loader_of(folder)
+    losses = train(model, torch.optim.AdamW(model.parameters(), lr=3e-3), loader)
+    print(
+        f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; the state goes on at step {loader.state_dict()['step']}"
+    )

@@ -1,0 +1,88 @@
+"""FSDP2 on two real ranks: gradients of any partition are those of one process, pictures or not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unittest
+from pathlib import Path
+
+import dflop
+import torch
+import torch.distributed as dist
+from trainers import EXAMPLES, WithData, dataset_of, difference, example, gradients_of, run, torchrun
+
+# Microbatches of few samples, so that some have no picture, on one rank or on both.
+SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
+STRATEGIES = ("search", "data-blind")
+RANKS = 2
+
+
+def rank_of_job(folder: Path) -> None:
+    """What a rank does: whole gradients of steps by strategy, and its microbatches with pictures."""
+    fsdp2 = example("fsdp2")
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), {}
+    model = fsdp2.model_of(folder)
+    parts = {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}
+    for strategy in STRATEGIES:
+        settings = SETTINGS | {"strategy": strategy, "dp_rank": rank, "dp_size": RANKS}
+        for step in dflop.BalancedLoader(dataset_of(folder), model=folder / "model", **settings):
+            fsdp2.backward(model, step)
+            gradients = {name: one.grad.full_tensor() for name, one in model.named_parameters()}
+            found[strategy, step.step] = (gradients, ["pixel_values" in one for one in step.microbatches])
+            model.zero_grad()
+    torch.save((parts, found), folder / f"found-{rank}")
+    dist.destroy_process_group()
+
+
+class Ranks(WithData):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        torchrun(__file__, cls.folder, ranks=RANKS)
+        cls.parts, cls.found = zip(
+            *(torch.load(cls.folder / f"found-{rank}") for rank in range(RANKS)), strict=True
+        )
+        pytorch = example("pytorch")
+        cls.model, cls.wanted = pytorch.model_of(cls.folder), []
+        for step in pytorch.loader_of(cls.folder, **SETTINGS | {"microbatches": 1}):
+            pytorch.backward(cls.model, step)
+            cls.wanted.append(gradients_of(cls.model))
+            cls.model.zero_grad()
+
+    def test_gradients_of_all_partitions_are_those_of_one_process(self) -> None:
+        for rank, found in enumerate(self.found):
+            for strategy in STRATEGIES:
+                for step, wanted in enumerate(self.wanted):
+                    with self.subTest(rank=rank, strategy=strategy, step=step):
+                        gradients, _ = found[strategy, step]
+                        named = {name.removeprefix("0."): one for name, one in gradients.items()}
+                        self.assertLess(difference(named, wanted), 1e-4)
+
+    def test_microbatches_without_pictures_stood_beside_some_with(self) -> None:
+        """What the test above is about has happened: at the same place, one rank had a picture and one had none."""
+        beside = [
+            set(places)
+            for place in self.found[0]
+            for places in zip(*(found[place][1] for found in self.found), strict=True)
+        ]
+        self.assertIn({True, False}, beside)
+
+    def test_every_rank_has_a_part_of_every_parameter(self) -> None:
+        for name, one in self.model.named_parameters():
+            rows = [parts[f"0.{name}"][0] for parts in self.parts]
+            self.assertEqual((sum(rows), len(rows)), (one.shape[0], RANKS))
+            self.assertLess(max(rows), one.shape[0])
+
+    def test_the_example_starts_its_ranks_itself(self) -> None:
+        printed = run(EXAMPLES / "fsdp2.py")
+        norms = [float(part.split("norm ")[1].split()[0]) for part in printed.split("rank ")[1:]]
+        self.assertEqual((len(norms), len(set(norms))), (12, 6), printed)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        rank_of_job(Path(sys.argv[1]))
+    else:
+        unittest.main()

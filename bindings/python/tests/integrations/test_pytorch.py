@@ -1,0 +1,113 @@
+"""A plain loop of PyTorch: gradients are those of the whole batch, layouts agree, runs go on bit by bit."""
+
+from __future__ import annotations
+
+import io
+import unittest
+from contextlib import redirect_stdout
+
+import dflop
+import torch
+from trainers import EXAMPLES, WithData, difference, example, gradients_of, keys_of, run
+
+pytorch = example("pytorch")
+
+
+class Gradients(WithData):
+    def steps(self, **settings: object) -> list[dflop.Step]:
+        return list(pytorch.loader_of(self.folder, **{"steps": 3, "global_batch_size": 12} | settings))
+
+    def gradients(self, step: dflop.Step) -> tuple[float, dict[str, torch.Tensor]]:
+        model = pytorch.model_of(self.folder)
+        return pytorch.backward(model, step), gradients_of(model)
+
+    def test_a_balanced_step_has_the_gradient_of_its_global_batch_in_one_pass(self) -> None:
+        whole = self.steps(microbatches=1)
+        for settings in ({"microbatches": 4}, {"microbatches": 3, "strategy": "data-blind"}):
+            cut = self.steps(**settings)
+            self.assertEqual(keys_of(cut), keys_of(whole))
+            for one, other in zip(cut, whole, strict=True):
+                with self.subTest(**settings, step=one.step):
+                    self.assertAlmostEqual(sum(each.loss_scale for each in one.microbatches), 1, places=9)
+                    (loss, found), (wanted_loss, wanted) = self.gradients(one), self.gradients(other)
+                    self.assertAlmostEqual(loss, wanted_loss, places=5)
+                    self.assertLess(difference(found, wanted), 1e-4)
+
+    def test_the_loss_is_the_mean_over_all_target_tokens(self) -> None:
+        (step,) = self.steps(steps=1, layout="padded")
+        model, summed, targets = pytorch.model_of(self.folder), 0.0, 0
+        with torch.no_grad():
+            for one in step.microbatches:
+                inputs = {name: value for name, value in one.items() if name != "labels"}
+                logits, labels = model(**inputs).logits[:, :-1].flatten(0, 1), one["labels"][:, 1:].flatten()
+                summed += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                targets += int((one["labels"] != -100).sum())
+        self.assertEqual(
+            (step.target_tokens, step.target_tokens),
+            (targets, sum(one.target_tokens for one in step.microbatches)),
+        )
+        self.assertAlmostEqual(self.gradients(step)[0], summed / targets, places=5)
+
+    def test_packed_and_padded_layouts_learn_the_same(self) -> None:
+        layouts = {layout: self.steps(layout=layout) for layout in ("packed", "padded", "padded_left")}
+        for packed, *padded in zip(*layouts.values(), strict=True):
+            loss, wanted = self.gradients(packed)
+            self.assertTrue(all(one["input_ids"].shape[0] == 1 for one in packed.microbatches))
+            for step in padded:
+                self.assertTrue(any(one["input_ids"].shape[0] > 1 for one in step.microbatches))
+                found_loss, found = self.gradients(step)
+                self.assertAlmostEqual(found_loss, loss, places=5)
+                self.assertLess(difference(found, wanted), 1e-4)
+
+    def test_a_wrong_loss_scale_would_be_noticed(self) -> None:
+        (step,), (whole,) = self.steps(steps=1), self.steps(steps=1, microbatches=1)
+        for one in step.microbatches:
+            one.loss_scale = 1 / len(step.microbatches)
+        self.assertGreater(difference(self.gradients(step)[1], self.gradients(whole)[1]), 0.01)
+
+
+class Runs(WithData):
+    def losses(self, model: torch.nn.Module, optimizer, loader: dflop.BalancedLoader) -> list[float]:
+        with redirect_stdout(io.StringIO()):
+            return pytorch.train(model, optimizer, loader)
+
+    def test_a_restored_run_has_the_very_losses_of_one_that_never_stopped(self) -> None:
+        model = pytorch.model_of(self.folder)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        loader = pytorch.loader_of(self.folder, steps=3)
+        self.losses(model, optimizer, loader)
+        saved = io.BytesIO()
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "loader": loader.state_dict(),
+        }
+        torch.save(state, saved)
+        wanted = self.losses(model, optimizer, loader)
+        self.assertEqual(len(wanted), 3)
+
+        saved.seek(0)
+        state = torch.load(saved)
+        other = pytorch.model_of(self.folder)
+        other.load_state_dict(state["model"])
+        other_optimizer = torch.optim.AdamW(other.parameters(), lr=3e-3)
+        other_optimizer.load_state_dict(state["optimizer"])
+        resumed = pytorch.loader_of(self.folder, steps=3)
+        resumed.load_state_dict(state["loader"])
+        self.assertEqual(self.losses(other, other_optimizer, resumed), wanted)
+
+    def test_a_run_that_is_left_in_the_middle_of_an_iteration_goes_on_behind_the_last_step(self) -> None:
+        loader = pytorch.loader_of(self.folder, steps=None)
+        seen = [step.step for _, step in zip(range(3), loader, strict=False)]
+        resumed = pytorch.loader_of(self.folder, steps=None)
+        resumed.load_state_dict(loader.state_dict())
+        self.assertEqual((seen, next(iter(resumed)).step), ([0, 1, 2], 3))
+
+    def test_the_example_learns(self) -> None:
+        printed = run(EXAMPLES / "pytorch.py")
+        first, last = printed.splitlines()[-1].split(";")[0].removeprefix("loss ").split(" -> ")
+        self.assertLess(float(last), float(first) - 0.5, printed)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+"""What tests of trainers share: examples as modules, jobs of several processes, gradients to compare."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import dflop
+import torch
+from dflop import example as made_up
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """An example, imported: what it does as a program is not done."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments: object, seconds: float = 300) -> str:
+    """What a Python program prints; all its processes end with it, at the latest after so many seconds."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, said = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError("it hangs:\n" + "\n".join(process.communicate())) from None
+    if process.returncode != 0:
+        raise AssertionError(f"exit status {process.returncode}:\n{printed}\n{said}")
+    return printed
+
+
+def torchrun(program: str, *arguments: object, ranks: int) -> str:
+    """Runs a program on so many ranks."""
+    job = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return run(*job, program, *arguments)
+
+
+def dataset_of(folder: Path) -> dflop.Dataset:
+    return dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Gradients by parameter, without what DDP puts in front of the names."""
+    found = {name.removeprefix("module."): one.grad for name, one in model.named_parameters()}
+    return {name: torch.zeros(()) if one is None else one.detach().clone() for name, one in found.items()}
+
+
+def difference(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
+    """The largest distance of two gradients of a parameter, as a fraction of the length of the wanted one."""
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    return max(float((found[name] - one).norm() / one.norm().clamp(min=1e-4)) for name, one in wanted.items())
+
+
+class WithData(unittest.TestCase):
+    """All tests of a class share shards and a model."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        torch.set_num_threads(1)
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        made_up.write_shards(cls.folder / "shards", samples=64, shards=2)
+        made_up.write_model(cls.folder / "model")
+
+
+def keys_of(steps: Iterable[dflop.Step]) -> list[set[str]]:
+    """Keys of the samples of each step."""
+    return [{key for one in step.microbatches for key in one.sample_keys} for step in steps]
