@@ -6,8 +6,6 @@ already. `Accelerator.backward` divides by the steps of gradient accumulation an
 the same on any number of processes. `save_state` keeps the loader's position with everything else.
 """
 
-import tempfile
-
 import accelerate
 import dflop
 import torch
@@ -48,13 +46,13 @@ def train(checkpoint, *, steps, is_resumed=False):
         if step.step + 1 == steps:
             break
     accelerator.save_state(checkpoint)
-    accelerator.end_training()
     return losses
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = accelerate.utils.broadcast_object_list([folder])[0]
-        train(checkpoint, steps=4)
-        train(checkpoint, steps=8, is_resumed=True)
-        accelerate.PartialState().wait_for_everyone()
+    accelerator = accelerate.Accelerator()
+    checkpoint = accelerate.utils.broadcast_object_list([str(FOLDER / "checkpoint")])[0]
+    train(checkpoint, steps=4)
+    train(checkpoint, steps=8, is_resumed=True)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-FOLDER, COMPILED, PICTURES, SIDE, TOKENS, WIDTH = dflop.example.folder(), [], 32, 16, 1536, 32
+FOLDER, COMPILED, PICTURES, SIDE, TOKENS, WIDTH = dflop.example.folder(), [], 32, 16, 1024, 32
 
 
 class LanguageModel(nnx.Module):
@@ -46,7 +46,7 @@ def pictures():
 
 def texts():
     ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
-    settings = {"global_batch_size": 8, "pad_to_tokens": TOKENS, "counted_media": True, "arrays": "jax"}
+    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "counted_media": True, "arrays": "jax"}
     for step in dflop.BalancedLoader(ds, model=FOLDER / "model", steps=12, **settings):
         mb, labels = step.microbatches[0], jnp.roll(step.microbatches[0]["labels"], -1, axis=1)
         yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum
