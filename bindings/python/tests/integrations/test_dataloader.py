@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unittest
 
 import dflop
@@ -57,7 +58,7 @@ class Batches(WithData):
         later.load_state_dict(former.state_dict())
         second = [batch.sample_keys for batch in former]
         self.assertEqual([batch.sample_keys for batch in later], second)
-        self.assertEqual(sorted(sum(first, [])), sorted(sum(second, [])))
+        self.assertEqual(sorted(itertools.chain(*first)), sorted(itertools.chain(*second)))
         self.assertNotEqual(first, second)
 
     def test_a_restored_run_has_the_very_losses_of_one_that_never_stopped(self) -> None:

@@ -30,7 +30,9 @@ class Training(unittest.TestCase):
     def test_a_classifier_learns_and_is_compiled_once_for_batches_of_changing_size(self) -> None:
         rows = [
             len(batch["image"])
-            for batch in dflop.Loader(self.example.FOLDER / "shards", batch_size=16, image=dflop.Image(size=16))
+            for batch in dflop.Loader(
+                self.example.FOLDER / "shards", batch_size=16, image=dflop.Image(size=16)
+            )
         ]
         self.assertGreater(len(set(rows)), 1)
         classifier = flax.nnx.Linear(3 * self.example.SIDE**2, 8, rngs=flax.nnx.Rngs(0))
@@ -65,7 +67,10 @@ class Memory(unittest.TestCase):
     def test_arrays_hold_their_values_when_all_else_is_gone(self) -> None:
         def pictures(arrays: str):
             return [
-                batch["image"] for batch in dflop.Loader(self.shards, image=dflop.Image(size=16), batch_size=8, arrays=arrays)
+                batch["image"]
+                for batch in dflop.Loader(
+                    self.shards, image=dflop.Image(size=16), batch_size=8, arrays=arrays
+                )
             ]
 
         kept = pictures("jax")

@@ -19,6 +19,10 @@ class StepLoader(Protocol):
         """The next step."""
 
     @property
+    def microbatches(self) -> int:
+        """Number of microbatches of each rank."""
+
+    @property
     def steps_per_epoch(self) -> int:
         """Number of steps that begin in one epoch."""
 
@@ -35,10 +39,10 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
     """Iterates the microbatches of a balanced loader, an epoch at a time, and resumes behind any of them.
 
     - `loader`: a `dflop.BalancedLoader`
-    - `microbatches`: of each of its steps, what the loader was made with; its `len` is that of an epoch
+    - `microbatches`: of each step of a loader that does not say it itself; `len` is that of an epoch
 
     ```python
-    dataset = dflop.torch.Microbatches(loader, 8)
+    dataset = dflop.torch.Microbatches(loader)
     trainer = lightning.Trainer(accumulate_grad_batches=8)
     trainer.fit(module, DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep))
     ```
@@ -50,9 +54,10 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
     Raises `RuntimeError` in a worker process (`num_workers > 0`).
     """
 
-    def __init__(self, loader: StepLoader, microbatches: int) -> None:
+    def __init__(self, loader: StepLoader, microbatches: int | None = None) -> None:
         super().__init__()
-        self._loader, self._microbatches = loader, microbatches
+        self._loader = loader
+        self._microbatches: int = loader.microbatches if microbatches is None else microbatches
         # In the middle of a step: the position in front of it, and how many of its microbatches were handed out.
         self._before: dict[str, Any] | None = None
         self._given = 0
