@@ -24,7 +24,6 @@ use crate::names::Names;
 ///         those that raise are lost. With ``has_context`` it takes a second list: for each value a dictionary of ``key``,
 ///         ``shard``, ``extension``, ``epoch`` and ``seed``, a number of its own for all that is drawn at random.
 ///     decodes: takes the field's bytes as stored (`Array`) in place of the built-in decoder's answer.
-///     values_max: most values of one call.
 ///
 /// What a model is to take must be what the built-in decoders make: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
 #[pyclass(frozen, name = "Transform", module = "dflop._native")]

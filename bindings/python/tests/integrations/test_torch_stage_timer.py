@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import dflop
 import dflop.torch
 import torch
 import torch.distributed as dist
 from test_torch_profile import FakeClock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 
 @dataclass
@@ -233,6 +235,37 @@ class Ranks(unittest.TestCase):
         for reports, refused in found:
             self.assertEqual(reports, repr(wanted))
             self.assertEqual(refused, "data-parallel ranks have other numbers of microbatches: [1, 2]")
+
+
+class Told:
+    """A real loader, and what it answers to reports."""
+
+    def __init__(self, loader: dflop.BalancedLoader) -> None:
+        self.loader, self.answers = loader, []
+
+    def report_stage_seconds(self, step: dflop.Step, seconds: dict[str, list[list[float]]]) -> None:
+        self.answers.append(self.loader.report_stage_seconds(step, seconds))
+
+
+class RealLoader(unittest.TestCase):
+    def test_the_balanced_loader_learns_from_what_it_is_told(self) -> None:
+        folder = dflop.example.folder(samples=64)
+        config = Qwen2VLConfig.from_pretrained(folder / "model")
+        model = Qwen2VLForConditionalGeneration(config)
+        settings = {"global_batch_size": 8, "microbatches": 2, "device": "cpu", "correction_interval": 2}
+        loader = dflop.BalancedLoader(folder / "shards", model=folder / "model", steps=4, **settings)
+        told = Told(loader)
+        with dflop.torch.StageTimer(
+            told, encoder=model.model.visual, llm=model.model.language_model
+        ) as timer:
+            for step in loader:
+                for place, mb in enumerate(step.microbatches):
+                    timer.microbatch(place)
+                    (model(**mb, use_cache=False).loss * mb.loss_scale).backward()
+                timer.step(step)
+        self.assertEqual([answer is not None for answer in told.answers], [False, True, False, True])
+        # Two steps of two microbatches: the LLM in all of them, the encoder where there are pictures.
+        self.assertIn(told.answers[1]["observations"], range(5, 9))
 
 
 if __name__ == "__main__":
