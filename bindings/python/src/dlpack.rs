@@ -12,7 +12,7 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::array::Storage;
+use crate::storage::Storage;
 
 /// Device type and number of the CPU.
 pub(crate) const CPU: (i32, i32) = (1, 0);

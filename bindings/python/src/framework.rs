@@ -4,8 +4,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
-use crate::array::{Array, Owner};
+use crate::array::Array;
 use crate::error::Raised;
+use crate::storage::Owner;
 
 /// The library whose arrays are delivered; always over the same memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

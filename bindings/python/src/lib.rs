@@ -24,6 +24,7 @@ mod loader;
 mod model;
 mod names;
 mod runtime;
+mod storage;
 mod table;
 mod tasks;
 mod tokenizer;

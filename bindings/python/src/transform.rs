@@ -6,7 +6,7 @@ use dflop_loader::decode::{Audio, BoxError, CustomMedia, Media, RgbImage};
 use dflop_loader::field_selection::FieldSelection;
 use dflop_loader::transform::{Transform, TransformInput, Transforms};
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyBaseException, PyTypeError};
+use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
@@ -127,6 +127,8 @@ impl Function {
                 let message = format!("a transform was given {expected} values and returned {given}");
                 return Err(PyTypeError::new_err(message));
             }
+            // An interrupt, or an exit, is no fault of a sample.
+            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
             Err(error) if values.len() == 1 => vec![Err(error)],
             // Which of them it was is only found one by one.
             Err(_) => (0..values.len())

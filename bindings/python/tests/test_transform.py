@@ -46,6 +46,14 @@ class Transforms(InFolder):
         self.assertIn("three is bad", loader.skipped[0]["reason"])
         self.assertIn("seven is bad", loader.skipped[1]["reason"])
 
+    def test_an_exit_is_no_fault_of_a_sample(self) -> None:
+        def leave(texts: list[str]) -> list[str]:
+            raise SystemExit("enough")
+
+        with self.assertRaises(dflop.UserCodeError) as caught:
+            list(dflop.Loader(self.path, transforms={"txt": leave}, error_budget=1.0))
+        self.assertIsInstance(caught.exception.__cause__, SystemExit)
+
     def test_bad_samples_count_against_the_budget(self) -> None:
         with self.assertRaises(dflop.ErrorBudgetError):
             list(dflop.Loader(self.path, transforms={"txt": lambda texts: 1 / 0}, error_count=5))

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::correction::Plan;
-use crate::array::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
+use crate::storage::Owner;
 
 /// A step as `dflop.batches.Step`.
 pub(super) fn step<'py>(

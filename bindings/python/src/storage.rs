@@ -1,0 +1,85 @@
+//! Memory that Rust made, with its address and the type of its values.
+
+#![expect(unsafe_code, reason = "memory is handed over by its address")]
+
+use std::ffi::{CStr, c_void};
+
+use bytes::Bytes;
+use dflop_loader::tensor::Tensor;
+
+/// Memory that Rust made and gives away whole.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// A batch of pictures; its memory is used again.
+    Pixels(Tensor),
+    /// Model inputs, PCM.
+    F32(Vec<f32>),
+    /// Ids, positions, masks.
+    I64(Vec<i64>),
+    /// Sequence boundaries.
+    I32(Vec<i32>),
+    /// Times.
+    F64(Vec<f64>),
+    /// Pixels of pictures and videos.
+    U8(Vec<u8>),
+    /// A field as it was stored; a view of a mapped file, perhaps.
+    Stored(Bytes),
+}
+
+/// Type of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ValueType {
+    pub(crate) name: &'static str,
+    /// As the `struct` module writes it.
+    pub(crate) format: &'static CStr,
+    pub(crate) bytes: usize,
+    /// `DLDataTypeCode`: 0 signed, 1 unsigned, 2 floating point.
+    pub(crate) code: u8,
+}
+
+const F32: ValueType = ValueType { name: "float32", format: c"f", bytes: 4, code: 2 };
+const F64: ValueType = ValueType { name: "float64", format: c"d", bytes: 8, code: 2 };
+const I64: ValueType = ValueType { name: "int64", format: c"q", bytes: 8, code: 0 };
+const I32: ValueType = ValueType { name: "int32", format: c"i", bytes: 4, code: 0 };
+const U8: ValueType = ValueType { name: "uint8", format: c"B", bytes: 1, code: 1 };
+
+/// Memory with its address, for whoever still looks at it.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    /// Keeps the memory.
+    _owner: Owner,
+    pub(crate) start: *mut c_void,
+    pub(crate) bytes: usize,
+    pub(crate) value_type: ValueType,
+    pub(crate) is_readonly: bool,
+}
+
+// SAFETY: the owner may be moved and shared between threads, and its memory stays where it is. Who writes to it through
+// Python's views takes care of races itself, as with every array in Python.
+unsafe impl Send for Storage {}
+// SAFETY: as above.
+unsafe impl Sync for Storage {}
+
+impl Storage {
+    pub(crate) fn new(mut owner: Owner) -> Self {
+        fn place<T>(values: &mut [T]) -> (*mut c_void, usize) {
+            (values.as_mut_ptr().cast(), size_of_val(values))
+        }
+        let ((start, bytes), value_type) = match &mut owner {
+            Owner::Pixels(tensor) => (place(tensor.values_mut()), F32),
+            Owner::F32(values) => (place(values), F32),
+            Owner::I64(values) => (place(values), I64),
+            Owner::I32(values) => (place(values), I32),
+            Owner::F64(values) => (place(values), F64),
+            Owner::U8(values) => (place(values), U8),
+            Owner::Stored(stored) => ((stored.as_ptr().cast_mut().cast(), stored.len()), U8),
+        };
+        let is_readonly = matches!(owner, Owner::Stored(_));
+        Self { _owner: owner, start, bytes, value_type, is_readonly }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the owner keeps so many bytes there; values are plain numbers.
+        unsafe { std::slice::from_raw_parts(self.start.cast_const().cast(), self.bytes) }
+    }
+}
