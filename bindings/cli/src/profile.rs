@@ -57,6 +57,9 @@ impl ProfileArgs {
 
     fn options(&self) -> Result<ProfileOptions, Failure> {
         let degrees = self.profile_tp.as_deref();
+        if degrees.is_some_and(|degrees| degrees.contains(&0)) {
+            return Err(Failure::Misuse("invalid `profile-tp`: must be at least 1".into()));
+        }
         let degrees = degrees.map(|degrees| [degrees[0], degrees[degrees.len() - 1]]);
         Ok(profile_options(degrees, self.packed_tokens)?)
     }

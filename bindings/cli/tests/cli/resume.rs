@@ -79,8 +79,8 @@ fn metrics_are_a_table_and_an_object() {
     let report = object(&["stream", &data.pattern(), "--metrics", "--json"]);
     let stages = report["metrics"]["stages"].as_array().expect("stages");
     let names: Vec<&Value> = stages.iter().map(|stage| &stage["stage"]).collect();
-    assert_eq!(names, ["plan", "read", "decode_queue", "decode", "collate", "deliver"]);
-    assert_eq!((&stages[1]["items"], &stages[5]["items"]), (&json!(12), &json!(12)));
+    assert_eq!(names, ["plan", "read", "decode_queue", "decode", "transform", "collate", "deliver"]);
+    assert_eq!((&stages[1]["items"], &stages[6]["items"]), (&json!(12), &json!(12)));
     assert!(object(&["stream", &data.pattern(), "--json"]).get("metrics").is_none());
     let table = dflop(&["stream", &data.pattern(), "--metrics"]).stdout;
     assert!(table.contains("decode queue") && table.contains("bottleneck: "), "{table}");
