@@ -51,14 +51,18 @@ class Balanced(WithExample):
             self.assertEqual(sorted(keys), sorted(expected))
 
     def test_balance_beats_dealing_round(self) -> None:
-        def slowest(strategy: str) -> float:
-            loaders = [self.loader(dp_rank=rank, dp_size=2, strategy=strategy, steps=5) for rank in range(2)]
-            return sum(
-                max(mb.cost_seconds for share in step for mb in share.microbatches)
-                for step in zip(*loaders, strict=True)
-            )
+        for meet in ("step", "microbatch"):
+            predicted = {}
+            for strategy in ("search", "data-blind"):
+                settings = {"dp_size": 2, "steps": 5, "ranks_meet": meet, "strategy": strategy}
+                predicted[strategy] = sum(step.makespan_seconds for step in self.loader(**settings))
+            self.assertLess(predicted["search"], 0.95 * predicted["data-blind"], meet)
 
-        self.assertLess(slowest("search"), 0.9 * slowest("data-blind"))
+    def test_a_step_takes_what_its_slowest_rank_takes(self) -> None:
+        loaders = [self.loader(dp_rank=rank, dp_size=2, steps=3) for rank in range(2)]
+        for shares in zip(*loaders, strict=True):
+            seconds = [sum(sum(mb.module_seconds.values()) for mb in share.microbatches) for share in shares]
+            self.assertAlmostEqual(max(seconds), shares[0].makespan_seconds, places=12)
 
     def test_a_state_goes_on_exactly_with_other_ranks(self) -> None:
         loader = self.loader(dp_size=2)
