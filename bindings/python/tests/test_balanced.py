@@ -34,12 +34,16 @@ class Balanced(WithExample):
             self.assertEqual(mb.max_seqlen, int(np.diff(mb.cu_seqlens).max()))
             self.assertEqual(len(mb.sample_keys), len(mb.samples))
             self.assertEqual([sample.key for sample in mb.samples], mb.sample_keys)
-            self.assertEqual(mb.cost_seconds, max(mb.module_seconds.values()))
+            self.assertAlmostEqual(mb.cost_seconds, sum(mb.module_seconds.values()), places=12)
             self.assertEqual(set(mb.module_seconds), {"vision", "llm"})
         scales = sum(mb.loss_scale for mb in step.microbatches)
         counted = sum(mb.target_tokens for mb in step.microbatches)
         self.assertAlmostEqual(scales, counted / step.target_tokens)
         self.assertGreaterEqual(step.makespan_seconds, step.lower_bound_seconds)
+
+    def test_with_a_pipeline_the_slowest_module_counts(self) -> None:
+        for mb in next(iter(self.loader(stages=[1, 1]))).microbatches:
+            self.assertEqual(mb.cost_seconds, max(mb.module_seconds.values()))
 
     def test_ranks_share_each_global_batch_by_the_same_plan(self) -> None:
         ranks = [list(self.loader(dp_rank=rank, dp_size=3, steps=4)) for rank in range(3)]

@@ -77,8 +77,9 @@ class Microbatch(dict[str, Any]):
         target_tokens: tokens that the loss is computed on: labels that are not -100.
         padding_tokens: padding behind or around the samples, with ``pad_to_tokens`` or a padded layout.
         planned_tokens: `tokens` as planned, from what headers say.
-        cost_seconds: predicted forward and backward time of the slowest module, in seconds.
-        module_seconds: the same by module: ``vision``, ``audio``, ``llm``.
+        cost_seconds: predicted forward and backward time, in seconds: of all modules where they share a device, with
+            ``stages`` of the slowest one.
+        module_seconds: that of each module: ``vision``, ``audio``, ``llm``.
         loss_scale: factor for the **mean** loss over this microbatch's target tokens, so that summing over microbatches
             and averaging gradients over DP ranks gives the token-true gradient of the global batch.
         loss_scale_sum: the same factor for a loss that is **summed** over target tokens.

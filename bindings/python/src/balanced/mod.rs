@@ -191,7 +191,12 @@ impl PyBalancedLoader {
         let again = Arc::new(runtime::run(py, move || recipe.again(&built, step))?);
         *self.built() = again.clone();
         let stream = Threaded::new(tokio::sync::Mutex::new(again.loader.get()?.stream()));
-        Ok(StepIterator { built: again, stream, delivery: self.delivery })
+        Ok(StepIterator {
+            built: again,
+            stream,
+            delivery: self.delivery,
+            is_one_device: self.recipe.is_one_device,
+        })
     }
 
     /// Number of steps of the whole run, as planned: only of one that ends, with ``epochs``.
@@ -323,6 +328,7 @@ pub(crate) struct StepIterator {
     built: Arc<Built>,
     stream: Threaded<tokio::sync::Mutex<StepStream>>,
     delivery: Delivery,
+    is_one_device: bool,
 }
 
 #[pymethods]
@@ -337,7 +343,10 @@ impl StepIterator {
         let next = runtime::wait(py, async { stream.lock().await.next().await })?;
         let model = self.built.planner.model();
         match next {
-            Some(step) => steps::step(py, step.map_err(Raised::from)?, model, self.delivery).map(Some),
+            Some(step) => {
+                steps::step(py, step.map_err(Raised::from)?, model, (self.delivery, self.is_one_device))
+                    .map(Some)
+            }
             None => Ok(None),
         }
     }

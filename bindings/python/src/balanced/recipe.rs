@@ -24,6 +24,8 @@ pub(super) struct Recipe {
     pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,
+    /// Whether all modules of a rank share its device, one after the other.
+    pub(super) is_one_device: bool,
 }
 
 /// A loader with its planner.

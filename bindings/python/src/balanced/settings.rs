@@ -117,6 +117,7 @@ impl Settings {
             settings,
             dp_rank: plan.dp_rank,
             accepts_changed_data: plan.accepts_changed_data,
+            is_one_device: plan.stages.is_none(),
         })
     }
 }
