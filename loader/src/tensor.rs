@@ -29,6 +29,8 @@ struct Kept {
 pub(crate) struct Slots {
     pool: TensorPool,
     padding: BytesMut,
+    /// What is left of the buffer behind the rows; without it the memory could not be used again.
+    rest: BytesMut,
     row_values: usize,
 }
 
@@ -53,7 +55,7 @@ impl TensorPool {
         let padding = buffer.as_ptr().align_offset(ALIGNMENT);
         let padding = buffer.split_to(padding);
         let slots = (0..rows).map(|_| Slot(buffer.split_to(row_bytes))).collect();
-        (Slots { pool: self.clone(), padding, row_values }, slots)
+        (Slots { pool: self.clone(), padding, rest: buffer, row_values }, slots)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
@@ -99,6 +101,7 @@ impl Slots {
             }
             rows += 1;
         }
+        joined.unsplit(self.rest);
         let end = padding + rows * row_bytes;
         Tensor { whole: joined, start: padding, end, rows, pool: self.pool }
     }
