@@ -43,7 +43,7 @@ def train(out, *, resume=None, **settings):
     ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)
     loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=MICROBATCHES, **rank)
     torch.manual_seed(0)
-    # `Trainer` loads no weights that `save_pretrained` renames (transformers issue 43701), so they are loaded here.
+    # `Trainer` loads no weights that `save_pretrained` renames, so they are loaded here.
     config, auto = transformers.AutoConfig.from_pretrained(model), transformers.AutoModelForImageTextToText
     config.text_config.use_cache = False  # with a cache, packed samples would see each other
     net = auto.from_pretrained(resume, config=config) if resume else auto.from_config(config)
