@@ -69,7 +69,7 @@ test-stores:
 		> target/moto.log 2>&1 & server=$$!; trap "kill $$server" EXIT; sleep 3; \
 	DFLOP_S3_SERVER=$(S3_SERVER) AWS_ENDPOINT_URL=http://127.0.0.1:5562 AWS_ALLOW_HTTP=true AWS_REGION=us-east-1 \
 	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
-	$(CARGO) test -p dflop-tests --locked -- --ignored --test-threads 1 s3::
+	$(CARGO) test -p dflop-tests --locked -- --ignored --test-threads 1 store::s3::
 
 # Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
 test-interop:
@@ -138,7 +138,7 @@ record-videos:
 demo:
 	$(CARGO) run --release --locked -- demo
 
-# The same, by the package that `make test` has installed: optimised alike, and the machine code is not made a second time.
+# The same, by the package that `make test` has installed: optimized alike, and the machine code is not made a second time.
 demo-python:
 	$(PYTHON_VENV)/bin/python -m dflop demo
 

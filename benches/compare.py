@@ -4,13 +4,13 @@
 Every round measures, one after the other: webdataset, the bare loop, dflop with 1 and 2 workers, then what is
 asked for beside them: dflop with libjpeg-turbo, spdl, datago; first with decoding, then without. A last
 webdataset measurement ends the run, so that every dflop figure has one just before and one just after it.
-Ratios are taken inside a round, never between runs: neighbours on the machine and the clock of the CPU then
+Ratios are taken inside a round, never between runs: neighbors on the machine and the clock of the CPU then
 weigh on both sides.
 
     cargo build --release -p dflop-cli -p dflop-benches
     python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --json out.json
     python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --with spdl,datago \\
-        --corpus-pictures shards-without-audio/ --dflop-turbojpeg turbojpeg/release/dflop
+        --corpus-images shards-without-audio/ --dflop-turbojpeg turbojpeg/release/dflop
 
 CPU figures are user + system time of all processes of a loader, in milliseconds per sample.
 """
@@ -172,11 +172,11 @@ def run_dflop(arguments, decode, workers, binary=None):
 
 
 def run_peer(arguments, decode, workers, peer="webdataset"):
-    """Measures a peer with its script of the peers' folder."""
+    """Measures a peer with its script of the peers' directory."""
     mode = {"rgb224": "decode", "raw": "raw"}[decode]
     command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--workers", str(workers)]
     corpus = arguments.corpus_pictures if peer == "datago" else arguments.corpus
-    # The scripts import their common part from their own folder, and count shards by absolute paths.
+    # The scripts import their common part from their own directory, and count shards by absolute paths.
     environment = os.environ | {"CORPUS": str(corpus.resolve())}
     found = run_json(command + ["--limit-s", str(arguments.peer_limit_s)], environment)
     return found | {"what": f"{peer} {decode}", "workers": workers}
@@ -243,7 +243,7 @@ def extra_runs(arguments, decode):
         for workers in WORKERS:
             yield run_dflop(arguments, decode, workers, arguments.dflop_turbojpeg)
     for peer in arguments.extra:
-        # datago has no mode that leaves pictures undecoded.
+        # datago has no mode that leaves images undecoded.
         if (peer, decode) != ("datago", "raw"):
             for workers in WORKERS:
                 yield run_peer(arguments, decode, workers, peer)
@@ -314,7 +314,7 @@ def table_of_medians(runs):
     lines = [f"{'median CPU ms a sample':42} {'1 worker':>10} {'2 workers':>10}"]
     bare = list(select(runs, "bare").values())
     for name, part in (("bare loop", "cpu_ms"), ("  decode", "decode_ms"), ("  resize", "resize_ms"),
-                       ("  normalise", "normalise_ms")):
+                       ("  normalize", "normalize_ms")):
         lines.append(f"{name:42} {statistics.median(run[part] for run in bare):10.3f}")
     peers = [f"{peer} {decode}" for decode in ("rgb224", "raw") for peer in ("webdataset", *EXTRA_PEERS)]
     for what in ("rgb224", TURBOJPEG, "raw", *peers):

@@ -2,7 +2,7 @@
 """How fast partitions get good: `dflop balance` against OR-tools CP-SAT and HiGHS, in one run.
 
 All get the same instance files and solve the same problem: `x[i][j]` binary, every item in one group, the largest sum of
-a module in a group minimised. The solvers get that model as it stands, a time limit and a number of threads; dflop runs on
+a module in a group minimized. The solvers get that model as it stands, a time limit and a number of threads; dflop runs on
 one thread, with a ladder of work units and no clock. Every answer is summed up again here, in integers, and every gap is
 taken to the same bound, the one that dflop certifies. Times are of this machine: `seconds` of day, `cpu_seconds` of the
 process; those of dflop leave out reading the file, those of the solvers building the model.

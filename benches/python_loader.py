@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Compares the Python package with the Rust loader under it, and with other loaders, on one corpus in one run.
 
-Every round measures, one after the other: webdataset, the Rust loader (`dflop stream --decode rgb224`), the same pictures
+Every round measures, one after the other: webdataset, the Rust loader (`dflop stream --decode rgb224`), the same images
 from Python (`dflop.Loader(image=dflop.Image(size=224))`), spdl, datago, webdataset again. Ratios are taken inside a round.
 
     pip install ./bindings/python               # into VENV
     python3 benches/python_loader.py --corpus shards/ --python VENV/bin/python --peers DIR --peers-python PEERS/bin/python
-    python3 benches/python_loader.py ... --with spdl,datago --corpus-pictures shards-without-audio/ --json out.json
+    python3 benches/python_loader.py ... --with spdl,datago --corpus-images shards-without-audio/ --json out.json
 
 CPU figures are user + system time of all processes of a loader, in milliseconds per sample; of Python from just before the
 loader is made, of the Rust loader from the start of its process. `bench_PEER.py` in DIR prints one JSON line with `n`, `sps`, `cpu_ms`.
@@ -104,7 +104,7 @@ def rust(args: argparse.Namespace) -> dict:
 
 
 def python(args: argparse.Namespace) -> dict:
-    """The same pictures as batches in Python."""
+    """The same images as batches in Python."""
     return run([args.python, "-c", PYTHON_LOADER, args.corpus, args.epochs, WORKERS, BATCH])
 
 

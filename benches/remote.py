@@ -26,7 +26,7 @@ def server_cpu_seconds(pid):
 
 
 def put_shards(server, folder):
-    """Puts the shards of a folder into the bucket."""
+    """Puts the shards of a directory into the bucket."""
     for name, body in [("", b""), *((path.name, path.read_bytes()) for path in sorted(folder.glob("*.tar")))]:
         kind = {"Content-Type": "application/octet-stream"}
         request = urllib.request.Request(f"http://{server}/{BUCKET}/{name}", data=body, headers=kind, method="PUT")

@@ -200,7 +200,7 @@ fn case(text: &str, dp_size: usize, stages: Vec<usize>) -> Result<Case> {
     Ok(Case { name, file, instance, config: PipelineConfig::new(dp_size, stages) })
 }
 
-/// An instance file of 128 samples for 16 groups: short texts, pictures, a few videos.
+/// An instance file of 128 samples for 16 groups: short texts, images, a few videos.
 fn generated() -> String {
     let mut random = Random(7);
     let (mut times_ns, mut tokens) = (Vec::new(), Vec::new());

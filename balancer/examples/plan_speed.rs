@@ -1,4 +1,4 @@
-//! Times the planner on a data set's shapes.
+//! Times the planner on a dataset's shapes.
 //!
 //! ```sh
 //! cargo run --release -p dflop-balancer --example plan_speed -- MODEL SHAPES.csv GPUS GLOBAL_BATCH [REPEATS]

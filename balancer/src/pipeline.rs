@@ -34,7 +34,7 @@ const BOUND_SHARE: u64 = 16;
 /// Most elementary steps of a partition search before the order is looked at, for each item.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
-/// The devices that a step runs on, and what a search on them minimises.
+/// The devices that a step runs on, and what a search on them minimizes.
 ///
 /// A module may have another DP size than the pipelines, as an encoder has whose GPUs are split apart from
 /// the LLM's. Its items are then dealt out anew: those of all ranks' microbatches of the same slot are one
@@ -58,11 +58,11 @@ pub struct PipelineConfig {
     pub stages: Vec<usize>,
     /// DP ranks of every module, each at least 1; nothing where all are `dp_size`.
     pub module_dp_sizes: Vec<usize>,
-    /// What [`Strategy::Search`] minimises.
+    /// What [`Strategy::Search`] minimizes.
     pub objective: PipelineObjective,
 }
 
-/// What a search for pipelines minimises.
+/// What a search for pipelines minimizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PipelineObjective {
@@ -114,7 +114,7 @@ impl PipelineConfig {
         self
     }
 
-    /// Sets what a search minimises. Default: [`PipelineObjective::Makespan`].
+    /// Sets what a search minimizes. Default: [`PipelineObjective::Makespan`].
     #[must_use]
     pub fn objective(mut self, objective: PipelineObjective) -> Self {
         self.objective = objective;

@@ -44,7 +44,7 @@ fn uniform(state: &mut u64) -> f64 {
     (*state >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A batch of texts, pictures of 1 to 10 tiles and videos; the slower module takes 1 ms a sample on average.
+/// A batch of texts, images of 1 to 10 tiles and videos; the slower module takes 1 ms a sample on average.
 /// `weight` is the encoder's share of that.
 fn batch(items: usize, groups: usize, weight: f64, seed: u64) -> Instance {
     let mut state = seed;

@@ -4,16 +4,16 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dflop_benches::profiles::formula;
-use dflop_benches::shapes::{mixture, text, with_pictures};
+use dflop_benches::shapes::{mixture, text, with_images};
 use dflop_costmodel::{CostModel, DataProfile, DeviceRate, ModelSpec, ProfileOptions, SampleShape};
 
 const GLOBAL_BATCH: usize = 8_192;
 /// Samples of a data profile.
 const PROFILED: usize = 100_000;
 
-/// Cuts a picture that is alone into tiles of any resolution; of several in a sample, each gets one tile.
+/// Cuts an image that is alone into tiles of any resolution; of several in a sample, each gets one tile.
 const ANY_RES: &str = "llava-ov-qwen2.5-7b";
-/// Cuts every picture into tiles, however many there are.
+/// Cuts every image into tiles, however many there are.
 const DYNAMIC_TILES: &str = "internvl3-8b";
 
 fn model(name: &str) -> CostModel {
@@ -23,7 +23,7 @@ fn model(name: &str) -> CostModel {
     )
 }
 
-/// The same model with times from a measured profile: one picture is to take less than 0.5 us, eight pictures in tiles
+/// The same model with times from a measured profile: one image is to take less than 0.5 us, eight images in tiles
 /// less than 3 us.
 fn measured(name: &str) -> CostModel {
     let spec = ModelSpec::preset(name).expect("a known model");
@@ -36,9 +36,9 @@ fn bench_annotate(c: &mut Criterion) {
     group.throughput(Throughput::Elements(1));
     let samples = [
         ("text", ANY_RES, text()),
-        ("one_any_res_picture", ANY_RES, with_pictures(1)),
-        ("eight_pictures_of_one_tile", ANY_RES, with_pictures(8)),
-        ("eight_tiled_pictures", DYNAMIC_TILES, with_pictures(8)),
+        ("one_any_res_image", ANY_RES, with_images(1)),
+        ("eight_images_of_one_tile", ANY_RES, with_images(8)),
+        ("eight_tiled_images", DYNAMIC_TILES, with_images(8)),
     ];
     for (name, model_name, shape) in samples {
         let model = model(model_name);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use dflop_benches::archives::{archive, write_headers_only};
-use dflop_benches::pictures::jpeg;
+use dflop_benches::images::jpeg;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::decode::{Audio, ImageLimits, Rgb224, decode_rgb};
 use dflop_loader::group::Grouper;
@@ -19,16 +19,16 @@ use dflop_loader::tar::Entry;
 use dflop_loader::tar::slice::SliceEntries;
 use dflop_loader::write::ShardWriter;
 
-/// Samples and picture bytes of the archive in memory, about 62 MB in all.
+/// Samples and image bytes of the archive in memory, about 62 MB in all.
 const ARCHIVE_SAMPLES: usize = 1_000;
-const PICTURE_BYTES: usize = 60_000;
+const IMAGE_BYTES: usize = 60_000;
 const INDEX_SAMPLES: usize = 100_000;
 const WRITTEN_SAMPLES: u64 = 1_000;
 const GLOBAL_BATCH: u64 = 2_048;
 
 /// Payloads are slices of the archive, as they are of a memory-mapped shard, and are not touched.
 fn bench_tar_scan(c: &mut Criterion) {
-    let archive = Bytes::from(archive(ARCHIVE_SAMPLES, PICTURE_BYTES));
+    let archive = Bytes::from(archive(ARCHIVE_SAMPLES, IMAGE_BYTES));
     let mut group = c.benchmark_group("loader/tar_scan");
     group.throughput(Throughput::Bytes(archive.len() as u64));
     group.bench_function("headers_only", |b| {
@@ -42,7 +42,7 @@ fn bench_tar_scan(c: &mut Criterion) {
 }
 
 fn bench_group(c: &mut Criterion) {
-    let archive = Bytes::from(archive(ARCHIVE_SAMPLES, PICTURE_BYTES));
+    let archive = Bytes::from(archive(ARCHIVE_SAMPLES, IMAGE_BYTES));
     let entries: Vec<(Entry, Bytes)> = SliceEntries::new(archive).filter_map(Result::ok).collect();
     let shard: Arc<str> = "shard-000000.tar".into();
     let group_all = |entries: Vec<(Entry, Bytes)>| {
@@ -59,14 +59,14 @@ fn bench_group(c: &mut Criterion) {
     group.finish();
 }
 
-/// Shards with their index, gone when the folder is dropped.
+/// Shards with their index, gone when the directory is dropped.
 fn indexed() -> (tempfile::TempDir, Vec<Shard>, IndexOptions) {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    write_headers_only(folder.path(), INDEX_SAMPLES);
-    let pattern = folder.path().to_str().expect("temporary folders are UTF-8");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    write_headers_only(directory.path(), INDEX_SAMPLES);
+    let pattern = directory.path().to_str().expect("temporary directories are UTF-8");
     let shards = expand_shards(&[pattern]).expect("shards are there");
-    let options = IndexOptions { folder: Some(folder.path().join("index")), ..IndexOptions::default() };
-    (folder, shards, options)
+    let options = IndexOptions { directory: Some(directory.path().join("index")), ..IndexOptions::default() };
+    (directory, shards, options)
 }
 
 fn planner(index: &Arc<Index>) -> StepPlanner {
@@ -79,7 +79,7 @@ fn planner(index: &Arc<Index>) -> StepPlanner {
 }
 
 fn bench_index_and_plan(c: &mut Criterion) {
-    let (_folder, shards, options) = indexed();
+    let (_directory, shards, options) = indexed();
     let index = Index::open_or_build(shards.clone(), &options).expect("the index is made");
     let planner = planner(&Arc::new(index));
     let mut group = c.benchmark_group("loader/index");
@@ -100,16 +100,16 @@ fn bench_index_and_plan(c: &mut Criterion) {
 
 /// The same samples with and without measuring them for the index; payloads are those of [`bench_tar_scan`].
 fn bench_write(c: &mut Criterion) {
-    let picture = jpeg(587, 520);
+    let image = jpeg(587, 520);
     let write = |is_indexed| {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let directory = tempfile::tempdir().expect("a temporary directory");
         let mut writer =
-            ShardWriter::builder(folder.path()).index(is_indexed).build().expect("an empty folder");
+            ShardWriter::builder(directory.path()).index(is_indexed).build().expect("an empty directory");
         for sample in 0..WRITTEN_SAMPLES {
-            let fields: [(&str, &[u8]); 2] = [("jpg", &picture), ("txt", b"a kite over the sea")];
-            writer.write(&format!("{sample:06}"), &fields).expect("the folder can be written");
+            let fields: [(&str, &[u8]); 2] = [("jpg", &image), ("txt", b"a kite over the sea")];
+            writer.write(&format!("{sample:06}"), &fields).expect("the directory can be written");
         }
-        writer.finish().expect("the folder can be written")
+        writer.finish().expect("the directory can be written")
     };
     let mut group = c.benchmark_group("loader/write");
     group.throughput(Throughput::Elements(WRITTEN_SAMPLES));

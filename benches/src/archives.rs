@@ -5,24 +5,24 @@ use std::path::Path;
 use dflop_loader::write::ShardWriter;
 
 use crate::random::Random;
-use crate::shapes::picture_size;
+use crate::shapes::image_size;
 
 /// Bytes of a shard on disk.
 const SHARD_BYTES: u64 = 10 << 20;
 /// Every so many samples is text alone.
 const TEXT_ALONE: usize = 5;
 
-/// A tar archive of `samples` samples, each a `.jpg` of `picture_bytes` zeros, a `.txt` and a `.json`.
+/// A tar archive of `samples` samples, each a `.jpg` of `image_bytes` zeros, a `.txt` and a `.json`.
 ///
 /// # Panics
 /// If memory cannot be written, which does not happen.
 #[must_use]
-pub fn archive(samples: usize, picture_bytes: usize) -> Vec<u8> {
-    let picture = vec![0; picture_bytes];
+pub fn archive(samples: usize, image_bytes: usize) -> Vec<u8> {
+    let image = vec![0; image_bytes];
     let mut archive = tar::Builder::new(Vec::new());
     for sample in 0..samples {
         let fields: [(&str, &[u8]); 3] =
-            [("jpg", &picture), ("txt", b"a red kite over the sea"), ("json", b"{}")];
+            [("jpg", &image), ("txt", b"a red kite over the sea"), ("json", b"{}")];
         for (extension, payload) in fields {
             let mut header = tar::Header::new_ustar();
             header.set_size(payload.len() as u64);
@@ -34,30 +34,30 @@ pub fn archive(samples: usize, picture_bytes: usize) -> Vec<u8> {
     archive.into_inner().expect("memory can be written")
 }
 
-/// Writes shards of small samples: a short text and, four times of five, the header of a picture without its
+/// Writes shards of small samples: a short text and, four times of five, the header of an image without its
 /// pixels, which is all that an index reads.
 ///
 /// # Panics
-/// If the folder cannot be written or holds shards already.
-pub fn write_headers_only(folder: &Path, samples: usize) {
+/// If the directory cannot be written or holds shards already.
+pub fn write_headers_only(directory: &Path, samples: usize) {
     let mut random = Random::new(41);
     let mut writer =
-        ShardWriter::builder(folder).shard_bytes(SHARD_BYTES).index(false).build().expect("an empty folder");
+        ShardWriter::builder(directory).shard_bytes(SHARD_BYTES).index(false).build().expect("an empty directory");
     for sample in 0..samples {
         let text = "a kite over the sea ".repeat(1 + random.log_normal(4.0, 0.6).min(24.0) as usize);
-        let picture = png_header(&mut random);
+        let image = png_header(&mut random);
         let mut fields = vec![("txt", text.as_bytes())];
         if sample % TEXT_ALONE != 0 {
-            fields.push(("png", &picture));
+            fields.push(("png", &image));
         }
-        writer.write(&format!("{sample:06}"), &fields).expect("the folder can be written");
+        writer.write(&format!("{sample:06}"), &fields).expect("the directory can be written");
     }
-    writer.finish().expect("the folder can be written");
+    writer.finish().expect("the directory can be written");
 }
 
 /// Signature and IHDR chunk of a PNG, its checksum left at zero.
 fn png_header(random: &mut Random) -> Vec<u8> {
-    let size = picture_size(random);
+    let size = image_size(random);
     let mut header = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
     header.extend(size.width.to_be_bytes());
     header.extend(size.height.to_be_bytes());
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn headers_are_enough_for_the_index() {
-        let folder = tempfile::tempdir().unwrap();
-        write_headers_only(folder.path(), 50);
-        let shards = expand_shards(&[folder.path().to_str().unwrap()]).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        write_headers_only(directory.path(), 50);
+        let shards = expand_shards(&[directory.path().to_str().unwrap()]).unwrap();
         let index = Index::open_or_build(shards, &IndexOptions::default()).unwrap();
         assert_eq!((index.len(), index.skipped().len()), (50, 0));
         assert_eq!(index.sample(1).fields().count(), 2);

@@ -1,7 +1,7 @@
 //! Synthetic inputs for the benchmarks, the same on every machine.
 //!
 //! Everything is drawn from [`random::Random`] with a fixed seed: [`shapes`] of samples for the cost model,
-//! [`profiles`] of measured times, [`instances`] of partition problems for the balancer, [`archives`] and [`pictures`] for the loader. Nothing
+//! [`profiles`] of measured times, [`instances`] of partition problems for the balancer, [`archives`] and [`images`] for the loader. Nothing
 //! here is measured; the benchmarks are in `benches/`, the loop to compare with in `src/bin/bare_loop.rs`.
 
 pub mod archives;
@@ -9,7 +9,7 @@ pub mod archives;
 #[path = "../../balancer/tests/families/mod.rs"]
 pub mod families;
 pub mod instances;
-pub mod pictures;
+pub mod images;
 pub mod profiles;
 pub mod random;
 pub mod shapes;

@@ -1,4 +1,4 @@
-//! The data profile: how shapes, tokens and predicted costs are spread over a data set.
+//! The data profile: how shapes, tokens and predicted costs are spread over a dataset.
 //!
 //! Memory is bounded, whatever the number of samples: quantities go into [`Sketch`]es, whose quantiles are off by at
 //! most [`crate::SKETCH_ERROR`]; of the samples themselves only the most expensive are kept. Profiles of parts add up.
@@ -39,7 +39,7 @@ const FIXED: [&str; 12] = [
 const RATIO: usize = 10;
 const COST: usize = 11;
 
-/// Collects samples and summarises them.
+/// Collects samples and summarizes them.
 #[derive(Debug, Clone)]
 pub struct DataProfile {
     modules: Vec<Module>,

@@ -26,11 +26,11 @@ pub enum Error {
     /// The model cannot be trained, or laid out, as it was asked for.
     #[error("`{name}`: {problem}")]
     Unfit { name: String, problem: String },
-    /// A picture or a video frame has no pixels; the sample is bad, the next one may be good.
-    #[error("picture of {width} x {height} pixels is empty")]
-    EmptyPicture { width: u32, height: u32 },
-    /// The model refuses pictures this long and thin; the sample is bad for this model only.
-    #[error("picture of {width} x {height} pixels has an aspect ratio above {aspect_max}")]
+    /// An image or a video frame has no pixels; the sample is bad, the next one may be good.
+    #[error("image of {width} x {height} pixels is empty")]
+    EmptyImage { width: u32, height: u32 },
+    /// The model refuses images this long and thin; the sample is bad for this model only.
+    #[error("image of {width} x {height} pixels has an aspect ratio above {aspect_max}")]
     AspectRatio { width: u32, height: u32, aspect_max: u32 },
     /// Audio without a sample rate has no duration; the sample is bad.
     #[error("audio of {frames} frames has a sample rate of 0 Hz")]

@@ -18,7 +18,7 @@ use crate::tokens::{MediaRule, VisionRule};
 pub struct ModelSpec {
     /// Name in messages and reports.
     pub name: String,
-    /// Encoder of pictures and videos; `None` for a model that cannot see.
+    /// Encoder of images and videos; `None` for a model that cannot see.
     pub vision: Option<VisionSpec>,
     /// Encoder of audio; `None` for a model that cannot hear.
     pub audio: Option<AudioSpec>,
@@ -70,7 +70,7 @@ pub struct EncoderSpec {
     /// Kind of MLP.
     pub mlp: Mlp,
     /// Multiply-adds per hidden unit with which the stem, patch embedding or convolutions, makes one
-    /// encoder token: `3 * patch²` for pictures.
+    /// encoder token: `3 * patch²` for images.
     pub stem_inputs: u32,
     /// The way into the LLM.
     pub projector: Projector,
@@ -181,7 +181,7 @@ pub struct LlmDetails {
     pub attention_bias: AttentionBias,
     /// Whether the three matrices of the MLP have biases.
     pub has_mlp_bias: bool,
-    /// Whether queries and keys are normalised, with a scale of the width of a head each.
+    /// Whether queries and keys are normalized, with a scale of the width of a head each.
     pub has_qk_norm: bool,
     /// Whether the LM head is the embedding.
     pub has_tied_embeddings: bool,

@@ -11,7 +11,7 @@ pub(crate) const MODULES_MAX: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Module {
-    /// Picture and video encoder with its projector.
+    /// Image and video encoder with its projector.
     Vision,
     /// Audio encoder with its projector.
     Audio,

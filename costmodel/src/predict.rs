@@ -66,7 +66,7 @@ const DEVICE_NAMES: [&str; DEVICES.len()] = {
 impl DeviceRate {
     /// Returns the assumed rate of a device, one of [`DeviceRate::preset_names`].
     ///
-    /// Published peak times an assumed utilisation: 40 % on encoders and 50 % on the LLM for `a100`, 30 % and
+    /// Published peak times an assumed utilization: 40 % on encoders and 50 % on the LLM for `a100`, 30 % and
     /// 40 % for `h100` and `h200`, 50 % for `cpu`, which is a single core. **A guess until measured.**
     ///
     /// # Errors
@@ -143,8 +143,8 @@ pub struct SampleCost {
 ///
 /// # fn main() -> dflop_costmodel::Result<()> {
 /// let model = CostModel::new(ModelSpec::preset("qwen2.5-vl-7b")?, DeviceRate::preset("h100")?);
-/// let picture = ImageSize { width: 640, height: 480 };
-/// let shape = SampleShape { text_tokens: 100, images: vec![picture], ..SampleShape::default() };
+/// let image = ImageSize { width: 640, height: 480 };
+/// let shape = SampleShape { text_tokens: 100, images: vec![image], ..SampleShape::default() };
 /// let cost = model.annotate(&shape)?;
 /// assert_eq!(cost.tokens, 100 + 391 + 2);
 /// assert_eq!(cost.encoder_tokens, 4 * 391);
@@ -262,7 +262,7 @@ impl CostModel {
     /// Sequences are not cut at the LLM's maximum.
     ///
     /// # Errors
-    /// [`Error::EmptyPicture`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model cannot take a
+    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model cannot take a
     /// medium; [`Error::TooLarge`] if a count does not fit into 32 bits.
     pub fn annotate(&self, shape: &SampleShape) -> Result<SampleCost> {
         let mut module_ns = ModuleTimes::EMPTY;
@@ -345,7 +345,7 @@ mod tests {
     /// Five tiles of 691,195,949,568 FLOPs, times 3, less 987,614,208 to the pixels, over 124.8 TFLOP/s:
     /// 83,036,868.4 ns.
     #[test]
-    fn a_picture_costs_its_tiles() {
+    fn a_image_costs_its_tiles() {
         let mut shape = text(50);
         shape.images.push(ImageSize { width: 640, height: 480 });
         let cost = cost_model("llava-ov-qwen2.5-7b", "a100").annotate(&shape).unwrap();

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The size of a picture in pixels, after it was turned as its EXIF orientation says.
+/// The size of an image in pixels, after it was turned as its EXIF orientation says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "width and height need no words")]
 pub struct ImageSize {
@@ -27,7 +27,7 @@ pub struct AudioLength {
 /// A token rule that takes fewer frames than given samples further, down to its own maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VideoShape {
-    /// Number of pictures.
+    /// Number of images.
     pub frames: u32,
     /// Width of every frame in pixels.
     pub width: u32,
@@ -51,7 +51,7 @@ pub struct SampleShape {
     pub text_tokens: u32,
     /// Those of the text tokens that the loss is taken over.
     pub target_tokens: u32,
-    /// Pictures, in the order of the sample.
+    /// Images, in the order of the sample.
     pub images: Vec<ImageSize>,
     /// Audio clips, in the order of the sample.
     pub audio: Vec<AudioLength>,

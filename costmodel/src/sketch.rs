@@ -152,7 +152,7 @@ impl Sketch {
         self.values().filter(|(value, _)| *value > limit).map(|(_, count)| count).sum()
     }
 
-    /// Summarises the spread.
+    /// Summarizes the spread.
     #[must_use]
     pub fn quantiles(&self) -> Quantiles {
         let mean = if self.n > 0 { (self.sum / self.n as f64).clamp(self.least, self.greatest) } else { 0.0 };

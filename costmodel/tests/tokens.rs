@@ -9,7 +9,7 @@ use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, Error, ImageSize, ModelSpec, SampleShape, VideoShape};
 use serde_json::Value;
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokens");
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokens");
 
 /// The rule that follows from the files of a family's checkpoint.
 fn rule(files: &Value) -> MediaRule {
@@ -69,14 +69,14 @@ fn of(work: &EncoderWork) -> [u64; 3] {
 }
 
 fn lines(family: &str) -> Vec<String> {
-    let file = std::fs::File::open(format!("{FOLDER}/{family}.csv.gz")).unwrap();
+    let file = std::fs::File::open(format!("{DIRECTORY}/{family}.csv.gz")).unwrap();
     let mut text = String::new();
     flate2::read::GzDecoder::new(file).read_to_string(&mut text).unwrap();
     text.lines().map(str::to_owned).collect()
 }
 
 fn families() -> serde_json::Map<String, Value> {
-    let text = std::fs::read_to_string(format!("{FOLDER}/families.json")).unwrap();
+    let text = std::fs::read_to_string(format!("{DIRECTORY}/families.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 

@@ -1,6 +1,6 @@
 //! Runs encoder and LLM stages of multimodal training: forward, backward and optimizer.
 //!
-//! A [`stage::Stage`] is a run of consecutive layers of one module: encoder of pictures or audio with its projector, or
+//! A [`stage::Stage`] is a run of consecutive layers of one module: encoder of images or audio with its projector, or
 //! LLM. It takes a microbatch's activations from the stage before it, keeps what backward needs, and turns output
 //! gradients into input gradients, adding up those of its parameters. Models are written against [`device::Device`], whose
 //! CPU version [`device::Cpu`] is in [`ops`], one operation a file. Every backward is written by hand: there is no tape

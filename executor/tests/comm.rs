@@ -124,7 +124,7 @@ fn large_messages_cross_without_waiting_for_each_other() {
 }
 
 #[test]
-fn neighbours_exchange_in_a_group_whatever_their_order() {
+fn neighbors_exchange_in_a_group_whatever_their_order() {
     let elements = 300_000;
     for transport in ALL {
         run(transport, 4, patient(), |comm| {

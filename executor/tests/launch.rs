@@ -18,46 +18,46 @@ use support::{floats, ring_sum};
 use tempfile::TempDir;
 
 const WHAT: &str = "EXECUTOR_TEST_RANK";
-const FOLDER: &str = "EXECUTOR_TEST_FOLDER";
+const DIRECTORY: &str = "EXECUTOR_TEST_DIRECTORY";
 
 /// Arguments with which this binary runs one ignored test, as nothing but a process.
 const RANK_ARGS: [&str; 5] = ["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"];
 const LAUNCHER_ARGS: [&str; 5] = ["--exact", "launcher_process", "--ignored", "--nocapture", "--quiet"];
 
-fn launcher(what: &str, ranks: usize, folder: &Path) -> Launcher {
+fn launcher(what: &str, ranks: usize, directory: &Path) -> Launcher {
     let program = std::env::current_exe().unwrap();
     Launcher::new(program, ranks)
         .unwrap()
         .args(RANK_ARGS)
         .variable(WHAT, what)
-        .variable(FOLDER, folder)
+        .variable(DIRECTORY, directory)
         .grace(Duration::from_millis(500))
 }
 
-/// A folder of this test, gone when it ends.
-fn folder() -> TempDir {
+/// A directory of this test, gone when it ends.
+fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-fn said(folder: &Path, rank: usize) -> String {
-    std::fs::read_to_string(folder.join(format!("rank-{rank}"))).unwrap_or_default()
+fn said(directory: &Path, rank: usize) -> String {
+    std::fs::read_to_string(directory.join(format!("rank-{rank}"))).unwrap_or_default()
 }
 
 /// Runs a job and says how long it took.
 fn outcome(what: &str, ranks: usize) -> (Outcome, TempDir, Duration) {
-    let (folder, begin) = (folder(), Instant::now());
-    let outcome = launcher(what, ranks, folder.path()).run().unwrap();
-    (outcome, folder, begin.elapsed())
+    let (directory, begin) = (directory(), Instant::now());
+    let outcome = launcher(what, ranks, directory.path()).run().unwrap();
+    (outcome, directory, begin.elapsed())
 }
 
 /// Not a test: one rank of the jobs of the tests below.
 #[test]
 #[ignore = "a process of the other tests"]
 fn rank_process() {
-    let (Ok(what), Ok(folder)) = (std::env::var(WHAT), std::env::var(FOLDER)) else { return };
+    let (Ok(what), Ok(directory)) = (std::env::var(WHAT), std::env::var(DIRECTORY)) else { return };
     end_with_launcher().unwrap();
     let layout = Layout::from_environment().unwrap();
-    let file = Path::new(&folder).join(format!("rank-{}", layout.rank));
+    let file = Path::new(&directory).join(format!("rank-{}", layout.rank));
     std::fs::write(file.with_extension("pid"), std::process::id().to_string()).unwrap();
     let settings = Settings::default().wait(Duration::from_secs(2)).rendezvous(Duration::from_secs(20));
     let ended = tcp::connect(&layout, settings).and_then(|session| run_rank(&what, &session.comm));
@@ -102,13 +102,13 @@ fn ranks_of_a_job_end_well() {
 
 #[test]
 fn a_killed_rank_ends_all_others_at_once_by_name() {
-    let (outcome, folder, elapsed) = outcome("dies", 4);
+    let (outcome, directory, elapsed) = outcome("dies", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.signal()), (2, Some(9)), "{outcome:?}");
     // well below the time limit of a wait
     assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
     for rank in [0, 1, 3] {
-        let text = said(folder.path(), rank);
+        let text = said(directory.path(), rank);
         assert!(text.contains("rank 2 died"), "rank {rank}: {text}");
         assert!(text.contains("step") && text.contains("microbatch 1"), "rank {rank}: {text}");
         assert_eq!(outcome.ranks[rank].status.code(), Some(i32::from(EXIT_SECONDARY)));
@@ -117,12 +117,12 @@ fn a_killed_rank_ends_all_others_at_once_by_name() {
 
 #[test]
 fn a_rank_that_hangs_is_named_and_killed() {
-    let (outcome, folder, elapsed) = outcome("hangs", 4);
+    let (outcome, directory, elapsed) = outcome("hangs", 4);
     assert!(outcome.failed.is_some(), "{outcome:?}");
     assert_eq!(outcome.ranks[1].status.signal(), Some(9), "a stopped process takes no request");
     assert!(elapsed < Duration::from_secs(15), "{elapsed:?}");
     for rank in [0, 2, 3] {
-        let text = said(folder.path(), rank);
+        let text = said(directory.path(), rank);
         assert!(text.contains("rank 1 does not answer"), "rank {rank}: {text}");
         assert!(text.contains("`gradients`"), "rank {rank}: {text}");
     }
@@ -130,32 +130,32 @@ fn a_rank_that_hangs_is_named_and_killed() {
 
 #[test]
 fn the_rank_that_exits_is_the_one_that_failed() {
-    let (outcome, folder, _) = outcome("fails", 3);
+    let (outcome, directory, _) = outcome("fails", 3);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (1, Some(7)), "{outcome:?}");
-    assert!(said(folder.path(), 0).contains("rank 1 died"), "{}", said(folder.path(), 0));
+    assert!(said(directory.path(), 0).contains("rank 1 died"), "{}", said(directory.path(), 0));
 }
 
 #[test]
 fn the_rank_that_ends_the_job_is_the_one_that_failed() {
-    let (outcome, folder, _) = outcome("aborts", 4);
+    let (outcome, directory, _) = outcome("aborts", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (2, Some(1)), "{outcome:?}");
     for rank in 0..4 {
         assert!(
-            said(folder.path(), rank).contains("the loss is NaN"),
+            said(directory.path(), rank).contains("the loss is NaN"),
             "rank {rank}: {}",
-            said(folder.path(), rank)
+            said(directory.path(), rank)
         );
     }
 }
 
 #[test]
 fn processes_with_another_digest_end_the_job() {
-    let (outcome, folder, _) = outcome("digest", 4);
+    let (outcome, directory, _) = outcome("digest", 4);
     assert_eq!(outcome.failed.unwrap().rank, 3, "{outcome:?}");
     for rank in 0..4 {
-        let text = said(folder.path(), rank);
+        let text = said(directory.path(), rank);
         assert!(text.contains("plan digests of step 3 differ: rank 3 has"), "rank {rank}: {text}");
     }
 }
@@ -171,24 +171,24 @@ fn a_program_that_is_not_there_is_named() {
 #[test]
 #[ignore = "a process of the other tests"]
 fn launcher_process() {
-    let (Ok(what), Ok(folder)) = (std::env::var(WHAT), std::env::var(FOLDER)) else { return };
-    let outcome = launcher(&what, 3, Path::new(&folder)).run().unwrap();
-    std::fs::write(Path::new(&folder).join("outcome"), format!("{:?}", outcome.interrupted)).unwrap();
+    let (Ok(what), Ok(directory)) = (std::env::var(WHAT), std::env::var(DIRECTORY)) else { return };
+    let outcome = launcher(&what, 3, Path::new(&directory)).run().unwrap();
+    std::fs::write(Path::new(&directory).join("outcome"), format!("{:?}", outcome.interrupted)).unwrap();
     std::process::exit(i32::from(!outcome.is_success()));
 }
 
 /// Starts a launcher in a process of its own.
-fn launcher_command(what: &str, folder: &Path) -> Command {
+fn launcher_command(what: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(LAUNCHER_ARGS).env(WHAT, what).env(FOLDER, folder);
+    command.args(LAUNCHER_ARGS).env(WHAT, what).env(DIRECTORY, directory);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 #[test]
 fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
-    let folder = folder();
-    let output = launcher_command("prints", folder.path()).output().unwrap();
+    let directory = directory();
+    let output = launcher_command("prints", directory.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     for rank in 0..3 {
         let line = format!("[{rank}] rank {rank} is done");
@@ -198,9 +198,9 @@ fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
 }
 
 /// Waits until three ranks run.
-fn running_ranks(folder: &Path) -> Vec<Pid> {
+fn running_ranks(directory: &Path) -> Vec<Pid> {
     let pid_of = |rank: usize| -> Option<Pid> {
-        let text = std::fs::read_to_string(folder.join(format!("rank-{rank}.pid"))).ok()?;
+        let text = std::fs::read_to_string(directory.join(format!("rank-{rank}.pid"))).ok()?;
         Pid::from_raw(text.parse().ok()?)
     };
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -225,9 +225,9 @@ fn is_running(rank: Pid) -> bool {
 #[test]
 #[cfg(target_os = "linux")]
 fn ranks_do_not_outlive_a_killed_launcher() {
-    let folder = folder();
-    let mut child = launcher_command("runs", folder.path()).spawn().unwrap();
-    let ranks = running_ranks(folder.path());
+    let directory = directory();
+    let mut child = launcher_command("runs", directory.path()).spawn().unwrap();
+    let ranks = running_ranks(directory.path());
     child.kill().unwrap();
     child.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -237,7 +237,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     }
 }
 
-/// Two neighbouring ports: one that is taken, as torchrun takes `MASTER_PORT`, and a free one.
+/// Two neighboring ports: one that is taken, as torchrun takes `MASTER_PORT`, and a free one.
 fn taken_and_free() -> (TcpListener, u16) {
     loop {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -251,10 +251,10 @@ fn taken_and_free() -> (TcpListener, u16) {
 #[test]
 fn processes_of_torchrun_find_one_another_beside_its_own_store() {
     let (_store, port) = taken_and_free();
-    let folder = folder();
+    let directory = directory();
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(RANK_ARGS).env(WHAT, "prints").env(FOLDER, folder.path());
+        command.args(RANK_ARGS).env(WHAT, "prints").env(DIRECTORY, directory.path());
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", "2");
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.env("DFLOP_JOB_TOKEN", "of this test").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -263,7 +263,7 @@ fn processes_of_torchrun_find_one_another_beside_its_own_store() {
     for child in [0, 1].map(start) {
         let output = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{errors} {} {}", said(folder.path(), 0), said(folder.path(), 1));
+        assert!(output.status.success(), "{errors} {} {}", said(directory.path(), 0), said(directory.path(), 1));
         assert!(String::from_utf8_lossy(&output.stdout).contains("is done"));
     }
 }
@@ -271,15 +271,15 @@ fn processes_of_torchrun_find_one_another_beside_its_own_store() {
 #[test]
 fn an_interrupt_ends_all_ranks() {
     for signal in [Signal::INT, Signal::TERM] {
-        let folder = folder();
-        let mut child = launcher_command("runs", folder.path()).spawn().unwrap();
-        let ranks = running_ranks(folder.path());
+        let directory = directory();
+        let mut child = launcher_command("runs", directory.path()).spawn().unwrap();
+        let ranks = running_ranks(directory.path());
         kill_process(Pid::from_child(&child), signal).unwrap();
         let begin = Instant::now();
         assert_eq!(child.wait().unwrap().code(), Some(1));
         assert!(begin.elapsed() < Duration::from_secs(10));
         assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_err()), "no rank outlives the launcher");
-        let outcome = std::fs::read_to_string(folder.path().join("outcome")).unwrap();
+        let outcome = std::fs::read_to_string(directory.path().join("outcome")).unwrap();
         assert_eq!(outcome, format!("Some({})", signal.as_raw()));
     }
 }

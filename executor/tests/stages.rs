@@ -187,22 +187,22 @@ fn media_that_do_not_fit_are_named() {
     let llava = EncoderConfig::vision(&read("llava_onevision")).unwrap().unwrap();
     let qwen = EncoderConfig::vision(&read("qwen2_5_vl")).unwrap().unwrap();
     let audio = EncoderConfig::audio(&read("qwen2_audio")).unwrap().unwrap();
-    let picture = |tiles| Shown::Picture { height: 24, width: 12, tiles };
+    let image = |tiles| Shown::Image { height: 24, width: 12, tiles };
     let pixels = vec![0.0; 3 * 12 * 12 * 3];
     for (encoder, medium, expected) in [
         (
             &llava,
-            Medium::Tiles { pixels: &pixels, shown: &[picture(2)] },
+            Medium::Tiles { pixels: &pixels, shown: &[image(2)] },
             "`pixel_values`: has 1296 elements for 2",
         ),
         (
             &llava,
-            Medium::Tiles { pixels: &pixels[..864], shown: &[picture(2)] },
-            "says 2 tiles of a picture of 12 x 24",
+            Medium::Tiles { pixels: &pixels[..864], shown: &[image(2)] },
+            "says 2 tiles of an image of 12 x 24",
         ),
-        (&llava, Medium::Tiles { pixels: &[], shown: &[picture(0)] }, "medium 0 has no tile"),
+        (&llava, Medium::Tiles { pixels: &[], shown: &[image(0)] }, "medium 0 has no tile"),
         (&llava, Medium::Windows { features: &[], frames: &[] }, "`medium`: is of another kind"),
-        (&qwen, Medium::Patches { values: &[], grids: &[[1, 3, 2]] }, "picture 0 has 3 x 2 patches"),
+        (&qwen, Medium::Patches { values: &[], grids: &[[1, 3, 2]] }, "image 0 has 3 x 2 patches"),
         (
             &qwen,
             Medium::Patches { values: &[0.0; 24], grids: &[[1, 2, 2]] },

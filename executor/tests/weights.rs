@@ -11,14 +11,14 @@ use dflop_executor::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE
 const MODELS: [&str; 7] =
     ["llama", "qwen2", "llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
 
-fn folder(name: &str) -> PathBuf {
+fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor").join(name)
 }
 
 fn model(name: &str) -> (ModelConfig, Checkpoint) {
-    let text = std::fs::read(folder(name).join("config.json")).unwrap();
+    let text = std::fs::read(directory(name).join("config.json")).unwrap();
     let config = ModelConfig::from_config(&serde_json::from_slice(&text).unwrap()).unwrap();
-    (config, Checkpoint::open(&folder(name)).unwrap())
+    (config, Checkpoint::open(&directory(name)).unwrap())
 }
 
 /// All tensors of a model, from its stages.
@@ -45,13 +45,13 @@ fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
         let mut tensors = tensors(&config, &checkpoint);
         tensors.extend(checkpoint.others(&config.parameters::<Cpu>().unwrap()).unwrap());
         assert_eq!(tensors.len(), checkpoint.names().count());
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         // The second form replaces the first, the third the second.
         for (piece_bytes_max, is_whole) in [(u64::MAX, true), (5000, false), (u64::MAX, true)] {
-            write(folder.path(), tensors.clone(), piece_bytes_max).unwrap();
-            assert_eq!(folder.path().join(WEIGHTS_FILE).exists(), is_whole);
-            assert_eq!(folder.path().join(INDEX_FILE).exists(), !is_whole);
-            let written = Checkpoint::open(folder.path()).unwrap();
+            write(directory.path(), tensors.clone(), piece_bytes_max).unwrap();
+            assert_eq!(directory.path().join(WEIGHTS_FILE).exists(), is_whole);
+            assert_eq!(directory.path().join(INDEX_FILE).exists(), !is_whole);
+            let written = Checkpoint::open(directory.path()).unwrap();
             config.check::<Cpu>(&written).unwrap();
             for file_name in written.names() {
                 assert_eq!(written.tensor(file_name).unwrap(), checkpoint.tensor(file_name).unwrap());
@@ -68,9 +68,9 @@ fn tensors_that_are_missing_surplus_or_of_another_shape_are_named() {
     let name = "visual.blocks.1.attn.qkv.bias";
     let place = whole.iter().position(|tensor| tensor.name == name).unwrap();
     let checked = |tensors: Vec<Tensor>| {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), tensors, u64::MAX).unwrap();
-        config.check::<Cpu>(&Checkpoint::open(folder.path()).unwrap()).unwrap_err()
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), tensors, u64::MAX).unwrap();
+        config.check::<Cpu>(&Checkpoint::open(directory.path()).unwrap()).unwrap_err()
     };
     let mut missing = whole.clone();
     missing.remove(place);
@@ -109,9 +109,9 @@ fn other_prefixes_of_the_same_model_are_read() {
             }
         }
         assert_ne!(tensors, before);
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), tensors, u64::MAX).unwrap();
-        let other = Checkpoint::open(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), tensors, u64::MAX).unwrap();
+        let other = Checkpoint::open(directory.path()).unwrap();
         config.check::<Cpu>(&other).unwrap();
         assert_eq!(self::tensors(&config, &other), before);
     }
@@ -119,12 +119,12 @@ fn other_prefixes_of_the_same_model_are_read() {
 
 #[test]
 fn damaged_files_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join(WEIGHTS_FILE);
-    let good = std::fs::read(self::folder("llama").join(WEIGHTS_FILE)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(WEIGHTS_FILE);
+    let good = std::fs::read(self::directory("llama").join(WEIGHTS_FILE)).unwrap();
     let open = |bytes: &[u8]| {
         std::fs::write(&file, bytes).unwrap();
-        Checkpoint::open(folder.path())
+        Checkpoint::open(directory.path())
     };
     assert!(open(&good).is_ok());
     assert!(
@@ -136,11 +136,11 @@ fn damaged_files_are_refused() {
     bad[9] = b'x';
     assert!(matches!(open(&bad), Err(Error::Format { .. })));
     std::fs::remove_file(&file).unwrap();
-    assert!(matches!(Checkpoint::open(folder.path()), Err(Error::File { .. })));
-    let index = folder.path().join(INDEX_FILE);
+    assert!(matches!(Checkpoint::open(directory.path()), Err(Error::File { .. })));
+    let index = directory.path().join(INDEX_FILE);
     std::fs::write(&index, r#"{"weight_map": {"a": "../elsewhere.safetensors"}}"#).unwrap();
     assert!(
-        matches!(Checkpoint::open(folder.path()), Err(Error::Format { problem, .. }) if problem.contains("`a`"))
+        matches!(Checkpoint::open(directory.path()), Err(Error::Format { problem, .. }) if problem.contains("`a`"))
     );
 }
 

@@ -17,7 +17,7 @@ mod small_data;
 #[tokio::main]
 #[expect(clippy::print_stdout, reason = "an example prints")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (_folder, shards) = small_data::shards_or_small_data()?;
+    let (_directory, shards) = small_data::shards_or_small_data()?;
     let index = Arc::new(Index::open_or_build(expand_shards(&shards)?, &IndexOptions::default())?);
     let model = CostModel::new(ModelSpec::preset("qwen2.5-vl-7b")?, DeviceRate::preset("h100")?);
     let planner = StepPlanner::builder(index, model).global_batch(16).dp_size(2).microbatches(2).build()?;

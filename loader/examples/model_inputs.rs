@@ -21,7 +21,7 @@ mod small_tokenizer;
 #[tokio::main]
 #[expect(clippy::print_stdout, reason = "an example prints")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (_folder, shards) = small_data::shards_or_small_data()?;
+    let (_directory, shards) = small_data::shards_or_small_data()?;
     let index = Arc::new(Index::open_or_build(expand_shards(&shards)?, &IndexOptions::default())?);
     let model = ModelSpec::preset("qwen2.5-vl-7b")?;
     let preparer = Preparer::builder(&model)

@@ -12,7 +12,7 @@ mod small_data;
 #[tokio::main]
 #[expect(clippy::print_stdout, reason = "an example prints")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (_folder, shards) = small_data::shards_or_small_data()?;
+    let (_directory, shards) = small_data::shards_or_small_data()?;
     let loader = Loader::builder(expand_shards(&shards)?).batch_size(8).build()?;
     let mut batches = loader.stream();
     while let Some(batch) = batches.next().await {

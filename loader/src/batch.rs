@@ -29,7 +29,7 @@ pub struct Sample {
     pub epoch: u64,
     /// Payload bytes that were read for it, encoded.
     pub bytes: u64,
-    /// The fields, in shard order; without pictures where those went into a tensor, without pictures and clips where
+    /// The fields, in shard order; without images where those went into a tensor, without images and clips where
     /// the sample was prepared for a model.
     pub fields: Vec<Field>,
     /// The sample as a model takes it, until it is packed into the tensors of its microbatch.
@@ -61,17 +61,17 @@ impl Sample {
 pub struct Batch {
     /// The samples, in order.
     pub samples: Vec<Sample>,
-    /// All pictures of the samples, if they were asked for as pixels.
+    /// All images of the samples, if they were asked for as pixels.
     pub pixels: Option<Pixels>,
 }
 
-/// The pictures of a batch as one tensor.
+/// The images of a batch as one tensor.
 #[derive(Debug)]
 pub struct Pixels {
-    /// `[pictures, 3, side, side]` f32: resized, cropped, normalised by the `ImageNet` mean and deviation.
+    /// `[images, 3, side, side]` f32: resized, cropped, normalized by the `ImageNet` mean and deviation.
     pub tensor: Tensor,
-    /// Height and width of every picture.
+    /// Height and width of every image.
     pub side: u32,
-    /// For every sample the rows of its pictures; empty for a sample without a picture.
+    /// For every sample the rows of its images; empty for a sample without an image.
     pub rows: Vec<Range<usize>>,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub(crate) use fields::{Decoded, FieldError, PendingFields, Preparing};
 use fields::{FieldWork, answered, decode_fields, prepare, undecoded};
 
-use crate::augment::{Augment, PictureAugment};
+use crate::augment::{Augment, ImageAugment};
 use crate::batch::{Batch, Field, Pixels, Sample};
 use crate::decode::{DecodeError, DecodeLimits, VideoSampling};
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub enum Decode {
     Raw,
     /// Every field becomes what its extension says: pixels, PCM, text, JSON, arrays.
     Media,
-    /// Pictures into one tensor: shorter side to `side` (bilinear, antialiased), centre crop, normalised. Other fields, where
+    /// Images into one tensor: shorter side to `side` (bilinear, antialiased), center crop, normalized. Other fields, where
     /// they are asked for by name, become what their extensions say.
     Pixels {
         /// Height and width in pixels.
@@ -50,12 +50,12 @@ pub(crate) struct Collator {
     limits: DecodeLimits,
 }
 
-/// Refuses to change pictures that stay undecoded.
+/// Refuses to change images that stay undecoded.
 pub(crate) fn check_augment(decode: Decode, augment: Option<&Augment>) -> Result<()> {
     if decode != Decode::Raw || augment.is_none() {
         return Ok(());
     }
-    Err(Error::Config { setting: "augment", reason: "only decoded pictures can be changed".into() })
+    Err(Error::Config { setting: "augment", reason: "only decoded images can be changed".into() })
 }
 
 /// A batch whose fields are being decoded.
@@ -80,13 +80,13 @@ pub(crate) struct PendingPixels {
 }
 
 /// The slot comes back whatever the decoder says, so that the batch can be joined again.
-type PendingPicture = Pending<(Slot, Result<bool, DecodeError>)>;
+type PendingImage = Pending<(Slot, Result<bool, DecodeError>)>;
 
 #[derive(Debug)]
 struct PixelSample {
     raw: RawSample,
-    pictures: Vec<(Arc<str>, PendingPicture)>,
-    /// Its fields that are no pictures, where they were asked for.
+    images: Vec<(Arc<str>, PendingImage)>,
+    /// Its fields that are no images, where they were asked for.
     others: PendingFields,
 }
 
@@ -119,7 +119,7 @@ impl Collator {
         answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
     }
 
-    /// Changes pictures as they are decoded.
+    /// Changes images as they are decoded.
     pub(crate) fn augment(self, augment: Option<Augment>) -> Self {
         Self { augment, ..self }
     }
@@ -228,40 +228,40 @@ impl Collator {
         raw.fields.iter().map(work).collect()
     }
 
-    /// How a picture is changed.
-    fn change(&self, raw: &RawSample, field: &RawField) -> Option<PictureAugment> {
-        let augment = self.augment.filter(|_| is_picture(field))?;
-        Some(augment.picture(raw.id(), raw.epoch, &field.extension))
+    /// How an image is changed.
+    fn change(&self, raw: &RawSample, field: &RawField) -> Option<ImageAugment> {
+        let augment = self.augment.filter(|_| is_image(field))?;
+        Some(augment.image(raw.id(), raw.epoch, &field.extension))
     }
 
     async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
-        let pictures = samples.iter().flat_map(|raw| &raw.fields).filter(|field| is_picture(field)).count();
+        let images = samples.iter().flat_map(|raw| &raw.fields).filter(|field| is_image(field)).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
-        let (slots, free) = self.tensors.slots(pictures, row_values);
+        let (slots, free) = self.tensors.slots(images, row_values);
         let mut free = free.into_iter();
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
-            let mut pictures = Vec::new();
+            let mut images = Vec::new();
             let others = self.begin_others(&raw).await?;
-            for field in raw.fields.iter().filter(|field| is_picture(field)) {
+            for field in raw.fields.iter().filter(|field| is_image(field)) {
                 let change = self.change(&raw, field);
-                let mut slot = free.next().expect("one slot was cut for every picture");
+                let mut slot = free.next().expect("one slot was cut for every image");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
                     let result = worker.decode_pixels(&payload, change.as_ref(), slot.values());
                     (slot, result)
                 });
-                pictures.push((field.extension.clone(), job.await?));
+                images.push((field.extension.clone(), job.await?));
             }
-            pending.push(PixelSample { raw, pictures, others });
+            pending.push(PixelSample { raw, images, others });
         }
         Ok(PendingPixels { side, samples: pending, slots })
     }
 
-    /// Starts decoding the fields of a sample that are no pictures, where such were read.
+    /// Starts decoding the fields of a sample that are no images, where such were read.
     async fn begin_others(&self, raw: &RawSample) -> Result<PendingFields> {
         let mut others = raw.fields.clone();
-        others.retain(|field| !is_picture(field) && field.payload.is_some());
+        others.retain(|field| !is_image(field) && field.payload.is_some());
         if others.is_empty() {
             return Ok(PendingFields::Ready(Vec::new()));
         }
@@ -307,9 +307,9 @@ impl Collator {
         let (mut slots, mut is_kept, mut kept) = (Vec::new(), Vec::new(), 0);
         for sample in pending.samples {
             let mut fault = None;
-            let pictures = sample.pictures.len();
+            let images = sample.images.len();
             let bytes = read_bytes(&sample.raw);
-            for (extension, answer) in sample.pictures {
+            for (extension, answer) in sample.images {
                 let (slot, result) =
                     answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
                 slots.push(slot);
@@ -321,12 +321,12 @@ impl Collator {
             }
             let others = sample.others.finish().await?.map_err(|error| fault.get_or_insert(error));
             let others = others.map_or_else(|_| Vec::new(), |(fields, _)| fields);
-            is_kept.extend(std::iter::repeat_n(fault.is_none(), pictures));
+            is_kept.extend(std::iter::repeat_n(fault.is_none(), images));
             if let Some(error) = fault {
                 self.skip(&sample.raw, error);
             } else {
-                rows.push(kept..kept + pictures);
-                kept += pictures;
+                rows.push(kept..kept + images);
+                kept += images;
                 samples.push(delivered(sample.raw, bytes, others));
             }
         }
@@ -342,13 +342,13 @@ impl Collator {
     }
 }
 
-fn is_picture(field: &RawField) -> bool {
+fn is_image(field: &RawField) -> bool {
     kind_of_extension(&field.extension) == MediumKind::Image
 }
 
 /// Payload bytes of the fields that were read.
 fn read_bytes(raw: &RawSample) -> u64 {
-    let is_read = |field: &&RawField| is_picture(field) || field.payload.is_some();
+    let is_read = |field: &&RawField| is_image(field) || field.payload.is_some();
     raw.fields.iter().filter(is_read).map(|field| field.bytes).sum()
 }
 

@@ -1,4 +1,4 @@
-//! What every sample of a data set costs, as an Arrow table.
+//! What every sample of a dataset costs, as an Arrow table.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use arrow_array::{ArrayRef, RecordBatch, StringArray, UInt32Array, UInt64Array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
-use crate::data_set::DataSet;
+use crate::dataset::Dataset;
 
 /// Rows of one record batch.
 const BATCH_ROWS: u64 = 1 << 16;
 
-/// Predicts what every sample of a data set costs, in the order of its index.
+/// Predicts what every sample of a dataset costs, in the order of its index.
 ///
 /// Columns: `sample` (number in the index), `key`, `refused` (why the model does not take it), `tokens`,
 /// `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` of each module of the model, nanoseconds of forward
@@ -21,7 +21,7 @@ const BATCH_ROWS: u64 = 1 << 16;
 /// # Panics
 /// Never: columns are those of the schema.
 #[must_use]
-pub fn cost_table(data_set: &DataSet, model: &CostModel) -> (SchemaRef, Vec<RecordBatch>) {
+pub fn cost_table(dataset: &Dataset, model: &CostModel) -> (SchemaRef, Vec<RecordBatch>) {
     let times =
         model.modules().iter().map(|module| Field::new(format!("{module}_ns"), DataType::UInt64, true));
     let counts = ["tokens", "target_tokens", "encoder_items", "encoder_tokens"];
@@ -35,19 +35,19 @@ pub fn cost_table(data_set: &DataSet, model: &CostModel) -> (SchemaRef, Vec<Reco
     fields.extend(times);
     let schema = Arc::new(Schema::new(fields));
     let mut batches = Vec::new();
-    for start in (0..data_set.len()).step_by(BATCH_ROWS as usize) {
-        let places = start..(start + BATCH_ROWS).min(data_set.len());
-        let columns = columns(data_set, model, places);
+    for start in (0..dataset.len()).step_by(BATCH_ROWS as usize) {
+        let places = start..(start + BATCH_ROWS).min(dataset.len());
+        let columns = columns(dataset, model, places);
         batches.push(RecordBatch::try_new(schema.clone(), columns).expect("columns are those of the schema"));
     }
     (schema, batches)
 }
 
-fn columns(data_set: &DataSet, model: &CostModel, places: Range<u64>) -> Vec<ArrayRef> {
+fn columns(dataset: &Dataset, model: &CostModel, places: Range<u64>) -> Vec<ArrayRef> {
     let mut shape = SampleShape::default();
-    let numbers: Vec<u64> = places.map(|place| data_set.sample_number(place)).collect();
+    let numbers: Vec<u64> = places.map(|place| dataset.sample_number(place)).collect();
     let rows = numbers.iter().map(|&number| {
-        let row = data_set.index().sample(number);
+        let row = dataset.index().sample(number);
         row.read_shape(&mut shape);
         (row.key(), model.annotate(&shape))
     });

@@ -8,7 +8,7 @@ use crate::tar::ArchiveFault;
 /// What every fallible function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a setting, a data set or a whole stream cannot be used.
+/// Why a setting, a dataset or a whole stream cannot be used.
 ///
 /// A single bad sample is not an error: it is skipped and accounted for as [`Skipped`].
 #[derive(Debug, thiserror::Error)]
@@ -33,8 +33,8 @@ pub enum Error {
     /// A shard is damaged from an offset on; what came before was delivered.
     #[error("shard `{shard}` is damaged: {fault}")]
     Shard { shard: String, fault: ArchiveFault },
-    /// The data set has no sample at all.
-    #[error("data set `{dataset}` has no samples: {reason}")]
+    /// The dataset has no sample at all.
+    #[error("dataset `{dataset}` has no samples: {reason}")]
     NoSamples { dataset: String, reason: String },
     /// More samples are bad than the error budget tolerates; ends the stream.
     #[error(
@@ -58,10 +58,10 @@ pub enum Error {
     /// Bytes are no whole part of an index; parts count from 0 in the order given.
     #[error("part {part} of the index cannot be merged: {reason}")]
     IndexPart { part: usize, reason: String },
-    /// The parts of an index do not fit a shard of the data set.
+    /// The parts of an index do not fit a shard of the dataset.
     #[error("the index cannot be merged at shard `{shard}`: {fault}")]
     IndexShard { shard: String, fault: ShardFault },
-    /// A saved state belongs to another data set or another order.
+    /// A saved state belongs to another dataset or another order.
     #[error("state does not fit: {reason}")]
     State { reason: String },
     /// A global batch cannot be planned.
@@ -107,7 +107,7 @@ pub enum Error {
     #[error("could not write sample `{key}`: {reason}")]
     Write { key: String, reason: String },
     /// New shards would stand beside old ones, or beside what a killed writer left.
-    #[error("`{path}` is in the way of new shards; remove it or write to another folder")]
+    #[error("`{path}` is in the way of new shards; remove it or write to another directory")]
     ShardExists { path: String },
     /// A remote store refuses a file for good.
     #[error("could not upload `{url}`")]

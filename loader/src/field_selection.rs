@@ -1,6 +1,6 @@
 //! Which fields of a sample are read; nothing else is read, buffered or decoded.
 //!
-//! A stage of a pipeline needs some fields only: the LLM its texts, the encoder its pictures. A name selects by
+//! A stage of a pipeline needs some fields only: the LLM its texts, the encoder its images. A name selects by
 //! extension: `seg.png` is that field, `jpg` stands for `0.jpg` too, `*` for any letters (`img_*.png`), and `images`,
 //! `audio`, `video` and `text` for all fields of that kind, whatever their extension.
 
@@ -56,7 +56,7 @@ impl FieldSelection {
         Ok(Self { names: Some(names) })
     }
 
-    /// Selects the pictures.
+    /// Selects the images.
     pub(crate) fn images() -> Self {
         Self { names: Some(vec![Name::Images]) }
     }

@@ -1,24 +1,24 @@
-//! Checkpoints that the Hugging Face client has downloaded before: name → folder. Nothing is fetched.
+//! Checkpoints that the Hugging Face client has downloaded before: name → directory. Nothing is fetched.
 //!
 //! # Source
 //! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the commit,
-//! `snapshots/COMMIT/` has the files. The folder: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
+//! `snapshots/COMMIT/` has the files. The directory: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
 
 use std::path::{Path, PathBuf};
 
-/// Finds the folder of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user; `None` if it
+/// Finds the directory of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user; `None` if it
 /// was not downloaded, or if `name` is no such name.
 #[must_use]
 pub fn cached_checkpoint(name: &str) -> Option<PathBuf> {
-    cached_in(&hub_folder()?, name)
+    cached_in(&hub_directory()?, name)
 }
 
 /// Where the client keeps what it downloads.
-fn hub_folder() -> Option<PathBuf> {
-    let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
-    let home = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
-    folder("HF_HUB_CACHE")
-        .or_else(|| Some(folder("HF_HOME")?.join("hub")))
+fn hub_directory() -> Option<PathBuf> {
+    let directory = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
+    let home = || directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));
+    directory("HF_HUB_CACHE")
+        .or_else(|| Some(directory("HF_HOME")?.join("hub")))
         .or_else(|| Some(home()?.join("huggingface/hub")))
 }
 

@@ -21,12 +21,12 @@
 //!
 //! # #[tokio::main]
 //! # async fn main() -> dflop_loader::Result<()> {
-//! # let folder = tempfile::tempdir().unwrap();
-//! # let folder = folder.path().join("shards");
-//! # let mut writer = dflop_loader::write::ShardWriter::builder(&folder).build()?;
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let directory = directory.path().join("shards");
+//! # let mut writer = dflop_loader::write::ShardWriter::builder(&directory).build()?;
 //! # writer.write("kite", &[("txt", b"a red kite")])?;
 //! # writer.finish()?;
-//! # let pattern = folder.to_str().unwrap();
+//! # let pattern = directory.to_str().unwrap();
 //! let loader = Loader::builder(expand_shards(&[pattern])?).batch_size(32).build()?;
 //! let mut batches = loader.stream();
 //! while let Some(batch) = batches.next().await {
@@ -45,7 +45,7 @@ pub mod batch;
 pub mod collate;
 pub mod compression;
 pub mod cost_table;
-pub mod data_set;
+pub mod dataset;
 pub mod decode;
 pub mod error;
 pub mod field_selection;
@@ -56,7 +56,7 @@ pub mod loader;
 pub mod measure;
 pub mod metrics;
 pub mod mix;
-pub mod model_folder;
+pub mod model_directory;
 pub mod model_source;
 pub mod order;
 mod pace;

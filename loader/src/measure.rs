@@ -19,7 +19,7 @@ use crate::text::{TextLength, has_content, measure_json, measure_text};
 pub enum FieldShape {
     /// No decoder claims the field, or its content costs nothing.
     Opaque,
-    /// A picture.
+    /// An image.
     Image(ImageSize),
     /// A clip.
     Audio(AudioLength),

@@ -25,7 +25,7 @@ pub enum Stage {
     Plan,
     /// Reading of shards. Items are samples and whatever was skipped; depth counts samples read ahead.
     Read,
-    /// Jobs that wait for a decode thread. An item is a sample, or a picture where pictures go into a tensor.
+    /// Jobs that wait for a decode thread. An item is a sample, or an image where images go into a tensor.
     DecodeQueue,
     /// Decode threads; depth counts the threads at work.
     Decode,

@@ -1,6 +1,6 @@
 //! What a user calls a model, or a measured profile → what is computed with.
 //!
-//! A model is a preset, the folder of a checkpoint, its name in the Hugging Face cache, or several of these that are
+//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that are
 //! joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
 
 use std::io::ErrorKind;
@@ -12,23 +12,23 @@ use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
 
 use crate::error::{Error, Result};
 use crate::hub_cache::cached_checkpoint;
-use crate::model_folder::ModelFolder;
+use crate::model_directory::ModelDirectory;
 use crate::prepare::image::ImageProcessor;
 
 /// Returns the model of one name, or the one that several make together.
 ///
 /// # Errors
-/// [`Error::Model`] if a name is neither a preset nor a folder, with the presets that are known, or if parts do not make
-/// a model; [`Error::File`] and [`Error::Config`] if a folder cannot be read.
+/// [`Error::Model`] if a name is neither a preset nor a directory, with the presets that are known, or if parts do not make
+/// a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
 pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
-        return match folder_of(name.as_ref())? {
-            Some(folder) => folder.spec(),
+        return match directory_of(name.as_ref())? {
+            Some(directory) => directory.spec(),
             None => ModelSpec::preset(name.as_ref()).map_err(Error::Model),
         };
     }
-    let part = |name: &S| match folder_of(name.as_ref())? {
-        Some(folder) => folder.part(),
+    let part = |name: &S| match directory_of(name.as_ref())? {
+        Some(directory) => directory.part(),
         None => ModelSpec::preset(name.as_ref()).map(ModelPart::from).map_err(Error::Model),
     };
     let parts = names.iter().map(part).collect::<Result<Vec<ModelPart>>>()?;
@@ -36,21 +36,21 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
 }
 
-/// Returns what makes pixel values, where a folder says more of it than the model's family.
+/// Returns what makes pixel values, where a directory says more of it than the model's family.
 ///
 /// # Errors
-/// Those of [`ModelFolder::image_processor`].
+/// Those of [`ModelDirectory::image_processor`].
 pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
     for name in names {
-        let Some(folder) = folder_of(name.as_ref())? else { continue };
-        if folder.part()?.vision.is_some() {
-            return folder.image_processor(model);
+        let Some(directory) = directory_of(name.as_ref())? else { continue };
+        if directory.part()?.vision.is_some() {
+            return directory.image_processor(model);
         }
     }
     Ok(None)
 }
 
-/// Finds the checkpoint of a name; `None` for a preset, which goes before a folder of the same name, and for what is
+/// Finds the checkpoint of a name; `None` for a preset, which goes before a directory of the same name, and for what is
 /// not there.
 #[must_use]
 pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
@@ -61,14 +61,14 @@ pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if path.exists() { Some(path) } else { cached_checkpoint(name) }
 }
 
-fn folder_of(name: &str) -> Result<Option<ModelFolder>> {
-    checkpoint_path(name).map(ModelFolder::open).transpose()
+fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
+    checkpoint_path(name).map(ModelDirectory::open).transpose()
 }
 
-/// Reads a profile: a CSV file, or all `.csv` files of a folder in the order of their names.
+/// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
 ///
 /// # Errors
-/// [`Error::File`] if it cannot be read, or if there is no such file in the folder; [`Error::Model`] if files are no
+/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if files are no
 /// profile, or not one.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {

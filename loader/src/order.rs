@@ -4,7 +4,7 @@
 //! It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is the whole
 //! state of a loader.
 //!
-//! A data set is cut into *blocks* of neighbouring samples. An epoch permutes the blocks, joins consecutive ones
+//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive ones
 //! to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are. Laying out an
 //! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
 
@@ -21,7 +21,7 @@ use crate::selection::Selection;
 
 /// Laid-out epochs that an order keeps.
 const EPOCHS_KEPT: usize = 4;
-/// Most blocks of a data set: an epoch's layout then takes half a gibibyte.
+/// Most blocks of a dataset: an epoch's layout then takes half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
 
 /// How the samples of an epoch are shuffled.
@@ -71,7 +71,7 @@ impl Shuffle {
 
 type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
 
-/// The order of a data set's samples in all epochs.
+/// The order of a dataset's samples in all epochs.
 #[derive(Debug, Clone)]
 pub struct Order {
     selection: Arc<Selection>,
@@ -108,7 +108,7 @@ impl Order {
         let blocks: Vec<_> = blocks.into_iter().filter(|block| !block.is_empty()).collect();
         let samples = blocks.last().map_or(0, |block| block.end);
         if samples == 0 {
-            return Err(Error::Config { setting: "data set", reason: "it holds no good sample".into() });
+            return Err(Error::Config { setting: "dataset", reason: "it holds no good sample".into() });
         }
         if blocks.len() > BLOCKS_MAX {
             let reason = format!("{} blocks, more than {BLOCKS_MAX}; take larger ones", blocks.len());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_epoch_and_data_set_each_change_the_order() {
+    fn seed_epoch_and_dataset_each_change_the_order() {
         let order = |fingerprint, seed| Order::new(vec![0..50], fingerprint, seed).unwrap();
         let first = samples(&order("a", 0), 0);
         assert_eq!(first, samples(&order("a", 0), 0));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_set_without_samples_is_refused() {
+    fn a_dataset_without_samples_is_refused() {
         assert!(Order::new(vec![0..0], "f", 0).is_err());
     }
 }

@@ -11,7 +11,7 @@ pub(crate) struct Pace {
     pub(crate) origin: Origin,
     pub(crate) global_batch: u64,
     tail: Tail,
-    /// Samples of the only data set, whose epochs each end with a short or full batch.
+    /// Samples of the only dataset, whose epochs each end with a short or full batch.
     epoch: Option<u64>,
     samples: u64,
 }
@@ -19,7 +19,7 @@ pub(crate) struct Pace {
 /// What steps are made of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PaceInput<'a> {
-    /// Samples of each data set.
+    /// Samples of each dataset.
     pub(crate) sizes: &'a [u64],
     pub(crate) rules: &'a MixRules,
     pub(crate) origin: &'a Origin,
@@ -51,19 +51,19 @@ impl Pace {
             return invalid("global_batch", reason);
         }
         if tail != Tail::Carry && sizes.len() > 1 && layout.end.is_none() {
-            let reason = "`drop` and `short` end a mixture, and this one has no end: set the epochs of its data sets, or `carry`";
+            let reason = "`drop` and `short` end a mixture, and this one has no end: set the epochs of its datasets, or `carry`";
             return invalid("tail", reason);
         }
         let epoch = (tail != Tail::Carry && sizes.len() == 1).then_some(samples);
         Ok(Self { layout, origin: origin.clone(), global_batch, tail, epoch, samples })
     }
 
-    /// Number of samples of all data sets.
+    /// Number of samples of all datasets.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// Steps that as many samples fill as all data sets have.
+    /// Steps that as many samples fill as all datasets have.
     pub(crate) fn per_epoch(&self) -> u64 {
         self.steps_of(self.samples)
     }
@@ -130,7 +130,7 @@ impl Pace {
         Ok(start..self.layout.end.map_or(end, |run_end| end.min(run_end)))
     }
 
-    /// Draws of each data set before a step, from its first epoch on.
+    /// Draws of each dataset before a step, from its first epoch on.
     ///
     /// # Errors
     /// Those of [`Self::position`].

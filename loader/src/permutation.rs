@@ -6,7 +6,7 @@
 //!
 //! # Source
 //! Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 3 (cycle walking) and
-//! section 4 (Feistel). The round function is the finaliser of `SplitMix64`.
+//! section 4 (Feistel). The round function is the finalizer of `SplitMix64`.
 
 /// Rounds; four already give a pseudorandom permutation for a random round function (Luby and Rackoff, 1988),
 /// the others make up for a round function that is only a good mixer.
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_and_fixed_points_are_as_rare_as_in_a_random_permutation() {
+    fn neighbors_and_fixed_points_are_as_rare_as_in_a_random_permutation() {
         let permutation = Permutation::new(100_000, 1);
         let order: Vec<u64> = (0..100_000).map(|position| permutation.at(position)).collect();
         let successors = order.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();

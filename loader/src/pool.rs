@@ -13,7 +13,7 @@ use crossbeam::channel::{Sender, bounded};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::augment::PictureAugment;
+use crate::augment::ImageAugment;
 use crate::decode::{DecodeError, ImageLimits, Rgb224};
 use crate::error::{self, Error};
 use crate::metrics::{Metrics, Stage};
@@ -28,7 +28,7 @@ pub(crate) struct Worker {
     kernel: KernelSettings,
 }
 
-/// How workers decode pictures to pixels of one size.
+/// How workers decode images to pixels of one size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelSettings {
     side: NonZeroU32,
@@ -71,18 +71,18 @@ impl Worker {
         Self { rgb: kernel.rgb224(), kernel }
     }
 
-    /// Decodes a picture into `[3, side, side]`; a panic of a codec is an error like any other.
+    /// Decodes an image into `[3, side, side]`; a panic of a codec is an error like any other.
     pub(crate) fn decode_pixels(
         &mut self,
         payload: &[u8],
-        augment: Option<&PictureAugment>,
+        augment: Option<&ImageAugment>,
         out: &mut [f32],
     ) -> Result<bool, DecodeError> {
         let decode = || self.rgb.decode_augmented_into(payload, augment, out);
         let decoded = catch_unwind(AssertUnwindSafe(decode));
         decoded.unwrap_or_else(|_| {
             *self = Self::new(self.kernel);
-            Err(DecodeError::codec("picture", "the decoder panicked"))
+            Err(DecodeError::codec("image", "the decoder panicked"))
         })
     }
 }

@@ -16,7 +16,7 @@ pub struct RawField {
     pub bytes: u64,
     /// The payload; `None` when it was over the limit and passed over.
     pub payload: Option<Bytes>,
-    /// Size of a picture that was left unread, because its size is all that is asked for.
+    /// Size of an image that was left unread, because its size is all that is asked for.
     pub size: Option<ImageSize>,
 }
 

@@ -1,4 +1,4 @@
-//! Which samples of an index belong to a data set: all, whole shards, or a list.
+//! Which samples of an index belong to a dataset: all, whole shards, or a list.
 
 use std::ops::Range;
 

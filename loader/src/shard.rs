@@ -1,23 +1,23 @@
-//! Names of shards: lists, brace patterns, folders and environment variables.
+//! Names of shards: lists, brace patterns, directories and environment variables.
 //!
 //! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
-//! from the environment, a folder stands for the shards inside it, a shard list of wids (`NAME.json`) for those
+//! from the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
 //! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`, `gs://`,
-//! `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a folder there ends with `/`.
+//! `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory there ends with `/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::index::foreign::wids::listed_shards;
-use crate::store::{RemoteObject, Stores, is_remote, list_folder, without_query};
+use crate::store::{RemoteObject, Stores, is_remote, list_directory, without_query};
 
 /// Most shards that a pattern may stand for.
 const SHARDS_MAX: usize = 10_000_000;
 /// Rounds of environment substitution, as webdataset allows.
 const SUBSTITUTION_ROUNDS: usize = 10;
-/// File names that a folder contributes.
-const FOLDER_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
+/// File names that a directory contributes.
+const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
 
 /// Where the bytes of a shard come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum ShardSource {
     Remote(RemoteObject),
 }
 
-/// A shard of a data set.
+/// A shard of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
     /// The name as given, after expansion.
@@ -106,11 +106,11 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
 
 /// Expands patterns to shards, in order; remote ones are reached through `stores`.
 ///
-/// Blocks while the folder of a bucket is listed; nothing else asks a store.
+/// Blocks while the directory of a bucket is listed; nothing else asks a store.
 ///
 /// # Errors
 /// [`Error::ShardList`] if a pattern is malformed, names an unset variable, an unsupported scheme, or a
-/// folder without shards; or if nothing is named at all. [`Error::Read`] if a folder cannot be listed,
+/// directory without shards; or if nothing is named at all. [`Error::Read`] if a directory cannot be listed,
 /// [`Error::Index`] if a JSON file is no shard list.
 pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], stores: &Stores) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
@@ -178,8 +178,8 @@ fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result
         return Err(invalid(&name, "a shard name is empty"));
     }
     let shard = Shard::new(name, stores)?;
-    if let Some(folder) = shard.remote().filter(|object| object.is_folder()) {
-        for url in remote_shards_in(folder, &shard)? {
+    if let Some(directory) = shard.remote().filter(|object| object.is_directory()) {
+        for url in remote_shards_in(directory, &shard)? {
             shards.push(Shard::new(url, stores)?);
         }
         return Ok(());
@@ -187,7 +187,7 @@ fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result
     let looks_like_pattern = shard.path().is_some() && shard.url.contains(['*', '?', '{', '}']);
     if looks_like_pattern && shard.path().is_some_and(|path| !path.exists()) {
         let reason =
-            "no such file; patterns are `{000..019}` and `{a,b}`, and a folder stands for its shards";
+            "no such file; patterns are `{000..019}` and `{a,b}`, and a directory stands for its shards";
         return Err(invalid(&shard.url, reason));
     }
     if let Some(list) = shard.path().filter(|path| is_shard_list(path)) {
@@ -197,8 +197,8 @@ fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result
         return Ok(());
     }
     match shard.path().filter(|path| path.is_dir()) {
-        Some(folder) => {
-            for path in shards_in(folder)? {
+        Some(directory) => {
+            for path in shards_in(directory)? {
                 shards.push(Shard::new(path, stores)?);
             }
         }
@@ -212,8 +212,8 @@ fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
 
-fn remote_shards_in(folder: &RemoteObject, shard: &Shard) -> Result<Vec<String>> {
-    let urls = list_folder(folder)
+fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<String>> {
+    let urls = list_directory(directory)
         .map_err(|source| Error::Read { shard: shard.url.to_string(), source })?
         .into_iter()
         .filter(|url| is_shard_name(url))
@@ -226,14 +226,14 @@ fn remote_shards_in(folder: &RemoteObject, shard: &Shard) -> Result<Vec<String>>
 
 fn is_shard_name(name: &str) -> bool {
     let name = name.to_lowercase();
-    FOLDER_ENDINGS.iter().any(|ending| name.ends_with(ending))
+    DIRECTORY_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
-fn shards_in(folder: &Path) -> Result<Vec<String>> {
-    let shown = folder.display().to_string();
+fn shards_in(directory: &Path) -> Result<Vec<String>> {
+    let shown = directory.display().to_string();
     let read_error = |source| Error::Read { shard: shown.clone(), source };
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(read_error)? {
+    for entry in std::fs::read_dir(directory).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path();
         if is_shard_name(&path.to_string_lossy()) {
             let shown = path.display().to_string();
@@ -244,7 +244,7 @@ fn shards_in(folder: &Path) -> Result<Vec<String>> {
     paths.sort_unstable();
     if paths.is_empty() {
         let reason =
-            "the folder holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of a folder";
+            "the directory holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of a directory";
         return Err(invalid(&shown, reason));
     }
     Ok(paths)

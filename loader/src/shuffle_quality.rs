@@ -5,11 +5,11 @@
 //! - *displacement*: mean distance of a position from its sample, over the `n / 3` of a uniform permutation;
 //! - *shards in a batch*: shards that a batch draws from, less the one that it must, over what a uniform draw
 //!   without replacement takes from, less one;
-//! - *separation*: share of neighbours in the order that are no neighbours in the index.
+//! - *separation*: share of neighbors in the order that are no neighbors in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::data_set::DataSet;
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::order::Shuffle;
 
@@ -33,24 +33,24 @@ pub struct ShuffleQuality {
     pub batch_shards_uniform: f64,
     /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw has one shard too.
     pub shard_spread: f64,
-    /// Share of neighbours in the order that are neighbours in the index; `2 / n` of a uniform permutation.
-    pub index_neighbours: f64,
+    /// Share of neighbors in the order that are neighbors in the index; `2 / n` of a uniform permutation.
+    pub index_neighbors: f64,
 }
 
 impl ShuffleQuality {
-    /// Measures an epoch of a data set, alone, in batches of `batch` samples.
+    /// Measures an epoch of a dataset, alone, in batches of `batch` samples.
     ///
     /// # Errors
-    /// [`Error::Config`] if `batch` is zero, or if the shuffle does not fit the data set.
-    pub fn of(data_set: &DataSet, shuffle: Shuffle, seed: u64, epoch: u64, batch: u64) -> Result<Self> {
+    /// [`Error::Config`] if `batch` is zero, or if the shuffle does not fit the dataset.
+    pub fn of(dataset: &Dataset, shuffle: Shuffle, seed: u64, epoch: u64, batch: u64) -> Result<Self> {
         if batch == 0 {
             return Err(Error::Config { setting: "batch", reason: "must be at least 1".into() });
         }
-        let order = data_set.order(shuffle, seed, 0)?.epoch(epoch);
-        let shard_ends: Vec<u64> = (0..data_set.index().shards().len())
-            .map(|shard| data_set.places_below(data_set.index().shard_samples(shard).end))
+        let order = dataset.order(shuffle, seed, 0)?.epoch(epoch);
+        let shard_ends: Vec<u64> = (0..dataset.index().shards().len())
+            .map(|shard| dataset.places_below(dataset.index().shard_samples(shard).end))
             .collect();
-        Ok(Self::measure(|position| data_set.places_below(order.sample_at(position)), &shard_ends, batch))
+        Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
     /// Measures an order: `place_at(position)` is the place in the index, both below the last of `shard_ends`, which are
@@ -65,7 +65,7 @@ impl ShuffleQuality {
         let batch = batch.min(samples);
         let batches = samples / batch;
         let stride = (batches * batch).div_ceil(POSITIONS_MAX).max(1);
-        let (mut positions, mut distance, mut shards, mut pairs, mut neighbours) =
+        let (mut positions, mut distance, mut shards, mut pairs, mut neighbors) =
             (0u64, 0u128, 0u64, 0u64, 0u64);
         let measured = (0..batches).step_by(stride as usize);
         let counted = batches.div_ceil(stride) as f64;
@@ -78,7 +78,7 @@ impl ShuffleQuality {
                 distance += u128::from(place.abs_diff(position));
                 seen.insert(shard_ends.partition_point(|&end| end <= place));
                 pairs += u64::from(previous.is_some());
-                neighbours += u64::from(previous.is_some_and(|previous| previous.abs_diff(place) == 1));
+                neighbors += u64::from(previous.is_some_and(|previous| previous.abs_diff(place) == 1));
                 previous = Some(place);
             }
             shards += seen.len() as u64;
@@ -94,7 +94,7 @@ impl ShuffleQuality {
             batch_shards,
             batch_shards_uniform,
             shard_spread: if is_spread { (batch_shards - 1.0) / (batch_shards_uniform - 1.0) } else { 1.0 },
-            index_neighbours: neighbours as f64 / pairs.max(1) as f64,
+            index_neighbors: neighbors as f64 / pairs.max(1) as f64,
         }
     }
 }
@@ -143,26 +143,26 @@ mod tests {
 
     #[test]
     fn the_global_shuffle_is_as_good_as_a_uniform_permutation() {
-        let ShuffleQuality { displacement, shard_spread, index_neighbours, .. } = quality(Shuffle::Global);
+        let ShuffleQuality { displacement, shard_spread, index_neighbors, .. } = quality(Shuffle::Global);
         assert!((displacement - 1.0).abs() < 0.02, "{displacement}");
         assert!((shard_spread - 1.0).abs() < 0.02, "{shard_spread}");
-        assert!(index_neighbours < 0.001, "{index_neighbours}");
+        assert!(index_neighbors < 0.001, "{index_neighbors}");
     }
 
     #[test]
     fn windows_of_blocks_displace_as_far_and_keep_a_stated_spread() {
         let quality = quality(Shuffle::Blocks { block_samples: 100, open_blocks: 32 });
-        let ShuffleQuality { displacement, batch_shards, shard_spread, index_neighbours, .. } = quality;
+        let ShuffleQuality { displacement, batch_shards, shard_spread, index_neighbors, .. } = quality;
         assert!((displacement - 1.0).abs() < 0.1, "{displacement}");
         // 32 of 640 blocks, from about 25 of the 64 shards, are open: a batch of 32 meets about 17 of the 25.
         assert!(shard_spread > 0.6 && shard_spread < 0.9 && batch_shards <= 32.0, "{quality:?}");
-        assert!(index_neighbours < 0.002, "{index_neighbours}");
+        assert!(index_neighbors < 0.002, "{index_neighbors}");
     }
 
     #[test]
     fn the_order_of_the_index_is_no_shuffle() {
         let quality = quality(Shuffle::None);
-        assert!(quality.displacement == 0.0 && quality.index_neighbours > 0.999, "{quality:?}");
+        assert!(quality.displacement == 0.0 && quality.index_neighbors > 0.999, "{quality:?}");
         assert!(quality.shard_spread < 0.01, "{quality:?}");
     }
 

@@ -1,6 +1,6 @@
-//! Named splits of a data set: `train`, `val` and what else its owner says.
+//! Named splits of a dataset: `train`, `val` and what else its owner says.
 //!
-//! They are stated in a JSON file, `splits.json` in the shards' folder or one that the user names. A split takes
+//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split takes
 //! the samples that meet everything it says:
 //!
 //! ```json
@@ -17,7 +17,7 @@
 //! added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in units of
 //! one billionth. A keys file has one key a line and lies beside the splits file.
 //!
-//! Where there is no `splits.json`, the `split.yaml` of a data set that Energon prepared is read: its splits are lists of
+//! Where there is no `splits.json`, the `split.yaml` of a dataset that Energon prepared is read: its splits are lists of
 //! shards, less those and the single samples that it excludes.
 
 mod energon;
@@ -35,12 +35,12 @@ use crate::selection::Selection;
 use crate::shard::{Shard, expand_name};
 use crate::skip::Skipped;
 
-/// Name of the splits file in the shards' folder.
+/// Name of the splits file in the shards' directory.
 pub const FILE_NAME: &str = "splits.json";
 /// Units of a whole: what a fraction's boundaries are rounded to.
 const UNITS: u64 = 1_000_000_000;
 
-/// The splits that a data set states.
+/// The splits that a dataset states.
 #[derive(Debug, Clone)]
 pub struct Splits {
     /// The file they come from, for messages.
@@ -72,8 +72,8 @@ struct SplitRule {
 struct Split {
     units: Option<Range<u64>>,
     shards: Option<BTreeSet<String>>,
-    /// Names of shards are paths below this folder; without it they are base names.
-    folder: Option<PathBuf>,
+    /// Names of shards are paths below this directory; without it they are base names.
+    directory: Option<PathBuf>,
     keys: Option<BTreeSet<String>>,
     /// Samples that are left out, by shard and key.
     excluded: BTreeSet<(String, String)>,
@@ -98,19 +98,19 @@ impl Splits {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
     }
 
-    /// Reads `splits.json` in the folder of the first shard; where there is none, the splits of Energon in
-    /// `.nv-meta` there or up to three folders above.
+    /// Reads `splits.json` in the directory of the first shard; where there is none, the splits of Energon in
+    /// `.nv-meta` there or up to three directories above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are in no local folder; those of [`Self::read`]; [`Error::Index`] if Energon's
+    /// [`Error::Config`] if the shards are in no local directory; those of [`Self::read`]; [`Error::Index`] if Energon's
     /// file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
-        let folder = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
-        let folder =
-            folder.ok_or_else(|| invalid("the shards are in no local folder; name the splits file"))?;
-        let own = folder.join(FILE_NAME);
+        let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
+        let directory =
+            directory.ok_or_else(|| invalid("the shards are in no local directory; name the splits file"))?;
+        let own = directory.join(FILE_NAME);
         if !own.exists()
-            && let Some(splits) = energon::find(folder)?
+            && let Some(splits) = energon::find(directory)?
         {
             return Ok(splits);
         }
@@ -126,7 +126,7 @@ impl Splits {
         Self::from_document(document, "splits", None)
     }
 
-    fn from_document(document: &str, origin: &str, folder: Option<&Path>) -> Result<Self> {
+    fn from_document(document: &str, origin: &str, directory: Option<&Path>) -> Result<Self> {
         let file: SplitsFile =
             serde_json::from_str(document).map_err(|error| invalid(format!("`{origin}`: {error}")))?;
         let checked = file.splits.into_iter().map(|(name, rule)| {
@@ -134,7 +134,7 @@ impl Splits {
                 Error::Config { reason, .. } => invalid(format!("`{origin}`: split `{name}`: {reason}")),
                 other => other,
             };
-            let split = Split::new(rule, folder).map_err(named)?;
+            let split = Split::new(rule, directory).map_err(named)?;
             Ok((name, split))
         });
         let overlap_hint = "say `\"may_overlap\": true` in one of them if that is meant";
@@ -187,12 +187,12 @@ impl Splits {
 }
 
 impl Split {
-    fn new(rule: SplitRule, folder: Option<&Path>) -> Result<Self> {
+    fn new(rule: SplitRule, directory: Option<&Path>) -> Result<Self> {
         let SplitRule { fraction, shards, keys, keys_file, may_overlap } = rule;
         let mut all_keys: Option<BTreeSet<String>> = keys.map(|keys| keys.into_iter().collect());
         if let Some(file) = keys_file {
-            let folder = folder.ok_or_else(|| invalid("a keys file needs a splits file beside it"))?;
-            let text = read_text(&folder.join(file))?;
+            let directory = directory.ok_or_else(|| invalid("a keys file needs a splits file beside it"))?;
+            let text = read_text(&directory.join(file))?;
             all_keys.get_or_insert_default().extend(text.lines().map(str::to_owned));
         }
         if fraction.is_none() && shards.is_none() && all_keys.is_none() {
@@ -208,11 +208,11 @@ impl Split {
 
     /// What the split calls a shard.
     fn name_of<'a>(&self, shard: &'a Shard) -> Cow<'a, str> {
-        let below = |folder: &PathBuf| {
+        let below = |directory: &PathBuf| {
             let path = std::path::absolute(shard.path()?).ok()?;
-            Some(path.strip_prefix(folder).ok()?.to_str()?.to_owned())
+            Some(path.strip_prefix(directory).ok()?.to_str()?.to_owned())
         };
-        self.folder.as_ref().and_then(below).map_or(Cow::Borrowed(shard.base_name()), Cow::Owned)
+        self.directory.as_ref().and_then(below).map_or(Cow::Borrowed(shard.base_name()), Cow::Owned)
     }
 
     fn has_sample(&self, shard: &Shard, key: &str) -> bool {
@@ -256,7 +256,7 @@ impl Split {
         let chosen: Vec<usize> = all.filter(|&shard| names.contains(&*name_of(shard))).collect();
         let found: BTreeSet<Cow<'_, str>> = chosen.iter().map(|&shard| name_of(shard)).collect();
         match names.iter().find(|name| !found.contains(name.as_str())) {
-            Some(missing) => Err(format!("names shard `{missing}`, which the data set does not have")),
+            Some(missing) => Err(format!("names shard `{missing}`, which the dataset does not have")),
             None => Ok(chosen),
         }
     }

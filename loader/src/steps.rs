@@ -1,7 +1,7 @@
 //! Which samples make up step `t`.
 //!
 //! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
-//! epochs of a data set, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends
+//! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends
 //! inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
 
 use std::num::NonZeroU64;
@@ -41,11 +41,11 @@ impl Tail {
 /// A sample of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSample {
-    /// Number of the data set in the mixture; 0 where there is one.
-    pub data_set: usize,
-    /// Epoch of the data set that the sample is drawn from.
+    /// Number of the dataset in the mixture; 0 where there is one.
+    pub dataset: usize,
+    /// Epoch of the dataset that the sample is drawn from.
     pub epoch: u64,
-    /// Number of the sample in the index of its data set.
+    /// Number of the sample in the index of its dataset.
     pub sample: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Counts steps of one data set, without end, from the first sample of `first_epoch`.
+    /// Counts steps of one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
     /// [`crate::Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
@@ -86,7 +86,7 @@ impl Steps {
     }
 
     /// Returns the number of steps that begin in one epoch; under [`Tail::Carry`] the last of them is filled
-    /// from the next epoch. Of a mixture: the steps that as many samples fill as all data sets have.
+    /// from the next epoch. Of a mixture: the steps that as many samples fill as all datasets have.
     #[must_use]
     pub fn per_epoch(&self) -> u64 {
         self.pace.per_epoch()
@@ -105,7 +105,7 @@ impl Steps {
         self.pace.global_batch
     }
 
-    /// Returns the number of samples of an epoch; of a mixture, of all its data sets.
+    /// Returns the number of samples of an epoch; of a mixture, of all its datasets.
     #[must_use]
     pub fn epoch_samples(&self) -> u64 {
         self.pace.samples()
@@ -120,12 +120,12 @@ impl Steps {
         let positions = self.pace.positions(step)?;
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
         let sample = |draw: crate::mix::Draw| {
-            let order = &self.orders[draw.data_set];
+            let order = &self.orders[draw.dataset];
             let (epoch, offset) = (draw.number / order.samples(), draw.number % order.samples());
-            let held = at_work[draw.data_set].take().filter(|(held, _)| *held == epoch);
+            let held = at_work[draw.dataset].take().filter(|(held, _)| *held == epoch);
             let (_, laid_out) =
-                at_work[draw.data_set].insert(held.unwrap_or_else(|| (epoch, order.epoch(epoch))));
-            StepSample { data_set: draw.data_set, epoch, sample: laid_out.sample_at(offset) }
+                at_work[draw.dataset].insert(held.unwrap_or_else(|| (epoch, order.epoch(epoch))));
+            StepSample { dataset: draw.dataset, epoch, sample: laid_out.sample_at(offset) }
         };
         Ok(self.pace.layout.draws(positions).into_iter().map(sample).collect())
     }

@@ -2,7 +2,7 @@
 
     DFLOP=target/release/dflop python3 tests/python/model_runs.py      # needs transformers, torch, safetensors, pillow
 
-Makes samples with pictures, several pictures, clips and text alone, and has every family's batches written twice:
+Makes samples with images, several images, clips and text alone, and has every family's batches written twice:
 packed into one row and padded. Packed and padded logits of every sample must agree, and so must the losses: then
 position ids, boundaries, placeholders, pixels and mel values stand where the model looks for them.
 """

@@ -165,7 +165,7 @@ def llava_onevision(generator):
         image_grid_pinpoints=[[12, 12], [12, 24], [24, 12], [24, 24]],
     )
     model = transformers.LlavaOnevisionForConditionalGeneration(config)
-    # Height and width of pictures by sample: unpadded, with newlines, one shrunk, one not; and a sample without any.
+    # Height and width of images by sample: unpadded, with newlines, one shrunk, one not; and a sample without any.
     samples, pixels, sizes = [], [], []
     for pictures in ([(10, 21)], [], [(24, 20), (13, 9)]):
         tiles = [transformers.models.llava_onevision.modeling_llava_onevision.image_size_to_num_patches(
@@ -214,7 +214,7 @@ def internvl(generator):
 
 
 def qwen_vl(generator, name, model, patch_inputs):
-    """Pictures and a video of native resolution; grids are layers, rows and columns of patches."""
+    """Images and a video of native resolution; grids are layers, rows and columns of patches."""
     samples, patches, grids = [], [], []
     for media in ([(IMAGE, (1, 6, 4))], [], [(VIDEO, (2, 4, 6)), (IMAGE, (1, 10, 8))]):
         runs = [(token, grid[0] * grid[1] * grid[2] // 4) for token, grid in media]

@@ -2,12 +2,12 @@
 
     python3 tests/record/model_inputs.py            # needs transformers, torch, torchvision, jinja2
 
-writes `tests/golden/model_inputs/`: one `cases.json` for all families, and a folder for each of two small
-tokenizers. A tokenizer is trained only if its folder is missing, from `--corpus FILE…` (any English text); then all
+writes `tests/golden/model_inputs/`: one `cases.json` for all families, and a directory for each of two small
+tokenizers. A tokenizer is trained only if its directory is missing, from `--corpus FILE…` (any English text); then all
 cases must be recorded again, which this script does anyway. Nothing is fetched from a hub: processors are put
 together from their classes with their published settings.
 
-A case holds the sample as a shard would have it (`json` or `txt`, sizes of pictures, frames of clips), the family and
+A case holds the sample as a shard would have it (`json` or `txt`, sizes of images, frames of clips), the family and
 the truth: `input_ids` and `labels` with runs of equal values as `[value, count]`, and the integers that go with media.
 Labels are the assistant masks that `transformers` itself makes of a template with `{% generation %}` around what the
 assistant says and the token that ends its turn.
@@ -169,7 +169,7 @@ def picture(size):
 
 
 def parts(*items):
-    """Content parts: `I` a picture, `A` a clip, anything else words."""
+    """Content parts: `I` an image, `A` a clip, anything else words."""
     kinds = {"I": {"type": "image"}, "A": {"type": "audio"}}
     return [kinds.get(item) or {"type": "text", "text": item} for item in items]
 
@@ -191,7 +191,7 @@ def llava(*values):
 QUESTION, ANSWER = "What is shown here?", "A red kite over the sea, and 12 boats below it."
 UNUSUAL = "  Zwei Wörter – 日本語, émoji 🪁🪁!\n\n\tdef f(x):\n        return x ** 2  # 1234567 "
 
-# What is said: the field of the sample, the messages that mean the same, pictures and clips.
+# What is said: the field of the sample, the messages that mean the same, images and clips.
 SAID = [
     (llava(f"<image>\n{QUESTION}", ANSWER), turns(["I", QUESTION], [ANSWER]), 1),
     (llava(f"{QUESTION}\n<image>", ANSWER, "And the sky?", "Blue."), turns([QUESTION, "I"], [ANSWER], ["And the sky?"], ["Blue."]), 1),
@@ -212,7 +212,7 @@ FRAMES = [16000, 6401, 480000, 99999]
 
 
 def for_audio(value):
-    """The same with clips for pictures."""
+    """The same with clips for images."""
     text = json.dumps(value).replace("<image>", "<audio>").replace('"type": "image"', '"type": "audio"')
     return json.loads(text)
 

@@ -13,7 +13,7 @@ network and no weights, in an environment of its own:
 - Samples of few pixels go through the whole processor, tokenizer included, and their tokens are counted in
   `input_ids`. The others are counted by the function that the processor resizes or tiles by; on the samples that went
   through, that function is compared with what came out, and a difference ends the script.
-- Pictures of 1 or 3 rows are only counted: the processors take their rows for channels and fail.
+- Images of 1 or 3 rows are only counted: the processors take their rows for channels and fail.
 - Clips are silence at 16 kHz; a family `NAME` of audio keeps the first 30 seconds, as its feature extractor does.
 """
 
@@ -95,7 +95,7 @@ def picture(size):
 
 
 class Family:
-    """What a sample of pictures becomes by the processor's own function, and by the whole processor."""
+    """What a sample of images becomes by the processor's own function, and by the whole processor."""
 
     units = [384]
     files = {}
@@ -256,7 +256,7 @@ class Intern(Family):
 
 
 class Square(Family):
-    """CLIP and SigLIP alone: every picture is one square."""
+    """CLIP and SigLIP alone: every image is one square."""
 
     units = [336, 384]
 

@@ -3,7 +3,7 @@
     python3 tests/record/videos.py      # needs transformers==4.57.1, torch, torchvision, jinja2 and pillow<12.2
 
 writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, whose tokenizer it takes. Frames are
-`picture(width, height, seed + frame)` of `processors.py`, `fps` of them a second, which is how long a layer of frames
+`image(width, height, seed + frame)` of `processors.py`, `fps` of them a second, which is how long a layer of frames
 lasts to Qwen2.5-VL. Of pixels, which the video processors make with torch and
 not with Pillow, `samples` are some, spread over the whole. All media of a case stand in its first turn.
 """
@@ -37,7 +37,7 @@ SAMPLES = 64
 PUBLISHED = dict(TEMPLATES)
 QWEN = "<|vision_start|><|{}_pad|><|vision_end|>"
 PARTS = {"I": {"type": "image"}, "V": {"type": "video"}}
-# What stands for a picture and for a video in the text of a family.
+# What stands for an image and for a video in the text of a family.
 PLACES = {
     "qwen2-vl-7b": (QWEN.format("image"), QWEN.format("video")),
     "qwen2.5-vl-7b": (QWEN.format("image"), QWEN.format("video")),

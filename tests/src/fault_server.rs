@@ -1,4 +1,4 @@
-//! An HTTP server that misbehaves on purpose: it serves a folder, or stands in front of another server.
+//! An HTTP server that misbehaves on purpose: it serves a directory, or stands in front of another server.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,7 +42,7 @@ pub enum Fault {
 
 /// How the server behaves.
 #[derive(Debug, Clone, Default)]
-pub struct Behaviour {
+pub struct Behavior {
     /// Wait before every response.
     pub latency: Duration,
     /// Share of the requests that suffer, in percent.
@@ -55,7 +55,7 @@ pub struct Behaviour {
     pub spared: u64,
 }
 
-impl Behaviour {
+impl Behavior {
     /// One fault at a rate.
     #[must_use]
     pub fn faulty(percent: u64, fault: Fault) -> Self {
@@ -104,14 +104,14 @@ impl Counts {
 
 #[derive(Debug)]
 enum Backend {
-    Folder(PathBuf),
+    Directory(PathBuf),
     Upstream(SocketAddr),
 }
 
 #[derive(Debug)]
 struct Shared {
     backend: Backend,
-    behaviour: Mutex<Behaviour>,
+    behavior: Mutex<Behavior>,
     counts: Counts,
 }
 
@@ -124,13 +124,13 @@ pub struct FaultServer {
 }
 
 impl FaultServer {
-    /// Serves the files of a folder, with ranges and entity tags.
+    /// Serves the files of a directory, with ranges and entity tags.
     ///
     /// # Panics
     /// If no port can be had.
     #[must_use]
-    pub fn of_folder(folder: &Path, behaviour: Behaviour) -> Self {
-        Self::start(Backend::Folder(folder.to_owned()), behaviour, 0)
+    pub fn of_directory(directory: &Path, behavior: Behavior) -> Self {
+        Self::start(Backend::Directory(directory.to_owned()), behavior, 0)
     }
 
     /// Stands in front of another server; port 0 takes any.
@@ -138,13 +138,13 @@ impl FaultServer {
     /// # Panics
     /// If the port cannot be had.
     #[must_use]
-    pub fn in_front_of(upstream: SocketAddr, behaviour: Behaviour, port: u16) -> Self {
-        Self::start(Backend::Upstream(upstream), behaviour, port)
+    pub fn in_front_of(upstream: SocketAddr, behavior: Behavior, port: u16) -> Self {
+        Self::start(Backend::Upstream(upstream), behavior, port)
     }
 
-    fn start(backend: Backend, behaviour: Behaviour, port: u16) -> Self {
+    fn start(backend: Backend, behavior: Behavior, port: u16) -> Self {
         let shared =
-            Arc::new(Shared { backend, behaviour: Mutex::new(behaviour), counts: Counts::default() });
+            Arc::new(Shared { backend, behavior: Mutex::new(behavior), counts: Counts::default() });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", port))).expect("a port is free");
@@ -168,12 +168,12 @@ impl FaultServer {
         format!("http://{}/{name}", self.address)
     }
 
-    /// Changes the behaviour from the next request on.
+    /// Changes the behavior from the next request on.
     ///
     /// # Panics
     /// Never.
-    pub fn behave(&self, behaviour: Behaviour) {
-        *self.shared.behaviour.lock().expect("no holder panics") = behaviour;
+    pub fn behave(&self, behavior: Behavior) {
+        *self.shared.behavior.lock().expect("no holder panics") = behavior;
     }
 
     /// Returns what was counted so far.
@@ -312,21 +312,21 @@ async fn answer(stream: &mut BufReader<TcpStream>, request: &Request, shared: &S
 /// Decides what happens to a request, by its number alone.
 fn choose(request: &Request, shared: &Shared) -> (Duration, Option<Fault>) {
     let number = shared.counts.requests.fetch_add(1, Ordering::Relaxed);
-    let behaviour = shared.behaviour.lock().expect("no holder panics");
-    let is_meant = request.target.contains(&behaviour.only) && !request.target.contains("moved=1");
+    let behavior = shared.behavior.lock().expect("no holder panics");
+    let is_meant = request.target.contains(&behavior.only) && !request.target.contains("moved=1");
     let hash = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let is_faulty = (hash >> 33) % 100 < behaviour.faulty_percent && number >= behaviour.spared;
-    if !is_meant || !is_faulty || behaviour.faults.is_empty() {
-        return (behaviour.latency, None);
+    let is_faulty = (hash >> 33) % 100 < behavior.faulty_percent && number >= behavior.spared;
+    if !is_meant || !is_faulty || behavior.faults.is_empty() {
+        return (behavior.latency, None);
     }
-    let fault = behaviour.faults[(hash >> 17) as usize % behaviour.faults.len()];
+    let fault = behavior.faults[(hash >> 17) as usize % behavior.faults.len()];
     let fits = match fault {
         Fault::RangeIgnored => request.is_get() && request.header("range").is_some(),
         Fault::Reset | Fault::Truncated | Fault::Slow => request.is_get(),
         Fault::Redirect => request.is_get() || request.method == "HEAD",
         _ => true,
     };
-    (behaviour.latency, fits.then_some(fault))
+    (behavior.latency, fits.then_some(fault))
 }
 
 fn refusal(status: u16, retry_after: Option<u64>) -> Response {
@@ -340,16 +340,16 @@ fn refusal(status: u16, retry_after: Option<u64>) -> Response {
 
 async fn respond(request: &Request, backend: &Backend, has_ranges: bool) -> io::Result<Response> {
     match backend {
-        Backend::Folder(folder) => Ok(of_file(request, folder, has_ranges)),
+        Backend::Directory(directory) => Ok(of_file(request, directory, has_ranges)),
         Backend::Upstream(address) => forward(request, *address, has_ranges).await,
     }
 }
 
-fn of_file(request: &Request, folder: &Path, has_ranges: bool) -> Response {
+fn of_file(request: &Request, directory: &Path, has_ranges: bool) -> Response {
     if !request.is_get() && request.method != "HEAD" {
         return Response::status(405);
     }
-    let path = folder.join(request.path());
+    let path = directory.join(request.path());
     let Ok(metadata) = path.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?))) else {
         return Response::status(404);
     };

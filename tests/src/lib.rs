@@ -1,6 +1,6 @@
 //! Fixtures shared by the end-to-end tests: small shards and media, made on the spot.
 
-pub mod data_set;
+pub mod dataset;
 pub mod fault_server;
 pub mod media;
 pub mod mixed;
@@ -35,7 +35,7 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("a runtime starts").block_on(future)
 }
 
-/// The folder of real media beside the checkout, where there is one: `DFLOP_SHARED`, or `../shared`.
+/// The directory of real media beside the checkout, where there is one: `DFLOP_SHARED`, or `../shared`.
 #[must_use]
 pub fn shared_data() -> Option<std::path::PathBuf> {
     let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared");

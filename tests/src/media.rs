@@ -10,7 +10,7 @@ use image::{ImageFormat, Rgb, RgbImage};
 /// If a side is zero.
 #[must_use]
 pub fn jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
-    picture(width, height, seed, ImageFormat::Jpeg)
+    image(width, height, seed, ImageFormat::Jpeg)
 }
 
 /// A JPEG of this size that does not compress well: the gradient under noise.
@@ -24,8 +24,8 @@ pub fn noisy_jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
         ((mixed ^ (mixed >> 13)).wrapping_mul(0xC2B2_AE35) >> 26) as u8
     };
     let pixel = |x: u32, y: u32| {
-        let grey = noise(x, y);
-        Rgb([(x * 190 / width) as u8 + grey, (y * 190 / height) as u8 + grey, (seed * 37 % 190) as u8 + grey])
+        let gray = noise(x, y);
+        Rgb([(x * 190 / width) as u8 + gray, (y * 190 / height) as u8 + gray, (seed * 37 % 190) as u8 + gray])
     };
     let mut bytes = Cursor::new(Vec::new());
     RgbImage::from_fn(width, height, pixel)
@@ -40,10 +40,10 @@ pub fn noisy_jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
 /// If a side is zero.
 #[must_use]
 pub fn png(width: u32, height: u32, seed: u32) -> Vec<u8> {
-    picture(width, height, seed, ImageFormat::Png)
+    image(width, height, seed, ImageFormat::Png)
 }
 
-fn picture(width: u32, height: u32, seed: u32, format: ImageFormat) -> Vec<u8> {
+fn image(width: u32, height: u32, seed: u32, format: ImageFormat) -> Vec<u8> {
     let pixel =
         |x: u32, y: u32| Rgb([(x * 255 / width) as u8, (y * 255 / height) as u8, (seed * 37 % 256) as u8]);
     let mut bytes = Cursor::new(Vec::new());

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::data_set::{Stored, store};
+use crate::dataset::{Stored, store};
 use crate::tar::TarBytes;
 
 /// Texts of different lengths; one of seven is no UTF-8, which decoding finds, and one of eleven has a field
 /// twice, which reading finds.
 #[derive(Debug)]
 pub struct MixedTexts {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     /// Samples in each shard.
     pub counts: Vec<usize>,
 }
@@ -18,13 +18,13 @@ impl MixedTexts {
     /// Writes a shard for each count.
     ///
     /// # Panics
-    /// If the temporary folder cannot be written.
+    /// If the temporary directory cannot be written.
     #[must_use]
     pub fn new(counts: &[usize], stored: Stored) -> Self {
-        let texts = Self { folder: tempfile::tempdir().expect("a folder"), counts: counts.to_vec() };
+        let texts = Self { directory: tempfile::tempdir().expect("a directory"), counts: counts.to_vec() };
         for shard in 0..counts.len() {
             let bytes = store(&texts.archive(shard, 0), stored);
-            std::fs::write(texts.shard(shard), bytes).expect("the folder can be written");
+            std::fs::write(texts.shard(shard), bytes).expect("the directory can be written");
         }
         texts
     }
@@ -37,25 +37,25 @@ impl MixedTexts {
         numbers.fold(TarBytes::new(), append).finish()
     }
 
-    /// Returns the folder.
+    /// Returns the directory.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Returns the path of a shard.
     #[must_use]
     pub fn shard(&self, number: usize) -> PathBuf {
-        self.folder().join(format!("shard-{number:03}.tar"))
+        self.directory().join(format!("shard-{number:03}.tar"))
     }
 
-    /// Returns the folder as a pattern.
+    /// Returns the directory as a pattern.
     ///
     /// # Panics
-    /// If the folder's name is not UTF-8.
+    /// If the directory's name is not UTF-8.
     #[must_use]
     pub fn pattern(&self) -> String {
-        self.folder().to_str().expect("temporary folders are UTF-8").to_owned()
+        self.directory().to_str().expect("temporary directories are UTF-8").to_owned()
     }
 
     /// Returns shards that are commands, which cannot be read again.

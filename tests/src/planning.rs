@@ -1,4 +1,4 @@
-//! Planners over a small data set.
+//! Planners over a small dataset.
 
 use std::sync::Arc;
 

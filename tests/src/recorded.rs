@@ -24,7 +24,7 @@ pub const fn mix(mut value: u32) -> u32 {
 
 /// Red grows to the right, green downwards, blue is a chessboard of 16 pixels; a quarter of it is noise.
 #[must_use]
-pub fn picture(width: u32, height: u32, seed: u32) -> RgbImage {
+pub fn image(width: u32, height: u32, seed: u32) -> RgbImage {
     let mut pixels = Vec::with_capacity(3 * width as usize * height as usize);
     for y in 0..height {
         for x in 0..width {

@@ -8,7 +8,7 @@ use crate::instance::Instance;
 
 /// Parts of a combination: two modules take a quarter and three, a half each, three quarters and one.
 const PARTS: u64 = 4;
-/// Modules whose combinations are all tried; of more, only neighbours are paired.
+/// Modules whose combinations are all tried; of more, only neighbors are paired.
 const MODULES_MAX: usize = 8;
 
 /// Returns the largest pigeonhole bound above `known`, or 0 if none is.

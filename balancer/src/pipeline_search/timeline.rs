@@ -57,7 +57,7 @@ pub(crate) struct Timeline {
     places: Vec<(usize, usize)>,
     /// Index of every microbatch's first and last pass.
     spans: Vec<(usize, usize)>,
-    /// The window of everything, then those of single microbatches, of neighbours, and so on; made when
+    /// The window of everything, then those of single microbatches, of neighbors, and so on; made when
     /// they are asked for.
     windows: Vec<Window>,
     /// Index of every pass in the window under construction, counted like [`Step::before`].

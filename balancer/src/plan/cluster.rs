@@ -82,7 +82,7 @@ impl Link {
 }
 
 impl Links {
-    /// Returns the link between neighbours that are this many GPUs apart: a whole divisor of a node stays inside.
+    /// Returns the link between neighbors that are this many GPUs apart: a whole divisor of a node stays inside.
     #[must_use]
     pub fn spanning(&self, gpus: u32, gpus_per_node: u32) -> &Link {
         if gpus_per_node.is_multiple_of(gpus.max(1)) { &self.nvlink } else { &self.infiniband }

@@ -57,7 +57,7 @@ pub struct Explanation {
 const BATCHES: usize = 12;
 
 impl Space<'_> {
-    /// Explains the first of the finalists; there is at least one.
+    /// Explains the first of the finalizts; there is at least one.
     pub(super) fn explain(&self, finals: &[Scored]) -> Explanation {
         let best = &finals[0];
         let bottleneck = self.bottleneck(best);

@@ -1,8 +1,8 @@
 //! Successive halving: many plans on few batches, few plans on many.
 //!
 //! A plan leaves for good where its bound is not below the best score, and by rank where too many are left: which plan
-//! is best on the first batches is a sample of which is best on all. Around the best, neighbours are tried that the
-//! estimate may have misjudged. The finalists are scored on every batch, with the better balancing.
+//! is best on the first batches is a sample of which is best on all. Around the best, neighbors are tried that the
+//! estimate may have misjudged. The finalizts are scored on every batch, with the better balancing.
 //!
 //! # Source
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
@@ -23,11 +23,11 @@ pub(super) struct Scored {
 /// Batches of each round, and how many plans go into the next one.
 const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
 
-/// Batches of the first round with the better balancing, and how many plans are finalists.
+/// Batches of the first round with the better balancing, and how many plans are finalizts.
 const FINAL_ROUND: (usize, usize) = (12, 2);
 
-/// Plans around which neighbours are tried, and how often.
-const CENTRES: usize = 4;
+/// Plans around which neighbors are tried, and how often.
+const CENTERS: usize = 4;
 const WALKS: usize = 5;
 
 pub(super) struct Halving<'a> {
@@ -35,7 +35,7 @@ pub(super) struct Halving<'a> {
     timeline: Timeline,
     /// Plans that were simulated at least once, with their quick scores on the first batches; `None` if they do not fit.
     seen: BTreeMap<Candidate, Option<Score>>,
-    /// Scores of finalists with the better balancing.
+    /// Scores of finalizts with the better balancing.
     improved: BTreeMap<Candidate, Score>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Halving<'a> {
         self.seen.len() as u64
     }
 
-    /// Adds the finalists, the best first; none if no plan fits. Returns whether most of the plans fit.
+    /// Adds the finalizts, the best first; none if no plan fits. Returns whether most of the plans fit.
     pub(super) fn run(&mut self, candidates: Vec<Candidate>, finals: &mut Vec<Scored>) -> Result<bool> {
         let batches = self.space.load.batches().len();
         let mut left = self.variants(candidates);
@@ -164,13 +164,13 @@ impl<'a> Halving<'a> {
         });
     }
 
-    /// Goes from the best plans to better neighbours, a few times.
+    /// Goes from the best plans to better neighbors, a few times.
     fn walk(&mut self, mut scored: Vec<Scored>, batches: usize) -> Vec<Scored> {
         for _ in 0..WALKS {
             let mut fresh = BTreeSet::new();
-            for centre in scored.iter().take(CENTRES) {
+            for center in scored.iter().take(CENTERS) {
                 let known = |plan: &Candidate| !scored.iter().any(|old| old.candidate == *plan);
-                fresh.extend(self.neighbours(&centre.candidate).into_iter().filter(known));
+                fresh.extend(self.neighbors(&center.candidate).into_iter().filter(known));
             }
             // What cannot be better than the best is not simulated.
             let best_ns = scored.first().map_or(f64::INFINITY, |best| best.score.mean_ns());
@@ -216,7 +216,7 @@ impl<'a> Halving<'a> {
         all.into_iter().collect()
     }
 
-    fn neighbours(&self, plan: &Candidate) -> Vec<Candidate> {
+    fn neighbors(&self, plan: &Candidate) -> Vec<Candidate> {
         let Candidate { family, microbatches } = *plan;
         let step = (microbatches / 8).max(2);
         let counts = [

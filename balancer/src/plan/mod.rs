@@ -1,6 +1,6 @@
 //! The parallelism planner: which degrees, which split of the GPUs and how many microbatches make a step fast.
 //!
-//! [`plan`] takes the costs of two modules ([`ModuleCosts`]: an encoder and an LLM), the samples of the data set and a
+//! [`plan`] takes the costs of two modules ([`ModuleCosts`]: an encoder and an LLM), the samples of the dataset and a
 //! [`Cluster`]. It goes over every plan that node size, heads, layers and the global batch allow, bounds all of them
 //! from mean figures, simulates the promising ones on sampled global batches after balancing, few plans on many
 //! batches, and explains its choice. The same arguments give the same answer on every machine.

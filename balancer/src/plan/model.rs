@@ -164,7 +164,7 @@ fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
             VisionRule::DynamicTiles(rule) => Ok((Module::Vision, u32::from(rule.tile_patches))),
             VisionRule::Fixed(rule) => Ok((Module::Vision, rule.tile_patches)),
             VisionRule::Native(_) => {
-                invalid("sees pictures in their own resolution: plans need tiles of one size")
+                invalid("sees images in their own resolution: plans need tiles of one size")
             }
         },
         (None, Some(audio)) => Ok((Module::Audio, audio.rule.window_tokens)),

@@ -86,7 +86,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     })
 }
 
-/// Scores a given plan on the batches of a problem, with the balancing of finalists.
+/// Scores a given plan on the batches of a problem, with the balancing of finalizts.
 ///
 /// Memory is reported; batches of a plan that does not fit are balanced as if there were enough.
 ///

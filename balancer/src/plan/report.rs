@@ -64,7 +64,7 @@ pub struct PlanReport {
     pub step_seconds_p95: f64,
     /// What no plan of the space can beat on these batches, whatever the balancing.
     pub lower_bound_seconds: f64,
-    /// Plans that were bounded, each by itself or with its neighbours.
+    /// Plans that were bounded, each by itself or with its neighbors.
     pub plans_bounded: u64,
     /// Plans that were simulated.
     pub plans_simulated: u64,

@@ -36,9 +36,9 @@ impl EncoderShare {
     }
 }
 
-/// Work units of balancing one batch of a finalist.
+/// Work units of balancing one batch of a finalizt.
 const SEARCH_WORK: u64 = 400;
-/// Samples times groups up to which finalists are searched for; its first partition takes time in proportion.
+/// Samples times groups up to which finalizts are searched for; its first partition takes time in proportion.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
 /// What is called far behind, as a factor: plans differ by about a percent more or less from batch to batch.

@@ -132,7 +132,7 @@ impl Cells {
     }
 }
 
-/// The fullest stage over a run of microbatches: as many neighbours as are in flight.
+/// The fullest stage over a run of microbatches: as many neighbors as are in flight.
 fn fullest(shape: &StageShape, stages_to_end: u32, units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
     let mut most = 0.0_f64;

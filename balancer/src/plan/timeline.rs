@@ -82,7 +82,7 @@ impl Timeline {
         (0..stages).map(end).max().unwrap_or(0)
     }
 
-    /// The same with one LLM rank, where every stage has one time for each slot and one neighbour on each side.
+    /// The same with one LLM rank, where every stage has one time for each slot and one neighbor on each side.
     fn chain_ns(&mut self, step: &StepTimes) -> u64 {
         let encoder = step.encoder_stages.iter().map(|row| &step.encoder_ns[*row]);
         let rows: Vec<&[Vec<u64>; 2]> =

@@ -1,7 +1,7 @@
 //! The best partition, proven: branch and bound on an integer program.
 //!
 //! `x[i][j]` says that item `i` is in group `j`; every item is in one group, every group has an item, and no
-//! module of a group is above the lower bound by more than `y`, which is minimised. The search's answer is the
+//! module of a group is above the lower bound by more than `y`, which is minimized. The search's answer is the
 //! first incumbent, and what it leaves above the bound limits `y`. Groups are numbered by their longest item, so
 //! that no partition appears twice by other numbers.
 //!

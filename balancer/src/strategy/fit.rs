@@ -1,7 +1,7 @@
 //! Groups within tight caps, when a single pass finds none.
 //!
 //! The caps alone make a partition problem of their own: its modules are the capped columns. The search
-//! that minimises a makespan solves it, and ends once all caps are met. Times are not looked at.
+//! that minimizes a makespan solves it, and ends once all caps are met. Times are not looked at.
 
 use super::{multi_lpt, search};
 use crate::budget::Budget;

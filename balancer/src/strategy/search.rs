@@ -40,7 +40,7 @@ const EXCESS_STEPS_MIN: u64 = 20_000;
 /// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
 ///
 /// # Source
-/// The neighbourhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
+/// The neighborhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
 /// on several dimensions; restarts as in Lourenço, Martin and Stützle, "Iterated local search", 2003.
 pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: &mut Budget) {
     let mut search = Search::new(problem, budget);

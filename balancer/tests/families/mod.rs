@@ -1,6 +1,6 @@
 //! Families of partition problems, generated: what global batches cost, and what is hard besides.
 //!
-//! The realistic ones follow shapes: texts, pictures of 1 to 10 tiles, several pictures, videos of 8 to 32
+//! The realistic ones follow shapes: texts, images of 1 to 10 tiles, several images, videos of 8 to 32
 //! frames, in stated shares. Encoder times are whole tiles, rounded to nanoseconds; LLM times grow a little
 //! faster than tokens. All numbers come from the seed.
 #![allow(unreachable_pub, reason = "the benches include this file and hand it on")]

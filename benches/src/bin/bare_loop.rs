@@ -1,10 +1,10 @@
-//! The plain loop that a loader is measured against: decode, resize, normalise, and nothing else.
+//! The plain loop that a loader is measured against: decode, resize, normalize, and nothing else.
 //!
 //! All JPEG members of the shards are read into memory first; then one thread calls `zune-jpeg` and
-//! `fast_image_resize` directly on one after the other and writes normalised f32 planes into one buffer, over
+//! `fast_image_resize` directly on one after the other and writes normalized f32 planes into one buffer, over
 //! and over. What a loader costs above this loop is reading, grouping, queues and batches. It shares no code
 //! with the loader but the expansion of shard patterns, does not look at EXIF orientations, and checks nothing
-//! that the decoder does not check. Times are CPU times of the thread, so neighbours disturb them little.
+//! that the decoder does not check. Times are CPU times of the thread, so neighbors disturb them little.
 #![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
 
 use std::error::Error;
@@ -29,12 +29,13 @@ type BoxError = Box<dyn Error + Send + Sync>;
 struct Report {
     codec: &'static str,
     is_scaled: bool,
-    pictures: usize,
+    #[serde(rename = "pictures")]
+    images: usize,
     cpu_seconds: f64,
     cpu_ms_per_picture: f64,
     decode_ms: f64,
     resize_ms: f64,
-    normalise_ms: f64,
+    normalize_ms: f64,
 }
 
 fn main() -> ExitCode {
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if patterns.is_empty() || patterns.iter().any(|pattern| pattern.starts_with('-')) {
-        eprint("usage: bare_loop [--scaled-decode] DATASET...   (folders of shards, shards, or patterns)");
+        eprint("usage: bare_loop [--scaled-decode] DATASET...   (directories of shards, shards, or patterns)");
         return ExitCode::from(2);
     }
     match run(&patterns, is_scaled) {
@@ -65,34 +66,34 @@ fn eprint(message: &str) {
 }
 
 fn run(patterns: &[String], is_scaled: bool) -> Result<(), BoxError> {
-    let mut pictures = Vec::new();
+    let mut images = Vec::new();
     for shard in expand_shards(patterns)? {
         let path = shard.path().ok_or_else(|| format!("`{}` is not a file", shard.url))?;
-        read_pictures(path, &mut pictures).map_err(|error| format!("shard `{}`: {error}", shard.url))?;
+        read_images(path, &mut images).map_err(|error| format!("shard `{}`: {error}", shard.url))?;
     }
-    if pictures.is_empty() {
+    if images.is_empty() {
         return Err("the shards hold no .jpg member".into());
     }
-    let report = measure(&pictures, is_scaled)?;
+    let report = measure(&images, is_scaled)?;
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
 /// Reads all `.jpg` members of an uncompressed shard.
-fn read_pictures(path: &Path, pictures: &mut Vec<Vec<u8>>) -> Result<(), BoxError> {
+fn read_images(path: &Path, images: &mut Vec<Vec<u8>>) -> Result<(), BoxError> {
     let mut archive = tar::Archive::new(File::open(path)?);
     for entry in archive.entries()? {
         let mut entry = entry?;
         if entry.path()?.extension().is_some_and(|extension| extension == "jpg") {
             let mut bytes = Vec::with_capacity(entry.size() as usize);
             entry.read_to_end(&mut bytes)?;
-            pictures.push(bytes);
+            images.push(bytes);
         }
     }
     Ok(())
 }
 
-fn measure(pictures: &[Vec<u8>], is_scaled: bool) -> Result<Report, BoxError> {
+fn measure(images: &[Vec<u8>], is_scaled: bool) -> Result<Report, BoxError> {
     let mut codec = codec::Codec::new(is_scaled)?;
     let mut pixels = Vec::new();
     let mut square = Image::new(SIDE, SIDE, PixelType::U8x3);
@@ -100,31 +101,31 @@ fn measure(pictures: &[Vec<u8>], is_scaled: bool) -> Result<Report, BoxError> {
     let mut resizer = Resizer::new();
     let mut spent_seconds = [0.0; 3];
     let start = thread_cpu_seconds();
-    for bytes in pictures {
+    for bytes in images {
         let begun = thread_cpu_seconds();
         let (width, height) = codec.decode(bytes, &mut pixels)?;
         let decoded = thread_cpu_seconds();
         resize(&mut resizer, &pixels, width, height, &mut square)?;
         let resized = thread_cpu_seconds();
-        normalise(square.buffer(), &mut planes);
+        normalize(square.buffer(), &mut planes);
         std::hint::black_box(&planes);
-        let normalised = thread_cpu_seconds();
+        let normalized = thread_cpu_seconds();
         spent_seconds[0] += decoded - begun;
         spent_seconds[1] += resized - decoded;
-        spent_seconds[2] += normalised - resized;
+        spent_seconds[2] += normalized - resized;
     }
     let cpu_seconds = thread_cpu_seconds() - start;
-    let per_picture_ms = |seconds: f64| seconds * 1e3 / pictures.len() as f64;
-    let [decode_ms, resize_ms, normalise_ms] = spent_seconds.map(per_picture_ms);
+    let per_image_ms = |seconds: f64| seconds * 1e3 / images.len() as f64;
+    let [decode_ms, resize_ms, normalize_ms] = spent_seconds.map(per_image_ms);
     Ok(Report {
         codec: codec::NAME,
         is_scaled,
-        pictures: pictures.len(),
+        images: images.len(),
         cpu_seconds,
-        cpu_ms_per_picture: per_picture_ms(cpu_seconds),
+        cpu_ms_per_picture: per_image_ms(cpu_seconds),
         decode_ms,
         resize_ms,
-        normalise_ms,
+        normalize_ms,
     })
 }
 
@@ -153,7 +154,7 @@ mod codec {
             let options = DecoderOptions::new_fast().jpeg_set_out_colorspace(ColorSpace::RGB);
             let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
             decoder.decode_headers()?;
-            let (width, height) = decoder.dimensions().ok_or("the picture has no size")?;
+            let (width, height) = decoder.dimensions().ok_or("the image has no size")?;
             pixels.resize(3 * width * height, 0);
             decoder.decode_into(pixels)?;
             Ok((u32::try_from(width)?, u32::try_from(height)?))
@@ -199,7 +200,7 @@ mod codec {
     }
 }
 
-/// Scales the part of the picture that a centre crop leaves, so that its shorter side fills the square.
+/// Scales the part of the image that a center crop leaves, so that its shorter side fills the square.
 fn resize(
     resizer: &mut Resizer,
     pixels: &[u8],
@@ -223,7 +224,7 @@ fn resize(
 }
 
 /// Writes red, green and blue planes of `(value / 255 - mean) / deviation`.
-fn normalise(square: &[u8], planes: &mut [f32]) {
+fn normalize(square: &[u8], planes: &mut [f32]) {
     let pixels = square.len() / 3;
     for (channel, plane) in planes.chunks_exact_mut(pixels).enumerate() {
         let scale = 1.0 / (255.0 * DEVIATION[channel]);

@@ -53,10 +53,10 @@ fn eprint(message: &str) {
 }
 
 fn run(samples: u64) -> Result<(), BoxError> {
-    let folder = tempfile::tempdir()?;
-    let shards_folder = folder.path().join("shards");
+    let directory = tempfile::tempdir()?;
+    let shards_directory = directory.path().join("shards");
     let compression = ShardCompression::Zstd { level: 1 };
-    let mut writer = ShardWriter::builder(&shards_folder).compression(compression).build()?;
+    let mut writer = ShardWriter::builder(&shards_directory).compression(compression).build()?;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\x02\0\0\0\x01\x80".to_vec();
     png.extend([8, 2, 0, 0, 0, 0, 0, 0, 0]);
     for sample in 0..samples {
@@ -65,8 +65,8 @@ fn run(samples: u64) -> Result<(), BoxError> {
         writer.write(&format!("{sample:012}"), &fields)?;
     }
     writer.finish()?;
-    let shards = expand_shards(&[shards_folder.display().to_string()])?;
-    let options = IndexOptions { folder: Some(folder.path().join("index")), ..IndexOptions::default() };
+    let shards = expand_shards(&[shards_directory.display().to_string()])?;
+    let options = IndexOptions { directory: Some(directory.path().join("index")), ..IndexOptions::default() };
     let index = Index::open_or_build(shards.clone(), &options)?;
     let bytes = std::fs::metadata(index.path().ok_or("the index is in memory")?)?.len();
     let open = || Index::open_or_build(shards.clone(), &options).map(drop);

@@ -14,7 +14,7 @@ use dflop_loader::model_source::read_profile;
 /// Compare what a measured profile predicts with other measurements: errors by module, part and size.
 #[derive(Debug, Args)]
 pub(crate) struct AccuracyArgs {
-    /// Measured profile that predicts: a CSV file, or a folder of them.
+    /// Measured profile that predicts: a CSV file, or a directory of them.
     #[arg(long, value_name = "DIR_OR_FILE")]
     profile: PathBuf,
     /// Measurements to predict, in the same schema.

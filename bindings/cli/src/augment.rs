@@ -1,4 +1,4 @@
-//! The arguments that change pictures at random.
+//! The arguments that change images at random.
 
 use clap::Args;
 use dflop_loader::augment::{Augment, ColorJitter};
@@ -9,13 +9,13 @@ use crate::output::Failure;
 const CROP_SCALE: std::ops::RangeInclusive<f64> = 0.08..=1.0;
 const CROP_RATIO: std::ops::RangeInclusive<f64> = 0.75..=4.0 / 3.0;
 
-/// Random changes of pictures; without any, they stay as they are.
+/// Random changes of images; without any, they stay as they are.
 #[derive(Debug, Args)]
 pub(crate) struct AugmentArgs {
-    /// Keep a random part of each picture: 8 % to all of its area, width over height 3/4 to 4/3.
+    /// Keep a random part of each image: 8 % to all of its area, width over height 3/4 to 4/3.
     #[arg(long)]
     random_crop: bool,
-    /// Exchange left and right of every other picture, at random.
+    /// Exchange left and right of every other image, at random.
     #[arg(long)]
     flip: bool,
     /// Change brightness, contrast, saturation and hue by up to this much, such as `0.4,0.4,0.4,0.1`.

@@ -20,7 +20,7 @@ pub(crate) struct BalanceArgs {
     /// Instance: JSON with `n`, `m`, `c`, `d` in ns, optionally `tok` and `bytes`; may be gzipped.
     #[arg(long, value_name = "FILE")]
     instance: PathBuf,
-    /// What is minimised.
+    /// What is minimized.
     #[arg(long, value_enum, default_value_t = Objective::Partition)]
     objective: Objective,
     /// Data-parallel ranks; needed by the objectives with a pipeline.

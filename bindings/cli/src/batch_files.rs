@@ -10,14 +10,14 @@ use safetensors::{Dtype, SafeTensorError};
 
 use crate::output::Failure;
 
-/// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in a folder that exists; nothing if there
+/// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in a directory that exists; nothing if there
 /// are no tensors, because no sample is left in it and there is no length to pad to.
 ///
 /// What is no tensor is in the file's metadata, numbers as decimal text: `step, microbatch, sample_keys` (a JSON
 /// list), `tokens, target_tokens, padding_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`.
-pub(crate) fn write(folder: &Path, step: u64, number: usize, of: &Microbatch) -> Result<(), Failure> {
+pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch) -> Result<(), Failure> {
     let Some(inputs) = &of.inputs else { return Ok(()) };
-    let path = folder.join(format!("step-{step:08}-{number:03}.safetensors"));
+    let path = directory.join(format!("step-{step:08}-{number:03}.safetensors"));
     let bytes: Vec<Vec<u8>> = inputs.tensors.iter().map(|tensor| little_endian(&tensor.values)).collect();
     let views: Vec<(&str, TensorView<'_>)> = inputs
         .tensors

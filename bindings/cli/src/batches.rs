@@ -24,7 +24,7 @@ const FIRST_IDS: usize = 16;
 
 /// Prepare samples for a model and print the tensors of every microbatch of a rank.
 ///
-/// Pictures and clips become the tensors of the model's processor. The last line accounts for the samples that were
+/// Images and clips become the tensors of the model's processor. The last line accounts for the samples that were
 /// left out, cut or dropped.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
@@ -32,7 +32,7 @@ pub(crate) struct BatchesArgs {
     data: MixtureArgs,
     #[command(flatten)]
     plan: PlanArgs,
-    /// The model's tokenizer: `tokenizer.json`, or the folder that holds it.
+    /// The model's tokenizer: `tokenizer.json`, or the directory that holds it.
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
     #[command(flatten)]
@@ -54,10 +54,10 @@ pub(crate) struct BatchesArgs {
     /// What is done with a sample of more tokens than `--tokens-max`.
     #[arg(long, value_enum, default_value_t = LongArg::Error)]
     long_sample: LongArg,
-    /// Count the tokens of pictures and clips by the model's token rule, and make no tensors of them.
+    /// Count the tokens of images and clips by the model's token rule, and make no tensors of them.
     #[arg(long)]
     counted_media: bool,
-    /// Write the tensors of every microbatch to this folder too, as `step-TTTTTTTT-MMM.safetensors`.
+    /// Write the tensors of every microbatch to this directory too, as `step-TTTTTTTT-MMM.safetensors`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print one JSON object a line.
@@ -131,16 +131,16 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
         .steps(args.steps)
         .preparer(Arc::new(preparer))
         .build()?;
-    if let Some(folder) = &args.out {
-        std::fs::create_dir_all(folder).map_err(|error| Failure::from(error).in_file(folder))?;
+    if let Some(directory) = &args.out {
+        std::fs::create_dir_all(directory).map_err(|error| Failure::from(error).in_file(directory))?;
     }
     runtime()?.block_on(async {
         let mut steps = loader.stream();
         while let Some(step) = steps.next().await {
             let step = step?;
             for (number, microbatch) in step.microbatches.iter().enumerate() {
-                if let Some(folder) = &args.out {
-                    batch_files::write(folder, step.step, number, microbatch)?;
+                if let Some(directory) = &args.out {
+                    batch_files::write(directory, step.step, number, microbatch)?;
                 }
                 let line = line(step.step, number, microbatch, args.values);
                 if args.json { write_json(out, &line)? } else { print(out, &line)? }

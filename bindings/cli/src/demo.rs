@@ -1,4 +1,4 @@
-//! `dflop demo`: the whole path on a data set that it makes itself.
+//! `dflop demo`: the whole path on a dataset that it makes itself.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use dflop_loader::simulate::simulate_plan;
 use futures::StreamExt;
 use serde::Serialize;
 
-use crate::data_set::index_options;
+use crate::dataset::index_options;
 use crate::demo_data::{DemoData, write_demo_data};
 use crate::output::{Failure, Output, runtime, shown_bytes, write_json};
 use crate::progress::{Bars, bar};
@@ -25,7 +25,7 @@ use crate::report::{RankTimeline, Report, StrategyView, render};
 use crate::simulate::{COMPARED, StrategyReport, compare, print_strategies};
 use crate::train::{Trained, train_demo};
 
-/// Samples of the data set; the global batch divides them.
+/// Samples of the dataset; the global batch divides them.
 const SAMPLES: usize = 512;
 const GLOBAL_BATCH: u64 = 128;
 const DP_SIZE: usize = 4;
@@ -37,13 +37,13 @@ const DEVICE: &str = "h100";
 /// Work units of the search for one step: some tens of milliseconds, hidden behind a step of seconds.
 const WORK: u64 = 200_000;
 
-/// Make a small multimodal data set, index, plan, stream and balance it, and write a report.
+/// Make a small multimodal dataset, index, plan, stream and balance it, and write a report.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Folder of the data set and the report.
+    /// Directory of the dataset and the report.
     #[arg(long, value_name = "DIR", default_value = "dflop-demo")]
     out: PathBuf,
-    /// Seed of the data set and of its order.
+    /// Seed of the dataset and of its order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     /// Print one JSON object.
@@ -80,10 +80,10 @@ struct DemoReport {
 pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let mut nowhere = std::io::sink();
     let out: &mut dyn Write = if args.json { &mut nowhere } else { stdout };
-    let folder = args.out.join("shards");
-    let data = write_demo_data(&folder, SAMPLES, args.seed, &Bars::default());
+    let directory = args.out.join("shards");
+    let data = write_demo_data(&directory, SAMPLES, args.seed, &Bars::default());
     let data =
-        data.map_err(|error| Failure::Failed(format!("could not write `{}`: {error}", folder.display())))?;
+        data.map_err(|error| Failure::Failed(format!("could not write `{}`: {error}", directory.display())))?;
     let DemoData { shards, samples, bytes } = &data;
     writeln!(out, "made      {samples} samples in {} shards, {}", shards.len(), shown_bytes(*bytes))?;
     let planner = planner(&data, args.seed)?;
@@ -218,7 +218,7 @@ fn write_report(
             "Data-blind deals the global order round robin over ranks and microbatches. Both cuts hold the same \
              samples, and every microbatch carries its number of target tokens, so the gradient is the same."
                 .into(),
-            "Sizes of pictures, clips and texts follow published data sets; what they show is made up.".into(),
+            "Sizes of images, clips and texts follow published datasets; what they show is made up.".into(),
         ],
     };
     let temporary = path.with_extension("html.partial");

@@ -10,7 +10,7 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::skip::Skipped;
 use serde::Serialize;
 
-use crate::data_set::{DataSetArgs, index_options};
+use crate::dataset::{DatasetArgs, index_options};
 use crate::model::spec_of;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::text_counts::TokenizerArgs;
@@ -22,8 +22,8 @@ use crate::video::VideoArgs;
 #[derive(Debug, Args)]
 pub(crate) struct IndexArgs {
     #[command(flatten)]
-    data_set: DataSetArgs,
-    /// Folder of the index [default: `.dflop` beside the shards, or the user's cache directory].
+    dataset: DatasetArgs,
+    /// Directory of the index [default: `.dflop` beside the shards, or the user's cache directory].
     #[arg(long, visible_alias = "index", value_name = "DIR")]
     out: Option<PathBuf>,
     /// Make the index anew.
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
     let model = if args.model.is_empty() { None } else { Some(spec_of(&args.model)?) };
     let options = IndexOptions {
-        folder: args.out.clone(),
+        directory: args.out.clone(),
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
         foreign: args.foreign.into(),
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         text_counts: args.tokenizer.text_counts(model.as_ref())?,
         ..index_options()
     };
-    let index = Index::open_or_build(args.data_set.shards()?, &options)?;
+    let index = Index::open_or_build(args.dataset.shards()?, &options)?;
     let report = IndexReport {
         shards: index.shards().len(),
         samples: index.len(),
@@ -121,7 +121,7 @@ fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), 
     writeln!(out, "fingerprint {}", report.fingerprint)?;
     match &report.path {
         Some(path) => writeln!(out, "index       {path}")?,
-        None => writeln!(out, "index       not kept: no folder could be written; name one with --out")?,
+        None => writeln!(out, "index       not kept: no directory could be written; name one with --out")?,
     }
     if let Some(digest) = report.text_counts {
         writeln!(out, "texts       counted, column text_tokens:{digest}")?;

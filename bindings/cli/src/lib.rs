@@ -13,7 +13,7 @@ mod augment;
 mod balance;
 mod batch_files;
 mod batches;
-mod data_set;
+mod dataset;
 mod demo;
 mod demo_data;
 mod index;

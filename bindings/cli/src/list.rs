@@ -15,7 +15,7 @@ use futures::StreamExt;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::data_set::DataSetArgs;
+use crate::dataset::DatasetArgs;
 use crate::index::print_skipped;
 use crate::output::{Failure, Output, runtime, write_json};
 
@@ -25,7 +25,7 @@ use crate::output::{Failure, Output, runtime, write_json};
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
-    data_set: DataSetArgs,
+    dataset: DatasetArgs,
     /// Print one JSON object a line.
     #[arg(long)]
     json: bool,
@@ -48,7 +48,7 @@ struct ListedField {
 }
 
 pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
-    let shards = args.data_set.shards()?;
+    let shards = args.dataset.shards()?;
     let runtime = runtime()?;
     let result = runtime.block_on(list(shards, out, args.json));
     // Standard input may still be waited for; it must not hold up the end.
@@ -60,8 +60,8 @@ pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
     let mut details = Vec::new();
     print_skipped(&mut details, &bad)?;
     let what = match (samples, bad.len()) {
-        (0, 0) => "the data set has no samples: no entry name has the form KEY.EXTENSION".into(),
-        (0, _) => "the data set has no sample that can be read".into(),
+        (0, 0) => "the dataset has no samples: no entry name has the form KEY.EXTENSION".into(),
+        (0, _) => "the dataset has no sample that can be read".into(),
         (_, 1) => "1 bad entry".into(),
         (_, bad) => format!("{bad} bad entries"),
     };

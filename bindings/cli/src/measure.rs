@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::model::spec_of;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::profile::warn;
-use dflop_loader::model_folder::ModelFolder;
+use dflop_loader::model_directory::ModelDirectory;
 use dflop_loader::model_source::{checkpoint_path, read_profile};
 
 /// Measure stages of a model on this machine's CPU through the executor, into a profile that `--profile` reads.
@@ -24,10 +24,10 @@ use dflop_loader::model_source::{checkpoint_path, read_profile};
 /// within the error bound. With one thread CPU time is measured, with several the time on the wall.
 #[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {
-    /// Model preset, or the folder of a checkpoint with its `config.json`; an unknown name lists the presets.
+    /// Model preset, or the directory of a checkpoint with its `config.json`; an unknown name lists the presets.
     #[arg(long, value_name = "NAME|DIR")]
     model: String,
-    /// Folder of the profile; made if it is not there, a file for each model.
+    /// Directory of the profile; made if it is not there, a file for each model.
     #[arg(long, value_name = "DIR", required_unless_present = "profile")]
     out: Option<PathBuf>,
     /// Check this measured profile, measure none.
@@ -106,12 +106,12 @@ pub(crate) fn run(args: &MeasureArgs, out: &mut Output) -> Result<(), Failure> {
     let model = model(&args.model)?;
     let device = Cpu::new(args.threads)?;
     let (measured, profile) = match (&args.out, &args.profile) {
-        (Some(folder), _) => {
-            let (measured, profile) = measure_into(args, &model, &device, folder)?;
+        (Some(directory), _) => {
+            let (measured, profile) = measure_into(args, &model, &device, directory)?;
             (Some(measured), profile)
         }
         (None, Some(path)) => (None, read_profile(path)?),
-        (None, None) => return Err(Failure::Misuse("name a folder with `--out`".to_owned())),
+        (None, None) => return Err(Failure::Misuse("name a directory with `--out`".to_owned())),
     };
     let report = if args.check { Some(run_check(args, &model, &device, &profile)?) } else { None };
     let json =
@@ -145,11 +145,11 @@ fn check_arguments(args: &MeasureArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The model that runs and is predicted: a preset, or that of a folder.
+/// The model that runs and is predicted: a preset, or that of a directory.
 fn model(name: &str) -> Result<MeasuredModel, Failure> {
     let spec = spec_of(&[name.to_owned()])?;
-    Ok(match checkpoint_path(name).map(ModelFolder::open).transpose()? {
-        Some(folder) => MeasuredModel::from_config(&folder.documents().config, spec)?,
+    Ok(match checkpoint_path(name).map(ModelDirectory::open).transpose()? {
+        Some(directory) => MeasuredModel::from_config(&directory.documents().config, spec)?,
         None => MeasuredModel::from_spec(spec)?,
     })
 }
@@ -158,11 +158,11 @@ fn measure_into(
     args: &MeasureArgs,
     model: &MeasuredModel,
     device: &Cpu,
-    folder: &Path,
+    directory: &Path,
 ) -> Result<(MeasuredJson, Profile), Failure> {
     let start = Instant::now();
     let in_file = |path: &Path, error: std::io::Error| Failure::from(error).in_file(path);
-    std::fs::create_dir_all(folder).map_err(|error| in_file(folder, error))?;
+    std::fs::create_dir_all(directory).map_err(|error| in_file(directory, error))?;
     let options = MeasureOptions {
         tokens_max: args.tokens_max,
         error_bound: args.error_bound,
@@ -172,7 +172,7 @@ fn measure_into(
         ..MeasureOptions::default()
     };
     let measured = measure(model, device, &options, say)?;
-    let path = folder.join(format!("{}.csv", file_stem(&model.spec.name)));
+    let path = directory.join(format!("{}.csv", file_stem(&model.spec.name)));
     let text = measured.file.to_csv();
     std::fs::write(&path, &text).map_err(|error| in_file(&path, error))?;
     let name = path.display().to_string();

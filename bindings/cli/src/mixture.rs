@@ -1,25 +1,25 @@
-//! The arguments that name a mixture of data sets.
+//! The arguments that name a mixture of datasets.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_loader::data_set::DataSet;
+use dflop_loader::dataset::Dataset;
 use dflop_loader::index::{IndexOptions, TextCounts};
 use dflop_loader::mix::{Mixture, Stop};
 use dflop_loader::shard::expand_shards_in;
 use dflop_loader::store::Stores;
 use serde::Deserialize;
 
-use crate::data_set::{IndexPlaceArgs, open_data_set};
+use crate::dataset::{IndexPlaceArgs, open_dataset};
 use crate::output::Failure;
 
-/// A data set, or a mixture of several, read through indexes.
+/// A dataset, or a mixture of several, read through indexes.
 #[derive(Debug, Args)]
 pub(crate) struct MixtureArgs {
-    /// Shards: a folder, files, or patterns such as `shards/{000..019}.tar`.
+    /// Shards: a directory, files, or patterns such as `shards/{000..019}.tar`.
     #[arg(value_name = "DATASET", required_unless_present = "mix", conflicts_with = "mix")]
     shards: Vec<String>,
-    /// A mixture: `WEIGHT=DATASET` once for each data set, or one JSON file.
+    /// A mixture: `WEIGHT=DATASET` once for each dataset, or one JSON file.
     #[arg(long, value_name = "WEIGHT=DATASET|FILE")]
     mix: Vec<String>,
     #[command(flatten)]
@@ -36,8 +36,8 @@ impl MixtureArgs {
                 read_mixture(Path::new(file), &stores, &self.place.index_options(text_counts)?)
             }
             list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
-                let (weight, data_set) = weighted(entry).ok_or_else(|| misuse(entry))?;
-                Ok(mixture.data_set(self.place.open(&[data_set], &stores, text_counts.clone())?, weight))
+                let (weight, dataset) = weighted(entry).ok_or_else(|| misuse(entry))?;
+                Ok(mixture.dataset(self.place.open(&[dataset], &stores, text_counts.clone())?, weight))
             }),
         }
     }
@@ -45,12 +45,12 @@ impl MixtureArgs {
 
 /// Takes `WEIGHT=DATASET` apart.
 fn weighted(entry: &str) -> Option<(f64, &str)> {
-    let (weight, data_set) = entry.split_once('=')?;
-    Some((weight.parse().ok()?, data_set))
+    let (weight, dataset) = entry.split_once('=')?;
+    Some((weight.parse().ok()?, dataset))
 }
 
 fn misuse(entry: &str) -> Failure {
-    let forms = "give `WEIGHT=DATASET` for each data set, or one JSON file";
+    let forms = "give `WEIGHT=DATASET` for each dataset, or one JSON file";
     Failure::Misuse(format!("invalid `--mix {entry}`: {forms}"))
 }
 
@@ -58,7 +58,8 @@ fn misuse(entry: &str) -> Failure {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MixtureFile {
-    data_sets: Vec<MixtureEntry>,
+    #[serde(rename = "data_sets")]
+    datasets: Vec<MixtureEntry>,
     #[serde(default)]
     weights_from: Vec<WeightsFrom>,
     choose: Option<Vec<u32>>,
@@ -93,11 +94,11 @@ fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<
     let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
     let file: MixtureFile = serde_json::from_str(&read?)
         .map_err(|error| Failure::Misuse(format!("`{}` is no mixture: {error}", path.display())))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let directory = path.parent().unwrap_or(Path::new(""));
     let mut mixture = Mixture::new().stop(file.stop);
-    for entry in file.data_sets {
+    for entry in file.datasets {
         let weight = entry.weight;
-        mixture = mixture.data_set(entry.open(folder, stores, options)?, weight);
+        mixture = mixture.dataset(entry.open(directory, stores, options)?, weight);
     }
     for WeightsFrom { step, weights } in file.weights_from {
         mixture = mixture.weights_from(step, &weights);
@@ -109,22 +110,22 @@ fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<
 }
 
 impl MixtureEntry {
-    fn open(self, folder: &Path, stores: &Stores, options: &IndexOptions) -> Result<DataSet, Failure> {
-        let beside = |path: &PathBuf| folder.join(path);
-        let shards: Vec<String> = self.shards.iter().map(|pattern| pattern_beside(folder, pattern)).collect();
+    fn open(self, directory: &Path, stores: &Stores, options: &IndexOptions) -> Result<Dataset, Failure> {
+        let beside = |path: &PathBuf| directory.join(path);
+        let shards: Vec<String> = self.shards.iter().map(|pattern| pattern_beside(directory, pattern)).collect();
         let splits = self.splits.as_ref().map(beside);
-        let options = IndexOptions { folder: self.index.as_ref().map(beside), ..options.clone() };
+        let options = IndexOptions { directory: self.index.as_ref().map(beside), ..options.clone() };
         let shards = expand_shards_in(&shards, stores)?;
-        let data_set = open_data_set(shards, &options, self.split.as_deref(), splits.as_deref())?;
+        let dataset = open_dataset(shards, &options, self.split.as_deref(), splits.as_deref())?;
         Ok(match self.repeat {
-            Some(epochs) => data_set.repeat(epochs),
-            None => data_set,
+            Some(epochs) => dataset.repeat(epochs),
+            None => dataset,
         })
     }
 }
 
-/// A pattern relative to a folder; one with a scheme, or from the environment, stays as it is.
-fn pattern_beside(folder: &Path, pattern: &str) -> String {
+/// A pattern relative to a directory; one with a scheme, or from the environment, stays as it is.
+fn pattern_beside(directory: &Path, pattern: &str) -> String {
     let stands_alone = pattern.contains(':') || pattern.starts_with("${");
-    if stands_alone { pattern.to_owned() } else { folder.join(pattern).display().to_string() }
+    if stands_alone { pattern.to_owned() } else { directory.join(pattern).display().to_string() }
 }

@@ -14,7 +14,7 @@ use crate::profile::ProfileArgs;
 /// The model that costs are predicted for.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Model preset, folder of a checkpoint with its `config.json`, or its name in the local Hugging Face cache; an unknown
+    /// Model preset, directory of a checkpoint with its `config.json`, or its name in the local Hugging Face cache; an unknown
     /// name lists the presets.
     ///
     /// Several are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
@@ -76,17 +76,17 @@ impl ModelArgs {
         spec_of(&self.model)
     }
 
-    /// What makes pixel values, where a folder says more of it than the model's family.
+    /// What makes pixel values, where a directory says more of it than the model's family.
     pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
         Ok(image_processor_of(&self.model, spec)?.map(Arc::new))
     }
 }
 
-/// The model of one preset or folder, or the one that several make together.
+/// The model of one preset or directory, or the one that several make together.
 pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
     model_source::spec_of(names).map_err(|error| match error {
         dflop_loader::Error::Model(Error::UnknownModel { .. }) => {
-            Failure::Misuse(format!("{error}; or the folder of a checkpoint with its `config.json`"))
+            Failure::Misuse(format!("{error}; or the directory of a checkpoint with its `config.json`"))
         }
         error => error.into(),
     })
@@ -115,18 +115,18 @@ mod tests {
         }
     }
 
-    fn folder_of(config: &str) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("config.json"), config).expect("a file");
-        folder
+    fn directory_of(config: &str) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("config.json"), config).expect("a file");
+        directory
     }
 
     #[test]
-    fn a_preset_or_a_folder_is_a_model() {
+    fn a_preset_or_a_directory_is_a_model() {
         assert_eq!(arguments(&[]).spec().unwrap().name, "omni-7b");
         assert_eq!(arguments(&["--model", "tiny"]).spec().unwrap().name, "tiny");
-        let folder = folder_of(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
-        let path = folder.path().to_str().unwrap();
+        let directory = directory_of(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
+        let path = directory.path().to_str().unwrap();
         let spec = arguments(&["--model", path]).spec().unwrap();
         assert_eq!((spec.llm.layers, spec.vision), (3, None));
         let file = format!("{path}/config.json");
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn several_are_joined() {
-        let whisper = folder_of(r#"{"model_type": "whisper"}"#);
+        let whisper = directory_of(r#"{"model_type": "whisper"}"#);
         let path = whisper.path().to_str().unwrap();
         let words = ["--model", path, "--model", "qwen2-vl-7b"];
         let spec = arguments(&words).spec().unwrap();
@@ -150,7 +150,7 @@ mod tests {
         let unknown = misuse(&["--model", "no-such-model"]);
         assert!(unknown.starts_with("unknown model `no-such-model`, known are "), "{unknown}");
         assert!(unknown.contains("`config.json`"), "{unknown}");
-        let broken = folder_of(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
+        let broken = directory_of(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
         let refused = misuse(&["--model", broken.path().to_str().unwrap()]);
         assert!(refused.contains("`num_attention_heads` must be at least 1, found 0"), "{refused}");
     }

@@ -57,9 +57,10 @@ struct OrderLine<'a> {
     keys: Vec<Vec<Vec<&'a str>>>,
     /// Sample numbers in the index, which tell equal keys apart.
     samples: Vec<Vec<Vec<u64>>>,
-    /// Number of the data set of each sample, where there is more than one.
+    /// Number of the dataset of each sample, where there is more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    data_sets: Option<Vec<Vec<Vec<usize>>>>,
+    #[serde(rename = "data_sets")]
+    datasets: Option<Vec<Vec<Vec<usize>>>>,
     digest: String,
     makespan_ns: u64,
     lower_bound_ns: u64,
@@ -111,12 +112,12 @@ fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure>
 fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
     let key = |place: &u32| planner.row(plan.samples[*place as usize]).key();
     let number = |place: &u32| plan.samples[*place as usize].sample;
-    let data_set = |place: &u32| plan.samples[*place as usize].data_set;
+    let dataset = |place: &u32| plan.samples[*place as usize].dataset;
     OrderLine {
         step: plan.step,
         keys: by_rank(plan, key),
         samples: by_rank(plan, number),
-        data_sets: (planner.data_sets().len() > 1).then(|| by_rank(plan, data_set)),
+        datasets: (planner.datasets().len() > 1).then(|| by_rank(plan, dataset)),
         digest: plan.digest.to_string(),
         makespan_ns: plan.makespan_ns,
         lower_bound_ns: plan.bound.ns,

@@ -1,4 +1,4 @@
-//! `dflop pack`: makes shards of a folder or a manifest.
+//! `dflop pack`: makes shards of a directory or a manifest.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use serde::Serialize;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::Bars;
 
-/// Make shards of a folder, a LLaVA-style JSON or JSONL file, or an audio manifest.
+/// Make shards of a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
 ///
 /// What cannot be packed is listed and is no failure.
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
-    /// Folder, or JSON, JSONL or CSV manifest.
+    /// Directory, or JSON, JSONL or CSV manifest.
     source: PathBuf,
-    /// Folder of the shards, or the URL of one, such as `s3://bucket/prefix/`; must not hold shards yet.
+    /// Directory of the shards, or the URL of one, such as `s3://bucket/prefix/`; must not hold shards yet.
     out: PathBuf,
     /// Size at which the next shard begins, before compression.
     #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
@@ -34,7 +34,7 @@ pub(crate) struct PackArgs {
     /// Compress shards with Zstandard; such shards cannot be read by range.
     #[arg(long)]
     zstd: bool,
-    /// Folder that a manifest's paths are relative to [default: the manifest's own].
+    /// Directory that a manifest's paths are relative to [default: the manifest's own].
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Print one JSON object.

@@ -46,7 +46,7 @@ pub(crate) struct PlanArgs {
     /// What happens to samples that do not fill a global batch.
     #[arg(long, value_enum, default_value_t = TailArg::Carry)]
     pub(crate) tail: TailArg,
-    /// End after this many epochs of every data set [default: without end].
+    /// End after this many epochs of every dataset [default: without end].
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u64>,
     /// Once through, every sample exactly once, in the order of the index: `--epochs 1 --tail short --shuffle none`.
@@ -77,7 +77,7 @@ const OPEN_BLOCKS: u64 = 64;
 enum ShuffleArg {
     /// All samples at once; shard by shard where shards are compressed.
     Global,
-    /// Runs of neighbours, and samples inside windows of runs: for media that are slow to seek.
+    /// Runs of neighbors, and samples inside windows of runs: for media that are slow to seek.
     Blocks,
     /// In the order of the index.
     None,
@@ -115,7 +115,7 @@ pub(crate) struct ResumeArgs {
     /// Go on from a state that `--state-out` or a loader saved, with any number of ranks.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Resume even if a data set has changed: it goes on with its next epoch, the others where they were.
+    /// Resume even if a dataset has changed: it goes on with its next epoch, the others where they were.
     #[arg(long, requires = "resume")]
     accept_changed_data: bool,
 }
@@ -136,7 +136,7 @@ fn read_state(path: &Path) -> Result<LoaderState, Failure> {
 /// Hard limits of a microbatch.
 #[derive(Debug, Args)]
 pub(crate) struct CapArgs {
-    /// Most tokens in a microbatch [planning a data set: a quarter above the mean unless set].
+    /// Most tokens in a microbatch [planning a dataset: a quarter above the mean unless set].
     #[arg(long, value_name = "N")]
     tokens_max: Option<u64>,
     /// Most payload bytes in a microbatch.
@@ -170,7 +170,7 @@ pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
 }
 
 impl PlanArgs {
-    /// Builds the planner over data sets for packed microbatches; step 0 is the first of `epoch`, unless the run is resumed.
+    /// Builds the planner over datasets for packed microbatches; step 0 is the first of `epoch`, unless the run is resumed.
     pub(crate) fn planner(
         &self,
         data: impl Into<Mixture>,

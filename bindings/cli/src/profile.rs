@@ -12,7 +12,7 @@ use crate::output::Failure;
 /// A measured profile in place of a device preset.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
-    /// Measured profile: a CSV file, or a folder of them; takes the place of `--device`.
+    /// Measured profile: a CSV file, or a directory of them; takes the place of `--device`.
     #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
     profile: Option<PathBuf>,
     /// Tensor-parallel degree of the encoders and of the LLM that the profile is read for, such as `1,4`.

@@ -12,11 +12,12 @@ use crate::planner::PlanArgs;
 #[derive(Debug, Serialize)]
 struct QualityReport {
     epoch: u64,
-    /// Each data set's own order, by its number.
-    data_sets: Vec<ShuffleQuality>,
+    /// Each dataset's own order, by its number.
+    #[serde(rename = "data_sets")]
+    datasets: Vec<ShuffleQuality>,
 }
 
-/// Measures every data set's order of an epoch and prints it.
+/// Measures every dataset's order of an epoch and prints it.
 pub(crate) fn print_shuffle_quality(
     planner: &StepPlanner,
     plan: &PlanArgs,
@@ -25,21 +26,21 @@ pub(crate) fn print_shuffle_quality(
     out: &mut Output,
 ) -> Result<(), Failure> {
     let shuffle = plan.shuffle()?;
-    let quality = |data_set| ShuffleQuality::of(data_set, shuffle, plan.seed, epoch, plan.global_batch);
-    let data_sets: Vec<ShuffleQuality> = planner.data_sets().iter().map(quality).collect::<Result<_, _>>()?;
+    let quality = |dataset| ShuffleQuality::of(dataset, shuffle, plan.seed, epoch, plan.global_batch);
+    let datasets: Vec<ShuffleQuality> = planner.datasets().iter().map(quality).collect::<Result<_, _>>()?;
     if is_json {
-        return write_json(out, &QualityReport { epoch, data_sets });
+        return write_json(out, &QualityReport { epoch, datasets });
     }
-    for (number, quality) in data_sets.iter().enumerate() {
+    for (number, quality) in datasets.iter().enumerate() {
         let ShuffleQuality { samples, batch, displacement, .. } = quality;
-        let ShuffleQuality { batch_shards, batch_shards_uniform, index_neighbours, .. } = quality;
-        writeln!(out, "data set {number}, epoch {epoch}: {samples} samples in batches of {batch}")?;
+        let ShuffleQuality { batch_shards, batch_shards_uniform, index_neighbors, .. } = quality;
+        writeln!(out, "dataset {number}, epoch {epoch}: {samples} samples in batches of {batch}")?;
         writeln!(out, "{:<38} {:>10} {:>14}", "", "this order", "uniform random")?;
-        let uniform_neighbours = 2.0 / *samples as f64;
+        let uniform_neighbors = 2.0 / *samples as f64;
         let rows = [
             ("mean displacement, of a third", *displacement, 1.0),
             ("distinct shards in a batch", *batch_shards, *batch_shards_uniform),
-            ("neighbours that are so in the index", *index_neighbours, uniform_neighbours),
+            ("neighbors that are so in the index", *index_neighbors, uniform_neighbors),
         ];
         for (name, value, uniform) in rows {
             writeln!(out, "{name:<38} {value:>10.4} {uniform:>14.4}")?;

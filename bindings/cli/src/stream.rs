@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::augment::AugmentArgs;
-use crate::data_set::DataSetArgs;
+use crate::dataset::DatasetArgs;
 use crate::index::print_skipped;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::bar;
@@ -31,11 +31,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
-    data_set: DataSetArgs,
+    dataset: DatasetArgs,
     /// What is done with each sample.
     #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
     decode: DecodeArg,
-    /// Read these fields only, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all; pictures with
+    /// Read these fields only, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all; images with
     /// `rgb224`].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     fields: Option<Vec<String>>,
@@ -88,7 +88,7 @@ pub(crate) struct StreamArgs {
 enum DecodeArg {
     /// Group all fields and read every payload byte.
     Raw,
-    /// Decode the pictures only, to 224 x 224 normalised f32 tensors.
+    /// Decode the images only, to 224 x 224 normalized f32 tensors.
     Rgb224,
     /// Decode every field to pixels, PCM, text, JSON or arrays.
     Media,
@@ -99,7 +99,8 @@ struct StreamReport {
     samples: u64,
     fields: u64,
     bytes: u64,
-    pictures: u64,
+    #[serde(rename = "pictures")]
+    images: u64,
     seconds: f64,
     cpu_seconds: f64,
     kernel_cpu_seconds: f64,
@@ -137,7 +138,7 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
         DecodeArg::Media => Decode::Media,
         DecodeArg::Rgb224 => Decode::Pixels { side: const { NonZeroU32::new(224).unwrap() } },
     };
-    let mut builder = Loader::builder(args.data_set.shards()?)
+    let mut builder = Loader::builder(args.dataset.shards()?)
         .decode(decode)
         .scaled_decode(args.scaled_decode)
         .batch_size(args.batch)
@@ -177,7 +178,7 @@ async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Fa
         report.samples += batch.samples.len() as u64;
         report.bytes += batch.samples.iter().map(|sample| sample.bytes).sum::<u64>();
         report.fields += batch.samples.iter().map(|sample| sample.fields.len() as u64).sum::<u64>();
-        report.pictures += batch.pixels.map_or(0, |pixels| pixels.tensor.rows() as u64);
+        report.images += batch.pixels.map_or(0, |pixels| pixels.tensor.rows() as u64);
         bar.set_position(report.samples);
     }
     bar.finish_and_clear();
@@ -194,7 +195,7 @@ fn no_samples(skipped: &[Skipped]) -> Failure {
         let Skipped { shard, offset, reason, .. } = first;
         format!("the first bad entry: shard `{shard}`, offset {offset}: {reason}")
     });
-    Failure::Failed(format!("the data set has no samples that can be delivered: {why}"))
+    Failure::Failed(format!("the dataset has no samples that can be delivered: {why}"))
 }
 
 /// User and system time of the whole process since it started.

@@ -23,7 +23,7 @@ pub(crate) struct InputArgs {
     /// Shuffle the order of shards, anew in every epoch.
     #[arg(long)]
     shuffle_shards: bool,
-    /// Seed of both shuffles and of random changes of pictures.
+    /// Seed of both shuffles and of random changes of images.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
     /// Read only every WORLD-th shard, from shard RANK on.

@@ -13,7 +13,7 @@ use crate::output::Failure;
 /// How texts are counted [default: estimates].
 #[derive(Debug, Args)]
 pub(crate) struct TokenizerArgs {
-    /// Count texts exactly, as they are prepared for the model: `tokenizer.json`, or the folder that holds it. The
+    /// Count texts exactly, as they are prepared for the model: `tokenizer.json`, or the directory that holds it. The
     /// counts are kept in the index [default: estimates].
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,

@@ -1,4 +1,4 @@
-"""Classifies pictures from PyTorch's `DataLoader`, and goes on exactly where an epoch was left.
+"""Classifies images from PyTorch's `DataLoader`, and goes on exactly where an epoch was left.
 
 Items are whole batches, hence `batch_size=None`; the loader has threads of its own, hence `num_workers=0`.
 torchdata's `StatefulDataLoader` restores the position without reading again what came before.
@@ -30,7 +30,7 @@ def model_of() -> nn.Module:
 
 
 def labels_of(batch: dflop.Batch) -> torch.Tensor:
-    """Class of each picture; a sample may have none or several."""
+    """Class of each image; a sample may have none or several."""
     pictures = [end - start for start, end in batch.image_rows]
     return torch.tensor(batch["cls"]).repeat_interleave(torch.tensor(pictures))
 

@@ -27,7 +27,7 @@ def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
 def model_of(folder: Path) -> DistributedDataParallel:
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
-    # A rank's last microbatch may have no picture; its backward pass then never comes to the vision tower.
+    # A rank's last microbatch may have no image; its backward pass then never comes to the vision tower.
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 

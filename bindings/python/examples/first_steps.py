@@ -1,4 +1,4 @@
-"""Streams a data set, looks at what samples cost, balances global batches; needs NumPy and pyarrow."""
+"""Streams a dataset, looks at what samples cost, balances global batches; needs NumPy and pyarrow."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ import pyarrow
 
 
 def main() -> None:
-    folder = dflop.example.folder(samples=128)  # your shards and your model's folder go here
+    folder = dflop.example.folder(samples=128)  # your shards and your model's directory go here
 
-    # 1. Stream: batches of pictures, decoded on threads inside this process, and what else the samples hold.
+    # 1. Stream: batches of images, decoded on threads inside this process, and what else the samples hold.
     loader = dflop.Loader(
         folder / "shards", batch_size=32, image=dflop.Image(size=64), fields=["images", "cls"]
     )

@@ -1,7 +1,7 @@
 """Trains on all ranks of a job with FSDP2, `fully_shard`: `python fsdp2.py`, or `torchrun ... fsdp2.py`.
 
 Each rank keeps a part of every layer's weights. When it comes to a layer, all ranks must, to gather them: all
-have the same number of microbatches, and one without pictures shows the vision tower a blank one for nothing.
+have the same number of microbatches, and one without images shows the vision tower a blank one for nothing.
 """
 
 import dflop
@@ -20,7 +20,7 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 class Loss(torch.nn.Sequential):
     def forward(self, **microbatch: torch.Tensor) -> torch.Tensor:
         nothing = 0.0
-        if "pixel_values" not in microbatch:  # 2 x 2 patches, before the language model as all pictures
+        if "pixel_values" not in microbatch:  # 2 x 2 patches, before the language model as all images
             blank = self[0].model.visual(torch.zeros(4, 1176), grid_thw=torch.tensor([[1, 2, 2]]))
             nothing = 0.0 * blank.pooler_output.sum()
         return self[0](**microbatch, use_cache=False).loss + nothing

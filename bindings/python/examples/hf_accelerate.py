@@ -15,7 +15,7 @@ FOLDER, MICROBATCHES = dflop.example.folder(), 2
 
 
 def train(checkpoint, *, steps, is_resumed=False):
-    unused = accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)  # there may be no pictures
+    unused = accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)  # there may be no images
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICROBATCHES, kwargs_handlers=[unused])
     rank = {"dp_rank": accelerator.process_index, "dp_size": accelerator.num_processes}
     ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")

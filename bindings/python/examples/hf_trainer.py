@@ -37,7 +37,7 @@ class KeepsPosition(transformers.TrainerCallback):
 def train(out, *, resume=None, **settings):
     settings = {"max_steps": 8, "learning_rate": 3e-3, "logging_steps": 1, "save_steps": 4} | settings
     settings |= {"gradient_accumulation_steps": MICROBATCHES, "ignore_data_skip": True}
-    settings |= {"ddp_find_unused_parameters": True}  # a microbatch without pictures uses no encoder
+    settings |= {"ddp_find_unused_parameters": True}  # a microbatch without images uses no encoder
     args = transformers.TrainingArguments(out, report_to="none", disable_tqdm=True, **settings)
     model, rank = FOLDER / "model", {"dp_rank": args.process_index, "dp_size": args.world_size}
     ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)

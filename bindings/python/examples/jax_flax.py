@@ -1,7 +1,7 @@
-"""JAX and Flax: a classifier on pictures without a copy, and a language model that is compiled once.
+"""JAX and Flax: a classifier on images without a copy, and a language model that is compiled once.
 
-`Loader(arrays="jax")` gives pictures as JAX arrays over the loader's own memory, through DLPack. JAX compiles again
-for every new shape, so pictures are padded to a fixed number, and `pad_to_tokens` gives every microbatch the same
+`Loader(arrays="jax")` gives images as JAX arrays over the loader's own memory, through DLPack. JAX compiles again
+for every new shape, so images are padded to a fixed number, and `pad_to_tokens` gives every microbatch the same
 number of tokens. Samples lie one behind the other in it; the mask keeps them apart.
 """
 

@@ -43,7 +43,7 @@ fn described<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let (dict, shape) = (PyDict::new(py), sample.shape);
     dict.set_item("key", sample.key)?;
-    dict.set_item("data_set", sample.data_set)?;
+    dict.set_item("data_set", sample.dataset)?;
     dict.set_item("sample", sample.sample)?;
     dict.set_item("text_tokens", shape.text_tokens)?;
     dict.set_item("target_tokens", shape.target_tokens)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::data_set::DataSet;
+use dflop_loader::dataset::Dataset;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::mix::{Mixture, Stop};
@@ -20,20 +20,20 @@ use crate::runtime;
 use crate::table::stream;
 use crate::tokenizer::{TokenizerSettings, text_counts};
 
-/// A data set in WebDataset shards.
+/// A dataset in WebDataset shards.
 ///
 /// Shards are listed at once; the index, which says where samples lie and what shape they have, is opened when
 /// something asks for it, and made on first use.
 ///
 /// Args:
-///     shards: folder, file, pattern such as ``shards/{000..019}.tar``, URL such as ``s3://bucket/folder/`` (also gs, az,
+///     shards: directory, file, pattern such as ``shards/{000..019}.tar``, URL such as ``s3://bucket/directory/`` (also gs, az,
 ///         abfs, http, https), or a list of these.
-///     index: folder of the index; by default ``.dflop`` beside the shards, or the user's cache directory.
+///     index: directory of the index; by default ``.dflop`` beside the shards, or the user's cache directory.
 ///     split: samples of this split only, of those that the file ``splits`` (``splits.json`` beside the shards) states.
 ///     repeat: epochs that a run draws of it; by default without end.
-///     cache: folder in which whole remote shards are kept, for all processes of this machine, up to ``cache_bytes``.
+///     cache: directory in which whole remote shards are kept, for all processes of this machine, up to ``cache_bytes``.
 ///     requests_max: most requests to remote stores in flight.
-///     tokenizer: counts texts exactly instead of estimating them: ``tokenizer.json``, its folder, a name in the local
+///     tokenizer: counts texts exactly instead of estimating them: ``tokenizer.json``, its directory, a name in the local
 ///         Hugging Face cache, or a tokenizer of ``tokenizers`` or ``transformers``. The counts are kept in the index.
 ///     model: for which conversations are written before they are counted; by default bare words are.
 ///     chat_template: Jinja source that conversations are written by; by default the tokenizer's own.
@@ -62,7 +62,7 @@ pub(crate) struct Dataset {
 #[derive(Debug, Default)]
 struct Opened {
     /// By the digest of the counter of texts.
-    data_sets: Vec<(Option<String>, DataSet)>,
+    datasets: Vec<(Option<String>, Dataset)>,
     /// Whether it was made, so that it is not made anew again.
     is_made: bool,
 }
@@ -111,7 +111,7 @@ impl Dataset {
         arguments.set_item("foreign", foreign)?;
         let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?;
         let options = IndexOptions {
-            folder: index,
+            directory: index,
             is_rebuilt: rebuild,
             is_verified: verify,
             foreign: parse_foreign(foreign)?,
@@ -121,8 +121,8 @@ impl Dataset {
         let patterns = shards.0;
         let shards = runtime::run(py, move || {
             let mut stores = Stores::builder().requests_max(requests_max);
-            if let Some(folder) = cache {
-                stores = stores.cache(ShardCache { folder, bytes_max: cache_bytes });
+            if let Some(directory) = cache {
+                stores = stores.cache(ShardCache { directory, bytes_max: cache_bytes });
             }
             expand_shards_in(&patterns, &stores.build()?).map_err(Raised::from)
         })?;
@@ -196,8 +196,8 @@ impl Dataset {
         requested_schema: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         drop(requested_schema);
-        let data_set = self.open(py)?;
-        let batches: Vec<_> = data_set.index().record_batches().cloned().collect();
+        let dataset = self.open(py)?;
+        let batches: Vec<_> = dataset.index().record_batches().cloned().collect();
         let schema = batches
             .first()
             .map_or_else(|| Arc::new(arrow_schema::Schema::empty()), arrow_array::RecordBatch::schema);
@@ -206,13 +206,13 @@ impl Dataset {
 }
 
 impl Dataset {
-    /// Opens the index as the data set says; makes it on first use.
-    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<DataSet> {
+    /// Opens the index as the dataset says; makes it on first use.
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
         self.open_counted(py, TextCounts::Estimated)
     }
 
-    /// Opens the index; where the data set names no tokenizer itself, texts count as `counts` says.
-    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TextCounts) -> PyResult<DataSet> {
+    /// Opens the index; where the dataset names no tokenizer itself, texts count as `counts` says.
+    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TextCounts) -> PyResult<Dataset> {
         let mut options = self.options.clone();
         if matches!(options.text_counts, TextCounts::Estimated) {
             options.text_counts = counts;
@@ -226,16 +226,16 @@ impl Dataset {
         let opened = self.opened.clone();
         runtime::run(py, move || {
             let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((_, data_set)) = opened.data_sets.iter().find(|(of, _)| *of == digest) {
-                return Ok(data_set.clone());
+            if let Some((_, dataset)) = opened.datasets.iter().find(|(of, _)| *of == digest) {
+                return Ok(dataset.clone());
             }
             // It is made anew once, whoever opens it.
             options.is_rebuilt &= !opened.is_made;
             options.is_verified &= !opened.is_made;
-            let data_set = open_data_set(shards, &options, split.as_deref(), splits.as_deref(), repeat)?;
+            let dataset = open_dataset(shards, &options, split.as_deref(), splits.as_deref(), repeat)?;
             opened.is_made = true;
-            opened.data_sets.push((digest, data_set.clone()));
-            Ok::<_, Raised>(data_set)
+            opened.datasets.push((digest, dataset.clone()));
+            Ok::<_, Raised>(dataset)
         })
     }
 
@@ -261,22 +261,22 @@ impl Dataset {
     }
 }
 
-fn open_data_set(
+fn open_dataset(
     shards: Vec<Shard>,
     options: &IndexOptions,
     split: Option<&str>,
     splits: Option<&std::path::Path>,
     repeat: Option<u64>,
-) -> Result<DataSet, Raised> {
+) -> Result<Dataset, Raised> {
     let index = Arc::new(Index::open_or_build(shards, options)?);
-    let mut data_set = DataSet::from(index.clone());
+    let mut dataset = Dataset::from(index.clone());
     if let Some(split) = split {
         let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
-        data_set = data_set.split(&splits, split)?;
+        dataset = dataset.split(&splits, split)?;
     }
     Ok(match repeat {
-        Some(epochs) => data_set.repeat(epochs),
-        None => data_set,
+        Some(epochs) => dataset.repeat(epochs),
+        None => dataset,
     })
 }
 
@@ -292,7 +292,7 @@ fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
     })
 }
 
-/// Shards where only their names were given, else the data set.
+/// Shards where only their names were given, else the dataset.
 #[derive(FromPyObject)]
 pub(crate) enum Source<'py> {
     Dataset(Bound<'py, Dataset>),
@@ -301,13 +301,13 @@ pub(crate) enum Source<'py> {
 }
 
 impl<'py> Source<'py> {
-    /// The data set of the source.
+    /// The dataset of the source.
     ///
     /// # Errors
     /// `ConfigError` for a mixture, which only the balanced loader draws from.
-    pub(crate) fn data_set(self, py: Python<'py>) -> PyResult<Bound<'py, Dataset>> {
+    pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, Dataset>> {
         match self {
-            Self::Dataset(data_set) => Ok(data_set),
+            Self::Dataset(dataset) => Ok(dataset),
             Self::Shards(names) => {
                 let class = py.get_type::<Dataset>();
                 Ok(class.call1((names.0,))?.cast_into::<Dataset>()?)
@@ -323,16 +323,16 @@ impl<'py> Source<'py> {
     pub(crate) fn mixture(self, py: Python<'py>, counts: &TextCounts) -> PyResult<Mixture> {
         match self {
             Self::Mixture(mixture) => mixture.get().open(py, counts),
-            source => Ok(source.data_set(py)?.get().open_counted(py, counts.clone())?.into()),
+            source => Ok(source.dataset(py)?.get().open_counted(py, counts.clone())?.into()),
         }
     }
 }
 
-/// Data sets that are drawn from together; made by `mix`.
+/// Datasets that are drawn from together; made by `mix`.
 #[pyclass(frozen, name = "Mixture", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyMixture {
-    data_sets: Vec<(Py<Dataset>, f64)>,
+    datasets: Vec<(Py<Dataset>, f64)>,
     weights_from: Vec<(u64, Vec<f64>)>,
     pattern: Option<Vec<u32>>,
     stop: Stop,
@@ -341,8 +341,8 @@ pub(crate) struct PyMixture {
 impl PyMixture {
     fn open(&self, py: Python<'_>, counts: &TextCounts) -> PyResult<Mixture> {
         let mut mixture = Mixture::new().stop(self.stop);
-        for (data_set, weight) in &self.data_sets {
-            mixture = mixture.data_set(data_set.get().open_counted(py, counts.clone())?, *weight);
+        for (dataset, weight) in &self.datasets {
+            mixture = mixture.dataset(dataset.get().open_counted(py, counts.clone())?, *weight);
         }
         for (step, weights) in &self.weights_from {
             mixture = mixture.weights_from(*step, weights);
@@ -357,30 +357,30 @@ impl PyMixture {
 #[pymethods]
 impl PyMixture {
     fn __len__(&self) -> usize {
-        self.data_sets.len()
+        self.datasets.len()
     }
 
     fn __repr__(&self) -> String {
-        let weights: Vec<String> = self.data_sets.iter().map(|(_, weight)| weight.to_string()).collect();
+        let weights: Vec<String> = self.datasets.iter().map(|(_, weight)| weight.to_string()).collect();
         format!("Mixture(weights=[{}])", weights.join(", "))
     }
 }
 
-/// Mixes data sets: every draw of a `BalancedLoader` takes the next sample of one of them.
+/// Mixes datasets: every draw of a `BalancedLoader` takes the next sample of one of them.
 ///
 /// Args:
-///     data_sets: pairs of data set and weight; weights need not add up to one and are rounded to four decimals.
-///     weights_from: other weights from a step on: pairs of step and weights, one for each data set.
-///     choose: numbers of data sets, a pattern that repeats, in place of weights.
-///     stop: ``first_exhausted`` or ``all_exhausted``: when a mixture ends in which data sets have a ``repeat``.
+///     datasets: pairs of dataset and weight; weights need not add up to one and are rounded to four decimals.
+///     weights_from: other weights from a step on: pairs of step and weights, one for each dataset.
+///     choose: numbers of datasets, a pattern that repeats, in place of weights.
+///     stop: ``first_exhausted`` or ``all_exhausted``: when a mixture ends in which datasets have a ``repeat``.
 ///
 /// Raises:
-///     ConfigError: when a loader is built on it: weights or the pattern do not fit the data sets.
+///     ConfigError: when a loader is built on it: weights or the pattern do not fit the datasets.
 #[pyfunction]
-#[pyo3(signature = (data_sets, *, weights_from=Vec::new(), choose=None, stop="first_exhausted"))]
+#[pyo3(signature = (datasets, *, weights_from=Vec::new(), choose=None, stop="first_exhausted"))]
 pub(crate) fn mix<'py>(
     py: Python<'py>,
-    data_sets: Vec<(Source<'py>, f64)>,
+    datasets: Vec<(Source<'py>, f64)>,
     weights_from: Vec<(u64, Vec<f64>)>,
     choose: Option<Vec<u32>>,
     stop: &str,
@@ -393,7 +393,7 @@ pub(crate) fn mix<'py>(
             return Err(Raised::config("stop", reason).into());
         }
     };
-    let open = |(source, weight): (Source<'py>, f64)| Ok((source.data_set(py)?.unbind(), weight));
-    let data_sets = data_sets.into_iter().map(open).collect::<PyResult<_>>()?;
-    Ok(PyMixture { data_sets, weights_from, pattern: choose, stop })
+    let open = |(source, weight): (Source<'py>, f64)| Ok((source.dataset(py)?.unbind(), weight));
+    let datasets = datasets.into_iter().map(open).collect::<PyResult<_>>()?;
+    Ok(PyMixture { datasets, weights_from, pattern: choose, stop })
 }

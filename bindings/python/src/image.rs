@@ -1,4 +1,4 @@
-//! `dflop.Image` and random changes of pictures.
+//! `dflop.Image` and random changes of images.
 
 use std::num::NonZeroU32;
 
@@ -7,12 +7,12 @@ use pyo3::prelude::*;
 
 use crate::error::Raised;
 
-/// How pictures become one array: shorter side to ``size`` (bilinear, antialiased), centre crop, normalised by the
-/// ImageNet mean and deviation; float32 ``[pictures, 3, size, size]``.
+/// How images become one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized by the
+/// ImageNet mean and deviation; float32 ``[images, 3, size, size]``.
 ///
 /// Args:
 ///     size: height and width in pixels.
-///     augment: random changes, of which the crop takes the place of the centre crop.
+///     augment: random changes, of which the crop takes the place of the center crop.
 ///     scaled_decode: whether a JPEG may be decoded to a part of its size where enough is left: faster, slightly different
 ///         pixels; needs a build with libjpeg-turbo.
 #[pyclass(frozen, from_py_object, module = "dflop._native")]
@@ -62,7 +62,7 @@ impl AugmentSettings {
     }
 }
 
-/// Random changes of pictures, the same for a sample and epoch wherever it is decoded.
+/// Random changes of images, the same for a sample and epoch wherever it is decoded.
 ///
 /// Args:
 ///     crop_scale: least and most share of the area that a random crop keeps; no crop without it.

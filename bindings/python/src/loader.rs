@@ -28,11 +28,11 @@ use crate::transform::UserCode;
 /// Args:
 ///     dataset: a `Dataset`, or shards as `Dataset` takes them.
 ///     batch_size: samples of a batch.
-///     image: makes all pictures one array, float32 ``[pictures, 3, size, size]``, under ``"image"``.
+///     image: makes all images one array, float32 ``[images, 3, size, size]``, under ``"image"``.
 ///     decode: ``media`` decodes every field as its extension says, ``raw`` delivers fields as stored.
 ///     fields: names of the fields that are read, others are passed over: extensions, or ``images``, ``audio``, ``video``,
-///         ``text``; by default all, and with ``image`` the pictures.
-///     augment: random changes of pictures that keep their size, with ``decode="media"``.
+///         ``text``; by default all, and with ``image`` the images.
+///     augment: random changes of images that keep their size, with ``decode="media"``.
 ///     workers: threads that decode; by default one for each core.
 ///     epochs: how many times a pass reads the shards.
 ///     samples: ends a pass after so many samples, good or bad.
@@ -116,12 +116,12 @@ impl PyLoader {
         arrays: &str,
     ) -> PyResult<Self> {
         let framework = Framework::parse(arrays)?;
-        let data_set = dataset.data_set(py)?;
-        if data_set.get().has_split() {
+        let dataset = dataset.dataset(py)?;
+        if dataset.get().has_split() {
             let reason = "a split is read through the index: use `BalancedLoader`";
             return Err(Raised::config("dataset", reason).into());
         }
-        let mut builder = Loader::builder(data_set.get().listed().to_vec())
+        let mut builder = Loader::builder(dataset.get().listed().to_vec())
             .decode(decode_of(decode, image.as_ref())?)
             .batch_size(batch_size)
             .epochs(epochs)
@@ -224,7 +224,7 @@ impl PyLoader {
         to_python(py, &loader.get()?.metrics())
     }
 
-    /// CPU seconds inside decode, resize and normalise in this pass, over all threads.
+    /// CPU seconds inside decode, resize and normalize in this pass, over all threads.
     #[getter]
     fn kernel_cpu_seconds(&self) -> PyResult<f64> {
         let loader = self.pass().loader.clone();
@@ -250,7 +250,7 @@ pub(crate) fn decode_of(name: &str, image: Option<&Image>) -> PyResult<Decode> {
         ("media", None) => Ok(Decode::Media),
         ("raw", None) => Ok(Decode::Raw),
         ("raw", Some(_)) => {
-            Err(Raised::config("decode", "`raw` leaves pictures as stored: drop `image`").into())
+            Err(Raised::config("decode", "`raw` leaves images as stored: drop `image`").into())
         }
         _ => Err(Raised::config("decode", format!("`{name}` is neither media nor raw")).into()),
     }

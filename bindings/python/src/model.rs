@@ -55,9 +55,9 @@ impl ModelSettings {
 /// Predicts what a sample costs, from its shape alone: tokens, and seconds of each module.
 ///
 /// Args:
-///     model: preset, folder of a checkpoint, name in the local Hugging Face cache, or a list of these that make one model.
+///     model: preset, directory of a checkpoint, name in the local Hugging Face cache, or a list of these that make one model.
 ///     device: device preset whose stated rate turns FLOPs into seconds; ``profile`` takes its place.
-///     profile: measured profile, a CSV file or a folder of them.
+///     profile: measured profile, a CSV file or a directory of them.
 ///     profile_tp: tensor-parallel degrees of encoders and LLM that the profile is read for.
 ///     packed_tokens: tokens of a packed LLM sequence: the linear work of a sample is its share of that.
 ///     freeze: parts that are not trained, of ``vision,audio,projector,llm``.
@@ -106,7 +106,7 @@ impl PyCostModel {
     /// Args:
     ///     text_tokens: text tokens, placeholders of media not among them.
     ///     target_tokens: those that the loss is computed on.
-    ///     images: width and height of each picture, in pixels.
+    ///     images: width and height of each image, in pixels.
     ///     audio: frames and sample rate in Hz of each clip.
     ///     videos: frames, width and height of each video, after frame sampling.
     ///
@@ -143,16 +143,16 @@ impl PyCostModel {
         cost_dict(py, &self.model, &cost)
     }
 
-    /// Predicts every sample of a data set, from its index.
+    /// Predicts every sample of a dataset, from its index.
     ///
     /// Returns:
     ///     a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``): ``sample``, ``key``,
     ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``MODULE_ns`` of each module, empty
     ///     for samples that the model refuses, with the reason in ``refused``.
     fn annotate(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<Table> {
-        let data_set = dataset.open(py)?;
+        let dataset = dataset.open(py)?;
         let model = self.model.clone();
-        let (schema, batches) = py.detach(|| cost_table(&data_set, &model));
+        let (schema, batches) = py.detach(|| cost_table(&dataset, &model));
         Ok(Table::new(schema, batches))
     }
 

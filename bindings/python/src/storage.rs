@@ -10,7 +10,7 @@ use dflop_loader::tensor::Tensor;
 /// Memory that Rust made and gives away whole.
 #[derive(Debug)]
 pub(crate) enum Owner {
-    /// A batch of pictures; its memory is used again.
+    /// A batch of images; its memory is used again.
     Pixels(Tensor),
     /// Model inputs, PCM.
     F32(Vec<f32>),
@@ -20,7 +20,7 @@ pub(crate) enum Owner {
     I32(Vec<i32>),
     /// Times.
     F64(Vec<f64>),
-    /// Pixels of pictures and videos.
+    /// Pixels of images and videos.
     U8(Vec<u8>),
     /// A field as it was stored; a view of a mapped file, perhaps.
     Stored(Bytes),

@@ -17,7 +17,7 @@ use crate::dataset::Dataset;
 use crate::error::{Raised, to_python};
 use crate::runtime;
 
-/// Reads some shards of a data set for its index, anywhere; returns bytes for `merge_index`.
+/// Reads some shards of a dataset for its index, anywhere; returns bytes for `merge_index`.
 #[pyfunction]
 pub(crate) fn index_part<'py>(
     py: Python<'py>,
@@ -27,7 +27,7 @@ pub(crate) fn index_part<'py>(
     let mut chosen = Vec::new();
     for url in &shards {
         let shard = dataset.listed().iter().find(|shard| *shard.url == **url);
-        let unknown = || Raised::config("shards", format!("`{url}` is no shard of the data set"));
+        let unknown = || Raised::config("shards", format!("`{url}` is no shard of the dataset"));
         chosen.push(shard.ok_or_else(unknown)?.clone());
     }
     let options = dataset.index_options().clone();
@@ -35,7 +35,7 @@ pub(crate) fn index_part<'py>(
     Ok(PyBytes::new(py, &part))
 }
 
-/// Joins what `index_part` returned, in any order, into the index of the data set.
+/// Joins what `index_part` returned, in any order, into the index of the dataset.
 #[pyfunction]
 pub(crate) fn merge_index(py: Python<'_>, dataset: &Dataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
     let (shards, options) = (dataset.listed().to_vec(), dataset.index_options().clone());

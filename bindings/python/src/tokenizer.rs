@@ -32,13 +32,13 @@ impl TokenizerSettings {
         Ok(Self { tokenizer: tokenizer.map(tokenizer_of).transpose()?, chat_template, question })
     }
 
-    /// Where no tokenizer was given, takes the one in a model's folder.
+    /// Where no tokenizer was given, takes the one in a model's directory.
     pub(crate) fn or_of_model(mut self, names: &[String]) -> Result<Self, Raised> {
         for name in names.iter().filter(|_| self.tokenizer.is_none()) {
             let Some(path) = checkpoint_path(name) else { continue };
-            let folder = if path.is_dir() { path } else { path.with_file_name("") };
-            if folder.join("tokenizer.json").is_file() {
-                self.tokenizer = Some(Tokenizer::open(folder)?);
+            let directory = if path.is_dir() { path } else { path.with_file_name("") };
+            if directory.join("tokenizer.json").is_file() {
+                self.tokenizer = Some(Tokenizer::open(directory)?);
                 break;
             }
         }

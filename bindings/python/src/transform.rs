@@ -196,11 +196,11 @@ fn prepared(value: &Bound<'_, PyAny>) -> PyResult<Media> {
     if value.is_instance(&class(value.py(), "Audio")?)? {
         return clip(value).map(Media::Audio);
     }
-    Ok(picture(value)?.map_or_else(|| custom(value), Media::Image))
+    Ok(image(value)?.map_or_else(|| custom(value), Media::Image))
 }
 
-/// A picture, of a uint8 array `[height, width, 3]`.
-fn picture(value: &Bound<'_, PyAny>) -> PyResult<Option<RgbImage>> {
+/// An image, of a uint8 array `[height, width, 3]`.
+fn image(value: &Bound<'_, PyAny>) -> PyResult<Option<RgbImage>> {
     let Some(array) = numpy_array(value)? else { return Ok(None) };
     let Ok(buffer) = PyBuffer::<u8>::get(&array) else { return Ok(None) };
     let &[height, width, 3] = buffer.shape() else { return Ok(None) };

@@ -1,4 +1,4 @@
-"""Shards and folders for tests."""
+"""Shards and directories for tests."""
 
 import io
 import tarfile
@@ -10,7 +10,7 @@ from dflop import example
 
 
 class InFolder(unittest.TestCase):
-    """Every test has an empty folder of its own."""
+    """Every test has an empty directory of its own."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

@@ -35,7 +35,7 @@ def archive(samples: int) -> bytes:
 
 
 class InFolder(unittest.TestCase):
-    """Every test has an empty folder of its own, in which commands run."""
+    """Every test has an empty directory of its own, in which commands run."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -189,7 +189,7 @@ class Ranks(InFolder):
         self.assertEqual(self.steps(MODULE), [0, 1])
 
     def test_ranks_of_a_script_are_of_the_same_package(self) -> None:
-        # A folder of this name is the user's own, and nothing looks there for a package.
+        # A directory of this name is the user's own, and nothing looks there for a package.
         (self.folder / "dflop").mkdir()
         (self.folder / "dflop/__init__.py").write_text("raise ImportError('another package')\n")
         self.assertEqual(self.steps(SCRIPT), [0, 1])

@@ -17,7 +17,7 @@ pub(super) struct Tiling {
 
 /// # Source
 /// `InternVLConfig`, `InternVLVisionConfig`, `InternVLProcessor` and `GotOcr2ImageProcessor` of transformers
-/// 4.57.1. The processor cuts pictures into tiles whatever `crop_to_patches` of the image processor's file says.
+/// 4.57.1. The processor cuts images into tiles whatever `crop_to_patches` of the image processor's file says.
 pub(super) fn read(source: &Source<'_>) -> Result<ModelPart> {
     let config = &source.config;
     let llm = llm::text_config(&config.child_or_empty("text_config")?, "qwen2")?;

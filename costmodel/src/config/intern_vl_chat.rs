@@ -56,7 +56,7 @@ fn select_layer(config: &Fields<'_>) -> Result<(&'static str, i64)> {
     }
 }
 
-/// Most tiles of a picture; the training scripts set them, and a thumbnail goes with them.
+/// Most tiles of an image; the training scripts set them, and a thumbnail goes with them.
 fn tiles_max(config: &Fields<'_>) -> Result<u32> {
     if let Some(least) = config.optional_count("min_dynamic_patch")?.filter(|least| *least != 1) {
         return Err(config.refused("min_dynamic_patch", format!("must be 1, found {least}")));

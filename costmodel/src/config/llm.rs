@@ -154,7 +154,7 @@ impl Architecture {
     }
 }
 
-/// Sliding windows are not modelled.
+/// Sliding windows are not modeled.
 fn check_full_attention(fields: &Fields<'_>) -> Result<()> {
     if fields.flag("use_sliding_window", false)? {
         return Err(fields.refused("use_sliding_window", "= true is not supported, attention must be full"));

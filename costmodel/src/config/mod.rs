@@ -1,7 +1,7 @@
 //! Models as users have them: the `config.json` of a checkpoint, and the files of its processor, to a
 //! [`ModelSpec`].
 //!
-//! [`Documents`] are the parsed files of a folder as it is downloaded from Hugging Face; reading them from disk
+//! [`Documents`] are the parsed files of a directory as it is downloaded from Hugging Face; reading them from disk
 //! is the caller's. One file here knows one family. Both old forms, with the fields of the LLM at the top, and
 //! new ones, with `text_config` and `vision_config`, are read, as is the `internvl_chat` form of the original repositories. What
 //! a file leaves out has the default of transformers 4.57.1; where the processor's files are missing altogether,
@@ -52,7 +52,7 @@ pub const PROCESSOR_FILE: &str = "processor_config.json";
 /// Frames that a video is sampled down to where no file says it, and the family has no setting of its own.
 const FRAMES_MAX: u32 = 32;
 
-/// The parsed files of a checkpoint's folder.
+/// The parsed files of a checkpoint's directory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Documents {
     /// `config.json`.
@@ -68,7 +68,7 @@ pub struct Documents {
 /// What one checkpoint holds of a model: a whole one, a language model, or an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ModelPart {
-    /// Encoder of pictures and videos.
+    /// Encoder of images and videos.
     pub vision: Option<VisionSpec>,
     /// Encoder of audio.
     pub audio: Option<AudioSpec>,
@@ -85,7 +85,7 @@ impl From<ModelSpec> for ModelPart {
 /// The documents as a reader of a family sees them.
 struct Source<'a> {
     config: Fields<'a>,
-    /// `None` if no file says anything of pictures, or of audio.
+    /// `None` if no file says anything of images, or of audio.
     preprocessor: Option<Fields<'a>>,
     video_preprocessor: Option<Fields<'a>>,
     processor: Fields<'a>,
@@ -166,7 +166,7 @@ impl ModelSpec {
         let Some(llm) = llm else {
             return Err(refused("it is an encoder; join it with a language model"));
         };
-        let vision = only(having(|part| part.vision.is_some()), "encoders of pictures")?;
+        let vision = only(having(|part| part.vision.is_some()), "encoders of images")?;
         let audio = only(having(|part| part.audio.is_some()), "encoders of audio")?;
         let vision = vision.and_then(|part| part.vision.map(|vision| (vision, part.llm.is_some())));
         let audio = audio.and_then(|part| part.audio.map(|audio| (audio, part.llm.is_some())));
@@ -207,7 +207,7 @@ impl<'a> Source<'a> {
         let preprocessor = or_nested(own, "image_processor")?;
         let preprocessor = or_nested(preprocessor, "feature_extractor")?;
         let own = document(VIDEO_PREPROCESSOR_FILE, &documents.video_preprocessor)?;
-        // As transformers does: an older checkpoint has one file for pictures and videos.
+        // As transformers does: an older checkpoint has one file for images and videos.
         let video_preprocessor = or_nested(own, "video_processor")?.or_else(|| preprocessor.clone());
         let config = Fields::of(CONFIG_FILE, &documents.config)?;
         Ok(Self { config, preprocessor, video_preprocessor, processor })

@@ -124,7 +124,7 @@ fn encoders_are_joined_with_a_language_model() {
     let clip = part(json!({"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}));
     for (parts, problem) in [
         (vec![siglip], "it is an encoder; join it with a language model"),
-        (vec![llm, siglip, clip], "it has 2 encoders of pictures"),
+        (vec![llm, siglip, clip], "it has 2 encoders of images"),
         (vec![whisper, llm, whisper], "it has 2 encoders of audio"),
         (vec![llm, llm], "it has 2 language models"),
         (vec![], "it is an encoder; join it with a language model"),
@@ -163,7 +163,7 @@ fn token_rules_follow_the_files_of_the_processor() {
     qwen.preprocessor = Some(json!({"min_pixels": 3136, "max_pixels": 50176}));
     let range = PixelRange { min: 3136, max: 50_176 };
     let native = NativeResolution { image: range, frame: range, ..NativeResolution::QWEN2_VL };
-    assert_eq!(rule(&qwen), VisionRule::Native(native), "one file for pictures and videos");
+    assert_eq!(rule(&qwen), VisionRule::Native(native), "one file for images and videos");
     qwen.video_preprocessor =
         Some(json!({"size": {"shortest_edge": 784, "longest_edge": 7840}, "max_frames": 16}));
     let frame = PixelRange { min: 784, max: 7840 };

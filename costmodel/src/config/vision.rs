@@ -7,7 +7,7 @@ use crate::tokens::VisionRule;
 use crate::tokens::fixed_tile::FixedTile;
 use crate::towers::{self, Dimensions, Square};
 
-/// Largest side of a picture or a patch in pixels.
+/// Largest side of an image or a patch in pixels.
 const SIDE_MAX: u32 = u16::MAX as u32;
 
 /// A tower that takes squares.

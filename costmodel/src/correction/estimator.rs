@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Credit is thus split by regression: a bin is charged with what microbatches take longer *because* they hold more of
-//! it. `g` minimises
+//! it. `g` minimizes
 //!
 //! ```text
 //! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
@@ -16,7 +16,7 @@
 //!
 //! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` their scale, 1.4826 times their median absolute value. Huber's
 //! loss (quadratic up to 1.345 s, linear beyond) keeps stragglers from pulling: a microbatch that waited for something
-//! counts no more than one at the edge. The second term shrinks towards no correction, the third towards neighbours;
+//! counts no more than one at the edge. The second term shrinks towards no correction, the third towards neighbors;
 //! both are worth one observation or less, so they decide only where little was seen. It is solved by iteratively
 //! reweighted least squares with Cholesky's method.
 //!
@@ -46,9 +46,9 @@ const HUBER: f64 = 1.345;
 const MAD_TO_DEVIATION: f64 = 1.4826;
 /// Scale of residuals below which a clock is not believed.
 const SCALE_MIN: f64 = 1e-3;
-/// Prior standard deviation of `g`, and of the difference of neighbours.
+/// Prior standard deviation of `g`, and of the difference of neighbors.
 const PRIOR_DEVIATION: f64 = 1.0;
-const NEIGHBOUR_DEVIATION: f64 = 0.5;
+const NEIGHBOR_DEVIATION: f64 = 0.5;
 /// Standard errors that a factor must be away from one.
 const SIGNIFICANT_ERRORS: f64 = 4.0;
 /// Least deviation from one that is corrected.
@@ -189,15 +189,15 @@ fn normal_equations(
             }
         }
     }
-    let neighbours = 1.0 / (NEIGHBOUR_DEVIATION * NEIGHBOUR_DEVIATION);
+    let neighbors = 1.0 / (NEIGHBOR_DEVIATION * NEIGHBOR_DEVIATION);
     for bin in 0..bins {
         matrix[bin * bins + bin] += 1.0 / (PRIOR_DEVIATION * PRIOR_DEVIATION);
         if bin + 1 < bins {
             let next = bin + 1;
-            matrix[bin * bins + bin] += neighbours;
-            matrix[next * bins + next] += neighbours;
-            matrix[bin * bins + next] -= neighbours;
-            matrix[next * bins + bin] -= neighbours;
+            matrix[bin * bins + bin] += neighbors;
+            matrix[next * bins + next] += neighbors;
+            matrix[bin * bins + next] -= neighbors;
+            matrix[next * bins + bin] -= neighbors;
         }
     }
     (matrix, right)

@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// A picture of 640 x 480: 1564 patches, 92,560 pairs inside windows, 391 merged tokens.
+    /// An image of 640 x 480: 1564 patches, 92,560 pairs inside windows, 391 merged tokens.
     #[test]
     fn native_encoders_follow_the_closed_formula_with_and_without_windows() {
         for (name, layers) in [("qwen2-vl-7b", 2_368_735_805_440), ("qwen2.5-vl-7b", 2_033_895_342_080)] {

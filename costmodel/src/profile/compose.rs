@@ -93,7 +93,7 @@ impl Question<'_> {
         let shapes = match (phase, module) {
             (Phase::Optimizer, _) => "batch 0 x tokens 0",
             (_, Module::Llm) => "batch 1 x tokens 512, 1024, 2048, 4096, 8192",
-            _ => "batches 1, 2, 4, 8, 16, 32 x the tokens of one picture, tile or window",
+            _ => "batches 1, 2, 4, 8, 16, 32 x the tokens of one image, tile or window",
         };
         let layers = match part {
             Part::Ends | Part::Head => "layers 0",

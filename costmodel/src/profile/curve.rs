@@ -213,7 +213,7 @@ pub(super) fn pool_adjacent_violators(values: &mut [f64]) {
     }
 }
 
-/// Coefficients of the cubic from `low` to `high`; the neighbours shape its slopes.
+/// Coefficients of the cubic from `low` to `high`; the neighbors shape its slopes.
 pub(super) fn cubic(before: Option<Place>, low: Place, high: Place, after: Option<Place>) -> [f64; 3] {
     let (width, rise) = interval(low, high);
     let at_low = match (before, after) {
@@ -263,12 +263,12 @@ fn inner_slope(left: (f64, f64), right: (f64, f64)) -> f64 {
 }
 
 /// Slope at an end: through three points, limited so that the cubic stays monotone.
-fn end_slope(own: (f64, f64), neighbour: (f64, f64)) -> f64 {
-    let slope = ((2.0 * own.0 + neighbour.0) * own.1 - own.0 * neighbour.1) / (own.0 + neighbour.0);
+fn end_slope(own: (f64, f64), neighbor: (f64, f64)) -> f64 {
+    let slope = ((2.0 * own.0 + neighbor.0) * own.1 - own.0 * neighbor.1) / (own.0 + neighbor.0);
     if slope * own.1 <= 0.0 {
         return 0.0;
     }
-    if own.1 * neighbour.1 <= 0.0 && slope.abs() > 3.0 * own.1.abs() { 3.0 * own.1 } else { slope }
+    if own.1 * neighbor.1 <= 0.0 && slope.abs() > 3.0 * own.1.abs() { 3.0 * own.1 } else { slope }
 }
 
 #[cfg(test)]

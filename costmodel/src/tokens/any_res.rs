@@ -1,9 +1,9 @@
 //! Any-resolution tiles, the rule of LLaVA-OneVision ("any-res, max 9").
 //!
-//! A lone picture is scaled onto the grid of tiles that keeps most of its pixels and wastes least, and
+//! A lone image is scaled onto the grid of tiles that keeps most of its pixels and wastes least, and
 //! a *base tile* shows it whole. In the LLM, the tiles' features form one map: the grid's padding is cut
 //! off, a map above the token limit is scaled down, each row ends in a newline token, and the base tile
-//! follows. Several pictures in one sample take one padded tile each; a video takes one tile a frame,
+//! follows. Several images in one sample take one padded tile each; a video takes one tile a frame,
 //! pooled 2 x 2.
 
 use serde::{Deserialize, Serialize};
@@ -63,10 +63,10 @@ impl AnyRes {
         video_newline: VideoNewline::Once,
     };
 
-    /// Returns the work of a picture that is alone in its sample.
+    /// Returns the work of an image that is alone in its sample.
     ///
     /// # Errors
-    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    /// [`crate::Error::EmptyImage`] if the image has no pixels.
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         require_pixels(image)?;
         let tiles = self.best_grid(image);
@@ -75,10 +75,10 @@ impl AnyRes {
         Ok(EncoderWork::of_items(1 + tiles.columns * tiles.rows, self.tile_tokens(), tokens))
     }
 
-    /// Returns the work of pictures that share a sample: one padded tile and one newline token each.
+    /// Returns the work of images that share a sample: one padded tile and one newline token each.
     ///
     /// # Errors
-    /// [`crate::Error::EmptyPicture`] if a picture has no pixels.
+    /// [`crate::Error::EmptyImage`] if an image has no pixels.
     pub fn several_images(&self, images: &[ImageSize]) -> Result<EncoderWork> {
         for &image in images {
             require_pixels(image)?;
@@ -99,10 +99,10 @@ impl AnyRes {
         EncoderWork::of_items(frames, self.tile_tokens(), tokens)
     }
 
-    /// Returns the grid of tiles that a picture alone in its sample is scaled onto, the base tile not counted.
+    /// Returns the grid of tiles that an image alone in its sample is scaled onto, the base tile not counted.
     ///
     /// # Errors
-    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    /// [`crate::Error::EmptyImage`] if the image has no pixels.
     pub fn grid(&self, image: ImageSize) -> Result<Grid> {
         require_pixels(image)?;
         Ok(self.best_grid(image))
@@ -112,7 +112,7 @@ impl AnyRes {
         u64::from(self.patches_per_side).pow(2)
     }
 
-    /// The grid that keeps most pixels of the picture, then wastes least, then comes first.
+    /// The grid that keeps most pixels of the image, then wastes least, then comes first.
     fn best_grid(&self, image: ImageSize) -> Grid {
         let tile = u64::from(self.tile_pixels);
         let (width, height) = (f64::from(image.width), f64::from(image.height));
@@ -142,7 +142,7 @@ impl AnyRes {
         best
     }
 
-    /// The grid's feature map without the padding that the picture's aspect ratio left, equal on both
+    /// The grid's feature map without the padding that the image's aspect ratio left, equal on both
     /// sides.
     fn unpad(&self, image: ImageSize, tiles: Grid) -> Grid {
         let side = u64::from(self.patches_per_side);
@@ -210,7 +210,7 @@ mod tests {
     ];
 
     #[test]
-    fn lone_pictures_follow_the_published_table() {
+    fn lone_images_follow_the_published_table() {
         for (width, height, columns, rows, tokens) in TABLE {
             let image = ImageSize { width, height };
             assert_eq!(RULE.best_grid(image), Grid { columns, rows }, "{width} x {height}");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn several_pictures_take_one_tile_each() {
+    fn several_images_take_one_tile_each() {
         let images = [ImageSize { width: 5000, height: 5000 }, ImageSize { width: 1, height: 1 }];
         let work = RULE.several_images(&images).unwrap();
         assert_eq!((work.items, work.encoder_tokens, work.tokens), (2, 1458, 1460));

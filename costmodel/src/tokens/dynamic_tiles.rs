@@ -1,10 +1,10 @@
 //! Dynamic tiles, the rule of InternVL.
 //!
-//! A picture is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the
-//! larger grid wins if the picture has more than half of the grid's pixels. Two tiles or more are joined by
-//! a *thumbnail*, a tile that shows the whole picture. Pixel shuffle merges 2 x 2 encoder tokens into one
-//! LLM token, and two marker tokens enclose each picture. A video is a line of text for each frame, `Frame1: ` and a
-//! picture of one tile.
+//! An image is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the
+//! larger grid wins if the image has more than half of the grid's pixels. Two tiles or more are joined by
+//! a *thumbnail*, a tile that shows the whole image. Pixel shuffle merges 2 x 2 encoder tokens into one
+//! LLM token, and two marker tokens enclose each image. A video is a line of text for each frame, `Frame1: ` and a
+//! image of one tile.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,20 +26,20 @@ pub struct DynamicTiles {
     pub tile_patches: u16,
     /// LLM tokens of a tile.
     pub tile_tokens: u16,
-    /// Most tiles of a picture, the thumbnail not among them. 0 counts as 1.
+    /// Most tiles of an image, the thumbnail not among them. 0 counts as 1.
     pub tiles_max: u8,
     /// Longer videos are sampled down to this many frames.
     pub frames_max: u32,
-    /// Marker tokens around a picture or a frame.
+    /// Marker tokens around an image or a frame.
     pub marker_tokens: u8,
 }
 
-/// A grid on trial for one picture.
+/// A grid on trial for one image.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     tiles: u64,
     columns: u64,
-    /// Distance between the aspect ratios of picture and grid.
+    /// Distance between the aspect ratios of image and grid.
     distance: f64,
 }
 
@@ -54,10 +54,10 @@ impl DynamicTiles {
         marker_tokens: 2,
     };
 
-    /// Returns the work of one picture.
+    /// Returns the work of one image.
     ///
     /// # Errors
-    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    /// [`crate::Error::EmptyImage`] if the image has no pixels.
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         require_pixels(image)?;
         let grid_tiles = self.best_grid(image).tiles;
@@ -73,18 +73,18 @@ impl DynamicTiles {
         EncoderWork { tokens: work.tokens.saturating_add(label_tokens(frames)), ..work }
     }
 
-    /// Returns the columns and rows of tiles that a picture is stretched onto, the thumbnail not counted.
+    /// Returns the columns and rows of tiles that an image is stretched onto, the thumbnail not counted.
     ///
     /// # Errors
-    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    /// [`crate::Error::EmptyImage`] if the image has no pixels.
     pub fn grid(&self, image: ImageSize) -> Result<[u64; 2]> {
         require_pixels(image)?;
         let best = self.best_grid(image);
         Ok([best.columns, best.tiles / best.columns])
     }
 
-    fn tiles(&self, tiles: u64, pictures: u64) -> EncoderWork {
-        let tokens = tiles * u64::from(self.tile_tokens) + pictures * u64::from(self.marker_tokens);
+    fn tiles(&self, tiles: u64, images: u64) -> EncoderWork {
+        let tokens = tiles * u64::from(self.tile_tokens) + images * u64::from(self.marker_tokens);
         EncoderWork::of_items(tiles, u64::from(self.tile_patches), tokens)
     }
 
@@ -127,7 +127,7 @@ impl Candidate {
     /// Whether the original, which tries grids by tile count and lets a later equal one win if it is filled,
     /// would end with `self` rather than with `best`, in whatever order the two are met.
     ///
-    /// `is_filled`: whether the picture has more than half of the pixels of a grid of so many tiles.
+    /// `is_filled`: whether the image has more than half of the pixels of a grid of so many tiles.
     fn beats(&self, best: &Self, is_filled: impl Fn(u64) -> bool) -> bool {
         if self.distance < best.distance {
             return true;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_follow_the_published_table() {
+    fn images_follow_the_published_table() {
         for (width, height, of_12, of_4, of_40) in TABLE {
             assert_eq!(tiles(12, width, height), of_12, "{width} x {height}");
             assert_eq!(tiles(4, width, height), of_4, "{width} x {height}");
@@ -184,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_of_seven_tiles_has_seven_times_the_tokens_and_two_markers() {
+    fn a_image_of_seven_tiles_has_seven_times_the_tokens_and_two_markers() {
         let work = RULE.image(ImageSize { width: 640, height: 399 }).unwrap();
         assert_eq!((work.items, work.encoder_tokens, work.tokens), (7, 7168, 1794));
         assert_eq!(work.attention_pairs, 7_340_032);
     }
 
     #[test]
-    fn grids_have_the_shape_of_the_picture() {
+    fn grids_have_the_shape_of_the_image() {
         for (width, height, grid) in
             [(448, 448, [1, 1]), (1344, 448, [3, 1]), (600, 3000, [1, 5]), (640, 480, [4, 3])]
         {

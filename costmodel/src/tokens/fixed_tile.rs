@@ -1,6 +1,6 @@
-//! One tile a picture, the rule of CLIP and SigLIP in front of an LLM, as in LLaVA 1.5.
+//! One tile an image, the rule of CLIP and SigLIP in front of an LLM, as in LLaVA 1.5.
 //!
-//! Every picture, whatever its size, becomes one square: stretched (SigLIP) or cut to its centre (CLIP). Every
+//! Every image, whatever its size, becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every
 //! patch is one LLM token; there are no markers.
 
 use serde::{Deserialize, Serialize};
@@ -19,17 +19,17 @@ pub struct FixedTile {
     pub tile_pixels: u16,
     /// Patches of the square, each an encoder token and an LLM token.
     pub tile_patches: u32,
-    /// Whether the centre of the picture is taken, rather than the whole picture stretched.
+    /// Whether the center of the image is taken, rather than the whole image stretched.
     pub is_cropped: bool,
     /// Longer videos are sampled down to this many frames.
     pub frames_max: u32,
 }
 
 impl FixedTile {
-    /// Returns the work of one picture.
+    /// Returns the work of one image.
     ///
     /// # Errors
-    /// [`crate::Error::EmptyPicture`] if the picture has no pixels.
+    /// [`crate::Error::EmptyImage`] if the image has no pixels.
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         require_pixels(image)?;
         Ok(self.tiles(1))
@@ -55,7 +55,7 @@ mod tests {
         FixedTile { tile_pixels: 336, tile_patches: 576, is_cropped: true, frames_max: 32 };
 
     #[test]
-    fn every_picture_and_every_frame_is_one_tile() {
+    fn every_image_and_every_frame_is_one_tile() {
         for (width, height) in [(1, 1), (1, 100_000), (4961, 7016)] {
             let work = RULE.image(ImageSize { width, height }).unwrap();
             assert_eq!((work.items, work.encoder_tokens, work.tokens), (1, 576, 576));

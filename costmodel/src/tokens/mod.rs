@@ -77,7 +77,7 @@ impl AddAssign for EncoderWork {
     }
 }
 
-/// How a model turns pictures and videos into encoder items and tokens.
+/// How a model turns images and videos into encoder items and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VisionRule {
@@ -85,19 +85,19 @@ pub enum VisionRule {
     AnyRes(AnyRes),
     /// Tiles on the grid of the nearest aspect ratio, InternVL.
     DynamicTiles(DynamicTiles),
-    /// The picture's own resolution in patches, Qwen2-VL.
+    /// The image's own resolution in patches, Qwen2-VL.
     Native(NativeResolution),
-    /// One tile a picture, CLIP and SigLIP.
+    /// One tile an image, CLIP and SigLIP.
     Fixed(FixedTile),
 }
 
 impl VisionRule {
-    /// Returns the work of all pictures of one sample.
+    /// Returns the work of all images of one sample.
     ///
-    /// Takes them together, since LLaVA-OneVision treats a lone picture unlike several.
+    /// Takes them together, since LLaVA-OneVision treats a lone image unlike several.
     ///
     /// # Errors
-    /// [`Error::EmptyPicture`] for a picture without pixels, [`Error::AspectRatio`] for one that the rule
+    /// [`Error::EmptyImage`] for an image without pixels, [`Error::AspectRatio`] for one that the rule
     /// refuses.
     pub fn images(&self, images: &[ImageSize]) -> Result<EncoderWork> {
         if let (Self::AnyRes(rule), [_, _, ..]) = (self, images) {
@@ -118,7 +118,7 @@ impl VisionRule {
     /// Returns the work of one video; a video without frames has none.
     ///
     /// # Errors
-    /// [`Error::EmptyPicture`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule
+    /// [`Error::EmptyImage`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule
     /// refuses.
     pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
         if video.frames == 0 {
@@ -133,7 +133,7 @@ impl VisionRule {
         }
     }
 
-    /// Returns the tokens that stand around a picture, beside those of its features.
+    /// Returns the tokens that stand around an image, beside those of its features.
     #[must_use]
     pub const fn marker_tokens(&self) -> u8 {
         match self {
@@ -147,7 +147,7 @@ impl VisionRule {
 /// How an encoder sees a sample: the rule of its kind of media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediaRule {
-    /// Pictures and videos.
+    /// Images and videos.
     Vision(VisionRule),
     /// Audio clips.
     Audio(AudioRule),
@@ -157,7 +157,7 @@ impl MediaRule {
     /// Returns the work of all media of one sample that the encoder takes.
     ///
     /// # Errors
-    /// [`Error::EmptyPicture`], [`Error::AspectRatio`] or [`Error::SampleRate`] for a medium that it refuses.
+    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] for a medium that it refuses.
     pub fn work(&self, shape: &SampleShape) -> Result<EncoderWork> {
         let mut work = EncoderWork::default();
         match self {
@@ -179,7 +179,7 @@ impl MediaRule {
 
 fn require_pixels(size: ImageSize) -> Result<()> {
     if size.width == 0 || size.height == 0 {
-        return Err(Error::EmptyPicture { width: size.width, height: size.height });
+        return Err(Error::EmptyImage { width: size.width, height: size.height });
     }
     Ok(())
 }
@@ -201,10 +201,10 @@ mod tests {
     ];
 
     #[test]
-    fn empty_pictures_and_frames_are_refused() {
+    fn empty_images_and_frames_are_refused() {
         for rule in RULES {
             for (width, height) in [(0, 0), (0, 9), (9, 0)] {
-                let refused = Error::EmptyPicture { width, height };
+                let refused = Error::EmptyImage { width, height };
                 let image = ImageSize { width, height };
                 assert_eq!(rule.images(&[image]), Err(refused.clone()));
                 assert_eq!(rule.images(&[image, image]), Err(refused.clone()));
@@ -256,7 +256,7 @@ mod tests {
         }
 
         #[test]
-        fn a_turned_picture_takes_as_many_tiles_or_patches(width in 1u32..5000, height in 1u32..5000) {
+        fn a_turned_image_takes_as_many_tiles_or_patches(width in 1u32..5000, height in 1u32..5000) {
             for rule in [RULES[0], RULES[2]] {
                 let upright = rule.images(&[ImageSize { width, height }]);
                 let turned = rule.images(&[ImageSize { width: height, height: width }]);

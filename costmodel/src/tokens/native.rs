@@ -1,9 +1,9 @@
 //! Native resolution, the rule of Qwen2-VL and Qwen2.5-VL.
 //!
-//! A picture keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels.
+//! An image keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels.
 //! The encoder sees every patch; `merge` x `merge` patches become one LLM token; two marker tokens enclose a
-//! picture or a video. Video frames are taken in pairs, the last one repeated if it is alone, and a still
-//! picture is one such pair. The encoder attends within a pair only, in windowed layers within a window.
+//! image or a video. Video frames are taken in pairs, the last one repeated if it is alone, and a still
+//! image is one such pair. The encoder attends within a pair only, in windowed layers within a window.
 
 use std::num::NonZeroU16;
 
@@ -31,22 +31,22 @@ pub struct NativeResolution {
     pub window_patches: Option<NonZeroU16>,
     /// Frames that become one layer of patches.
     pub frames_per_patch: NonZeroU16,
-    /// Allowed pixels of a picture.
+    /// Allowed pixels of an image.
     pub image: PixelRange,
     /// Allowed pixels of a video frame.
     pub frame: PixelRange,
     /// Longer videos are sampled down to this many frames.
     pub frames_max: u32,
-    /// Marker tokens around a picture or a video.
+    /// Marker tokens around an image or a video.
     pub marker_tokens: u8,
 }
 
-/// A range of pixels (width x height) into which a picture is scaled.
+/// A range of pixels (width x height) into which an image is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PixelRange {
-    /// Smaller pictures are scaled up.
+    /// Smaller images are scaled up.
     pub min: u32,
-    /// Larger pictures are scaled down; before `min`, if both apply.
+    /// Larger images are scaled down; before `min`, if both apply.
     pub max: u32,
 }
 
@@ -58,7 +58,7 @@ const fn at_least_one(value: u16) -> NonZeroU16 {
 }
 
 impl NativeResolution {
-    /// Qwen2-VL as released: patches of 14 pixels, merged 2 x 2; pictures of 3136 to 12,845,056 pixels;
+    /// Qwen2-VL as released: patches of 14 pixels, merged 2 x 2; images of 3136 to 12,845,056 pixels;
     /// up to 768 video frames of 100,352 to 602,112 pixels.
     pub const QWEN2_VL: Self = Self {
         patch_pixels: at_least_one(14),
@@ -74,17 +74,17 @@ impl NativeResolution {
     /// Qwen2.5-VL: as Qwen2-VL, with windows of 112 pixels, that is 8 patches.
     pub const QWEN2_5_VL: Self = Self { window_patches: Some(at_least_one(8)), ..Self::QWEN2_VL };
 
-    /// Returns the work of one picture.
+    /// Returns the work of one image.
     ///
     /// # Errors
-    /// [`Error::EmptyPicture`] if the picture has no pixels; [`Error::AspectRatio`] if one side is more than
+    /// [`Error::EmptyImage`] if the image has no pixels; [`Error::AspectRatio`] if one side is more than
     /// 200 times the other.
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         let layer = self.layer(self.resize(image, self.image)?);
         Ok(self.enclosed(layer))
     }
 
-    /// Returns the columns and rows of patches of one picture.
+    /// Returns the columns and rows of patches of one image.
     ///
     /// # Errors
     /// As [`NativeResolution::image`].
@@ -107,7 +107,7 @@ impl NativeResolution {
         Ok(self.enclosed(self.layer(size).repeat(u64::from(layers))))
     }
 
-    /// Returns width and height in pixels that a picture is resized to, multiples of patch x merge.
+    /// Returns width and height in pixels that an image is resized to, multiples of patch x merge.
     ///
     /// # Errors
     /// As [`NativeResolution::image`].
@@ -127,7 +127,7 @@ impl NativeResolution {
         EncoderWork { tokens: work.tokens.saturating_add(u64::from(self.marker_tokens)), ..work }
     }
 
-    /// One layer of patches over a resized picture, `[width, height]` in pixels.
+    /// One layer of patches over a resized image, `[width, height]` in pixels.
     fn layer(&self, size: [u64; 2]) -> EncoderWork {
         let patch = u64::from(self.patch_pixels.get());
         let merge = u64::from(self.merge.get());
@@ -230,7 +230,7 @@ mod tests {
 
     /// Width, height, patches, tokens without markers, window pairs.
     #[test]
-    fn patches_tokens_and_windows_follow_the_resized_picture() {
+    fn patches_tokens_and_windows_follow_the_resized_image() {
         for (width, height, patches, tokens, window_pairs) in [
             (1, 1, 16, 4, 256),
             (448, 448, 1024, 256, 65_536),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn thin_pictures_are_refused() {
+    fn thin_images_are_refused() {
         for (width, height) in [(201, 1), (1, 201), (100_000, 1), (u32::MAX, 1)] {
             let refused = Error::AspectRatio { width, height, aspect_max: 200 };
             assert_eq!(RULE.image(ImageSize { width, height }), Err(refused.clone()));

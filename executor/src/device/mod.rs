@@ -114,7 +114,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         dx: &mut Self::Floats,
         d_scale: Option<&mut Self::Floats>,
     ) -> Result<()>;
-    /// Normalises rows by their root mean square.
+    /// Normalizes rows by their root mean square.
     fn rms_norm(
         &self,
         x: &Self::Floats,
@@ -133,7 +133,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         dx: Option<&mut Self::Floats>,
         d_weight: Option<&mut Self::Floats>,
     ) -> Result<()>;
-    /// Normalises rows to mean 0 and variance 1; `parameters` are weight and bias.
+    /// Normalizes rows to mean 0 and variance 1; `parameters` are weight and bias.
     fn layer_norm(
         &self,
         x: &Self::Floats,

@@ -78,7 +78,7 @@ impl Figures {
         let differs = |encoder: &&usize| row[ROOM[**encoder]] != row[MADE[**encoder]];
         self.encoders.iter().find(differs).map(|&encoder| {
             let (room, made) = (row[ROOM[encoder]], row[MADE[encoder]]);
-            let name = ["pictures", "clips"][encoder];
+            let name = ["images", "clips"][encoder];
             match made {
                 0 => format!("its {name} could not be decoded"),
                 _ => format!("its text has room for {room} tokens of {name}, which are {made}"),

@@ -8,7 +8,7 @@ use crate::model::context::Context;
 use crate::model::encoder::{EncoderConfig, Medium, Shown};
 use crate::model::whole::ModuleKind;
 
-/// Joins the media of samples, in their order; of a sample its pictures, then its videos, or its clips.
+/// Joins the media of samples, in their order; of a sample its images, then its videos, or its clips.
 pub(super) fn context<D: Device>(
     device: &D,
     encoder: &EncoderConfig,
@@ -26,10 +26,10 @@ pub(super) fn context<D: Device>(
     }
 }
 
-/// Pictures without a number of frames, then videos with theirs.
+/// Images without a number of frames, then videos with theirs.
 fn pixels(sample: &PreparedSample) -> impl Iterator<Item = (&PixelValues, Option<u32>)> {
-    let pictures = sample.images.iter().map(|picture| (picture, None));
-    pictures.chain(sample.videos.iter().map(|video| (&video.pixels, Some(video.frames))))
+    let images = sample.images.iter().map(|image| (image, None));
+    images.chain(sample.videos.iter().map(|video| (&video.pixels, Some(video.frames))))
 }
 
 fn patches<'a, D: Device>(
@@ -38,12 +38,12 @@ fn patches<'a, D: Device>(
     pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
 ) -> Result<Context<D>> {
     let (mut values, mut grids) = (Vec::new(), Vec::new());
-    for (picture, _) in pixels {
-        let Some(grid) = picture.grid_thw else {
+    for (image, _) in pixels {
+        let Some(grid) = image.grid_thw else {
             let problem = "must have a grid of patches".to_owned();
             return Err(Error::Input { input: "pixel_values", problem });
         };
-        values.extend_from_slice(&picture.values);
+        values.extend_from_slice(&image.values);
         grids.push(grid);
     }
     encoder.context(device, &Medium::Patches { values: &values, grids: &grids })
@@ -55,14 +55,14 @@ fn tiles<'a, D: Device>(
     pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
 ) -> Result<Context<D>> {
     let (mut values, mut shown) = (Vec::new(), Vec::new());
-    for (picture, frames) in pixels {
-        values.extend_from_slice(&picture.values);
-        let tiles = picture.shape.first().copied().unwrap_or(0) as u32;
+    for (image, frames) in pixels {
+        values.extend_from_slice(&image.values);
+        let tiles = image.shape.first().copied().unwrap_or(0) as u32;
         // Families that do not cut by size are given none.
-        let [height, width] = picture.image_size.unwrap_or([1, 1]);
+        let [height, width] = image.image_size.unwrap_or([1, 1]);
         shown.push(match frames {
             Some(frames) => Shown::Video { frames },
-            None => Shown::Picture { height, width, tiles },
+            None => Shown::Image { height, width, tiles },
         });
     }
     encoder.context(device, &Medium::Tiles { pixels: &values, shown: &shown })

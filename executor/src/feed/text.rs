@@ -37,7 +37,7 @@ pub(super) fn context<D: Device>(
     llm.context(device, &batch).map(Some)
 }
 
-/// Rows of the packed samples that media take: sample by sample pictures, videos, clips.
+/// Rows of the packed samples that media take: sample by sample images, videos, clips.
 fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
     let (mut places, mut start) = (Vec::new(), 0);
     for sample in samples {

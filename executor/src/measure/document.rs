@@ -7,10 +7,10 @@ use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use dflop_costmodel::tokens::VisionRule;
 use serde_json::{Value, json};
 
-/// Multiply-adds of a square patch of three colours.
-const COLOURS: u32 = 3;
+/// Multiply-adds of a square patch of three colors.
+const COLORS: u32 = 3;
 
-/// A document whose encoder of pictures has the dimensions of the model's; `None` if the model has none.
+/// A document whose encoder of images has the dimensions of the model's; `None` if the model has none.
 pub(super) fn vision(spec: &ModelSpec) -> Option<Value> {
     let vision = spec.vision.as_ref()?;
     let encoder = &vision.encoder;
@@ -19,7 +19,7 @@ pub(super) fn vision(spec: &ModelSpec) -> Option<Value> {
         "hidden_size": encoder.hidden, "num_hidden_layers": encoder.layers - encoder.details.unused_layers.min(encoder.layers),
         "num_attention_heads": encoder.heads, "intermediate_size": encoder.ffn,
     });
-    let patch = |frames: u32| (encoder.stem_inputs / (COLOURS * frames)).isqrt().max(1);
+    let patch = |frames: u32| (encoder.stem_inputs / (COLORS * frames)).isqrt().max(1);
     let squares = |fields: &mut Value, kind: &str, pixels: u32| {
         fields["model_type"] = json!(kind);
         fields["image_size"] = json!(pixels);

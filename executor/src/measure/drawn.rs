@@ -1,4 +1,4 @@
-//! Microbatches drawn from a seed: samples of mixed lengths, as data sets have them.
+//! Microbatches drawn from a seed: samples of mixed lengths, as datasets have them.
 
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
@@ -12,9 +12,9 @@ const TEXT_MEDIAN: f64 = 120.0;
 const TEXT_DEVIATION: f64 = 0.9;
 /// Share of samples with a medium.
 const MEDIA_SHARE: f64 = 0.4;
-/// Pixels of a picture's sides.
+/// Pixels of an image's sides.
 const PIXELS: [f64; 2] = [96.0, 900.0];
-/// How often the sides of a picture are taken down by a quarter until it fits.
+/// How often the sides of an image are taken down by a quarter until it fits.
 const SHRINKS_MAX: usize = 6;
 /// Seconds of a window of audio.
 const WINDOW_SECONDS: u64 = 30;
@@ -156,7 +156,7 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
             }
             MediaRule::Vision(_) => {
                 let ImageSize { width, height } = shape.images[0];
-                Media::Tiles(vec![Shown::Picture { height, width, tiles: work.items as u32 }])
+                Media::Tiles(vec![Shown::Image { height, width, tiles: work.items as u32 }])
             }
         };
         match media.iter_mut().find(|(of, _)| of == module) {

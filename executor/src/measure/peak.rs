@@ -1,4 +1,4 @@
-//! What matrix products reach at best on a device: the denominator of utilisation.
+//! What matrix products reach at best on a device: the denominator of utilization.
 
 use super::clock::Clock;
 use crate::device::{Cpu, Device, Layout, Shape};

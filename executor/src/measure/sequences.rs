@@ -11,8 +11,8 @@ use crate::model::encoder::Shown;
 /// Tokens of each sequence where linear work is measured and the length is free: a tile of attention, so that little of
 /// the time is attention's.
 const SHORT: u32 = 64;
-/// Side of the pictures where linear work is measured and the size is free, in patches.
-const PICTURE_SIDE: u32 = 16;
+/// Side of the images where linear work is measured and the size is free, in patches.
+const IMAGE_SIDE: u32 = 16;
 
 /// The sequences of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub(super) enum Sequences {
     Tiles(u32),
     /// Full windows of so many tokens.
     Windows(u32),
-    /// Pictures whose sides are multiples of so many patches.
-    Pictures(u32),
+    /// Images whose sides are multiples of so many patches.
+    Images(u32),
 }
 
 impl Sequences {
@@ -46,13 +46,13 @@ impl Sequences {
             VisionRule::AnyRes(rule) => Self::Tiles(u32::from(rule.patches_per_side).pow(2).max(1)),
             VisionRule::DynamicTiles(rule) => Self::Tiles(u32::from(rule.tile_patches).max(1)),
             VisionRule::Fixed(rule) => Self::Tiles(rule.tile_patches.max(1)),
-            VisionRule::Native(rule) => Self::Pictures(u32::from(rule.merge.get())),
+            VisionRule::Native(rule) => Self::Images(u32::from(rule.merge.get())),
         })
     }
 
     /// Whether sequences differ in length, so that attention is measured over lengths.
     pub(super) const fn has_free_lengths(self) -> bool {
-        matches!(self, Self::Text | Self::Pictures(_))
+        matches!(self, Self::Text | Self::Images(_))
     }
 
     /// Fewest tokens that are measured.
@@ -60,7 +60,7 @@ impl Sequences {
         match self {
             Self::Text => SHORT / 4,
             Self::Tiles(tokens) | Self::Windows(tokens) => tokens,
-            Self::Pictures(merge) => self.snap_length(4 * merge * merge),
+            Self::Images(merge) => self.snap_length(4 * merge * merge),
         }
     }
 
@@ -70,8 +70,8 @@ impl Sequences {
             Self::Text if tokens < SHORT => (1, tokens.max(1)),
             Self::Text => (tokens / SHORT, SHORT),
             Self::Tiles(length) | Self::Windows(length) => ((tokens / length).max(1), length),
-            Self::Pictures(merge) => {
-                let length = (PICTURE_SIDE / merge * merge).max(merge).pow(2);
+            Self::Images(merge) => {
+                let length = (IMAGE_SIDE / merge * merge).max(merge).pow(2);
                 if tokens < length { (1, self.snap_length(tokens)) } else { (tokens / length, length) }
             }
         }
@@ -82,7 +82,7 @@ impl Sequences {
         match self {
             Self::Text => tokens.max(1),
             Self::Tiles(length) | Self::Windows(length) => length,
-            Self::Pictures(merge) => {
+            Self::Images(merge) => {
                 let side = f64::from(tokens).sqrt() / f64::from(merge);
                 (side.round().max(1.0) as u32 * merge).pow(2)
             }
@@ -94,11 +94,11 @@ impl Sequences {
         match self {
             Self::Text => None,
             Self::Tiles(_) => {
-                let tile = Shown::Picture { height: 1, width: 1, tiles: 1 };
+                let tile = Shown::Image { height: 1, width: 1, tiles: 1 };
                 Some(Media::Tiles(vec![tile; batch as usize]))
             }
             Self::Windows(_) => Some(Media::Windows(batch as usize)),
-            Self::Pictures(_) => {
+            Self::Images(_) => {
                 let side = tokens.isqrt();
                 Some(Media::Grids(vec![[1, side, side]; batch as usize]))
             }
@@ -114,10 +114,10 @@ mod tests {
     fn shapes_are_those_that_there_can_be() {
         assert_eq!([15, 64, 200].map(|tokens| Sequences::Text.packed(tokens)), [(1, 15), (1, 64), (3, 64)]);
         assert_eq!([1, 3000].map(|tokens| Sequences::Tiles(729).packed(tokens)), [(1, 729), (4, 729)]);
-        let pictures = Sequences::Pictures(2);
-        assert_eq!([7, 100, 600].map(|tokens| pictures.packed(tokens)), [(1, 4), (1, 100), (2, 256)]);
-        assert_eq!(pictures.snap_length(1000), 1024);
+        let images = Sequences::Images(2);
+        assert_eq!([7, 100, 600].map(|tokens| images.packed(tokens)), [(1, 4), (1, 100), (2, 256)]);
+        assert_eq!(images.snap_length(1000), 1024);
         let grids = Media::Grids(vec![[1, 10, 10]; 3]);
-        assert_eq!(pictures.media(3, 100), Some(grids));
+        assert_eq!(images.media(3, 100), Some(grids));
     }
 }

@@ -20,7 +20,7 @@ use crate::ops::rope::{RopeShape, Turn};
 pub enum Sight {
     /// Itself and those before it in its sample.
     Causal,
-    /// All of its picture or clip.
+    /// All of its image or clip.
     Full,
     /// All of its window.
     Window,

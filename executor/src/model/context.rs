@@ -19,7 +19,7 @@ pub struct Context<D: Device> {
 pub struct LayerContext<D: Device> {
     /// Rows of activations.
     pub rows: usize,
-    /// First row of every sample, picture or clip, then the number of rows.
+    /// First row of every sample, image or clip, then the number of rows.
     pub segments: Vec<u32>,
     /// The same of windows; empty where no layer has any.
     pub windows: Vec<u32>,
@@ -99,7 +99,7 @@ pub struct EncoderInputs<D: Device> {
     pub stem: Vec<DeviceMix<D>>,
     /// From rows of the position table to rows of the first layer.
     pub positions: Option<DeviceMix<D>>,
-    /// From a learned row that stands before every picture to rows of the first layer.
+    /// From a learned row that stands before every image to rows of the first layer.
     pub class: Option<DeviceMix<D>>,
     /// From rows of the last layer to those that are projected.
     pub taken: Option<DeviceMix<D>>,
@@ -109,6 +109,6 @@ pub struct EncoderInputs<D: Device> {
     pub tokens: usize,
     /// From projected rows to what the LLM reads.
     pub arranged: Option<DeviceMix<D>>,
-    /// From a learned row that ends every line of a picture to what the LLM reads.
+    /// From a learned row that ends every line of an image to what the LLM reads.
     pub newlines: Option<DeviceMix<D>>,
 }

@@ -5,7 +5,7 @@ use super::{BackwardPass, Pass};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 
-/// What rows are normalised by.
+/// What rows are normalized by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
     /// Their root mean square.
@@ -38,7 +38,7 @@ impl Norm {
         Self { weight, bias, epsilon, width }
     }
 
-    /// Returns the normalised rows, and what backward needs of them.
+    /// Returns the normalized rows, and what backward needs of them.
     pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats) -> Result<(D::Floats, D::Floats)> {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;

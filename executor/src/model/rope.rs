@@ -1,4 +1,4 @@
-//! Angles of rotary embeddings: text, multimodal sections, rows and columns of pictures.
+//! Angles of rotary embeddings: text, multimodal sections, rows and columns of images.
 //!
 //! # Source
 //! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191, section
@@ -56,9 +56,9 @@ impl Rope {
         Ok(Self { frequencies, axes })
     }
 
-    /// The rotation of pictures: the first half of the pairs by the row, the second by the column.
+    /// The rotation of images: the first half of the pairs by the row, the second by the column.
     #[must_use]
-    pub fn of_pictures(theta: f64, head_dim: usize) -> Self {
+    pub fn of_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
         let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
         Self { frequencies: [half.clone(), half].concat(), axes }

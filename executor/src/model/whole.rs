@@ -18,7 +18,7 @@ use crate::weights::{Checkpoint, WeightSource};
 /// A module of a model, which a pipeline cuts into stages by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModuleKind {
-    /// Pictures and videos.
+    /// Images and videos.
     Vision,
     /// Audio.
     Audio,
@@ -29,7 +29,7 @@ pub enum ModuleKind {
 /// Which modules are not trained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Frozen {
-    /// The encoder of pictures and its projector.
+    /// The encoder of images and its projector.
     pub vision: FrozenEncoder,
     /// The encoder of audio and its projector.
     pub audio: FrozenEncoder,
@@ -58,7 +58,7 @@ pub struct StageSettings {
 /// What a checkpoint is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Encoder of pictures and videos.
+    /// Encoder of images and videos.
     pub vision: Option<EncoderConfig>,
     /// Encoder of audio.
     pub audio: Option<EncoderConfig>,

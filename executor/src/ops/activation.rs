@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, vectorised};
+use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 
 /// A function of one number.
@@ -61,7 +61,7 @@ pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "shapes agree");
     let chunk = chunk_len(1);
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 // The kind is matched outside the loop, which becomes vector instructions.
@@ -88,7 +88,7 @@ pub fn backward<F: Real>(activation: Activation, x: &[F], d: &mut [F]) {
     assert_eq!(x.len(), d.len(), "shapes agree");
     let chunk = chunk_len(1);
     d.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(d, x)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 macro_rules! run {

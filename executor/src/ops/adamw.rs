@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, vectorised};
+use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 
 /// What a step of the optimizer takes.
@@ -57,7 +57,7 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
     let means = mean.par_chunks_mut(chunk).zip(square.par_chunks_mut(chunk));
     let all = weights.par_chunks_mut(chunk).zip(gradients.par_chunks(chunk)).zip(means);
     all.for_each(|((weights, gradients), (means, squares))| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let all = weights.iter_mut().zip(gradients).zip(means.iter_mut().zip(squares));

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorised};
+use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorized};
 use super::real::Real;
 
 /// Adds `scale x` to `y`, row by row.
@@ -11,7 +11,7 @@ pub fn forward<F: Real>(x: &[F], scale: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "the residual has the shape of what is added");
     let chunk = chunk_len(columns);
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 for (y, x) in y.chunks_mut(columns).zip(x.chunks(columns)) {
@@ -30,7 +30,7 @@ pub fn backward<F: Real>(dy: &[F], x: &[F], scale: &[F], dx: &mut [F], d_scale: 
     assert!(x.len() == dy.len() && dx.len() == dy.len(), "gradients have the shapes of what they are of");
     let chunk = chunk_len(columns);
     dx.par_chunks_mut(chunk).zip(dy.par_chunks(chunk)).for_each(|(dx, dy)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 for (dx, dy) in dx.chunks_mut(columns).zip(dy.chunks(columns)) {

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, max, sum, vectorised};
+use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 
 /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns the sum of
@@ -26,7 +26,7 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
     let chunks = logits.par_chunks_mut(rows * vocabulary).zip(targets.par_chunks(rows));
     let losses: Vec<f64> = chunks
         .map(|(logits, targets)| {
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || {
                     // A loop, not an iterator's sum, which would be a function without these instructions.

@@ -8,7 +8,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, max, sum, vectorised};
+use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 
 /// What a row of a part of the logits adds up to.
@@ -34,7 +34,7 @@ pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<RowPar
     let chunks = logits.par_chunks_mut((rows * columns).max(1)).zip(targets.par_chunks(rows));
     let parts: Vec<Vec<RowPart<F>>> = chunks
         .map(|(logits, targets)| {
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || {
                     let mut parts = Vec::with_capacity(targets.len());

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{add_to, chunk_len, dot, vectorised};
+use super::parallel::{add_to, chunk_len, dot, vectorized};
 use super::real::Real;
 
 /// `y += x`.
@@ -10,7 +10,7 @@ pub fn add<F: Real>(x: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "summands have the same shape");
     let chunk = chunk_len(1);
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || add_to(y, x),
         );
@@ -32,7 +32,7 @@ pub fn sum_of_squares<F: Real>(x: &[F]) -> f64 {
     let sums: Vec<f64> = x
         .par_chunks(chunk_len(1))
         .map(|x| {
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || dot(x, x),
             )

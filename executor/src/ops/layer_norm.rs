@@ -1,14 +1,14 @@
-//! Normalisation of rows to mean 0 and variance 1: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
+//! Normalization of rows to mean 0 and variance 1: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
 //!
 //! # Source
 //! Ba, Kiros, Hinton: "Layer Normalization", 2016, arXiv:1607.06450.
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorised};
+use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorized};
 use super::real::Real;
 
-/// Writes the normalised rows and, for backward, mean and 1 / standard deviation of every row.
+/// Writes the normalized rows and, for backward, mean and 1 / standard deviation of every row.
 ///
 /// - `x`, `y`: `[rows, columns]`; `weight`, `bias`: `[columns]`; `statistics`: `[rows, 2]`
 pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut [F], statistics: &mut [F]) {
@@ -18,7 +18,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
     let chunk = chunk_len(columns);
     let outputs = y.par_chunks_mut(chunk).zip(statistics.par_chunks_mut(2 * chunk_rows(columns)));
     outputs.zip(x.par_chunks(chunk)).for_each(|((y, statistics), x)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(statistics.chunks_mut(2));
@@ -56,7 +56,7 @@ pub fn backward<F: Real>(
     let rows = chunk_rows(columns);
     let mut both = vec![F::ZERO; 2 * columns];
     sum_chunks((x.len() / columns).div_ceil(rows), &mut both, |index, sums| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let (weights, biases) = sums.split_at_mut(columns);
@@ -84,7 +84,7 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx
     dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
         || (vec![F::ZERO; columns], vec![F::ZERO; columns]),
         |(scaled, normal), (dx, ((dy, x), statistics))| {
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || {
                     let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(statistics.chunks(2));

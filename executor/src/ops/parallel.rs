@@ -24,7 +24,7 @@ pub(crate) fn chunk_len(columns: usize) -> usize {
 /// Rust fuses no multiplication with an addition by itself, and sums have fixed lanes: results do not depend on the
 /// machine's width.
 #[inline(always)]
-pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
+pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)
 }
 

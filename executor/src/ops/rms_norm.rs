@@ -1,14 +1,14 @@
-//! Normalisation of rows by their root mean square: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
+//! Normalization of rows by their root mean square: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
 //!
 //! # Source
 //! Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorised};
+use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
 use super::real::Real;
 
-/// Writes the normalised rows and, for backward, 1 / root mean square of every row.
+/// Writes the normalized rows and, for backward, 1 / root mean square of every row.
 ///
 /// - `x`, `y`: `[rows, columns]`, `weight`: `[columns]`, `inverse`: `[rows]`
 pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], inverse: &mut [F]) {
@@ -18,7 +18,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], invers
     let rows = chunk_rows(columns);
     let chunks = y.par_chunks_mut(chunk_len(columns)).zip(inverse.par_chunks_mut(rows));
     chunks.zip(x.par_chunks(chunk_len(columns))).for_each(|((y, inverse), x)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(inverse);
@@ -50,7 +50,7 @@ pub fn backward<F: Real>(
     let Some(d_weight) = d_weight else { return };
     let rows = chunk_rows(columns);
     sum_chunks(inverse.len().div_ceil(rows), d_weight, |index, sums| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let rows =
@@ -74,7 +74,7 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &
     dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
         || vec![F::ZERO; columns],
         |scaled, (dx, ((dy, x), inverse))| {
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || {
                     let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(inverse);

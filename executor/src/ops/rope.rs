@@ -1,14 +1,14 @@
 //! Rotary embeddings: pairs of columns of every head, half a head apart, turned by an angle of their token.
 //!
 //! Which angle a pair takes is the caller's, as a table of cosines and sines: text, multimodal sections and the rows and
-//! columns of pictures ([`crate::model::rope`]) differ in nothing else.
+//! columns of images ([`crate::model::rope`]) differ in nothing else.
 //!
 //! # Source
-//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; halves instead of neighbours, as transformers rotates.
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; halves instead of neighbors, as transformers rotates.
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_len, chunk_rows, vectorised};
+use super::parallel::{chunk_len, chunk_rows, vectorized};
 use super::real::Real;
 
 /// The way to turn.
@@ -46,7 +46,7 @@ pub fn turn<F: Real>(turn: Turn, shape: RopeShape, cos: &[F], sin: &[F], x: &mut
     let angles = chunk_rows(stride) * half;
     let tables = cos.par_chunks(angles).zip(sin.par_chunks(angles));
     x.par_chunks_mut(chunk_len(stride)).zip(tables).for_each(|(x, (cos, sin))| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let tables = cos.chunks(half).zip(sin.chunks(half));

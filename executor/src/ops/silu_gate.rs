@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, vectorised};
+use super::parallel::{chunk_rows, vectorized};
 use super::real::Real;
 
 /// Writes the gated rows.
@@ -16,7 +16,7 @@ pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
     let rows = chunk_rows(2 * columns);
     let chunks = y.par_chunks_mut(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
     chunks.for_each(|(y, gate_up)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
@@ -36,7 +36,7 @@ pub fn backward<F: Real>(dy: &[F], gate_up: &[F], columns: usize, d_gate_up: &mu
     let rows = chunk_rows(2 * columns);
     let inputs = dy.par_chunks(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
     d_gate_up.par_chunks_mut(2 * rows * columns).zip(inputs).for_each(|(d, (dy, gate_up))| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let rows = dy.chunks(columns).zip(gate_up.chunks(2 * columns));

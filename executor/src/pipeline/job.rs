@@ -57,7 +57,7 @@ impl ModuleLayout {
     }
 }
 
-/// A stage of a job and what its neighbours have to know of it.
+/// A stage of a job and what its neighbors have to know of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobStage {
     /// Module and layers.

@@ -8,7 +8,7 @@ use super::route::{RoutePlan, RouteRow};
 use crate::error::{Error, Result};
 use crate::model::whole::ModuleKind;
 
-/// A picture, video or clip of a microbatch.
+/// An image, video or clip of a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MediumPlan {
     /// The encoder.

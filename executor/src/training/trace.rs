@@ -168,7 +168,7 @@ pub fn join_traces<R: BufRead, W: Write>(
     Ok((writer.finish()?, left_out))
 }
 
-/// What the viewer colours alike.
+/// What the viewer colors alike.
 fn category(action: Action) -> &'static str {
     match action {
         Action::Forward(_) => "forward",

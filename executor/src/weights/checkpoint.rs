@@ -40,7 +40,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a file, or a folder with [`WEIGHTS_FILE`] or [`INDEX_FILE`].
+    /// Opens a file, or a directory with [`WEIGHTS_FILE`] or [`INDEX_FILE`].
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be read, [`Error::Format`] if it is not what it says.
@@ -206,8 +206,8 @@ impl WeightSource for Checkpoint {
 }
 
 /// The files that an index names, in order.
-fn pieces(folder: &Path) -> Result<Vec<PathBuf>> {
-    let path = folder.join(INDEX_FILE);
+fn pieces(directory: &Path) -> Result<Vec<PathBuf>> {
+    let path = directory.join(INDEX_FILE);
     let text =
         std::fs::read(&path).map_err(|source| Error::File { action: "read", path: path.clone(), source })?;
     let format = |problem: String| Error::Format { path: path.clone(), problem };
@@ -218,9 +218,9 @@ fn pieces(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = BTreeSet::new();
     for (name, file) in map {
         let file = file.as_str().filter(|file| Path::new(file).file_name() == Some(file.as_ref()));
-        files.insert(file.ok_or_else(|| format(format!("tensor `{name}` is in no file of the folder")))?);
+        files.insert(file.ok_or_else(|| format(format!("tensor `{name}` is in no file of the directory")))?);
     }
-    Ok(files.into_iter().map(|file| folder.join(file)).collect())
+    Ok(files.into_iter().map(|file| directory.join(file)).collect())
 }
 
 /// Names with first bytes in the file.

@@ -27,15 +27,15 @@ impl Tensor {
     }
 }
 
-/// Writes tensors as `f32` into a folder: one file, or pieces of at most `piece_bytes_max` (or one tensor) with an
+/// Writes tensors as `f32` into a directory: one file, or pieces of at most `piece_bytes_max` (or one tensor) with an
 /// index.
 ///
 /// Each file is written under another name, brought to disk and renamed; the index is last. What was there before under
-/// the same names is replaced, and a file of the other form is removed, so that the folder has one set of weights.
+/// the same names is replaced, and a file of the other form is removed, so that the directory has one set of weights.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be written.
-pub fn write(folder: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> Result<()> {
+pub fn write(directory: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> Result<()> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut pieces: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;
@@ -50,20 +50,20 @@ pub fn write(folder: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> R
         }
     }
     if let [only] = &pieces[..] {
-        write_piece(&folder.join(WEIGHTS_FILE), only)?;
-        return remove(&folder.join(INDEX_FILE));
+        write_piece(&directory.join(WEIGHTS_FILE), only)?;
+        return remove(&directory.join(INDEX_FILE));
     }
     let count = pieces.len();
     let mut map = serde_json::Map::new();
     for (index, piece) in pieces.iter().enumerate() {
         let file = format!("model-{:05}-of-{count:05}.safetensors", index + 1);
-        write_piece(&folder.join(&file), piece)?;
+        write_piece(&directory.join(&file), piece)?;
         map.extend(piece.iter().map(|tensor| (tensor.name.clone(), file.clone().into())));
     }
     let total: u64 = pieces.iter().flatten().map(Tensor::bytes).sum();
     let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
-    replace(&folder.join(INDEX_FILE), |part| std::fs::write(part, format!("{index:#}\n")))?;
-    remove(&folder.join(WEIGHTS_FILE))
+    replace(&directory.join(INDEX_FILE), |part| std::fs::write(part, format!("{index:#}\n")))?;
+    remove(&directory.join(WEIGHTS_FILE))
 }
 
 fn write_piece(path: &Path, tensors: &[Tensor]) -> Result<()> {
@@ -94,7 +94,7 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
         write(part)?;
         File::open(part)?.sync_all()?;
         std::fs::rename(part, path)?;
-        path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
     };
     all().map_err(|source| Error::File { action: "write", path: path.to_owned(), source })
 }

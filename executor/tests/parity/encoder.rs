@@ -6,7 +6,7 @@ use dflop_executor::model::encoder::{EncoderConfig, Medium, Shown};
 
 use super::fixture::Fixture;
 
-/// Ids of placeholders of pictures, audio and videos.
+/// Ids of placeholders of images, audio and videos.
 pub(crate) const PLACEHOLDERS: [i64; 2] = [46, 47];
 
 /// The encoder of a recorded model.
@@ -22,17 +22,17 @@ pub(crate) fn encoder_context(fixture: &Fixture, config: &EncoderConfig, device:
     };
     let context = match fixture.name {
         "llava_onevision" => {
-            let pictures = unsigned("image_sizes");
+            let images = unsigned("image_sizes");
             let shown = |&[height, width, tiles]: &[u32; 3]| match height {
                 0 => Shown::Video { frames: tiles },
-                _ => Shown::Picture { height, width, tiles },
+                _ => Shown::Image { height, width, tiles },
             };
-            let shown: Vec<Shown> = pictures.as_chunks::<3>().0.iter().map(shown).collect();
+            let shown: Vec<Shown> = images.as_chunks::<3>().0.iter().map(shown).collect();
             let pixels = fixture.floats("pixel_values");
             config.context(device, &Medium::Tiles { pixels: &pixels, shown: &shown })
         }
         "internvl" | "clip" | "siglip" => {
-            let shown = [Shown::Picture { height: 1, width: 1, tiles: 3 }];
+            let shown = [Shown::Image { height: 1, width: 1, tiles: 3 }];
             let pixels = fixture.floats("pixel_values");
             config.context(device, &Medium::Tiles { pixels: &pixels, shown: &shown })
         }

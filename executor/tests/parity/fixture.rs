@@ -25,13 +25,13 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn open(name: &'static str) -> Self {
-        let folder = folder(name);
-        let text = std::fs::read(folder.join("config.json")).unwrap();
+        let directory = directory(name);
+        let text = std::fs::read(directory.join("config.json")).unwrap();
         Self {
             name,
             config: serde_json::from_slice(&text).unwrap(),
-            weights: Checkpoint::open(&folder).unwrap(),
-            expected: Checkpoint::open(&folder.join("expected.safetensors")).unwrap(),
+            weights: Checkpoint::open(&directory).unwrap(),
+            expected: Checkpoint::open(&directory.join("expected.safetensors")).unwrap(),
         }
     }
 
@@ -71,7 +71,7 @@ impl Fixture {
     }
 }
 
-fn folder(name: &str) -> PathBuf {
+fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor").join(name)
 }
 

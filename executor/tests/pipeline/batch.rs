@@ -15,10 +15,10 @@ const MELS: usize = 8;
 const FRAMES: usize = 40;
 const PLACEHOLDER: i64 = 47;
 
-/// A picture of `[rows, columns]` patches, or a clip of so many frames.
+/// An image of `[rows, columns]` patches, or a clip of so many frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
-    Picture { grid: [u32; 2], seed: u32 },
+    Image { grid: [u32; 2], seed: u32 },
     Clip { frames: u32, seed: u32 },
 }
 
@@ -49,14 +49,14 @@ fn floats(seed: u32, count: usize) -> Vec<f32> {
 impl Item {
     pub(crate) fn module(self) -> ModuleKind {
         match self {
-            Self::Picture { .. } => ModuleKind::Vision,
+            Self::Image { .. } => ModuleKind::Vision,
             Self::Clip { .. } => ModuleKind::Audio,
         }
     }
 
     pub(crate) fn tokens(self) -> usize {
         match self {
-            Self::Picture { grid: [rows, columns], .. } => (rows * columns / 4) as usize,
+            Self::Image { grid: [rows, columns], .. } => (rows * columns / 4) as usize,
             Self::Clip { frames, .. } => frames.div_ceil(2) as usize / 2,
         }
     }
@@ -73,7 +73,7 @@ pub(crate) fn media_context(
     for &item in media {
         assert_eq!(item.module(), module);
         match item {
-            Item::Picture { grid: [rows, columns], seed } => {
+            Item::Image { grid: [rows, columns], seed } => {
                 values.extend(floats(seed, (rows * columns) as usize * 24));
                 grids.push([1, rows, columns]);
             }

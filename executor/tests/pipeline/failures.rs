@@ -94,12 +94,12 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     }
 }
 
-/// A clip's context on the rank of pictures, and pictures of another size than planned.
+/// A clip's context on the rank of images, and images of another size than planned.
 #[test]
 fn media_that_are_not_those_of_the_plan_end_all_ranks() {
     let model = with_encoders(true, true);
-    let picture = |side| Item::Picture { grid: [side, side], seed: 3 };
-    let samples: Vec<Sample> = vec![sample(1, vec![picture(4), Item::Clip { frames: 40, seed: 2 }])];
+    let image = |side| Item::Image { grid: [side, side], seed: 3 };
+    let samples: Vec<Sample> = vec![sample(1, vec![image(4), Item::Clip { frames: 40, seed: 2 }])];
     let stage = |module| ModuleLayout::even(module, model.layers(module), 1);
     let setting = Setting::new(&model, model.modules().into_iter().map(stage).collect());
     let replaced = |item: Item| {
@@ -112,7 +112,7 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
             }
         }
     };
-    let errors = run_failing(&setting, (&samples, &vec![vec![0]]), &replaced(picture(6)));
+    let errors = run_failing(&setting, (&samples, &vec![vec![0]]), &replaced(image(6)));
     let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, planned are 4";
     assert_eq!(errors[0].to_string(), expected);
     assert!(told(&errors, 0).iter().all(|told| told.contains(expected)));

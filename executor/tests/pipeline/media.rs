@@ -13,8 +13,8 @@ use super::job::{Setting, run_job};
 use super::reference::one_by_one;
 use super::support::Transport;
 
-fn picture(rows: u32, columns: u32, seed: u32) -> Item {
-    Item::Picture { grid: [rows, columns], seed }
+fn image(rows: u32, columns: u32, seed: u32) -> Item {
+    Item::Image { grid: [rows, columns], seed }
 }
 
 fn clip(frames: u32, seed: u32) -> Item {
@@ -24,14 +24,14 @@ fn clip(frames: u32, seed: u32) -> Item {
 /// Samples with no, one or several media of uneven sizes, of the modules of a model; one clip has no tokens.
 fn samples(model: &ModelConfig) -> Vec<Sample> {
     let media = [
-        vec![picture(2, 4, 1), clip(40, 2)],
+        vec![image(2, 4, 1), clip(40, 2)],
         vec![],
-        vec![picture(4, 8, 3)],
-        vec![clip(13, 4), picture(2, 2, 5), clip(1, 6), picture(6, 4, 7)],
+        vec![image(4, 8, 3)],
+        vec![clip(13, 4), image(2, 2, 5), clip(1, 6), image(6, 4, 7)],
         vec![],
         vec![clip(22, 8)],
-        vec![picture(2, 2, 9), picture(2, 2, 10)],
-        vec![picture(8, 8, 11)],
+        vec![image(2, 2, 9), image(2, 2, 10)],
+        vec![image(8, 8, 11)],
     ];
     let runs = |item: &Item| model.modules().contains(&item.module());
     let of = |(seed, media): (u32, Vec<Item>)| sample(seed, media.into_iter().filter(runs).collect());
@@ -120,7 +120,7 @@ fn balanced_and_data_blind_cuts_have_the_same_gradients() {
     }
 }
 
-/// Microbatches, rounds, ranks and whole steps without pictures or clips, and ranks without any sample.
+/// Microbatches, rounds, ranks and whole steps without images or clips, and ranks without any sample.
 #[test]
 fn missing_media_neither_hang_nor_change_a_gradient() {
     for model in models() {
@@ -183,7 +183,7 @@ fn ranks_that_share_a_stage_may_be_of_different_numbers() {
     }
 }
 
-/// The large picture is encoded on one replica, everything else of the round on the other.
+/// The large image is encoded on one replica, everything else of the round on the other.
 #[test]
 fn encoders_deal_their_media_out_by_cost() {
     let model = with_encoders(true, false);

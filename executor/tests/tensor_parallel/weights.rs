@@ -70,9 +70,9 @@ fn assembled_tensors_are_those_that_were_loaded() {
 fn what_ranks_hold_is_written_as_checkpoints_have_it() {
     let fixture = Fixture::open("llama");
     let model = ModelConfig::from_config(&fixture.config).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), of_ranks(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX).unwrap();
-    let written = Checkpoint::open(&folder.path().join(WEIGHTS_FILE)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), of_ranks(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX).unwrap();
+    let written = Checkpoint::open(&directory.path().join(WEIGHTS_FILE)).unwrap();
     model.check::<Cpu>(&written).unwrap();
     let again = of_ranks(&model, ModuleKind::Llm, 2, &written);
     assert_eq!(again, assemble(&stage(&model, ModuleKind::Llm, None, &written)).unwrap().unwrap());

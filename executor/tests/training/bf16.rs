@@ -109,8 +109,8 @@ fn steps<D: Device>(stage: &mut Stage<D>, trainer: &mut Trainer<D>, until: u64) 
 #[test]
 fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
     let (device, comm) = (CpuBf16::new(1).unwrap(), alone());
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(directory.path());
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));
     let mut first = trainer(&straight, Precision::Bf16, &comm);
     steps(&mut straight, &mut first, 3);
@@ -123,7 +123,7 @@ fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
     second.restore([&mut resumed], &saved).unwrap();
     steps(&mut resumed, &mut second, 6);
     assert_eq!(weights(&resumed), weights(&straight));
-    let file = folder.path().join("step-00000003/model.safetensors");
+    let file = directory.path().join("step-00000003/model.safetensors");
     let elements: usize = {
         let specs = config().parameters::<Cpu>().unwrap();
         specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum()

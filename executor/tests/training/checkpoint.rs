@@ -70,10 +70,10 @@ fn a_run_with_a_break_ends_with_the_bits_of_one_without_on_any_stages() {
     for (before, after) in
         [(&[0, 4][..], &[0, 4][..]), (&[0, 1, 3, 4], &[0, 1, 3, 4]), (&[0, 1, 3, 4], &[0, 2, 4])]
     {
-        let folder = tempfile::tempdir().unwrap();
-        train(folder.path(), before, 3);
-        assert_eq!(train(folder.path(), after, 6), straight, "{before:?} {after:?}");
-        let saved = Checkpoints::new(folder.path()).latest(&alone()).unwrap().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        train(directory.path(), before, 3);
+        assert_eq!(train(directory.path(), after, 6), straight, "{before:?} {after:?}");
+        let saved = Checkpoints::new(directory.path()).latest(&alone()).unwrap().unwrap();
         assert_eq!((saved.step(), saved.run()), (6, &run_state()));
     }
 }
@@ -81,10 +81,10 @@ fn a_run_with_a_break_ends_with_the_bits_of_one_without_on_any_stages() {
 #[test]
 fn a_run_goes_on_with_more_replicas_to_rounding() {
     let straight = train(tempfile::tempdir().unwrap().path(), &[0, 4], 6);
-    let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), &[0, 2, 4], 3);
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), &[0, 2, 4], 3);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
-        let saved = checkpoints(folder.path()).latest(&comm).unwrap();
+        let saved = checkpoints(directory.path()).latest(&comm).unwrap();
         let device = Cpu::new(1).unwrap();
         let saved = saved.unwrap();
         let mut stage = stage(&device, 0..LAYERS, saved.weights());
@@ -95,7 +95,7 @@ fn a_run_goes_on_with_more_replicas_to_rounding() {
             super::update::reduce(&mut stage, &comm, step);
             trainer.update([&mut stage], 1.0).unwrap();
         }
-        let path = checkpoints(folder.path()).save(&trainer, [&stage], &run_state()).unwrap();
+        let path = checkpoints(directory.path()).save(&trainer, [&stage], &run_state()).unwrap();
         assert!(path.join("model.safetensors").exists(), "one replica writes");
         weights(&stage)
     });
@@ -111,15 +111,15 @@ fn a_run_goes_on_with_more_replicas_to_rounding() {
 
 #[test]
 fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let other = Tensor { name: "rotary.inv_freq".to_owned(), shape: vec![2], values: vec![0.5, 0.25] };
     run(Transport::Threads, 3, patient(), |comm| {
         let (mut stage, mut trainer) = begin(&comm, &[0, 1, 3, 4], None);
         go_on(&mut stage, &mut trainer, &comm, 1);
-        let checkpoints = checkpoints(folder.path()).others(vec![other.clone()]);
+        let checkpoints = checkpoints(directory.path()).others(vec![other.clone()]);
         checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
     });
-    let state = folder.path().join("step-00000001");
+    let state = directory.path().join("step-00000001");
     let files: Vec<String> = {
         let mut names: Vec<_> =
             fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -181,11 +181,11 @@ fn damaged_states_are_passed_over_and_named_when_asked_for() {
         ),
         (|state| fs::write(state.join("state.json"), "{").unwrap(), "`state.json` has 1 bytes, not"),
     ];
-    let folder = tempfile::tempdir().unwrap();
-    two_states(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    two_states(directory.path());
     for (index, (damage, expected)) in cases.into_iter().enumerate() {
         let copy = tempfile::tempdir().unwrap();
-        copy_states(folder.path(), copy.path());
+        copy_states(directory.path(), copy.path());
         let newest = copy.path().join("step-00000002");
         damage(&newest);
         let ranks = run(Transport::Threads, 2, patient(), |comm| {
@@ -211,11 +211,11 @@ fn copy_states(from: &Path, to: &Path) {
 
 #[test]
 fn a_rank_that_cannot_write_is_named_and_the_run_goes_on() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
         let (mut stage, mut trainer) = begin(&comm, &[0, 2, 4], None);
         go_on(&mut stage, &mut trainer, &comm, 1);
-        let good = checkpoints(folder.path());
+        let good = checkpoints(directory.path());
         good.save(&trainer, [&stage], &run_state()).unwrap();
         go_on(&mut stage, &mut trainer, &comm, 2);
         let wrong = Tensor { name: "wrong".to_owned(), shape: vec![3], values: vec![0.0; 2] };
@@ -231,9 +231,9 @@ fn a_rank_that_cannot_write_is_named_and_the_run_goes_on() {
 
 #[test]
 fn a_state_of_another_model_is_refused_by_tensor() {
-    let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), &[0, 4], 1);
-    let saved = Checkpoints::new(folder.path()).latest(&alone()).unwrap().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), &[0, 4], 1);
+    let saved = Checkpoints::new(directory.path()).latest(&alone()).unwrap().unwrap();
     let mut wider = document();
     wider["intermediate_size"] = json!(32);
     let config = dflop_executor::model::whole::ModelConfig::from_config(&wider).unwrap();
@@ -245,24 +245,24 @@ fn a_state_of_another_model_is_refused_by_tensor() {
 }
 
 #[test]
-fn there_is_no_state_in_a_folder_that_is_not_there() {
-    let folder = tempfile::tempdir().unwrap();
-    assert!(Checkpoints::new(folder.path().join("none")).latest(&alone()).unwrap().is_none());
+fn there_is_no_state_in_a_directory_that_is_not_there() {
+    let directory = tempfile::tempdir().unwrap();
+    assert!(Checkpoints::new(directory.path().join("none")).latest(&alone()).unwrap().is_none());
 }
 
 #[test]
 fn the_last_states_are_kept_and_a_step_can_be_saved_again() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let comm = alone();
     let (mut stage, mut trainer) = begin(&comm, &[0, 4], None);
-    let checkpoints = checkpoints(folder.path()).kept(3);
+    let checkpoints = checkpoints(directory.path()).kept(3);
     for steps in 0..5 {
         train_whole(&mut stage, &mut trainer, &comm, usize::from(steps > 0));
         checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
     }
     checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
     let mut names: Vec<_> =
-        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["step-00000002", "step-00000003", "step-00000004"]);
 }
@@ -271,7 +271,7 @@ fn the_last_states_are_kept_and_a_step_can_be_saved_again() {
 #[test]
 fn a_state_of_step_0_begins_the_run() {
     let straight = train(tempfile::tempdir().unwrap().path(), &[0, 4], 2);
-    let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), &[0, 4], 0);
-    assert_eq!(train(folder.path(), &[0, 2, 4], 2), straight);
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), &[0, 4], 0);
+    assert_eq!(train(directory.path(), &[0, 2, 4], 2), straight);
 }

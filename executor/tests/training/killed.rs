@@ -17,7 +17,7 @@ use serde_json::json;
 use super::model::{LAYERS, run_staged, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
-const FOLDER: &str = "EXECUTOR_TEST_SAVE_TO";
+const DIRECTORY: &str = "EXECUTOR_TEST_SAVE_TO";
 const ARGS: [&str; 5] = ["--exact", "killed::saving_process", "--ignored", "--nocapture", "--quiet"];
 /// Kills of one run.
 const KILLS: usize = 8;
@@ -28,7 +28,7 @@ const STATES_MAX: u64 = 3;
 #[test]
 #[ignore = "a process of the test below"]
 fn saving_process() {
-    let Ok(root) = std::env::var(FOLDER) else { return };
+    let Ok(root) = std::env::var(DIRECTORY) else { return };
     run(Transport::Threads, 2, patient(), |comm| train_and_save(Path::new(&root), &comm));
 }
 
@@ -63,7 +63,7 @@ fn said(root: &Path) -> u64 {
 
 fn spawn(root: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(ARGS).env(FOLDER, root).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args(ARGS).env(DIRECTORY, root).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
 
@@ -83,8 +83,8 @@ fn kill_after(root: &Path, states: u64, delay: Duration) {
 
 #[test]
 fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let (root, comm) = (folder.path(), threads::world(1, patient()).unwrap().remove(0));
+    let directory = tempfile::tempdir().unwrap();
+    let (root, comm) = (directory.path(), threads::world(1, patient()).unwrap().remove(0));
     let (mut partial, mut random) = (0, 0x9e37_79b9_7f4a_7c15_u64);
     for round in 0..KILLS {
         random ^= random << 13;

@@ -69,10 +69,10 @@ fn assert_near(a: &Whole, b: &Whole) {
 /// Of degree 4 two ranks each have the same keys and values.
 #[test]
 fn a_shared_stage_trains_as_one_rank_to_rounding() {
-    let folder = || tempfile::tempdir().unwrap();
-    let (norms, weights) = train(folder().path(), 1, 3);
+    let directory = || tempfile::tempdir().unwrap();
+    let (norms, weights) = train(directory().path(), 1, 3);
     for degree in [2, 4] {
-        let (shared_norms, shared) = train(folder().path(), degree, 3);
+        let (shared_norms, shared) = train(directory().path(), degree, 3);
         for (norm, shared) in norms.iter().zip(&shared_norms) {
             assert!((norm - shared).abs() < 1e-5 * norm, "{degree}: {norms:?} {shared_norms:?}");
         }
@@ -85,10 +85,10 @@ fn a_state_of_shared_stages_is_whole_and_goes_on_at_any_degree() {
     let (_, alone) = train(tempfile::tempdir().unwrap().path(), 1, 6);
     let straight = tempfile::tempdir().unwrap();
     let (_, shared) = train(straight.path(), 2, 6);
-    let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), 2, 3);
-    assert!(folder.path().join("step-00000003/model.safetensors").exists(), "the first rank writes all");
-    let (_, resumed) = train(folder.path(), 2, 6);
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), 2, 3);
+    assert!(directory.path().join("step-00000003/model.safetensors").exists(), "the first rank writes all");
+    let (_, resumed) = train(directory.path(), 2, 6);
     assert_eq!(resumed, shared, "the same degree gives the same bits");
     for degree in [1, 4] {
         let other = tempfile::tempdir().unwrap();

@@ -165,11 +165,11 @@ fn frozen_parameters_have_no_state_and_stay() {
 /// The recorded weights after three steps of `torch.optim.AdamW` (`tests/record/executor_parity.py`).
 #[test]
 fn three_steps_with_clipping_are_those_of_torch() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor/qwen2");
-    let text = std::fs::read(folder.join("config.json")).unwrap();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor/qwen2");
+    let text = std::fs::read(directory.join("config.json")).unwrap();
     let config = ModelConfig::from_config(&serde_json::from_slice(&text).unwrap()).unwrap();
-    let inputs = Checkpoint::open(&folder.join("expected.safetensors")).unwrap();
-    let truth = Checkpoint::open(&folder.join("trained.safetensors")).unwrap();
+    let inputs = Checkpoint::open(&directory.join("expected.safetensors")).unwrap();
+    let truth = Checkpoint::open(&directory.join("trained.safetensors")).unwrap();
     let integers = |name: &str| inputs.integers(name).unwrap().1;
     let (ids, labels, positions) = (integers("input_ids"), integers("labels"), integers("positions"));
     let bounds: Vec<i32> = integers("cu_seqlens").into_iter().map(|bound| bound as i32).collect();
@@ -185,7 +185,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
     };
     let context = Arc::new(config.llm.context(&device, &batch).unwrap());
     let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
-    let source = Checkpoint::open(&folder).unwrap();
+    let source = Checkpoint::open(&directory).unwrap();
     let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &source).unwrap();
     let settings = TrainerSettings {
         learning_rate: LearningRate::cosine(0.01, 2, 6),

@@ -7,14 +7,14 @@ use dflop_loader::write::ShardWriter;
 use image::{ImageFormat, RgbImage};
 use tempfile::TempDir;
 
-/// Returns the shards, and the folder that holds them while it lives, if they were made.
+/// Returns the shards, and the directory that holds them while it lives, if they were made.
 pub(crate) fn shards_or_small_data() -> Result<(Option<TempDir>, Vec<String>), Box<dyn Error>> {
     let shards: Vec<String> = std::env::args().skip(1).collect();
     if !shards.is_empty() {
         return Ok((None, shards));
     }
-    let folder = tempfile::tempdir()?;
-    let mut writer = ShardWriter::builder(folder.path().join("shards")).build()?;
+    let directory = tempfile::tempdir()?;
+    let mut writer = ShardWriter::builder(directory.path().join("shards")).build()?;
     for number in 0..32u32 {
         let mut jpeg = Cursor::new(Vec::new());
         RgbImage::new(64 + number * 16, 64).write_to(&mut jpeg, ImageFormat::Jpeg)?;
@@ -22,5 +22,5 @@ pub(crate) fn shards_or_small_data() -> Result<(Option<TempDir>, Vec<String>), B
         writer.write(&format!("{number:04}"), &[("jpg", jpeg.get_ref()), ("txt", text.as_bytes())])?;
     }
     let made = writer.finish()?.shards;
-    Ok((Some(folder), made.into_iter().map(|path| path.display().to_string()).collect()))
+    Ok((Some(directory), made.into_iter().map(|path| path.display().to_string()).collect()))
 }

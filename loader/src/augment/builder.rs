@@ -5,17 +5,17 @@ use std::ops::RangeInclusive;
 use super::Augment;
 use crate::error::{Error, Result};
 
-/// How much colours change; 0 is not at all.
+/// How much colors change; 0 is not at all.
 ///
 /// `brightness`, `contrast` and `saturation` are drawn from `max(0, 1 - x)` to `1 + x` and multiply; `hue` is drawn
-/// from `-x` to `x`, in turns of the colour wheel. They follow each other in this order.
+/// from `-x` to `x`, in turns of the color wheel. They follow each other in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ColorJitter {
     /// Largest relative change of all values.
     pub brightness: f64,
-    /// Largest relative change of the distance to the mean grey of the picture.
+    /// Largest relative change of the distance to the mean gray of the image.
     pub contrast: f64,
-    /// Largest relative change of the distance to a pixel's own grey.
+    /// Largest relative change of the distance to a pixel's own gray.
     pub saturation: f64,
     /// Largest change of hue, 0 to 0.5.
     pub hue: f64,
@@ -47,9 +47,9 @@ impl AugmentBuilder {
         self
     }
 
-    /// Keeps a random part of each picture, resized to what is asked for. Default: no.
+    /// Keeps a random part of each image, resized to what is asked for. Default: no.
     ///
-    /// - `scale`: its share of the picture's area, above 0 and at most 1; common is `0.08..=1.0`
+    /// - `scale`: its share of the image's area, above 0 and at most 1; common is `0.08..=1.0`
     /// - `ratio`: its width over its height, spread evenly by logarithm; common is `0.75..=4.0 / 3.0`
     #[must_use]
     pub fn random_crop(mut self, scale: RangeInclusive<f64>, ratio: RangeInclusive<f64>) -> Self {
@@ -66,7 +66,7 @@ impl AugmentBuilder {
         self
     }
 
-    /// Changes colours. Default: not.
+    /// Changes colors. Default: not.
     #[must_use]
     pub fn color_jitter(mut self, jitter: ColorJitter) -> Self {
         self.jitter = jitter;

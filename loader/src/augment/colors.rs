@@ -1,16 +1,16 @@
 //! Brightness, contrast, saturation and hue, in this order, as torchvision defines them on RGB values.
 //!
-//! Values are cut off at black and white after each change and rounded once, at the end. Grey is that of ITU-R
+//! Values are cut off at black and white after each change and rounded once, at the end. Gray is that of ITU-R
 //! BT.601; the hue turns in HSV.
 
 use super::builder::ColorJitter;
 use super::draws::{Draws, Quantity};
 
-/// Shares of red, green and blue in grey.
-const GREY: [f32; 3] = [0.299, 0.587, 0.114];
+/// Shares of red, green and blue in gray.
+const GRAY: [f32; 3] = [0.299, 0.587, 0.114];
 const WHITE: f32 = 255.0;
 
-/// Drawn changes of colour.
+/// Drawn changes of color.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Colors {
     brightness: f32,
@@ -26,7 +26,7 @@ impl Default for Colors {
 }
 
 impl ColorJitter {
-    /// Draws the changes of one picture.
+    /// Draws the changes of one image.
     pub(super) fn draw(&self, draws: Draws) -> Colors {
         let factor =
             |quantity, change: f64| draws.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
@@ -40,7 +40,7 @@ impl ColorJitter {
 }
 
 impl Colors {
-    /// Changes the pixels of a whole picture.
+    /// Changes the pixels of a whole image.
     #[expect(clippy::float_cmp, reason = "a factor that was not drawn is exactly 1, a turn exactly 0")]
     pub(crate) fn apply(&self, pixels: &mut [[u8; 3]]) {
         if *self == Self::default() {
@@ -51,8 +51,8 @@ impl Colors {
         for pixel in pixels {
             let mut color = pixel.map(|value| table[usize::from(value)]);
             if has_saturation {
-                let grey = grey(color);
-                color = color.map(|value| blend(grey, value, self.saturation));
+                let gray = gray(color);
+                color = color.map(|value| blend(gray, value, self.saturation));
             }
             if has_hue {
                 color = turn_hue(color, self.hue_turns);
@@ -62,17 +62,17 @@ impl Colors {
         }
     }
 
-    /// Brightness and contrast look at one value at a time, once the mean grey is known.
+    /// Brightness and contrast look at one value at a time, once the mean gray is known.
     fn value_table(&self, pixels: &[[u8; 3]]) -> [f32; 256] {
         let table: [f32; 256] = std::array::from_fn(|value| (value as f32 * self.brightness).min(WHITE));
-        let greys = pixels.iter().map(|pixel| grey(pixel.map(|value| table[usize::from(value)])));
-        let mean = greys.map(f64::from).sum::<f64>() / pixels.len().max(1) as f64;
+        let grays = pixels.iter().map(|pixel| gray(pixel.map(|value| table[usize::from(value)])));
+        let mean = grays.map(f64::from).sum::<f64>() / pixels.len().max(1) as f64;
         table.map(|value| blend(mean as f32, value, self.contrast))
     }
 }
 
-fn grey(color: [f32; 3]) -> f32 {
-    color[0] * GREY[0] + color[1] * GREY[1] + color[2] * GREY[2]
+fn gray(color: [f32; 3]) -> f32 {
+    color[0] * GRAY[0] + color[1] * GRAY[1] + color[2] * GRAY[2]
 }
 
 /// Moves `value` away from `base` by `factor`.
@@ -80,7 +80,7 @@ fn blend(base: f32, value: f32, factor: f32) -> f32 {
     (base + (value - base) * factor).clamp(0.0, WHITE)
 }
 
-/// Turns the hue by a fraction of the colour wheel, keeping value and chroma of HSV.
+/// Turns the hue by a fraction of the color wheel, keeping value and chroma of HSV.
 #[expect(clippy::float_cmp, reason = "the largest of three values is one of them")]
 fn turn_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
     const SECTORS: f32 = 6.0;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn contrast_is_about_the_mean_grey() {
+    fn contrast_is_about_the_mean_gray() {
         let flat = changed(Colors { contrast: 0.0, ..PLAIN }, vec![[0; 3], [100; 3]]);
         assert_eq!(flat, [[50; 3]; 2]);
         let steep = changed(Colors { contrast: 2.0, ..PLAIN }, vec![[40; 3], [60; 3]]);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn saturation_is_about_the_grey_of_the_pixel() {
+    fn saturation_is_about_the_gray_of_the_pixel() {
         assert_eq!(changed(Colors { saturation: 0.0, ..PLAIN }, vec![RED, [9; 3]]), [[76; 3], [9; 3]]);
     }
 

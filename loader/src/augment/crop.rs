@@ -9,10 +9,10 @@ use dflop_costmodel::ImageSize;
 use super::builder::RandomCrop;
 use super::draws::{Draws, Quantity};
 
-/// Attempts before the centre is taken.
+/// Attempts before the center is taken.
 const ATTEMPTS: u64 = 10;
 
-/// A part of a picture in whole pixels, not empty.
+/// A part of an image in whole pixels, not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Crop {
     pub(crate) left: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Crop {
 }
 
 impl RandomCrop {
-    /// Draws a part of a picture of this size.
+    /// Draws a part of an image of this size.
     pub(super) fn draw(&self, draws: Draws, shown: ImageSize) -> Crop {
         let area = f64::from(shown.width) * f64::from(shown.height);
         let fits = |length: f64, most: u32| length >= 1.0 && length <= f64::from(most);
@@ -37,11 +37,11 @@ impl RandomCrop {
                 return Crop { left, top, width, height };
             }
         }
-        self.centre(shown)
+        self.center(shown)
     }
 
-    /// The largest part around the centre whose ratio is allowed.
-    fn centre(&self, shown: ImageSize) -> Crop {
+    /// The largest part around the center whose ratio is allowed.
+    fn center(&self, shown: ImageSize) -> Crop {
         let ratio = f64::from(shown.width) / f64::from(shown.height);
         let whole = |length: f64, most: u32| (length.round() as u32).clamp(1, most);
         let (width, height) = if ratio < self.ratio_min {

@@ -1,4 +1,4 @@
-//! Numbers drawn for one picture, each from a place of its own: switching one change on leaves the others alone.
+//! Numbers drawn for one image, each from a place of its own: switching one change on leaves the others alone.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -45,7 +45,7 @@ impl Quantity {
     }
 }
 
-/// The source of all numbers of one picture.
+/// The source of all numbers of one image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Draws(u64);
 

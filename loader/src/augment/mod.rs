@@ -1,9 +1,9 @@
-//! Random changes of pictures for training, the same wherever a sample is decoded.
+//! Random changes of images for training, the same wherever a sample is decoded.
 //!
-//! What is drawn for a picture depends on seed, epoch, sample and the name of the picture's field, by integer
+//! What is drawn for an image depends on seed, epoch, sample and the name of the image's field, by integer
 //! hashing: not on ranks, workers, loader, order, resume or the fields that are read beside it. A sample is known by
 //! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness, contrast, saturation, hue,
-//! flip. [`crate::collate`] applies it while decoding; [`PictureAugment::apply`] works on any decoded picture.
+//! flip. [`crate::collate`] applies it while decoding; [`ImageAugment::apply`] works on any decoded image.
 //!
 //! # Examples
 //! ```
@@ -12,9 +12,9 @@
 //!
 //! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
 //! let sample = SampleId { shard: "shards/a.tar", offset: 0, key: "kite" };
-//! let picture = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
-//! let changed = augment.picture(sample, 3, "jpg").apply(&picture, 6, 4)?;
-//! assert_eq!(changed, augment.picture(sample, 3, "jpg").apply(&picture, 6, 4)?);
+//! let image = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
+//! let changed = augment.image(sample, 3, "jpg").apply(&image, 6, 4)?;
+//! assert_eq!(changed, augment.image(sample, 3, "jpg").apply(&image, 6, 4)?);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -51,14 +51,14 @@ impl Augment {
         AugmentBuilder::default()
     }
 
-    /// Returns the changes of one picture.
+    /// Returns the changes of one image.
     ///
     /// - `epoch`: that of the sample, from 0
-    /// - `field`: extension of the picture's field, which tells it from the others of its sample
+    /// - `field`: extension of the image's field, which tells it from the others of its sample
     #[must_use]
-    pub fn picture(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> PictureAugment {
+    pub fn image(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> ImageAugment {
         let draws = Draws::new(self.seed, sample, epoch, field);
-        PictureAugment { augment: *self, draws }
+        ImageAugment { augment: *self, draws }
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &st
     Draws::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
 }
 
-/// What tells a sample from all others of a data set.
+/// What tells a sample from all others of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleId<'a> {
     /// URL of the shard; only its base name counts.
@@ -94,27 +94,27 @@ impl Sample {
     }
 }
 
-/// The changes of one picture; what they are in pixels depends on its size.
+/// The changes of one image; what they are in pixels depends on its size.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PictureAugment {
+pub struct ImageAugment {
     augment: Augment,
     draws: Draws,
 }
 
-impl PictureAugment {
-    /// Draws the changes of a picture of this size, after it was turned as its EXIF orientation says.
-    pub(crate) fn draw(&self, shown: ImageSize) -> PictureDraw {
+impl ImageAugment {
+    /// Draws the changes of an image of this size, after it was turned as its EXIF orientation says.
+    pub(crate) fn draw(&self, shown: ImageSize) -> ImageDraw {
         let Augment { crop, flip_probability, jitter, .. } = self.augment;
-        PictureDraw {
+        ImageDraw {
             crop: crop.map(|crop| crop.draw(self.draws, shown)),
             is_flipped: self.draws.fraction(Quantity::Flip) < flip_probability,
             colors: jitter.draw(self.draws),
         }
     }
 
-    /// Changes a decoded picture; the result has `width` x `height` pixels.
+    /// Changes a decoded image; the result has `width` x `height` pixels.
     ///
-    /// Without a random crop the whole picture is resized, where its size differs.
+    /// Without a random crop the whole image is resized, where its size differs.
     ///
     /// # Errors
     /// [`DecodeError::Codec`] if a side is zero, or if `image` has not the pixels that it says.
@@ -132,14 +132,14 @@ impl PictureAugment {
     }
 }
 
-/// The changes of one picture in pixels; by default none.
+/// The changes of one image in pixels; by default none.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct PictureDraw {
+pub(crate) struct ImageDraw {
     /// The part that is kept; without it, what the caller keeps anyway.
     pub(crate) crop: Option<Crop>,
     /// Whether left and right are exchanged, last of all.
     pub(crate) is_flipped: bool,
-    /// How colours change.
+    /// How colors change.
     pub(crate) colors: Colors,
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::{BalancedLoader, DpShare, Share};
 use crate::augment::Augment;
 use crate::collate::{Decode, check_augment};
-use crate::data_set::DataSet;
+use crate::dataset::Dataset;
 use crate::decode::VideoSampling;
 use crate::error::{Error, Result, check_at_most};
 use crate::field_selection::FieldSelection;
@@ -97,14 +97,14 @@ impl BalancedLoaderBuilder {
     }
 
     /// Reads only the fields that these names stand for, see [`FieldSelection`]: `jpg` also stands for `0.jpg`,
-    /// `images` for all pictures. Default: all fields.
+    /// `images` for all images. Default: all fields.
     #[must_use]
     pub fn fields(mut self, names: Vec<String>) -> Self {
         self.field_names = Some(names);
         self
     }
 
-    /// Changes pictures at random, the same for a sample and epoch wherever it is decoded. They keep their width and
+    /// Changes images at random, the same for a sample and epoch wherever it is decoded. They keep their width and
     /// height, so that planned costs hold. Default: no change.
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
@@ -113,7 +113,7 @@ impl BalancedLoaderBuilder {
     }
 
     /// Passes fields through user code, behind decoding and before the preparer. A field that no decoder claims, and that
-    /// a transform makes a picture, is planned at no cost: indexes do not know it. Default: none.
+    /// a transform makes an image, is planned at no cost: indexes do not know it. Default: none.
     #[must_use]
     pub fn transforms(mut self, transforms: Transforms) -> Self {
         self.transforms = transforms;
@@ -212,7 +212,7 @@ impl BalancedLoaderBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no field is
-    /// named or undecoded pictures are to be changed, if pixels are asked for, which have no microbatch form yet, or a
+    /// named or undecoded images are to be changed, if pixels are asked for, which have no microbatch form yet, or a
     /// preparer for undecoded samples, or with another layout than the planner pads for; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it;
     /// [`Error::State`] if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
@@ -249,9 +249,9 @@ impl BalancedLoaderBuilder {
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.step_of(&state)?;
         }
-        self.video_sampling = common_video_sampling(self.planner.data_sets())?;
-        let data_sets = self.planner.data_sets().iter();
-        let bad: Vec<_> = data_sets.flat_map(DataSet::skipped).cloned().collect();
+        self.video_sampling = common_video_sampling(self.planner.datasets())?;
+        let datasets = self.planner.datasets().iter();
+        let bad: Vec<_> = datasets.flat_map(Dataset::skipped).cloned().collect();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
         let skips = SkipLog::new(self.error_budget, Some(epoch));
         for skipped in bad {
@@ -278,11 +278,11 @@ fn pad_as_planned(preparer: &mut Arc<Preparer>, planner: &StepPlanner) -> Result
 }
 
 /// The sampling of videos by which all indexes were made.
-fn common_video_sampling(data_sets: &[DataSet]) -> Result<Option<VideoSampling>> {
-    let mut samplings = data_sets.iter().filter_map(|set| set.index().video_sampling());
+fn common_video_sampling(datasets: &[Dataset]) -> Result<Option<VideoSampling>> {
+    let mut samplings = datasets.iter().filter_map(|set| set.index().video_sampling());
     let first = samplings.next();
     if samplings.any(|other| Some(other) != first) {
-        let reason = "the indexes of the data sets were made for different frames of videos".into();
+        let reason = "the indexes of the datasets were made for different frames of videos".into();
         return Err(Error::Config { setting: "video_sampling", reason });
     }
     Ok(first)

@@ -79,7 +79,7 @@ pub struct Microbatch {
     pub module_ns: Vec<u64>,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
-    /// gives the gradient of the token-normalised loss of the global batch. With a preparer the numerator is counted
+    /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is counted
     /// and the denominator planned, the same on all ranks: microbatches weigh exactly what they have to, and the
     /// gradient as a whole is off by the one factor between counted and planned tokens of the step.
     ///
@@ -136,7 +136,7 @@ impl BalancedLoader {
         let steps = try_stream! {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
-            let shards = settings.planner.data_sets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
+            let shards = settings.planner.datasets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
             let collator = Collator::new(settings.decode, pool, skips.clone())
                 .augment(settings.augment)

@@ -26,9 +26,9 @@ pub(super) type ReadMicrobatch = Vec<(u32, RawSample)>;
 #[derive(Debug)]
 pub(super) struct StepReader {
     planner: Arc<StepPlanner>,
-    /// By data set.
+    /// By dataset.
     ranges: Vec<ShardRanges>,
-    /// Number of each data set's first shard in the metrics.
+    /// Number of each dataset's first shard in the metrics.
     shard_starts: Vec<usize>,
     share: Arc<dyn Share>,
     fields: FieldSelection,
@@ -40,12 +40,12 @@ pub(super) struct StepReader {
 
 impl StepReader {
     pub(super) fn new(settings: &BalancedLoaderBuilder, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
-        let data_sets = settings.planner.data_sets();
-        let unpacked_bytes_max = settings.unpacked_bytes_max / data_sets.len() as u64;
-        let ranges = data_sets
+        let datasets = settings.planner.datasets();
+        let unpacked_bytes_max = settings.unpacked_bytes_max / datasets.len() as u64;
+        let ranges = datasets
             .iter()
             .map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max, metrics.retries()));
-        let shard_starts = data_sets.iter().scan(0, |start, set| {
+        let shard_starts = datasets.iter().scan(0, |start, set| {
             let first = *start;
             *start += set.index().shards().len();
             Some(first)
@@ -76,20 +76,20 @@ impl StepReader {
         Ok(())
     }
 
-    /// Shard, offset and length of every wanted field that is not on this machine, by data set.
+    /// Shard, offset and length of every wanted field that is not on this machine, by dataset.
     fn wanted_of_remote(&self, plan: &StepPlan, share: &[Vec<u32>]) -> Vec<Vec<(usize, u64, u64)>> {
         let mut wanted = vec![Vec::new(); self.ranges.len()];
         for &place in share.iter().flatten() {
             let drawn = plan.samples[place as usize];
             let row = self.planner.row(drawn);
-            let is_remote = self.ranges[drawn.data_set].is_remote(row.shard);
+            let is_remote = self.ranges[drawn.dataset].is_remote(row.shard);
             if !is_remote || plan.refused.iter().any(|(at, _)| *at == place as usize) {
                 continue;
             }
             let fields = row.fields().filter(|field| {
                 self.fields.wants(field.extension) && self.size_alone(field.extension, field.shape).is_none()
             });
-            wanted[drawn.data_set].extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
+            wanted[drawn.dataset].extend(fields.map(|field| (row.shard, field.offset, field.bytes)));
         }
         wanted
     }
@@ -116,12 +116,12 @@ impl StepReader {
 
     fn read_sample(&mut self, row: &SampleRow<'_>, drawn: StepSample) -> Result<RawSample> {
         let mut fields = Vec::new();
-        self.metrics.reads_shard(self.shard_starts[drawn.data_set] + row.shard);
+        self.metrics.reads_shard(self.shard_starts[drawn.dataset] + row.shard);
         for field in row.fields().filter(|field| self.fields.wants(field.extension)) {
             let size = self.size_alone(field.extension, field.shape);
             let payload = match size {
                 Some(_) => None,
-                None => Some(self.ranges[drawn.data_set].read(row.shard, field.offset, field.bytes)?),
+                None => Some(self.ranges[drawn.dataset].read(row.shard, field.offset, field.bytes)?),
             };
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload, size });
@@ -132,7 +132,7 @@ impl StepReader {
         Ok(RawSample { key: row.key().to_owned(), shard, offset: row.offset(), epoch: drawn.epoch, fields })
     }
 
-    /// The size of a picture of which neither the preparer nor a transform asks for more.
+    /// The size of an image of which neither the preparer nor a transform asks for more.
     fn size_alone(&self, extension: &str, shape: FieldShape) -> Option<ImageSize> {
         let is_enough = self.preparer.as_ref().is_some_and(|own| !own.reads_pixels());
         match shape {
@@ -142,7 +142,7 @@ impl StepReader {
     }
 
     fn url(&self, row: &SampleRow<'_>, drawn: StepSample) -> Arc<str> {
-        self.planner.data_sets()[drawn.data_set].index().shards()[row.shard].url.clone()
+        self.planner.datasets()[drawn.dataset].index().shards()[row.shard].url.clone()
     }
 
     fn skip(&self, row: &SampleRow<'_>, drawn: StepSample, reason: &str) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dflop_costmodel::ImageSize;
 
 use super::delivered;
-use crate::augment::PictureAugment;
+use crate::augment::ImageAugment;
 use crate::batch::Field;
 use crate::decode::{DecodeLimits, Media, RgbImage, decode};
 use crate::error::{Error, Result};
@@ -35,8 +35,8 @@ pub(crate) struct FieldError {
 pub(super) enum FieldWork {
     /// Nothing yet: a transform decodes it.
     Keep,
-    /// Decodes it as its extension asks, and changes the picture.
-    Decode(Option<PictureAugment>),
+    /// Decodes it as its extension asks, and changes the image.
+    Decode(Option<ImageAugment>),
 }
 
 /// Fields that are being decoded, or need no decoding.
@@ -141,7 +141,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
     }
 }
 
-/// Prepares a decoded sample; its pictures, clips and videos are in the tensors then, and no longer among its fields.
+/// Prepares a decoded sample; its images, clips and videos are in the tensors then, and no longer among its fields.
 pub(super) fn prepare(
     preparer: &Preparer,
     raw: &RawSample,

@@ -1,11 +1,11 @@
-//! Which part of a stored picture becomes the result.
+//! Which part of a stored image becomes the result.
 
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
 
 use crate::augment::Crop;
 
-/// A part of a picture, in pixels and fractions of pixels.
+/// A part of an image, in pixels and fractions of pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CropBox {
     pub(super) left: f64,
@@ -22,11 +22,11 @@ impl From<Crop> for CropBox {
 }
 
 impl CropBox {
-    /// What a centre crop leaves.
+    /// What a center crop leaves.
     ///
-    /// The picture would be resized to whole pixels with the shorter side at `side`, then cropped around its
-    /// centre.
-    pub(super) fn centre(size: ImageSize, side: u32) -> Self {
+    /// The image would be resized to whole pixels with the shorter side at `side`, then cropped around its
+    /// center.
+    pub(super) fn center(size: ImageSize, side: u32) -> Self {
         let scale = f64::from(side) / f64::from(size.width.min(size.height));
         let [(left, width), (top, height)] = [size.width, size.height].map(|length| {
             let length = f64::from(length);
@@ -39,7 +39,7 @@ impl CropBox {
         Self { left, top, width, height }
     }
 
-    /// The same part of the picture as it is stored, before it is turned.
+    /// The same part of the image as it is stored, before it is turned.
     pub(super) fn to_stored(self, stored: ImageSize, orientation: Orientation) -> Self {
         let (width, height) = (f64::from(stored.width), f64::from(stored.height));
         let point = |x: f64, y: f64| match orientation {
@@ -57,7 +57,7 @@ impl CropBox {
         Self { left: x0.min(x1), top: y0.min(y1), width: (x1 - x0).abs(), height: (y1 - y0).abs() }
     }
 
-    /// The same part of a picture that was decoded to `decoded` in place of `stored` pixels.
+    /// The same part of an image that was decoded to `decoded` in place of `stored` pixels.
     pub(super) fn in_decoded(self, stored: ImageSize, decoded: ImageSize) -> Self {
         let scale_x = f64::from(decoded.width) / f64::from(stored.width);
         let scale_y = f64::from(decoded.height) / f64::from(stored.height);
@@ -73,13 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_centre_is_cut_from_the_longer_side() {
-        let centre = CropBox::centre(ImageSize { width: 448, height: 224 }, 224);
-        assert_eq!(centre, CropBox { left: 112.0, top: 0.0, width: 224.0, height: 224.0 });
+    fn the_center_is_cut_from_the_longer_side() {
+        let center = CropBox::center(ImageSize { width: 448, height: 224 }, 224);
+        assert_eq!(center, CropBox { left: 112.0, top: 0.0, width: 224.0, height: 224.0 });
     }
 
     #[test]
-    fn a_corner_of_the_shown_picture_is_found_in_the_stored_one() {
+    fn a_corner_of_the_shown_image_is_found_in_the_stored_one() {
         let stored = ImageSize { width: 40, height: 20 };
         let corner = CropBox { left: 0.0, top: 0.0, width: 2.0, height: 1.0 };
         let table = [
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reduced_picture_has_the_same_part() {
+    fn a_reduced_image_has_the_same_part() {
         let whole = CropBox { left: 0.0, top: 3.0, width: 9.0, height: 4.0 };
         let (stored, decoded) = (ImageSize { width: 9, height: 7 }, ImageSize { width: 5, height: 4 });
         let found = whole.in_decoded(stored, decoded);

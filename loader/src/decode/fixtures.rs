@@ -91,16 +91,16 @@ pub(crate) fn bytes_of_hex(hex: &str) -> Vec<u8> {
     hex.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// A smooth picture: red grows to the right, green to the bottom, blue is 128.
+/// A smooth image: red grows to the right, green to the bottom, blue is 128.
 pub(crate) fn gradient(width: u32, height: u32) -> image::RgbImage {
     let grow = |at: u32, length: u32| (at * 255 / (length - 1).max(1)) as u8;
     image::RgbImage::from_fn(width, height, |x, y| image::Rgb([grow(x, width), grow(y, height), 128]))
 }
 
-/// Encodes a picture.
-pub(crate) fn encode(picture: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
+/// Encodes an image.
+pub(crate) fn encode(image: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
-    picture.into().write_to(&mut file, format).unwrap();
+    image.into().write_to(&mut file, format).unwrap();
     file.into_inner()
 }
 

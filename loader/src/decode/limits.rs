@@ -5,7 +5,7 @@ use super::{DecodeError, VideoLimits};
 /// What to do with a medium that is damaged but partly readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// Damage is an error. The default: half a picture teaches a model the wrong thing.
+    /// Damage is an error. The default: half an image teaches a model the wrong thing.
     #[default]
     Strict,
     /// What can be read is delivered and flagged as truncated.
@@ -17,11 +17,11 @@ pub enum Strictness {
 pub struct ImageLimits {
     /// Largest width x height. Default: 89,478,485 pixels, which are 256 MiB of RGB.
     pub pixels_max: u64,
-    /// Most memory in bytes that a decoder may allocate for one picture. Default: 1 GiB.
+    /// Most memory in bytes that a decoder may allocate for one image. Default: 1 GiB.
     pub alloc_bytes_max: u64,
     /// Whether a JPEG that ends too early is an error. Other formats are always strict.
     pub strictness: Strictness,
-    /// Whether the picture is turned as its EXIF orientation says. Default: true.
+    /// Whether the image is turned as its EXIF orientation says. Default: true.
     pub is_orientation_applied: bool,
 }
 
@@ -57,7 +57,7 @@ impl Default for AudioLimits {
 /// Limits of [`decode`](super::decode), by modality.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeLimits {
-    /// For pictures.
+    /// For images.
     pub image: ImageLimits,
     /// For audio.
     pub audio: AudioLimits,

@@ -2,7 +2,7 @@
 //!
 //! All decoders are pure functions over bytes that may be hostile: they check sizes before they allocate,
 //! return [`DecodeError`] and never panic. The extension says which decoder claims a field
-//! ([`kind_of_extension`]); within pictures and audio the content says the format. Threads and the
+//! ([`kind_of_extension`]); within images and audio the content says the format. Threads and the
 //! bookkeeping of bad samples are the caller's.
 
 mod audio;
@@ -44,7 +44,7 @@ pub use self::video::{Video, VideoLimits, VideoSampling};
 /// The content of one field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Media {
-    /// A picture, or the first frame of an animation.
+    /// An image, or the first frame of an animation.
     Image(RgbImage),
     /// An audio clip.
     Audio(Audio),

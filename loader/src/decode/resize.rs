@@ -1,4 +1,4 @@
-//! Resampling of a part of a picture.
+//! Resampling of a part of an image.
 
 use dflop_costmodel::ImageSize;
 use fast_image_resize::images::{TypedImage, TypedImageRef};
@@ -10,14 +10,14 @@ use super::crop::CropBox;
 use super::image::RgbImage;
 use crate::augment::Crop;
 
-/// Cuts a part out of a picture and resizes it.
+/// Cuts a part out of an image and resizes it.
 pub(crate) fn resize_crop(image: &RgbImage, crop: Crop, size: ImageSize) -> Result<RgbImage, DecodeError> {
     let mut pixels = vec![0; 3 * size.width as usize * size.height as usize];
     resize_part(&mut Resizer::new(), image, CropBox::from(crop), size, &mut pixels)?;
     Ok(RgbImage { width: size.width, height: size.height, pixels, is_truncated: image.is_truncated })
 }
 
-/// Resamples `part` of a picture to `size`, bilinear and antialiased.
+/// Resamples `part` of an image to `size`, bilinear and antialiased.
 ///
 /// - `out`: `[size.height, size.width, 3]`, overwritten
 pub(super) fn resize_part(
@@ -27,7 +27,7 @@ pub(super) fn resize_part(
     size: ImageSize,
     out: &mut [u8],
 ) -> Result<(), DecodeError> {
-    let refusal = |error: &dyn std::fmt::Display| DecodeError::codec("picture", error.to_string());
+    let refusal = |error: &dyn std::fmt::Display| DecodeError::codec("image", error.to_string());
     let source = TypedImageRef::<U8x3>::from_buffer(image.width, image.height, &image.pixels)
         .map_err(|error| refusal(&error))?;
     let mut target =

@@ -1,8 +1,8 @@
-//! Pictures to square, normalised tensors: the input of most vision encoders.
+//! Images to square, normalized tensors: the input of most vision encoders.
 //!
-//! Full decode, shorter side to the side of the square by antialiased bilinear resampling, centre crop, then
+//! Full decode, shorter side to the side of the square by antialiased bilinear resampling, center crop, then
 //! `(value / 255 - mean) / deviation` with the `ImageNet` statistics, channels first. Only the part of the
-//! picture that survives the crop is resampled; a turned picture is turned as a square, after the resampling.
+//! image that survives the crop is resampled; a turned image is turned as a square, after the resampling.
 
 use std::num::NonZeroU32;
 
@@ -15,7 +15,7 @@ use super::crop::CropBox;
 use super::image::{Reduction, RgbImage, decode_stored_into, stored_header};
 use super::limits::ImageLimits;
 use super::resize::resize_part;
-use crate::augment::{PictureAugment, PictureDraw};
+use crate::augment::{ImageAugment, ImageDraw};
 use crate::probe::ImageHeader;
 
 /// Mean of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
@@ -23,7 +23,7 @@ pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// Standard deviation of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
 pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Decodes pictures to `[3, side, side]` tensors; keeps its buffers, so each worker thread has one of its
+/// Decodes images to `[3, side, side]` tensors; keeps its buffers, so each worker thread has one of its
 /// own.
 #[derive(Debug)]
 pub struct Rgb224 {
@@ -57,7 +57,7 @@ impl Rgb224 {
             stored: RgbImage::default(),
             square: vec![[0; 3]; pixels],
             turned: Vec::new(),
-            tables: Box::new(normalisation_tables()),
+            tables: Box::new(normalization_tables()),
         }
     }
 
@@ -76,7 +76,7 @@ impl Rgb224 {
         3 * self.square.len()
     }
 
-    /// Decodes one picture.
+    /// Decodes one image.
     ///
     /// - `out`: `[3, side, side]` f32, overwritten: red, green, blue plane; rows from top to bottom
     /// - returns whether the file was truncated, which only lenient limits let pass
@@ -90,8 +90,8 @@ impl Rgb224 {
         self.decode_augmented_into(bytes, None, out)
     }
 
-    /// Decodes one picture, changed as `augment` draws for it: its random crop in place of the centre crop, then
-    /// colours, then the flip.
+    /// Decodes one image, changed as `augment` draws for it: its random crop in place of the center crop, then
+    /// colors, then the flip.
     ///
     /// # Errors
     /// As [`decode_into`](Self::decode_into).
@@ -101,12 +101,12 @@ impl Rgb224 {
     pub fn decode_augmented_into(
         &mut self,
         bytes: &[u8],
-        augment: Option<&PictureAugment>,
+        augment: Option<&ImageAugment>,
         out: &mut [f32],
     ) -> Result<bool, DecodeError> {
         assert_eq!(out.len(), self.values(), "the output holds one square");
         let header = stored_header(bytes, &self.limits)?;
-        let draw = augment.map_or_else(PictureDraw::default, |augment| augment.draw(header.shown_size()));
+        let draw = augment.map_or_else(ImageDraw::default, |augment| augment.draw(header.shown_size()));
         let part = self.part(&header, &draw);
         let reduction = self.reduction(part);
         decode_stored_into(bytes, &header, reduction, &self.limits, &mut self.stored)?;
@@ -121,16 +121,16 @@ impl Rgb224 {
             &self.turned
         };
         for ((plane, table), channel) in out.chunks_exact_mut(square.len()).zip(self.tables.iter()).zip(0..) {
-            normalise(square, channel, table, plane);
+            normalize(square, channel, table, plane);
         }
         Ok(self.stored.is_truncated)
     }
 
-    /// The part of the stored picture that becomes the square.
-    fn part(&self, header: &ImageHeader, draw: &PictureDraw) -> CropBox {
+    /// The part of the stored image that becomes the square.
+    fn part(&self, header: &ImageHeader, draw: &ImageDraw) -> CropBox {
         match draw.crop {
             Some(crop) => CropBox::from(crop).to_stored(header.stored, header.orientation),
-            None => CropBox::centre(header.stored, self.side.get()),
+            None => CropBox::center(header.stored, self.side.get()),
         }
     }
 
@@ -154,7 +154,7 @@ impl Rgb224 {
     }
 }
 
-fn normalisation_tables() -> [[f32; 256]; 3] {
+fn normalization_tables() -> [[f32; 256]; 3] {
     std::array::from_fn(|channel| {
         let scale = 1.0 / (255.0 * IMAGENET_DEVIATION[channel]);
         let bias = -IMAGENET_MEAN[channel] / IMAGENET_DEVIATION[channel];
@@ -162,13 +162,13 @@ fn normalisation_tables() -> [[f32; 256]; 3] {
     })
 }
 
-fn normalise(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut [f32]) {
+fn normalize(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut [f32]) {
     for (value, pixel) in plane.iter_mut().zip(square) {
         *value = table[usize::from(pixel[channel])];
     }
 }
 
-/// Turns a square picture of `side` x `side` pixels into `turned`, then flips it from left to right if asked.
+/// Turns a square image of `side` x `side` pixels into `turned`, then flips it from left to right if asked.
 fn turn_square(
     square: &[[u8; 3]],
     side: usize,
@@ -211,38 +211,38 @@ mod tests {
         out
     }
 
-    fn normalised(value: u8, channel: usize) -> f32 {
+    fn normalized(value: u8, channel: usize) -> f32 {
         (f32::from(value) / 255.0 - IMAGENET_MEAN[channel]) / IMAGENET_DEVIATION[channel]
     }
 
     #[test]
-    fn picture_of_the_right_size_is_only_normalised() {
-        let picture = gradient(224, 224);
-        let out = square_of(&encode(picture.clone(), Encoding::Png));
+    fn image_of_the_right_size_is_only_normalized() {
+        let image = gradient(224, 224);
+        let out = square_of(&encode(image.clone(), Encoding::Png));
         for (channel, plane) in out.chunks(224 * 224).enumerate() {
-            for (actual, pixel) in plane.iter().zip(picture.pixels()) {
-                assert!((actual - normalised(pixel.0[channel], channel)).abs() < 1e-5);
+            for (actual, pixel) in plane.iter().zip(image.pixels()) {
+                assert!((actual - normalized(pixel.0[channel], channel)).abs() < 1e-5);
             }
         }
     }
 
     #[test]
-    fn crop_keeps_the_centre_of_the_longer_side() {
+    fn crop_keeps_the_center_of_the_longer_side() {
         for (width, height) in [(448, 224), (224, 448), (3, 1000), (1, 1), (301, 299)] {
             let out = square_of(&encode(gradient(width, height), Encoding::Png));
             let plane_mean = |channel: usize| {
                 let plane = &out[channel * 224 * 224..(channel + 1) * 224 * 224];
                 plane.iter().sum::<f32>() / plane.len() as f32
             };
-            assert!((plane_mean(2) - normalised(128, 2)).abs() < 0.01);
+            assert!((plane_mean(2) - normalized(128, 2)).abs() < 0.01);
             if width > 1 {
-                assert!((plane_mean(0) - normalised(127, 0)).abs() < 0.05, "{width} x {height}");
+                assert!((plane_mean(0) - normalized(127, 0)).abs() < 0.05, "{width} x {height}");
             }
         }
     }
 
     #[test]
-    fn turned_pictures_equal_pictures_that_were_stored_turned() {
+    fn turned_images_equal_images_that_were_stored_turned() {
         let plain = encode(gradient(300, 260), Encoding::Jpeg);
         for value in 1..=8 {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
@@ -261,11 +261,11 @@ mod tests {
         let mut out = vec![0.0; kernel.values()];
         kernel.decode_into(&encode(gradient(50, 40), Encoding::Png), &mut out).unwrap();
         assert_eq!(kernel.values(), 147);
-        assert!(kernel.decode_into(b"not a picture at all", &mut out).is_err());
+        assert!(kernel.decode_into(b"not an image at all", &mut out).is_err());
     }
 
     #[test]
-    fn an_augmented_square_is_the_decoded_picture_augmented() {
+    fn an_augmented_square_is_the_decoded_image_augmented() {
         let augment =
             Augment::builder().random_crop(0.3..=0.6, 0.75..=1.3).flip(0.5).seed(5).build().unwrap();
         let plain = encode(gradient(300, 260), Encoding::Jpeg);
@@ -275,18 +275,18 @@ mod tests {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
             let shown = crate::decode::decode_rgb(&file, &ImageLimits::default()).unwrap();
             for number in 0..4 {
-                let picture = augment.picture(
+                let image = augment.image(
                     SampleId { shard: "s", offset: 0, key: "k" },
                     0,
                     &format!("{number}.jpg"),
                 );
-                kernel.decode_augmented_into(&file, Some(&picture), &mut out).unwrap();
-                let expected = picture.apply(&shown, 64, 64).unwrap().pixels;
+                kernel.decode_augmented_into(&file, Some(&image), &mut out).unwrap();
+                let expected = image.apply(&shown, 64, 64).unwrap().pixels;
                 for (at, pixel) in expected.chunks(3).enumerate() {
                     for (channel, expected) in pixel.iter().enumerate() {
                         let actual = out[channel * 64 * 64 + at];
-                        let near = (actual - normalised(*expected, channel)).abs() < 0.05;
-                        assert!(near, "orientation {value}, picture {number}, pixel {at}");
+                        let near = (actual - normalized(*expected, channel)).abs() < 0.05;
+                        assert!(near, "orientation {value}, image {number}, pixel {at}");
                     }
                 }
             }
@@ -302,12 +302,12 @@ mod tests {
         let mut full = Rgb224::with_side(side, ImageLimits::default());
         let mut scaled = Rgb224::with_side(side, ImageLimits::default()).scaled_decode(true);
         let (mut expected, mut out) = (vec![0.0; full.values()], vec![0.0; full.values()]);
-        let pictures = (0..12).map(|number| {
-            augment.picture(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"))
+        let images = (0..12).map(|number| {
+            augment.image(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"))
         });
-        for picture in std::iter::once(None).chain(pictures.map(Some)) {
-            full.decode_augmented_into(&file, picture.as_ref(), &mut expected).unwrap();
-            scaled.decode_augmented_into(&file, picture.as_ref(), &mut out).unwrap();
+        for image in std::iter::once(None).chain(images.map(Some)) {
+            full.decode_augmented_into(&file, image.as_ref(), &mut expected).unwrap();
+            scaled.decode_augmented_into(&file, image.as_ref(), &mut out).unwrap();
             assert!(scaled.stored.width <= 800 && scaled.stored.height <= 610);
             for (actual, expected) in out.iter().zip(&expected) {
                 assert!((actual - expected).abs() < 0.06, "{actual} for {expected}");

@@ -80,7 +80,7 @@ fn extension_claims_by_its_last_part_alone() {
     let limits = DecodeLimits::default();
     assert!(matches!(decode("txt.gz", "x".into(), &limits), Ok(Media::Opaque(_))));
     assert!(matches!(decode("seg.JSON", "1".into(), &limits), Ok(Media::Json(_))));
-    assert!(decode("0.jpg", "<html>not a picture</html>".into(), &limits).is_err());
+    assert!(decode("0.jpg", "<html>not an image</html>".into(), &limits).is_err());
 }
 
 proptest! {
@@ -133,8 +133,8 @@ fn shared_media() -> Option<PathBuf> {
     root.is_dir().then_some(root)
 }
 
-fn files_below(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
+fn files_below(directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() { files_below(&path, files) } else { files.push(path) }
     }
@@ -144,8 +144,8 @@ fn files_below(folder: &Path, files: &mut Vec<PathBuf>) {
 #[cfg(any(feature = "turbojpeg", feature = "video"))]
 pub(super) fn shared_files(ending: &str) -> impl Iterator<Item = (PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
-    if let Some(folder) = shared_media() {
-        files_below(&folder, &mut files);
+    if let Some(directory) = shared_media() {
+        files_below(&directory, &mut files);
     }
     files.retain(|path| path.extension().is_some_and(|extension| extension == ending));
     files.into_iter().filter_map(|path| std::fs::read(&path).ok().map(|bytes| (path, bytes)))
@@ -155,8 +155,8 @@ pub(super) fn shared_files(ending: &str) -> impl Iterator<Item = (PathBuf, Vec<u
 fn real_media_agree_with_their_shapes() {
     let Some(root) = shared_media() else { return };
     let mut files = Vec::new();
-    for folder in ["images", "audio", "malformed"] {
-        files_below(&root.join(folder), &mut files);
+    for directory in ["images", "audio", "malformed"] {
+        files_below(&root.join(directory), &mut files);
     }
     for path in files {
         let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();

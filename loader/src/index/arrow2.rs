@@ -75,17 +75,17 @@ mod tests {
     use crate::write::ShardWriter;
 
     fn index() -> (tempfile::TempDir, Index) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut writer = ShardWriter::builder(folder.path()).shard_samples(3).build().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = ShardWriter::builder(directory.path()).shard_samples(3).build().unwrap();
         for (number, text) in ["a", "two words", "", "\u{65e5}\u{672c}"].into_iter().enumerate() {
             let npy: &[u8] = &[0; 9];
             let fields = [("txt", text.as_bytes()), ("bin", npy), ("cls", b"1".as_slice())];
             writer.write(&format!("key-{number}"), &fields[..=number % 3]).unwrap();
         }
         writer.finish().unwrap();
-        let shards = expand_shards(&[folder.path().to_str().unwrap()]).unwrap();
+        let shards = expand_shards(&[directory.path().to_str().unwrap()]).unwrap();
         let index = Index::open_or_build(shards, &IndexOptions::default()).unwrap();
-        (folder, index)
+        (directory, index)
     }
 
     fn column<T: Array + Clone>(array: &dyn Array) -> T {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn batches_arrive_whole_and_outlive_the_index() {
-        let (folder, index) = index();
+        let (directory, index) = index();
         let expected: Vec<_> = (0..index.len())
             .map(|sample| {
                 let row = index.sample(sample);
@@ -135,7 +135,7 @@ mod tests {
         let chunks: Vec<_> = index.record_batches().map(|batch| to_arrow2(batch).unwrap()).collect();
         let tail = index.record_batches().next().unwrap().slice(1, 2);
         let (_, tail) = to_arrow2(&tail).unwrap();
-        drop((index, folder));
+        drop((index, directory));
         let names: Vec<&str> = chunks[0].0.fields.iter().map(|field| field.name.as_str()).collect();
         assert_eq!(names, ["key", "offset", "fields"]);
         assert_eq!(chunks.iter().flat_map(|(_, chunk)| rows(chunk)).collect::<Vec<_>>(), expected);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_batch_comes_back_from_arrow2_as_it_went() {
-        let (_folder, index) = index();
+        let (_directory, index) = index();
         for batch in index.record_batches() {
             for batch in [batch.clone(), batch.slice(batch.num_rows() - 1, 1)] {
                 let (schema, chunk) = to_arrow2(&batch).unwrap();
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn empty_batches_arrive_and_others_are_refused() {
-        let (_folder, index) = index();
+        let (_directory, index) = index();
         let empty = index.record_batches().next().unwrap().slice(0, 0);
         assert_eq!(to_arrow2(&empty).unwrap().1.len(), 0);
         let fresh = RecordBatch::new_empty(empty.schema());

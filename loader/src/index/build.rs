@@ -80,7 +80,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     }
     let Opened::Mapped(archive) = open(shard)? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
-        return Err(Error::Config { setting: "data set", reason });
+        return Err(Error::Config { setting: "dataset", reason });
     };
     let compression = sniff_compression(&shard.url, &archive);
     let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
@@ -112,7 +112,7 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
 /// Length and time of change of a shard's file.
 pub(super) fn stat(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
-        setting: "data set",
+        setting: "dataset",
         reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),
     })?;
     let metadata = std::fs::metadata(path).map_err(|source| read_error(shard, source))?;

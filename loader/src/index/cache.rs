@@ -1,8 +1,8 @@
-//! Finds the index of a data set, checks that it still fits, and replaces it when it does not.
+//! Finds the index of a dataset, checks that it still fits, and replaces it when it does not.
 //!
 //! The file is named after the shards' base names and sizes, so different lists of shards have different files.
-//! It lies in `.dflop/` beside the first shard; in the user's cache directory where that folder cannot be
-//! written or the shard is remote; or in the folder that the user names. How it is written is `place.rs`'s.
+//! It lies in `.dflop/` beside the first shard; in the user's cache directory where that directory cannot be
+//! written or the shard is remote; or in the directory that the user names. How it is written is `place.rs`'s.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,14 +35,14 @@ use crate::tar::slice::SliceEntries;
 
 /// Remote shards that are read at the same time, at least.
 const REMOTE_THREADS: usize = 16;
-/// Folder beside the shards.
-const FOLDER: &str = ".dflop";
+/// Directory beside the shards.
+const DIRECTORY: &str = ".dflop";
 
 /// Where the index lies and how it is made.
 #[derive(Debug, Clone)]
 pub struct IndexOptions {
-    /// Folder of the index file; `None` is beside the shards, or the user's cache directory.
-    pub folder: Option<PathBuf>,
+    /// Directory of the index file; `None` is beside the shards, or the user's cache directory.
+    pub directory: Option<PathBuf>,
     /// Makes the index anew even if there is one that fits.
     pub is_rebuilt: bool,
     /// Decodes every field, so that bad samples are known before the first epoch. Implies `is_rebuilt`.
@@ -65,7 +65,7 @@ impl Default for IndexOptions {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            folder: None,
+            directory: None,
             is_rebuilt: false,
             is_verified: false,
             video_sampling: VideoSampling::default(),
@@ -77,13 +77,13 @@ impl Default for IndexOptions {
     }
 }
 
-/// Refuses options that make no sense, and a data set of nothing.
+/// Refuses options that make no sense, and a dataset of nothing.
 pub(super) fn check_options(shards: &[Shard], options: &IndexOptions) -> Result<()> {
     if let Some(fault) = options.video_sampling.fault() {
         return Err(Error::Config { setting: "video_sampling", reason: fault.into() });
     }
     if shards.is_empty() {
-        return Err(Error::Config { setting: "data set", reason: "it has no shard".into() });
+        return Err(Error::Config { setting: "dataset", reason: "it has no shard".into() });
     }
     Ok(())
 }
@@ -93,18 +93,18 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     let stats = stats(&shards)?;
     let name = file_name(&shards, &stats);
     let is_rebuilt = options.is_rebuilt || options.is_verified;
-    let candidates = folders(&shards, options);
+    let candidates = directories(&shards, options);
     if !is_rebuilt {
-        for folder in &candidates {
-            if let Some(decoded) = open_fitting(&folder.join(&name), &shards, &stats, options)
+        for directory in &candidates {
+            if let Some(decoded) = open_fitting(&directory.join(&name), &shards, &stats, options)
                 && has_counts(&decoded, options)
             {
-                return assemble(shards, decoded, Some(folder.join(&name)), options);
+                return assemble(shards, decoded, Some(directory.join(&name)), options);
             }
         }
     }
     let lock = locked(&candidates, &name, options)?;
-    let first = lock.as_ref().ok().map(|(folder, _)| folder.join(&name));
+    let first = lock.as_ref().ok().map(|(directory, _)| directory.join(&name));
     if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
         && let Some(decoded) = open_fitting(path, &shards, &stats, options)
         && has_counts(&decoded, options)
@@ -122,11 +122,11 @@ pub(super) fn write_and_open(
     built: Vec<BuiltShard>,
     options: &IndexOptions,
 ) -> Result<Index> {
-    let _lock = locked(&folders(&shards, options), &file_name(&shards, stats), options)?;
+    let _lock = locked(&directories(&shards, options), &file_name(&shards, stats), options)?;
     write_locked(shards, stats, built, options)
 }
 
-/// Takes the lock in the first folder that can be written; without one, the index may live in memory unless its folder
+/// Takes the lock in the first directory that can be written; without one, the index may live in memory unless its directory
 /// was named.
 fn locked(
     candidates: &[PathBuf],
@@ -134,8 +134,8 @@ fn locked(
     options: &IndexOptions,
 ) -> Result<std::io::Result<(PathBuf, File)>> {
     let lock = lock_first_writable(candidates, name);
-    match (&options.folder, lock) {
-        (Some(folder), Err(source)) => Err(Error::File { path: folder.display().to_string(), source }),
+    match (&options.directory, lock) {
+        (Some(directory), Err(source)) => Err(Error::File { path: directory.display().to_string(), source }),
         (_, lock) => Ok(lock),
     }
 }
@@ -146,15 +146,15 @@ fn write_locked(
     mut built: Vec<BuiltShard>,
     options: &IndexOptions,
 ) -> Result<Index> {
-    let (name, candidates) = (file_name(&shards, stats), folders(&shards, options));
-    let before = |folder: &PathBuf| open_fitting(&folder.join(&name), &shards, stats, options);
+    let (name, candidates) = (file_name(&shards, stats), directories(&shards, options));
+    let before = |directory: &PathBuf| open_fitting(&directory.join(&name), &shards, stats, options);
     if let Some(before) = candidates.iter().find_map(before) {
         carry_over(&before, &mut built);
     }
     let encoded = encode_index(built, options.video_sampling)
         .map_err(|error| index_error(Some(&candidates[0].join(&name)), &error))?;
     let written = write_to_first(&candidates, &name, &encoded);
-    let path = match (written, &options.folder) {
+    let path = match (written, &options.directory) {
         (Ok(path), _) => path,
         (Err(error), Some(_)) => return Err(error),
         (Err(_), None) => return decode_in_memory(shards, &encoded.into(), options),
@@ -169,12 +169,12 @@ fn write_locked(
 pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf> {
     let stats = stats(shards)?;
     let name = file_name(shards, &stats);
-    let candidates = folders(shards, &IndexOptions::default());
-    let (folder, _lock) = lock_first_writable(&candidates, &name)
+    let candidates = directories(shards, &IndexOptions::default());
+    let (directory, _lock) = lock_first_writable(&candidates, &name)
         .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
     let sampling = VideoSampling::default();
     let encoded =
-        encode_index(built, sampling).map_err(|error| index_error(Some(&folder.join(&name)), &error))?;
+        encode_index(built, sampling).map_err(|error| index_error(Some(&directory.join(&name)), &error))?;
     write_to_first(&candidates, &name, &encoded)
 }
 
@@ -247,10 +247,10 @@ fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     format!("{}.arrow", hex(&hasher.finalize()[..8]))
 }
 
-/// Folders to look in and to write to, best first.
-fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
-    if let Some(folder) = &options.folder {
-        return vec![folder.clone()];
+/// Directories to look in and to write to, best first.
+fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
+    if let Some(directory) = &options.directory {
+        return vec![directory.clone()];
     }
     let beside = shards[0].path().map(|path| path.parent().unwrap_or(Path::new("")).to_path_buf());
     let place = match &beside {
@@ -260,7 +260,7 @@ fn folders(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
     let place = hex(&Sha256::digest(place.as_os_str().as_encoded_bytes())[..8]);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    [beside.map(|beside| beside.join(FOLDER)), cache.map(|cache| cache.join("dflop").join(place))]
+    [beside.map(|beside| beside.join(DIRECTORY)), cache.map(|cache| cache.join("dflop").join(place))]
         .into_iter()
         .flatten()
         .collect()
@@ -309,7 +309,7 @@ fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
 }
 
 /// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may agree
-/// between two data sets; where samples begin hardly does. Compressed shards are believed, and remote ones, whose tags are not alike by chance.
+/// between two datasets; where samples begin hardly does. Compressed shards are believed, and remote ones, whose tags are not alike by chance.
 fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool {
     let (indexed, rows) = (&decoded.metadata.shards[shard], &decoded.rows[shard]);
     if indexed.compression != Compression::None || rows.len() == 0 || source.remote().is_some() {

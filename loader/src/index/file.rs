@@ -250,8 +250,8 @@ mod tests {
     /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another order.
     #[test]
     fn no_byte_of_an_index_changes_unnoticed() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut writer = crate::write::ShardWriter::builder(folder.path().join("shards")).build().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = crate::write::ShardWriter::builder(directory.path().join("shards")).build().unwrap();
         for key in ["a", "b"] {
             writer.write(key, &[("txt", b"a kite")]).unwrap();
         }

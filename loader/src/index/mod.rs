@@ -1,4 +1,4 @@
-//! The index of a data set: where every sample's bytes lie and what shape its media have.
+//! The index of a dataset: where every sample's bytes lie and what shape its media have.
 //!
 //! Made once from headers, kept as one Arrow IPC file with a record batch per shard, memory-mapped on use. It
 //! lets every rank plan whole global batches without reading a payload. `build` makes it, `schema` says
@@ -36,7 +36,7 @@ use crate::shard::Shard;
 use crate::skip::Skipped;
 use rows::ShardRows;
 
-/// The index of a data set, open for reading.
+/// The index of a dataset, open for reading.
 #[derive(Debug)]
 pub struct Index {
     shards: Vec<Shard>,
@@ -56,13 +56,13 @@ impl Index {
     ///
     /// # Errors
     /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Read`] if a shard cannot be
-    /// read; [`Error::NoSamples`] if not one good sample is found; [`Error::File`] if a named index folder
+    /// read; [`Error::NoSamples`] if not one good sample is found; [`Error::File`] if a named index directory
     /// cannot be written.
     pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
         cache::open_or_build(shards, options)
     }
 
-    /// Reads some shards of a data set for its index, on any machine that sees them: bytes for [`Self::merge_parts`].
+    /// Reads some shards of a dataset for its index, on any machine that sees them: bytes for [`Self::merge_parts`].
     ///
     /// `shards` may be one, and may have no good sample; what is bad is kept for the account. Of the options those count that say
     /// how rows are made: sampling of videos, text counts, verification, foreign layouts. Shards are read one at a time.
@@ -76,7 +76,7 @@ impl Index {
     /// Joins parts of [`Self::build_part`], in any order, and writes the very file that [`Self::open_or_build`] would have written
     /// for `shards`, in the same place and under the same lock; reads no shard, only lengths and versions.
     ///
-    /// A shard of a part is that of the same URL, else the only one of the same base name: tasks may see folders under
+    /// A shard of a part is that of the same URL, else the only one of the same base name: tasks may see directories under
     /// another path.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl Index {
         self.video_sampling
     }
 
-    /// Returns the index file; `None` if no folder could be written and it lives in memory only.
+    /// Returns the index file; `None` if no directory could be written and it lives in memory only.
     #[must_use]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.path.as_deref()

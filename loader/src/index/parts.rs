@@ -1,4 +1,4 @@
-//! The index of a data set in parts: tasks on any machines read shards, and their parts are merged.
+//! The index of a dataset in parts: tasks on any machines read shards, and their parts are merged.
 //!
 //! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL and a small
 //! index file of that shard alone. Merging reads no shard: it checks that every shard is covered once, in its present version,
@@ -33,7 +33,7 @@ const MAGIC: &[u8; 16] = b"dflop index part";
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
-/// Why parts do not make the index of a data set, at one of its shards.
+/// Why parts do not make the index of a dataset, at one of its shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardFault {
@@ -46,9 +46,9 @@ pub enum ShardFault {
     /// Its length, time of change or entity tag is another now.
     #[error("it has changed since its part was made; make the part again")]
     Changed,
-    /// It is none of the data set's.
+    /// It is none of the dataset's.
     #[error(
-        "a part covers it, but it is not in the data set; parts and data set have to name the same shards"
+        "a part covers it, but it is not in the dataset; parts and dataset have to name the same shards"
     )]
     Unknown,
     /// Its texts were counted by other tokenizers than those of the first shard.
@@ -71,7 +71,7 @@ struct PartShard {
     sampling: Option<VideoSampling>,
 }
 
-/// Reads the headers of some shards of a data set.
+/// Reads the headers of some shards of a dataset.
 pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
     check_options(shards, options)?;
     options.progress.begin("shards", shards.len() as u64);
@@ -140,7 +140,7 @@ pub(super) fn merge_parts(
     write_and_open(shards, &stats, built, options)
 }
 
-/// Which shard of the data set each shard of a part is.
+/// Which shard of the dataset each shard of a part is.
 struct Places {
     /// Places that are free, the last one first.
     by_url: HashMap<String, Vec<usize>>,
@@ -160,7 +160,7 @@ impl Places {
         Self { by_url, by_name, is_taken: vec![false; shards.len()] }
     }
 
-    /// The place of a shard: that of its URL, else of its base name, as the folder may have another path elsewhere.
+    /// The place of a shard: that of its URL, else of its base name, as the directory may have another path elsewhere.
     fn take(&mut self, covered: &PartShard) -> Result<usize> {
         let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {

@@ -1,4 +1,4 @@
-//! Where an index file is written: under another name, then renamed, in the first folder that takes it; a lock file lets
+//! Where an index file is written: under another name, then renamed, in the first directory that takes it; a lock file lets
 //! one process of a machine build while the others wait.
 
 use std::fs::File;
@@ -11,19 +11,19 @@ use crate::error::{Error, Result};
 /// Age at which a temporary file is no longer being written.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 
-/// Takes the lock in the first folder that can be written; waits while another process builds there.
-pub(super) fn lock_first_writable(folders: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
-    let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the index");
-    for folder in folders {
-        let lock = std::fs::create_dir_all(folder)
+/// Takes the lock in the first directory that can be written; waits while another process builds there.
+pub(super) fn lock_first_writable(directories: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
+    let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index");
+    for directory in directories {
+        let lock = std::fs::create_dir_all(directory)
             .and_then(|()| {
-                File::options().write(true).create(true).truncate(false).open(lock_path(folder, name))
+                File::options().write(true).create(true).truncate(false).open(lock_path(directory, name))
             })
             .and_then(|file| file.lock().map(|()| file));
         match lock {
             Ok(file) => {
-                remove_leftovers(folder, name);
-                return Ok((folder.clone(), file));
+                remove_leftovers(directory, name);
+                return Ok((directory.clone(), file));
             }
             Err(error) => refused = error,
         }
@@ -31,14 +31,14 @@ pub(super) fn lock_first_writable(folders: &[PathBuf], name: &str) -> std::io::R
     Err(refused)
 }
 
-fn lock_path(folder: &Path, name: &str) -> PathBuf {
-    folder.join(name.replace(".arrow", ".lock"))
+fn lock_path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name.replace(".arrow", ".lock"))
 }
 
 /// Removes what killed builders left behind; a younger file may belong to a builder on another machine.
-fn remove_leftovers(folder: &Path, name: &str) {
+fn remove_leftovers(directory: &Path, name: &str) {
     let stem = name.trim_end_matches("arrow");
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(stem));
         let is_temporary = is_ours && path.extension().is_some_and(|extension| extension == "tmp");
@@ -54,17 +54,17 @@ fn remove_leftovers(folder: &Path, name: &str) {
     }
 }
 
-/// Writes the index to the first folder that takes it: a full disk holds no one up who has another.
-pub(super) fn write_to_first(folders: &[PathBuf], name: &str, encoded: &[u8]) -> Result<PathBuf> {
+/// Writes the index to the first directory that takes it: a full disk holds no one up who has another.
+pub(super) fn write_to_first(directories: &[PathBuf], name: &str, encoded: &[u8]) -> Result<PathBuf> {
     let mut refused = None;
-    for folder in folders {
-        let path = folder.join(name);
+    for directory in directories {
+        let path = directory.join(name);
         match write_atomically(&path, encoded) {
             Ok(()) => return Ok(path),
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the index");
+    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index");
     Err(refused.unwrap_or(Error::File { path: name.to_owned(), source }))
 }
 

@@ -1,6 +1,6 @@
 //! Makes the rows of a remote shard without downloading what no row needs.
 //!
-//! Headers, texts and clips are read, and the beginnings of long pictures; what lies between is jumped over where that
+//! Headers, texts and clips are read, and the beginnings of long images; what lies between is jumped over where that
 //! is cheaper than reading on.
 
 use std::io;
@@ -108,7 +108,7 @@ fn all_bytes(entry: &Entry) -> u64 {
     entry.bytes
 }
 
-/// Reads the rest of a sample's fields where their beginnings do not tell the shape: pictures that keep their
+/// Reads the rest of a sample's fields where their beginnings do not tell the shape: images that keep their
 /// orientation behind the pixels, and everything else that is not understood.
 fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
     let is_cut = |payload: &Option<Bytes>, bytes: u64| {
@@ -120,8 +120,8 @@ fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
     let is_understood = measure_sample(sample).is_ok();
     for field in &mut sample.fields {
         let is_jpeg = field.payload.as_deref().and_then(ImageFormat::of_bytes) == Some(ImageFormat::Jpeg);
-        let is_picture = kind_of_extension(&field.extension) == MediumKind::Image;
-        let is_enough = is_understood && (is_jpeg || !is_picture);
+        let is_image = kind_of_extension(&field.extension) == MediumKind::Image;
+        let is_enough = is_understood && (is_jpeg || !is_image);
         if is_cut(&field.payload, field.bytes) && !is_enough {
             field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
         }

@@ -119,7 +119,7 @@ impl ShardRows {
 #[derive(Debug, Clone, Copy)]
 pub struct SampleRow<'a> {
     rows: &'a ShardRows,
-    /// Number of the shard in the data set.
+    /// Number of the shard in the dataset.
     pub shard: usize,
     row: usize,
 }
@@ -182,7 +182,7 @@ impl<'a> SampleRow<'a> {
 }
 
 impl ShardRows {
-    /// Whether any field of the data set is called like a video.
+    /// Whether any field of the dataset is called like a video.
     pub(super) fn has_videos(&self) -> bool {
         self.names.iter().flatten().any(is_video_extension)
     }

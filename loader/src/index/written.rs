@@ -91,7 +91,7 @@ impl WrittenIndex {
         if self.finished.is_empty() {
             return Ok(None);
         }
-        // In the order in which a folder lists them.
+        // In the order in which a directory lists them.
         self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
         let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
         store(&shards, built).map(Some)

@@ -81,8 +81,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Changes pictures at random, the same for a sample and epoch wherever it is decoded. With [`Decode::Pixels`]
-    /// the random crop takes the place of the centre crop; with [`Decode::Media`] a picture keeps its width and
+    /// Changes images at random, the same for a sample and epoch wherever it is decoded. With [`Decode::Pixels`]
+    /// the random crop takes the place of the center crop; with [`Decode::Media`] an image keeps its width and
     /// height. Default: no change.
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
@@ -106,7 +106,7 @@ impl LoaderBuilder {
     }
 
     /// Reads these fields only; others are passed over, in streams too. Default: all, and with [`Decode::Pixels`]
-    /// the pictures.
+    /// the images.
     #[must_use]
     pub fn fields(mut self, fields: FieldSelection) -> Self {
         self.fields = fields;
@@ -179,7 +179,7 @@ impl LoaderBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if there is no shard, if there are fewer than ranks, if a count is zero or absurdly large, or
-    /// if pictures are to be scaled or changed that are not decoded, or pass user code on their way into a tensor; [`Error::State`] if a state to go on from is of
+    /// if images are to be scaled or changed that are not decoded, or pass user code on their way into a tensor; [`Error::State`] if a state to go on from is of
     /// another stream.
     pub fn build(self) -> Result<Loader> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
@@ -227,7 +227,7 @@ impl LoaderBuilder {
     fn kernel(&self) -> Result<KernelSettings> {
         let Decode::Pixels { side } = self.decode else {
             if self.scaled_decode {
-                let reason = "only pictures that are decoded to pixels of one size can be scaled".into();
+                let reason = "only images that are decoded to pixels of one size can be scaled".into();
                 return Err(Error::Config { setting: "scaled_decode", reason });
             }
             return Ok(SIDE_WITHOUT_PIXELS.into());

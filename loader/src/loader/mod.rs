@@ -125,7 +125,7 @@ impl Loader {
         self.skips.skipped()
     }
 
-    /// Returns the CPU time spent inside decode, resize and normalise so far, over all threads.
+    /// Returns the CPU time spent inside decode, resize and normalize so far, over all threads.
     #[must_use]
     pub fn kernel_cpu(&self) -> Duration {
         Duration::from_nanos(self.kernel_cpu_ns.load(Ordering::Relaxed))

@@ -1,7 +1,7 @@
-//! The draws of a run: position → data set and how many of its draws came before.
+//! The draws of a run: position → dataset and how many of its draws came before.
 //!
 //! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step and
-//! where a data set is exhausted. Segments and the draws before each are found once, when a run is built; from
+//! where a dataset is exhausted. Segments and the draws before each are found once, when a run is built; from
 //! then on any position costs the same.
 
 use std::ops::Range;
@@ -13,11 +13,11 @@ use crate::permutation::mix64;
 /// Positions that are counted; far behind the end of any run.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
-/// A draw of a data set.
+/// A draw of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Draw {
-    pub(crate) data_set: usize,
-    /// Draws of the data set before this one, from its first epoch on.
+    pub(crate) dataset: usize,
+    /// Draws of the dataset before this one, from its first epoch on.
     pub(crate) number: u64,
 }
 
@@ -35,7 +35,7 @@ struct Segment {
     /// Position of its shares that `start` is.
     phase: u64,
     shares: Shares,
-    /// What is added to the counts of its shares, by data set.
+    /// What is added to the counts of its shares, by dataset.
     base: Vec<i64>,
 }
 
@@ -56,7 +56,7 @@ impl Segment {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayoutInput<'a> {
     pub(crate) origin: &'a Origin,
-    /// Draws after which each data set is exhausted, from its first epoch on.
+    /// Draws after which each dataset is exhausted, from its first epoch on.
     pub(crate) limits: &'a [Option<u64>],
     pub(crate) global_batch: u64,
     pub(crate) seed: u64,
@@ -92,7 +92,7 @@ impl Layout {
                 let left = limits[at]?.checked_sub(draws[at])?;
                 shares.reach(at, phase, left, POSITION_MAX).map(|reach| reach - phase + start)
             });
-            // An exhausted data set has no share, so its reach is never.
+            // An exhausted dataset has no share, so its reach is never.
             let next = exhausted.chain(changes.peek().copied()).min().filter(|&next| next < POSITION_MAX);
             layout.segments.push(Segment::new(start, phase, shares, &draws));
             let Some(next) = next else { return layout };
@@ -112,7 +112,7 @@ impl Layout {
         self.segments.partition_point(|segment| segment.start <= position).saturating_sub(1)
     }
 
-    /// Draws of each data set before a position, from its first epoch on; O(256) plus the number of data sets.
+    /// Draws of each dataset before a position, from its first epoch on; O(256) plus the number of datasets.
     pub(crate) fn draws_before(&self, position: u64) -> Option<Vec<u64>> {
         self.segments.get(self.segment_at(position)).map(|segment| segment.draws_before(position))
     }
@@ -137,10 +137,10 @@ impl Layout {
                 let local = position - segment.start + segment.phase;
                 let (block_start, block) = segment.shares.block(local);
                 let here = &block[(local - block_start) as usize..];
-                for &data_set in here.iter().take((segment_end - position) as usize) {
-                    let data_set = data_set as usize;
-                    drawn.push(Draw { data_set, number: counts[data_set] });
-                    counts[data_set] += 1;
+                for &dataset in here.iter().take((segment_end - position) as usize) {
+                    let dataset = dataset as usize;
+                    drawn.push(Draw { dataset, number: counts[dataset] });
+                    counts[dataset] += 1;
                     position += 1;
                 }
             }

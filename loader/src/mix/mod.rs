@@ -1,8 +1,8 @@
-//! A weighted mixture of data sets, in a fixed order that is computed for any position.
+//! A weighted mixture of datasets, in a fixed order that is computed for any position.
 //!
-//! Position `p` of a run draws from one of the data sets: by weights, which every period of positions meets exactly
-//! (`shares`), or by a pattern that repeats. The `k`-th draw of a data set is its epoch `k / n`, offset `k % n`, in
-//! its own [`crate::order::Order`]. Weights change only at stated steps and where a data set is exhausted
+//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets exactly
+//! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`, offset `k % n`, in
+//! its own [`crate::order::Order`]. Weights change only at stated steps and where a dataset is exhausted
 //! (`layout`). None of it depends on ranks.
 
 mod layout;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use layout::{Draw, Layout, LayoutInput, POSITION_MAX};
 use shares::Shares;
 
-use crate::data_set::DataSet;
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::index::Index;
 
@@ -23,39 +23,39 @@ use crate::index::Index;
 const WEIGHT_UNITS: f64 = 10_000.0;
 /// Largest weight.
 const WEIGHT_MAX: f64 = 1e6;
-/// Most data sets of a mixture, and most entries of a pattern.
+/// Most datasets of a mixture, and most entries of a pattern.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// When a mixture ends in which data sets are drawn for a number of epochs only ([`DataSet::repeat`]).
+/// When a mixture ends in which datasets are drawn for a number of epochs only ([`DataSet::repeat`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
-    /// With the last sample of the data set that is exhausted first.
+    /// With the last sample of the dataset that is exhausted first.
     #[default]
     FirstExhausted,
     /// When all are exhausted; the weight of an exhausted one goes to the rest. Without end if one of the rest is.
     AllExhausted,
 }
 
-/// A weighted mixture of data sets; checked when a planner is built on it.
+/// A weighted mixture of datasets; checked when a planner is built on it.
 ///
 /// # Examples
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use dflop_loader::data_set::DataSet;
+/// # use dflop_loader::dataset::DataSet;
 /// # use dflop_loader::index::Index;
 /// # use dflop_loader::mix::{Mixture, Stop};
-/// # fn mixture(pictures: Arc<Index>, clips: Arc<Index>) -> Mixture {
+/// # fn mixture(images: Arc<Index>, clips: Arc<Index>) -> Mixture {
 /// Mixture::new()
-///     .data_set(pictures, 0.7)
-///     .data_set(DataSet::from(clips).repeat(2), 0.3)
+///     .dataset(images, 0.7)
+///     .dataset(DataSet::from(clips).repeat(2), 0.3)
 ///     .weights_from(10_000, &[0.5, 0.5])
 ///     .stop(Stop::AllExhausted)
 /// # }
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Mixture {
-    data_sets: Vec<DataSet>,
+    datasets: Vec<Dataset>,
     weights: Vec<f64>,
     changes: Vec<(u64, Vec<f64>)>,
     pattern: Option<Vec<u32>>,
@@ -64,39 +64,39 @@ pub struct Mixture {
 
 impl From<Arc<Index>> for Mixture {
     fn from(index: Arc<Index>) -> Self {
-        DataSet::from(index).into()
+        Dataset::from(index).into()
     }
 }
 
-impl From<DataSet> for Mixture {
-    fn from(data_set: DataSet) -> Self {
-        Self::new().data_set(data_set, 1.0)
+impl From<Dataset> for Mixture {
+    fn from(dataset: Dataset) -> Self {
+        Self::new().dataset(dataset, 1.0)
     }
 }
 
 impl Mixture {
-    /// Starts with no data set.
+    /// Starts with no dataset.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a data set; the first has number 0. Weights need not add up to one; they are rounded to four decimals.
+    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four decimals.
     #[must_use]
-    pub fn data_set(mut self, data_set: impl Into<DataSet>, weight: f64) -> Self {
-        self.data_sets.push(data_set.into());
+    pub fn dataset(mut self, dataset: impl Into<Dataset>, weight: f64) -> Self {
+        self.datasets.push(dataset.into());
         self.weights.push(weight);
         self
     }
 
-    /// Sets other weights, one for each data set, from a step on.
+    /// Sets other weights, one for each dataset, from a step on.
     #[must_use]
     pub fn weights_from(mut self, step: u64, weights: &[f64]) -> Self {
         self.changes.push((step, weights.to_vec()));
         self
     }
 
-    /// Draws by a pattern of data-set numbers that repeats, instead of by weights.
+    /// Draws by a pattern of dataset numbers that repeats, instead of by weights.
     #[must_use]
     pub fn choose(mut self, pattern: Vec<u32>) -> Self {
         self.pattern = Some(pattern);
@@ -110,28 +110,28 @@ impl Mixture {
         self
     }
 
-    /// Sets the number of epochs of every data set that has none.
+    /// Sets the number of epochs of every dataset that has none.
     pub(crate) fn epochs(mut self, epochs: u64) -> Self {
-        let set = |data_set: DataSet| {
-            if data_set.epochs().is_some() { data_set } else { data_set.repeat(epochs) }
+        let set = |dataset: Dataset| {
+            if dataset.epochs().is_some() { dataset } else { dataset.repeat(epochs) }
         };
-        self.data_sets = self.data_sets.into_iter().map(set).collect();
+        self.datasets = self.datasets.into_iter().map(set).collect();
         self
     }
 
-    /// The data sets and the rules to draw from them.
+    /// The datasets and the rules to draw from them.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no data set, if weights or the pattern do not fit them or draw from none, or if a data set
+    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit them or draw from none, or if a dataset
     /// is drawn for no epoch.
-    pub(crate) fn check(self) -> Result<(Vec<DataSet>, MixRules)> {
+    pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
-        let count = self.data_sets.len();
+        let count = self.datasets.len();
         if count == 0 || count > ENTRIES_MAX {
-            return invalid("mixture", format!("has {count} data sets; 1 to {ENTRIES_MAX} are possible"));
+            return invalid("mixture", format!("has {count} datasets; 1 to {ENTRIES_MAX} are possible"));
         }
-        if let Some(at) = self.data_sets.iter().position(|data_set| data_set.epochs() == Some(0)) {
-            return invalid("repeat", format!("data set {at} is drawn for no epoch; leave it out"));
+        if let Some(at) = self.datasets.iter().position(|dataset| dataset.epochs() == Some(0)) {
+            return invalid("repeat", format!("dataset {at} is drawn for no epoch; leave it out"));
         }
         if self.pattern.is_some() && !self.changes.is_empty() {
             return invalid("weights_from", "a pattern is drawn from without weights".into());
@@ -140,8 +140,8 @@ impl Mixture {
             if pattern.is_empty() || pattern.len() > ENTRIES_MAX {
                 return invalid("choose", format!("has {} entries, not 1 to {ENTRIES_MAX}", pattern.len()));
             }
-            if let Some(unknown) = pattern.iter().find(|&&data_set| data_set as usize >= count) {
-                return invalid("choose", format!("names data set {unknown} of {count}, counted from 0"));
+            if let Some(unknown) = pattern.iter().find(|&&dataset| dataset as usize >= count) {
+                return invalid("choose", format!("names dataset {unknown} of {count}, counted from 0"));
             }
         }
         let mut weights = vec![WeightsFrom { step: 0, weights: checked_weights(&self.weights, count)? }];
@@ -151,9 +151,9 @@ impl Mixture {
             }
             weights.push(WeightsFrom { step: *step, weights: checked_weights(changed, count)? });
         }
-        let repeat = self.data_sets.iter().map(DataSet::epochs).collect();
+        let repeat = self.datasets.iter().map(Dataset::epochs).collect();
         let rules = MixRules { weights, choose: self.pattern, repeat, stop: self.stop };
-        Ok((self.data_sets, rules))
+        Ok((self.datasets, rules))
     }
 }
 
@@ -161,7 +161,7 @@ impl Mixture {
 fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     let invalid = |reason: String| Err(Error::Config { setting: "weights", reason });
     if weights.len() != count {
-        return invalid(format!("{} weights for {count} data sets", weights.len()));
+        return invalid(format!("{} weights for {count} datasets", weights.len()));
     }
     let mut units = Vec::with_capacity(count);
     for &weight in weights {
@@ -184,12 +184,12 @@ fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixRules {
-    /// Weights of the data sets in units of 1/10,000, from step 0 and from where they change.
+    /// Weights of the datasets in units of 1/10,000, from step 0 and from where they change.
     weights: Vec<WeightsFrom>,
     /// The pattern, where there is one: it replaces the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     choose: Option<Vec<u32>>,
-    /// Epochs of each data set; `null` is without end.
+    /// Epochs of each dataset; `null` is without end.
     repeat: Vec<Option<u64>>,
     stop: Stop,
 }
@@ -202,33 +202,33 @@ struct WeightsFrom {
 }
 
 impl MixRules {
-    /// One data set without end.
+    /// One dataset without end.
     pub(crate) fn one() -> Self {
         let weights = vec![WeightsFrom { step: 0, weights: vec![1] }];
         Self { weights, choose: None, repeat: vec![None], stop: Stop::default() }
     }
 
-    /// Number of epochs of each data set.
+    /// Number of epochs of each dataset.
     pub(crate) fn repeat(&self) -> &[Option<u64>] {
         &self.repeat
     }
 
-    /// Whether all numbers fit `data_sets` data sets, as they do unless somebody edited them.
-    pub(crate) fn fits(&self, data_sets: usize) -> bool {
-        let has_weights = |change: &WeightsFrom| change.weights.len() == data_sets;
-        let is_known = |pattern: &Vec<u32>| pattern.iter().all(|&at| (at as usize) < data_sets);
+    /// Whether all numbers fit `datasets` datasets, as they do unless somebody edited them.
+    pub(crate) fn fits(&self, datasets: usize) -> bool {
+        let has_weights = |change: &WeightsFrom| change.weights.len() == datasets;
+        let is_known = |pattern: &Vec<u32>| pattern.iter().all(|&at| (at as usize) < datasets);
         let most = (WEIGHT_MAX * WEIGHT_UNITS) as u64;
         !self.weights.is_empty()
             && self.weights.iter().all(has_weights)
             && self.weights.iter().flat_map(|change| &change.weights).all(|&weight| weight <= most)
             && self.choose.as_ref().is_none_or(is_known)
-            && self.repeat.len() == data_sets
+            && self.repeat.len() == datasets
     }
 
-    /// Shares of the data sets that are not exhausted; `None` if there are none.
+    /// Shares of the datasets that are not exhausted; `None` if there are none.
     fn shares(&self, in_force: usize, is_active: &[bool], key: u64) -> Option<Shares> {
         if let Some(pattern) = &self.choose {
-            let kept = pattern.iter().copied().filter(|&data_set| is_active[data_set as usize]);
+            let kept = pattern.iter().copied().filter(|&dataset| is_active[dataset as usize]);
             return Shares::cyclic(kept.collect(), is_active.len());
         }
         let weights = self.weights[in_force].weights.iter().zip(is_active);
@@ -244,14 +244,14 @@ impl MixRules {
 pub struct Origin {
     /// The step that begins at position 0.
     pub(crate) step: u64,
-    /// Draws of each data set before it, from its first epoch on.
+    /// Draws of each dataset before it, from its first epoch on.
     pub(crate) draws: Vec<u64>,
     /// Where it lies in the period or the pattern.
     pub(crate) phase: u64,
 }
 
 impl Origin {
-    /// The first samples of an epoch of every data set, at step 0.
+    /// The first samples of an epoch of every dataset, at step 0.
     pub(crate) fn at_epoch(epoch: u64, sizes: &[u64]) -> Self {
         let draws = sizes.iter().map(|samples| epoch.saturating_mul(*samples)).collect();
         Self { step: 0, draws, phase: 0 }

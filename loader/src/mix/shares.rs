@@ -1,11 +1,11 @@
-//! Which data set each position draws from: by weights or by a pattern, as arithmetic.
+//! Which dataset each position draws from: by weights or by a pattern, as arithmetic.
 //!
-//! Positions are cut into *blocks*. How often each data set is drawn before a block is known in closed form, and
+//! Positions are cut into *blocks*. How often each dataset is drawn before a block is known in closed form, and
 //! inside a block, of at most [`BLOCK`] positions, draws are counted: any position costs the same.
 //!
-//! By weights, a *period* is as long as their sum. A tree halves the list of data sets; a node that has seen `p`
+//! By weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen `p`
 //! positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every period
-//! draws each data set exactly its weight's number of times, and none lags or leads by more than a few draws
+//! draws each dataset exactly its weight's number of times, and none lags or leads by more than a few draws
 //! anywhere. Inside each block a permutation hides the regular pattern, which a round-robin deal over ranks would
 //! otherwise resonate with.
 
@@ -14,11 +14,11 @@ use crate::permutation::{Permutation, mix64};
 /// Most positions of a block of weighted draws.
 const BLOCK: u64 = 256;
 
-/// The data set of every position, counted from 0.
+/// The dataset of every position, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shares {
     /// Always the same one.
-    One { data_set: usize, data_sets: usize },
+    One { dataset: usize, datasets: usize },
     /// By weights; `sums[i]` is the sum of those before `i`.
     Weighted { sums: Vec<u64>, key: u64 },
     /// By a pattern that repeats; `per_cycle[i]` is how often it names `i`.
@@ -31,7 +31,7 @@ impl Shares {
         let drawn: Vec<usize> = (0..weights.len()).filter(|&at| weights[at] > 0).collect();
         match drawn[..] {
             [] => None,
-            [data_set] => Some(Self::One { data_set, data_sets: weights.len() }),
+            [dataset] => Some(Self::One { dataset, datasets: weights.len() }),
             _ => {
                 let divisor = weights.iter().copied().reduce(gcd).unwrap_or(1);
                 let mut sums = vec![0];
@@ -44,38 +44,38 @@ impl Shares {
         }
     }
 
-    /// Draws by a pattern of data-set numbers below `data_sets`; `None` if it is empty.
-    pub(super) fn cyclic(pattern: Vec<u32>, data_sets: usize) -> Option<Self> {
-        let mut per_cycle = vec![0; data_sets];
-        for &data_set in &pattern {
-            per_cycle[data_set as usize] += 1;
+    /// Draws by a pattern of dataset numbers below `datasets`; `None` if it is empty.
+    pub(super) fn cyclic(pattern: Vec<u32>, datasets: usize) -> Option<Self> {
+        let mut per_cycle = vec![0; datasets];
+        for &dataset in &pattern {
+            per_cycle[dataset as usize] += 1;
         }
         (!pattern.is_empty()).then_some(Self::Cyclic { pattern, per_cycle })
     }
 
-    /// Positions after which every data set was drawn its share, and how often this one was.
-    fn period(&self, data_set: usize) -> (u64, u64) {
+    /// Positions after which every dataset was drawn its share, and how often this one was.
+    fn period(&self, dataset: usize) -> (u64, u64) {
         match self {
-            Self::One { data_set: only, .. } => (1, u64::from(*only == data_set)),
-            Self::Weighted { sums, .. } => (sums[sums.len() - 1], sums[data_set + 1] - sums[data_set]),
-            Self::Cyclic { pattern, per_cycle } => (pattern.len() as u64, per_cycle[data_set]),
+            Self::One { dataset: only, .. } => (1, u64::from(*only == dataset)),
+            Self::Weighted { sums, .. } => (sums[sums.len() - 1], sums[dataset + 1] - sums[dataset]),
+            Self::Cyclic { pattern, per_cycle } => (pattern.len() as u64, per_cycle[dataset]),
         }
     }
 
-    /// First position of the block that holds `position`, and the data sets of all its positions.
+    /// First position of the block that holds `position`, and the datasets of all its positions.
     pub(super) fn block(&self, position: u64) -> (u64, Vec<u32>) {
         match self {
-            Self::One { data_set, .. } => {
+            Self::One { dataset, .. } => {
                 let start = position / BLOCK * BLOCK;
-                (start, vec![*data_set as u32; BLOCK as usize])
+                (start, vec![*dataset as u32; BLOCK as usize])
             }
             Self::Weighted { sums, key } => {
                 let period = sums[sums.len() - 1];
                 let (number, within) = (position / period, position % period / BLOCK * BLOCK);
                 let start = number * period + within;
                 let scatter = Permutation::new(BLOCK.min(period - within), mix64(key ^ mix64(start)));
-                let data_set = |place| self.in_tree(start + scatter.at(place)) as u32;
-                (start, (0..BLOCK.min(period - within)).map(data_set).collect())
+                let dataset = |place| self.in_tree(start + scatter.at(place)) as u32;
+                (start, (0..BLOCK.min(period - within)).map(dataset).collect())
             }
             Self::Cyclic { pattern, .. } => {
                 let start = position - position % pattern.len() as u64;
@@ -84,18 +84,18 @@ impl Shares {
         }
     }
 
-    /// How often each data set is drawn before `position`.
+    /// How often each dataset is drawn before `position`.
     pub(super) fn counts(&self, position: u64) -> Vec<u64> {
         let (start, block) = self.block(position);
         let mut counts = self.counts_at_block(start);
-        block[..(position - start) as usize].iter().for_each(|&data_set| counts[data_set as usize] += 1);
+        block[..(position - start) as usize].iter().for_each(|&dataset| counts[dataset as usize] += 1);
         counts
     }
 
     fn counts_at_block(&self, start: u64) -> Vec<u64> {
         match self {
-            Self::One { data_set, data_sets } => {
-                (0..*data_sets).map(|at| if at == *data_set { start } else { 0 }).collect()
+            Self::One { dataset, datasets } => {
+                (0..*datasets).map(|at| if at == *dataset { start } else { 0 }).collect()
             }
             Self::Weighted { sums, .. } => {
                 (0..sums.len() - 1).map(|at| self.count_in_tree(at, start)).collect()
@@ -106,43 +106,43 @@ impl Shares {
         }
     }
 
-    /// How often one data set is drawn before `position`.
-    fn count(&self, data_set: usize, position: u64) -> u64 {
-        let Self::Weighted { .. } = self else { return self.counts(position)[data_set] };
+    /// How often one dataset is drawn before `position`.
+    fn count(&self, dataset: usize, position: u64) -> u64 {
+        let Self::Weighted { .. } = self else { return self.counts(position)[dataset] };
         let (start, block) = self.block(position);
         let within =
-            block[..(position - start) as usize].iter().filter(|&&at| at as usize == data_set).count();
-        self.count_in_tree(data_set, start) + within as u64
+            block[..(position - start) as usize].iter().filter(|&&at| at as usize == dataset).count();
+        self.count_in_tree(dataset, start) + within as u64
     }
 
-    /// First position, from `from` on, before which `draws` more of a data set lie; `None` if that is never, or
+    /// First position, from `from` on, before which `draws` more of a dataset lie; `None` if that is never, or
     /// behind `most`.
-    pub(super) fn reach(&self, data_set: usize, from: u64, draws: u64, most: u64) -> Option<u64> {
-        let (period, weight) = self.period(data_set);
-        let wanted = self.count(data_set, from).checked_add(draws)?;
+    pub(super) fn reach(&self, dataset: usize, from: u64, draws: u64, most: u64) -> Option<u64> {
+        let (period, weight) = self.period(dataset);
+        let wanted = self.count(dataset, from).checked_add(draws)?;
         let periods = wanted.checked_div(weight)? + 1;
         let (mut low, mut high) =
             (from, u64::try_from(u128::from(periods) * u128::from(period)).ok()?.min(most));
-        if low > high || self.count(data_set, high) < wanted {
+        if low > high || self.count(dataset, high) < wanted {
             return None;
         }
         while low < high {
             let middle = low + (high - low) / 2;
             (low, high) =
-                if self.count(data_set, middle) < wanted { (middle + 1, high) } else { (low, middle) };
+                if self.count(dataset, middle) < wanted { (middle + 1, high) } else { (low, middle) };
         }
         Some(low)
     }
 
-    /// Where the shares behind these begin, at `position`: a pattern goes on where it is, without the data sets that
+    /// Where the shares behind these begin, at `position`: a pattern goes on where it is, without the datasets that
     /// are not active any more; weights begin a new period.
     pub(super) fn phase_behind(&self, position: u64, is_active: &[bool]) -> u64 {
         let Self::Cyclic { pattern, .. } = self else { return 0 };
         let passed = &pattern[..(position % pattern.len() as u64) as usize];
-        passed.iter().filter(|&&data_set| is_active[data_set as usize]).count() as u64
+        passed.iter().filter(|&&dataset| is_active[dataset as usize]).count() as u64
     }
 
-    /// The data set that the tree sends a position to.
+    /// The dataset that the tree sends a position to.
     fn in_tree(&self, position: u64) -> usize {
         let Self::Weighted { sums, key } = self else { return 0 };
         let (mut first, mut end, mut position) = (0, sums.len() - 1, position);
@@ -158,14 +158,14 @@ impl Shares {
         first
     }
 
-    /// How many of the first `position` positions the tree sends to a data set.
-    fn count_in_tree(&self, data_set: usize, position: u64) -> u64 {
+    /// How many of the first `position` positions the tree sends to a dataset.
+    fn count_in_tree(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { sums, key } = self else { return 0 };
         let (mut first, mut end, mut position) = (0, sums.len() - 1, position);
         while end - first > 1 {
             let node = Node::new(sums, *key, first, end);
             let left = node.sent_left(position);
-            if data_set < node.middle {
+            if dataset < node.middle {
                 (end, position) = (node.middle, left);
             } else {
                 (first, position) = (node.middle, position - left);
@@ -175,7 +175,7 @@ impl Shares {
     }
 }
 
-/// A node of the tree: the data sets from one number up to another, halved.
+/// A node of the tree: the datasets from one number up to another, halved.
 struct Node {
     middle: usize,
     left: u64,
@@ -208,11 +208,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn drawn(shares: &Shares, positions: std::ops::Range<u64>) -> Vec<u32> {
-        let data_set = |position| {
+        let dataset = |position| {
             let (start, block) = shares.block(position);
             block[(position - start) as usize]
         };
-        positions.map(data_set).collect()
+        positions.map(dataset).collect()
     }
 
     proptest! {
@@ -223,13 +223,13 @@ mod tests {
             let Some(shares) = Shares::weighted(&weights, key) else { return Ok(()) };
             let period = shares.period(0).0;
             let mut counts = vec![0; weights.len()];
-            for (position, data_set) in drawn(&shares, 0..period * 3).into_iter().enumerate() {
+            for (position, dataset) in drawn(&shares, 0..period * 3).into_iter().enumerate() {
                 prop_assert_eq!(&shares.counts(position as u64), &counts, "at {}", position);
                 if (position as u64).is_multiple_of(period) {
                     let met = |at: usize| counts[at] == position as u64 / period * shares.period(at).1;
                     prop_assert!((0..weights.len()).all(met));
                 }
-                counts[data_set as usize] += 1;
+                counts[dataset as usize] += 1;
             }
             for (at, count) in counts.iter().enumerate() {
                 prop_assert_eq!(*count, 3 * shares.period(at).1);
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn equal_weights_do_not_simply_alternate() {
         let drawn = drawn(&Shares::weighted(&[1, 1], 3).unwrap(), 0..200);
-        let in_first_place = drawn.iter().step_by(2).filter(|&&data_set| data_set == 0).count();
+        let in_first_place = drawn.iter().step_by(2).filter(|&&dataset| dataset == 0).count();
         assert!((30..70).contains(&in_first_place), "{in_first_place}");
     }
 }

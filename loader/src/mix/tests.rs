@@ -16,7 +16,7 @@ fn pace(rules: &MixRules, sizes: &[u64], origin: &Origin, global_batch: u64) -> 
 }
 
 fn draws(pace: &Pace, positions: std::ops::Range<u64>) -> Vec<(usize, u64)> {
-    pace.layout.draws(positions).iter().map(|draw| (draw.data_set, draw.number)).collect()
+    pace.layout.draws(positions).iter().map(|draw| (draw.dataset, draw.number)).collect()
 }
 
 fn sizes_weights_repeats() -> impl Strategy<Value = Vec<(u64, u64, Option<u64>)>> {
@@ -25,7 +25,7 @@ fn sizes_weights_repeats() -> impl Strategy<Value = Vec<(u64, u64, Option<u64>)>
 
 proptest! {
     #[test]
-    fn each_data_set_is_drawn_in_its_own_order_without_gaps(
+    fn each_dataset_is_drawn_in_its_own_order_without_gaps(
         sets in sizes_weights_repeats(), stop in prop::sample::select(vec![Stop::FirstExhausted, Stop::AllExhausted]),
     ) {
         let sizes: Vec<u64> = sets.iter().map(|set| set.0).collect();
@@ -33,9 +33,9 @@ proptest! {
         let pace = pace(&rules, &sizes, &Origin::at_epoch(0, &sizes), 7);
         let end = pace.layout.end.unwrap_or(500);
         let mut counts = vec![0; sizes.len()];
-        for (data_set, number) in draws(&pace, 0..end) {
-            prop_assert_eq!(number, counts[data_set]);
-            counts[data_set] += 1;
+        for (dataset, number) in draws(&pace, 0..end) {
+            prop_assert_eq!(number, counts[dataset]);
+            counts[dataset] += 1;
         }
         prop_assert_eq!(pace.layout.draws_before(end).unwrap(), counts.clone());
         let limits: Vec<Option<u64>> = sets.iter().map(|set| set.2.map(|epochs| epochs * set.0)).collect();
@@ -92,7 +92,7 @@ fn weights_change_at_their_step() {
 }
 
 #[test]
-fn a_pattern_goes_on_without_its_exhausted_data_set() {
+fn a_pattern_goes_on_without_its_exhausted_dataset() {
     let mut rules = rules(&[1, 1, 1], &[None, Some(1), Some(1)], Stop::AllExhausted);
     rules.choose = Some(vec![0, 1, 2]);
     let pace = pace(&rules, &[5, 2, 3], &Origin::at_epoch(0, &[5, 2, 3]), 4);
@@ -115,7 +115,7 @@ fn a_run_that_ends_gives_its_rest_and_says_where_it_ended() {
 #[test]
 fn weights_that_make_no_sense_are_refused() {
     let message = |weights: &[f64]| checked_weights(weights, 2).unwrap_err().to_string();
-    assert!(message(&[0.5]).contains("1 weights for 2 data sets"));
+    assert!(message(&[0.5]).contains("1 weights for 2 datasets"));
     assert!(message(&[0.5, -1.0]).contains("-1 is not between"));
     assert!(message(&[0.5, f64::NAN]).contains("NaN is not between"));
     assert!(message(&[0.0, 0.0]).contains("all are 0"));

@@ -4,7 +4,7 @@
 //!
 //! | source | samples |
 //! | --- | --- |
-//! | a folder | files that share their path without extension, such as `a/b.jpg` and `a/b.txt` |
+//! | a directory | files that share their path without extension, such as `a/b.jpg` and `a/b.txt` |
 //! | JSON Lines, or a JSON array of objects | one object each: LLaVA-style conversations, captions, `NeMo` manifests |
 //! | a JSON object of id → object | one entry each: `SpeechBrain` manifests |
 //! | CSV with a header | one row each |
@@ -15,7 +15,7 @@
 //! the entry itself, word for word. Shards are written by [`crate::write`].
 
 mod document;
-mod folder;
+mod directory;
 mod key;
 mod lines;
 mod medium;
@@ -48,8 +48,8 @@ pub struct PackOptions {
     pub is_indexed: bool,
     /// Whether shards are compressed with Zstandard. Default: no, so that they can be read by range.
     pub is_zstd: bool,
-    /// Folder that the paths in a manifest start from, and that stands for a placeholder such as `{data_root}`
-    /// or `$data_root` in front of them. Default: the folder of the manifest.
+    /// Directory that the paths in a manifest start from, and that stands for a placeholder such as `{data_root}`
+    /// or `$data_root` in front of them. Default: the directory of the manifest.
     pub root: Option<PathBuf>,
     /// How the store is reached, where shards go to one. Default: the default settings.
     pub stores: Stores,
@@ -89,16 +89,16 @@ pub struct Packed {
 /// Something in a source that was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedSource {
-    /// A file or folder, or an entry of a manifest as `MANIFEST:NUMBER`: the line of JSON Lines or CSV, otherwise
+    /// A file or directory, or an entry of a manifest as `MANIFEST:NUMBER`: the line of JSON Lines or CSV, otherwise
     /// the position, from 1.
     pub path: String,
     /// Why.
     pub reason: String,
 }
 
-/// Packs `source` into shards in the folder `out`, a path that is made where it is missing, or the URL of a store's.
+/// Packs `source` into shards in the directory `out`, a path that is made where it is missing, or the URL of a store's.
 ///
-/// A folder is packed with everything below it, links followed, each folder once; the key of a sample is the
+/// A directory is packed with everything below it, links followed, each directory once; the key of a sample is the
 /// path of its files without extension, where dots in the base name become `_`, and the extension is what follows
 /// the last dot, or the last but one in front of `gz` and its like. In a manifest the key is the `id`, made safe in
 /// the same way, or the number of the entry in nine digits where it has none. A key that comes again gets `_1`,
@@ -126,7 +126,7 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
 /// Gives all entries of a source to a packer.
 fn pack_source(source: &Path, kind: Source, packer: &mut Packer<'_>) -> Result<()> {
     match kind {
-        Source::Folder => folder::pack_folder(source, packer),
+        Source::Directory => directory::pack_directory(source, packer),
         Source::Lines => lines::pack_lines(source, packer),
         Source::Document => document::pack_document(source, packer),
         Source::Table => table::pack_table(source, packer),
@@ -141,7 +141,7 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     let (Ok(source), Ok(inside)) = (resolve(source), resolve(out)) else { return Ok(()) };
     if source.is_dir() && inside.starts_with(&source) {
-        let reason = format!("lies inside the source `{}`; name a folder beside it", source.display());
+        let reason = format!("lies inside the source `{}`; name a directory beside it", source.display());
         return Err(Error::Pack { path: out.display().to_string(), reason });
     }
     Ok(())

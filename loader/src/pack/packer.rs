@@ -53,13 +53,13 @@ pub(super) struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    /// Opens the folder for the shards.
+    /// Opens the directory for the shards.
     pub(super) fn new(source: &Path, out: &Path, options: &'a PackOptions) -> Result<Self> {
         let writer = writer(out, options).build()?;
         Ok(Self { writer: Some(writer), ..Self::listing(source, options) })
     }
 
-    /// Opens the folder for the shards of a part.
+    /// Opens the directory for the shards of a part.
     pub(super) fn of_part(
         source: &Path,
         out: &Path,
@@ -77,14 +77,14 @@ impl<'a> Packer<'a> {
 
     /// Lists entries and their keys, and reads and writes nothing.
     pub(super) fn listing(source: &Path, options: &'a PackOptions) -> Self {
-        let folder = || source.parent().unwrap_or(Path::new("")).to_owned();
+        let directory = || source.parent().unwrap_or(Path::new("")).to_owned();
         Self {
             writer: None,
             keys: KeySource::Given(Keys::default()),
             renamed: BTreeMap::new(),
             range: 0..u64::MAX,
             is_first: true,
-            root: options.root.clone().unwrap_or_else(folder),
+            root: options.root.clone().unwrap_or_else(directory),
             skipped: Vec::new(),
             entries: 0,
             progress: &options.progress,

@@ -16,11 +16,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::packer::Packer;
 use super::source::Source;
-use super::{PackOptions, Packed, SkippedSource, check_apart, folder, no_samples, pack_source};
+use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
 use crate::error::{Error, Result};
 use crate::index::{Index, IndexOptions, foreign::ForeignIndexes};
 use crate::shard::Shard;
-use crate::write::{PartFolder, ShardPart};
+use crate::write::{PartDirectory, ShardPart};
 
 /// A contiguous share of a source, as [`list_parts`] cuts it. Small, and survives JSON: tasks are given one each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub struct SourcePart {
 pub struct PackedPart {
     /// Which part it is, of how many.
     pub part: ShardPart,
-    /// Names of its shards in the folder, in order; none if no entry was good.
+    /// Names of its shards in the directory, in order; none if no entry was good.
     pub shards: Vec<String>,
     /// Samples in them.
     pub samples: u64,
@@ -56,7 +56,7 @@ pub struct PackedPart {
     pub source_digest: u64,
 }
 
-/// Cuts a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and lists folders, and
+/// Cuts a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and lists directories, and
 /// opens no medium.
 ///
 /// All keys are held in memory meanwhile, as [`pack`](super::pack) holds them.
@@ -87,7 +87,7 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
     Ok((0..parts).map(share).collect())
 }
 
-/// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the folder `out`, which all parts share.
+/// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the directory `out`, which all parts share.
 ///
 /// A part that was killed is run again: it removes, or on a store writes over, its own shards and leaves those of others. The
 /// index of the options is not written, only its rows are made.
@@ -123,7 +123,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
     })
 }
 
-/// Checks that all parts were packed, in any order, and that the folder holds their shards and no others; then writes the index
+/// Checks that all parts were packed, in any order, and that the directory holds their shards and no others; then writes the index
 /// where it is looked for, if the options want one.
 ///
 /// # Errors
@@ -132,8 +132,8 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
 /// [`Index::merge_parts`].
 pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
     let parts = in_order(parts)?;
-    let folder = PartFolder::open(out, &options.stores)?;
-    let mut found = folder.shards()?;
+    let directory = PartDirectory::open(out, &options.stores)?;
+    let mut found = directory.shards()?;
     let mut shards = Vec::new();
     for part in &parts {
         for name in &part.shards {
@@ -206,12 +206,12 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     Ok(parts)
 }
 
-/// Digest of a manifest's bytes, or of the names of all files below a folder.
+/// Digest of a manifest's bytes, or of the names of all files below a directory.
 fn digest(source: &Path, kind: Source) -> Result<u64> {
     let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
     let mut hasher = Xxh3::new();
-    if kind == Source::Folder {
-        folder::hash_names(source, |name| hasher.update(name));
+    if kind == Source::Directory {
+        directory::hash_names(source, |name| hasher.update(name));
         return Ok(hasher.digest());
     }
     let mut file = File::open(source).map_err(unreadable)?;

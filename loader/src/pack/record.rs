@@ -1,6 +1,6 @@
 //! One entry of a manifest: which files it names, and what else makes it a sample.
 //!
-//! Columns are known by the names that LLaVA, `NeMo`, `SpeechBrain` and data sets in their manner use. Per kind of
+//! Columns are known by the names that LLaVA, `NeMo`, `SpeechBrain` and datasets in their manner use. Per kind of
 //! medium the first known column that is not empty counts; `path` and its like count where no other does, so a
 //! file that is named twice is packed once. The entry itself is kept word for word beside its media.
 
@@ -189,7 +189,7 @@ mod tests {
             (r#"{"model": "x", "image": null, "text": ""}"#, "none of its columns"),
             (r#"{"image": {"bytes": "x"}}"#, "column `image` holds no path"),
             (r#"{"image": ["a.jpg", 3]}"#, "column `image` holds no path"),
-            (r#"{"image": "picture"}"#, "no extension"),
+            (r#"{"image": "image"}"#, "no extension"),
         ];
         for (entry, reason) in table {
             let found = Record::parse(entry.as_bytes()).unwrap_err();

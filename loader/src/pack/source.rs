@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 /// The kinds of sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A folder of files.
-    Folder,
+    /// A directory of files.
+    Directory,
     /// JSON Lines: an object per line.
     Lines,
     /// One JSON document: an array of objects, or an object of id → object.
@@ -29,7 +29,7 @@ impl Source {
         let unreadable = |source| Error::File { path: path.display().to_string(), source };
         let metadata = fs::metadata(path).map_err(unreadable)?;
         if metadata.is_dir() {
-            return Ok(Self::Folder);
+            return Ok(Self::Directory);
         }
         if metadata.is_file() {
             if has_extension(path, &["csv"]) {
@@ -39,14 +39,14 @@ impl Source {
                 return Ok(source);
             }
         }
-        let reason = "it is no folder, no JSON, no JSON Lines and no `.csv` file".to_owned();
+        let reason = "it is no directory, no JSON, no JSON Lines and no `.csv` file".to_owned();
         Err(Error::Pack { path: path.display().to_string(), reason })
     }
 
     /// Says what makes a sample in such a source.
     pub(super) fn looked_for(self) -> String {
         match self {
-            Self::Folder => "regular files with an extension, not hidden".to_owned(),
+            Self::Directory => "regular files with an extension, not hidden".to_owned(),
             Self::Lines => format!("a JSON object per line with {KNOWN_COLUMNS}"),
             Self::Document => {
                 format!("a JSON array of objects, or an object of objects, with {KNOWN_COLUMNS}")
@@ -99,8 +99,8 @@ mod tests {
     use super::*;
 
     fn detect(name: &str, content: &str) -> Option<Source> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
         fs::write(&path, content).unwrap();
         Source::detect(&path).ok()
     }

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 use crate::sample::RawSample;
 
-/// A folder for the source `in` beside one for the shards, `out`.
+/// A directory for the source `in` beside one for the shards, `out`.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -58,7 +58,7 @@ fn read_shard(shard: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_of_a_folder_group_by_their_path_without_extension() {
+fn files_of_a_directory_group_by_their_path_without_extension() {
     let place = Place::new(&[
         ("b/2.jpg", "J2"),
         ("b/2.txt", "T2"),
@@ -127,14 +127,14 @@ fn links_are_followed_but_not_in_circles() {
     symlink("nowhere", place.source().join("c.txt")).unwrap();
     let (samples, skipped) = place.packed("");
     assert_eq!(samples, ["2[txt=1]", "a/1[txt=1]"]);
-    let again = "a link to a folder that is packed already";
+    let again = "a link to a directory that is packed already";
     assert_eq!(skipped.len(), 3);
     assert!(skipped[0].starts_with("c.txt: No such file"), "{skipped:?}");
     assert_eq!(skipped[1..], [format!("a/up: {again}"), format!("b: {again}")]);
 }
 
 #[test]
-fn llava_json_gives_pictures_and_the_whole_object() {
+fn llava_json_gives_images_and_the_whole_object() {
     let entries = r#"[
         {"id": "x.1", "image": "p/1.jpg", "conversations": [{"from": "human", "value": "<image>"}]},
         {"id": "x.1", "image": ["p/1.jpg", "2.PNG"],"extra":1.50},
@@ -235,7 +235,7 @@ fn an_empty_source_says_what_was_looked_for_and_leaves_no_file() {
         ("e", "looked for regular files with an extension, not hidden; 1 skipped, the first"),
         ("c.csv", "none.wav`: No such file"),
         ("h.csv", "the header has no column that names a medium"),
-        ("x.txt", "no folder, no JSON"),
+        ("x.txt", "no directory, no JSON"),
         ("x.json", "looked for a JSON array of objects"),
     ];
     for (source, expected) in table {

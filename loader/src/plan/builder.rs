@@ -180,15 +180,15 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Ends the run after this many epochs of every data set that says nothing else by
-    /// [`crate::data_set::DataSet::repeat`]. Default: without end.
+    /// Ends the run after this many epochs of every dataset that says nothing else by
+    /// [`crate::dataset::DataSet::repeat`]. Default: without end.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.mixture = self.mixture.epochs(epochs);
         self
     }
 
-    /// Sets the order of validation: once through the data set, in the order of the index, every sample exactly once over the
+    /// Sets the order of validation: once through the dataset, in the order of the index, every sample exactly once over the
     /// ranks, whatever their number. All ranks have the same steps; the last may be short, with empty
     /// microbatches. Stands for [`Self::epochs`] of 1, [`Tail::Short`] and [`Shuffle::None`].
     #[must_use]
@@ -207,7 +207,7 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Restores even if a data set has changed: it goes on with its next epoch, the others where they were.
+    /// Restores even if a dataset has changed: it goes on with its next epoch, the others where they were.
     /// Default: such a state is refused.
     #[must_use]
     pub fn accept_changed_data(mut self) -> Self {
@@ -215,12 +215,12 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Checks that the settings fit each other, the model and the data set.
+    /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
     /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model, if the global
     /// batch has fewer samples than there are microbatches on all ranks, if the tail drops every sample, or if a
-    /// mixture's weights do not fit its data sets; [`Error::State`] if a state does not fit, with the shard that
+    /// mixture's weights do not fit its datasets; [`Error::State`] if a state does not fit, with the shard that
     /// changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.annotate(&SampleShape::default());
@@ -228,9 +228,9 @@ impl StepPlannerBuilder {
         let stages = self.checked_stages()?;
         let global_batch = self.checked_batch()?.get();
         let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
-        let (data_sets, rules) = self.mixture.check()?;
-        let run = Run { data_sets: &data_sets, rules: &rules, seed, global_batch, tail, shuffle };
-        let sizes: Vec<u64> = data_sets.iter().map(crate::data_set::DataSet::len).collect();
+        let (datasets, rules) = self.mixture.check()?;
+        let run = Run { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
+        let sizes: Vec<u64> = datasets.iter().map(crate::dataset::Dataset::len).collect();
         let fresh = Restored {
             origin: Origin::at_epoch(self.first_epoch, &sizes),
             first_epoch: self.first_epoch,
@@ -238,7 +238,7 @@ impl StepPlannerBuilder {
         };
         let start = self.state.map_or(Ok(fresh), |state| state.restore(run, self.accepts_changed_data))?;
         if start.origin.draws.iter().any(|&draws| draws > POSITION_MAX) {
-            let reason = format!("{} is too far out for a data set of this size", start.first_epoch);
+            let reason = format!("{} is too far out for a dataset of this size", start.first_epoch);
             return Err(Error::Config { setting: "first_epoch", reason });
         }
         let Restored { origin, first_epoch, step } = start;
@@ -247,11 +247,11 @@ impl StepPlannerBuilder {
             PaceInput { sizes, rules: rules_of, origin: &origin, first_epoch, global_batch, tail, seed };
         let pace = Pace::new(input)?;
         let twins =
-            |at: usize| data_sets[..at].iter().filter(|other| other.is_twin_of(&data_sets[at])).count();
-        let orders = data_sets.iter().enumerate().map(|(at, set)| set.order(shuffle, seed, twins(at) as u64));
+            |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
+        let orders = datasets.iter().enumerate().map(|(at, set)| set.order(shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let config = PlanConfig { stages, ..self.config };
-        let source = Source { data_sets, rules, seed, shuffle, tail, first_epoch, first_step: step };
+        let source = Source { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         Ok(StepPlanner {
             source: Arc::new(source),
             steps,

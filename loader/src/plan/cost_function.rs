@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 pub struct CostInput<'a> {
     /// Key of the sample.
     pub key: &'a str,
-    /// Number of its data set, from 0.
-    pub data_set: usize,
-    /// Number of the sample in the index of its data set.
+    /// Number of its dataset, from 0.
+    pub dataset: usize,
+    /// Number of the sample in the index of its dataset.
     pub sample: u64,
     /// What it is made of, as the index knows it.
     pub shape: &'a SampleShape,
@@ -116,7 +116,7 @@ mod tests {
             encoder_tokens: 0,
             module_ns: row([1, 1]),
         };
-        let input = |key| CostInput { key, data_set: 0, sample: 0, shape: &shape, predicted };
+        let input = |key| CostInput { key, dataset: 0, sample: 0, shape: &shape, predicted };
         let most = i64::MAX as u64;
         let answer = |last| {
             let says = Says(vec![row([most - 1, 0]), row([0, last])]);

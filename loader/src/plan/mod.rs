@@ -26,7 +26,7 @@ use one_device::{alike_together, one_after_the_other};
 pub use padding::PadTo;
 use padding::Padding;
 
-use crate::data_set::DataSet;
+use crate::dataset::Dataset;
 use crate::error::{Error, Result, check_at_most};
 use crate::index::{Index, SampleRow};
 use crate::mix::{MixRules, Mixture};
@@ -55,7 +55,7 @@ struct PlanConfig {
 /// What is drawn from, and how.
 #[derive(Debug)]
 struct Source {
-    data_sets: Vec<DataSet>,
+    datasets: Vec<Dataset>,
     rules: MixRules,
     seed: u64,
     shuffle: Shuffle,
@@ -85,7 +85,7 @@ pub struct StepPlan {
     pub bound: LowerBound,
     /// Tokens that the loss of the step is computed on.
     pub target_tokens: u64,
-    /// Digest over step, ranks, microbatches, data sets and sample numbers.
+    /// Digest over step, ranks, microbatches, datasets and sample numbers.
     pub digest: PlanDigest,
 }
 
@@ -105,23 +105,23 @@ pub struct StepPlanner {
 }
 
 impl StepPlanner {
-    /// Starts the settings of a planner over a data set, a split of one or a mixture; a global batch is all that
+    /// Starts the settings of a planner over a dataset, a split of one or a mixture; a global batch is all that
     /// must be set.
     #[must_use]
     pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
         StepPlannerBuilder::new(data.into(), model)
     }
 
-    /// Returns the data sets, in the order of their numbers.
+    /// Returns the datasets, in the order of their numbers.
     #[must_use]
-    pub fn data_sets(&self) -> &[DataSet] {
-        &self.source.data_sets
+    pub fn datasets(&self) -> &[Dataset] {
+        &self.source.datasets
     }
 
-    /// Returns the index of the first data set, which is the only one unless there is a mixture.
+    /// Returns the index of the first dataset, which is the only one unless there is a mixture.
     #[must_use]
     pub fn index(&self) -> &Arc<Index> {
-        self.source.data_sets[0].index()
+        self.source.datasets[0].index()
     }
 
     /// Returns what the index knows of a sample.
@@ -130,7 +130,7 @@ impl StepPlanner {
     /// If the sample is none of this planner's.
     #[must_use]
     pub fn row(&self, sample: StepSample) -> SampleRow<'_> {
-        self.source.data_sets[sample.data_set].index().sample(sample.sample)
+        self.source.datasets[sample.dataset].index().sample(sample.sample)
     }
 
     /// Returns the step to begin with: 0, or where a restored state stands.
@@ -160,9 +160,9 @@ impl StepPlanner {
     }
 
     fn run(&self) -> Run<'_> {
-        let Source { data_sets, rules, seed, shuffle, tail, .. } = &*self.source;
+        let Source { datasets, rules, seed, shuffle, tail, .. } = &*self.source;
         let global_batch = self.steps.global_batch();
-        Run { data_sets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
+        Run { datasets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
     }
 
     /// Returns the steps of the run.
@@ -306,10 +306,10 @@ impl StepPlanner {
         };
         let shapes: Vec<SampleShape> = places.iter().map(shape_of).collect();
         let input = |(&place, shape)| {
-            let StepSample { data_set, sample, .. } = samples[place];
+            let StepSample { dataset, sample, .. } = samples[place];
             CostInput {
                 key: self.row(samples[place]).key(),
-                data_set,
+                dataset,
                 sample,
                 shape,
                 predicted: costs[place],
@@ -370,14 +370,14 @@ fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
     (mean + mean / 4).max(mean + tokens().max().unwrap_or(0))
 }
 
-/// Bits of a digested number that hold the sample; those above hold its data set.
+/// Bits of a digested number that hold the sample; those above hold its dataset.
 const SAMPLE_BITS: u32 = 48;
 
 fn digest(step: u64, ranks: &[Vec<Vec<u32>>], samples: &[StepSample]) -> PlanDigest {
     let mut digest = PlanDigest::new();
     let number = |&place: &u32| {
-        let StepSample { data_set, sample, .. } = samples[place as usize];
-        (data_set as u64) << SAMPLE_BITS | sample
+        let StepSample { dataset, sample, .. } = samples[place as usize];
+        (dataset as u64) << SAMPLE_BITS | sample
     };
     for (rank, microbatches) in ranks.iter().enumerate() {
         for (microbatch, places) in microbatches.iter().enumerate() {

@@ -269,7 +269,7 @@ impl StepPlanner {
         let reason = if let dflop_balancer::Error::CapItem { .. } = cause {
             let place = costs.iter().position(|cost| u64::from(cost.tokens) == longest).unwrap_or(0);
             let row = self.row(samples[place]);
-            let shard = &self.data_sets()[samples[place].data_set].index().shards()[row.shard].url;
+            let shard = &self.datasets()[samples[place].dataset].index().shards()[row.shard].url;
             format!("sample `{}` of shard `{shard}` alone has {longest}", row.key())
         } else {
             format!("the longest sample has {longest}, and no partition was found")

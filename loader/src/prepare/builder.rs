@@ -10,7 +10,7 @@ use super::chat_template::ChatTemplate;
 use super::count::MarkerTokens;
 use super::expand::Expander;
 use super::family::Family;
-use super::labels::Labeller;
+use super::labels::Labeler;
 use super::media::{
     AudioProcessor, AudioTensors, CountedAudio, CountedImages, CountedVideos, ImageProcessor, ImageTensors,
     VideoTensors,
@@ -79,7 +79,7 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets what makes tensors of pictures. Default: [`ImageProcessor::for_model`], what the processor of the
+    /// Sets what makes tensors of images. Default: [`ImageProcessor::for_model`], what the processor of the
     /// model's family makes.
     #[must_use]
     pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
@@ -94,7 +94,7 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets what makes tensors of videos. Default: [`ImageProcessor::for_model`], whatever makes those of pictures.
+    /// Sets what makes tensors of videos. Default: [`ImageProcessor::for_model`], whatever makes those of images.
     #[must_use]
     pub fn video_processor(mut self, processor: Arc<dyn VideoTensors>) -> Self {
         self.videos = Some(processor);
@@ -102,7 +102,7 @@ impl PreparerBuilder {
     }
 
     /// Counts the tokens of media by the model's token rules and makes no tensors of them: ids, grids and labels for a
-    /// stage that holds the language model alone. The balanced loader then reads no picture: the index has its size.
+    /// stage that holds the language model alone. The balanced loader then reads no image: the index has its size.
     #[must_use]
     pub fn counted_media(mut self) -> Self {
         self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
@@ -159,7 +159,7 @@ impl PreparerBuilder {
             return invalid("tokenizer", "it must be set");
         };
         if self.images.is_some() && self.family.image().is_none() {
-            return invalid("image_processor", "the model takes no pictures");
+            return invalid("image_processor", "the model takes no images");
         }
         if self.audio.is_some() && self.family.audio().is_none() {
             return invalid("audio_processor", "the model takes no audio");
@@ -194,7 +194,7 @@ impl PreparerBuilder {
         };
         Ok(Preparer {
             expander: Expander::new(&self.family, &tokenizer)?,
-            labeller: Arc::new(Labeller::new(template, &tokenizer)?),
+            labeler: Arc::new(Labeler::new(template, &tokenizer)?),
             tokenizer: Arc::new(tokenizer),
             family: self.family,
             images: self.images,

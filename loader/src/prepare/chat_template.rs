@@ -36,7 +36,7 @@ pub struct Message {
 pub enum MessagePart {
     /// Words.
     Text(String),
-    /// The place of a picture.
+    /// The place of an image.
     Image,
     /// The place of a clip.
     Audio,

@@ -24,7 +24,7 @@ pub enum Conversation {
 pub struct SampleConversation {
     /// The words.
     pub conversation: Conversation,
-    /// Places in the sample's fields of the pictures.
+    /// Places in the sample's fields of the images.
     pub images: Vec<usize>,
     /// Places in the sample's fields of the clips.
     pub clips: Vec<usize>,

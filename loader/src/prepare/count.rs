@@ -75,7 +75,7 @@ impl Preparer {
         let images = vec![PixelValues::default(); media[0]];
         let videos = vec![VideoValues::default(); media[2]];
         let (shown, videos) = self.with_frames(&mut marked, images, videos)?;
-        // A family that writes frames out has no videos left, and one empty picture for each.
+        // A family that writes frames out has no videos left, and one empty image for each.
         let [media_images, media_videos] = [shown.media.len() - (media[2] - videos.len()), videos.len()];
         let has_frames = media_videos < media[2];
         let counts = [media_images, media[1], media_videos];

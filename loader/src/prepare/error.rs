@@ -21,7 +21,7 @@ pub enum PrepareError {
     /// The ids have more or fewer places for media than there are media.
     #[error("{found} times `{token}` in the text for {media} {}", slot.plural())]
     MediaTokens { token: String, slot: MediumSlot, found: usize, media: usize },
-    /// The processor of pictures, clips or videos refuses one.
+    /// The processor of images, clips or videos refuses one.
     #[error("could not make model inputs of it")]
     Medium { field: String, source: BoxError },
     /// The sample is longer than the budget of a microbatch.

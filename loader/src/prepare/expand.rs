@@ -9,7 +9,7 @@ use crate::text::MediumSlot;
 /// The tokens of one medium in the ids of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaRun {
-    /// Picture, clip or video.
+    /// Image, clip or video.
     pub slot: MediumSlot,
     /// Place of the first copy of the placeholder.
     pub start: usize,
@@ -53,7 +53,7 @@ pub(super) struct Expander {
 }
 
 impl Expander {
-    /// Looks the placeholders up. A vocabulary without that of videos is one of a model that takes pictures alone.
+    /// Looks the placeholders up. A vocabulary without that of videos is one of a model that takes images alone.
     ///
     /// # Errors
     /// [`Error::Config`] naming the token that the vocabulary lacks.

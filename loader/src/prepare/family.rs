@@ -31,12 +31,12 @@ impl Placeholder {
     }
 }
 
-/// Pictures of LLaVA-OneVision.
+/// Images of LLaVA-OneVision.
 const LLAVA_IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
-/// Pictures of InternVL, as its converted checkpoints write them.
+/// Images of InternVL, as its converted checkpoints write them.
 const INTERN_IMAGE: Placeholder =
     Placeholder { token: "<IMG_CONTEXT>", markers: Some(["<img>", "</img>"]), has_markers_in_text: false };
-/// Pictures of Qwen2-VL and Qwen2.5-VL.
+/// Images of Qwen2-VL and Qwen2.5-VL.
 const QWEN_IMAGE: Placeholder = Placeholder {
     token: "<|image_pad|>",
     markers: Some(["<|vision_start|>", "<|vision_end|>"]),
@@ -55,10 +55,10 @@ const QWEN_AUDIO: Placeholder = Placeholder {
     has_markers_in_text: true,
 };
 
-/// How the pixels of several pictures become one tensor, and what goes with them.
+/// How the pixels of several images become one tensor, and what goes with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PixelLayout {
-    /// `pixel_values [pictures, most tiles, 3, side, side]`, filled up with zeros, with `image_sizes` and
+    /// `pixel_values [images, most tiles, 3, side, side]`, filled up with zeros, with `image_sizes` and
     /// `batch_num_images`: LLaVA-OneVision.
     PaddedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
@@ -74,12 +74,12 @@ pub enum PixelLayout {
 }
 
 /// How a video stands in the text. Its pixels are in tensors of their own, `pixel_values_videos`, or among those of
-/// pictures.
+/// images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VideoText {
     /// As one medium with a placeholder of its own.
     Whole(Placeholder),
-    /// As a line for each frame, `Frame1: ` and the placeholder of a picture, in place of one word: InternVL.
+    /// As a line for each frame, `Frame1: ` and the placeholder of an image, in place of one word: InternVL.
     Frames {
         /// What the chat template writes for the whole video.
         word: &'static str,
@@ -134,7 +134,7 @@ impl Family {
         Self { image: None, video: None, audio: None }
     }
 
-    /// How pictures are written; `None` for a model that cannot see.
+    /// How images are written; `None` for a model that cannot see.
     #[must_use]
     pub fn image(&self) -> Option<&Placeholder> {
         self.image.as_ref().map(|(placeholder, _)| placeholder)

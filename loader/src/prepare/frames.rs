@@ -1,8 +1,8 @@
-//! Videos whose frames a model takes as numbered pictures: InternVL.
+//! Videos whose frames a model takes as numbered images: InternVL.
 //!
 //! The chat template writes one word for a video. Before the text is turned into ids, the word becomes a line for each
-//! frame, `Frame1: ` and the placeholder of a picture, so that labels of frames are joined with the words around
-//! them as the tokenizer joins any text. From there on frames are pictures among the others.
+//! frame, `Frame1: ` and the placeholder of an image, so that labels of frames are joined with the words around
+//! them as the tokenizer joins any text. From there on frames are images among the others.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::labels::Marked;
 use super::video::VideoValues;
 use crate::text::MediumSlot;
 
-/// Pictures, where frames are pictures with videos among them, in the order of the text; the tokens of each place.
+/// Images, where frames are images with videos among them, in the order of the text; the tokens of each place.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     pub(super) media: Vec<PixelValues>,
@@ -25,7 +25,7 @@ pub(super) struct Shown {
 /// [`PrepareError::MediaTokens`] if the word is there more or less often than there are videos.
 pub(super) fn write_frames(
     marked: &mut Marked,
-    [picture, word]: [&str; 2],
+    [image, word]: [&str; 2],
     images: Vec<PixelValues>,
     videos: Vec<VideoValues>,
 ) -> Result<Shown, PrepareError> {
@@ -38,26 +38,26 @@ pub(super) fn write_frames(
     let mut shown = Shown::default();
     let mut written = Written::default();
     let mut rest = marked.text.as_str();
-    while let Some((at, slot)) = next_of(rest, picture, word) {
+    while let Some((at, slot)) = next_of(rest, image, word) {
         written.text += &rest[..at];
         rest = &rest[at..];
         if slot == MediumSlot::Image {
-            rest = &rest[picture.len()..];
-            written.text += picture;
+            rest = &rest[image.len()..];
+            written.text += image;
             shown.push(images.next());
             continue;
         }
         rest = &rest[word.len()..];
         let Some(video) = videos.next() else { continue };
         let frames: Vec<String> =
-            (1..=video.frames).map(|frame| format!("Frame{frame}: {picture}")).collect();
+            (1..=video.frames).map(|frame| format!("Frame{frame}: {image}")).collect();
         written.replace(word, &frames.join("\n"));
         let tokens = video.pixels.tokens / video.frames.max(1);
         shown.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
         shown.media.push(video.pixels);
     }
-    // More pictures than places, which the expansion refuses.
-    images.for_each(|picture| shown.push(Some(picture)));
+    // More images than places, which the expansion refuses.
+    images.for_each(|image| shown.push(Some(image)));
     written.text += rest;
     marked.targets.iter_mut().for_each(|target| *target = written.moved(target));
     marked.text = written.text;
@@ -65,15 +65,15 @@ pub(super) fn write_frames(
 }
 
 impl Shown {
-    fn push(&mut self, picture: Option<PixelValues>) {
-        self.tokens.extend(picture.as_ref().map(|picture| picture.tokens));
-        self.media.extend(picture);
+    fn push(&mut self, image: Option<PixelValues>) {
+        self.tokens.extend(image.as_ref().map(|image| image.tokens));
+        self.media.extend(image);
     }
 }
 
-/// Where the next picture or video stands.
-fn next_of(text: &str, picture: &str, word: &str) -> Option<(usize, MediumSlot)> {
-    let places = [(text.find(picture), MediumSlot::Image), (text.find(word), MediumSlot::Video)];
+/// Where the next image or video stands.
+fn next_of(text: &str, image: &str, word: &str) -> Option<(usize, MediumSlot)> {
+    let places = [(text.find(image), MediumSlot::Image), (text.find(word), MediumSlot::Video)];
     places.into_iter().filter_map(|(at, slot)| Some((at?, slot))).min_by_key(|(at, _)| *at)
 }
 
@@ -108,12 +108,12 @@ mod tests {
 
     const WORDS: [&str; 2] = ["<P>", "<video>"];
 
-    fn picture(tokens: u32) -> PixelValues {
+    fn image(tokens: u32) -> PixelValues {
         PixelValues { tokens, ..PixelValues::default() }
     }
 
     fn video(frames: u32, tokens: u32) -> VideoValues {
-        VideoValues { pixels: picture(tokens), frames, seconds_per_grid: 1.0 }
+        VideoValues { pixels: image(tokens), frames, seconds_per_grid: 1.0 }
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
         let mut marked = Marked { text, targets };
         assert_eq!(words(&marked), ["a", "said", "more"]);
         let videos = vec![video(2, 10), video(1, 5)];
-        let shown = write_frames(&mut marked, WORDS, vec![picture(7)], videos).unwrap();
+        let shown = write_frames(&mut marked, WORDS, vec![image(7)], videos).unwrap();
         assert_eq!(marked.text, "a <P> Frame1: <P>\nFrame2: <P>\nsaid Frame1: <P> more");
         assert_eq!(words(&marked), ["a", "said", "more"]);
         assert_eq!(shown.tokens, [7, 5, 5, 5]);

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// What the label of a token is that no loss is computed on.
 pub const IGNORED: i32 = -100;
 
-/// Characters for private use, which no template trims and no data set holds in this order.
+/// Characters for private use, which no template trims and no dataset holds in this order.
 const MARK: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 
 /// A text and the bytes of it that are learned.
@@ -25,13 +25,13 @@ pub(super) struct Marked {
 
 /// Renders conversations and finds what is learned in them.
 #[derive(Debug, Clone)]
-pub(super) struct Labeller {
+pub(super) struct Labeler {
     template: ChatTemplate,
     /// What the template writes behind every turn of the assistant, up to and with the first control token.
     end_of_turn: Option<String>,
 }
 
-impl Labeller {
+impl Labeler {
     /// Tries the template on a question and its answer.
     ///
     /// # Errors
@@ -39,15 +39,15 @@ impl Labeller {
     pub(super) fn new(template: ChatTemplate, tokenizer: &Tokenizer) -> Result<Self> {
         let text = |text: &str| vec![MessagePart::Text(text.to_owned())];
         let turn = |role: &str, words: &str| Message { role: role.to_owned(), content: text(words) };
-        let mut labeller = Self { template, end_of_turn: None };
-        let marked = labeller.render(&[turn("user", "question"), turn("assistant", "answer")]);
+        let mut labeler = Self { template, end_of_turn: None };
+        let marked = labeler.render(&[turn("user", "question"), turn("assistant", "answer")]);
         let marked = marked.map_err(|reason| Error::Config { setting: "chat_template", reason })?;
         let tail = marked.targets.first().map_or("", |target| &marked.text[target.end..]);
         let blank = tail.len() - tail.trim_start().len();
         let controls = tokenizer.control_tokens();
         let control = controls.iter().find(|control| tail[blank..].starts_with(control.as_str()));
-        labeller.end_of_turn = control.map(|control| tail[..blank + control.len()].to_owned());
-        Ok(labeller)
+        labeler.end_of_turn = control.map(|control| tail[..blank + control.len()].to_owned());
+        Ok(labeler)
     }
 
     /// Renders a conversation and finds what the assistant says in it.

@@ -1,4 +1,4 @@
-//! What processors of pictures, clips and videos give: the one place where they meet the text.
+//! What processors of images, clips and videos give: the one place where they meet the text.
 //!
 //! A processor turns decoded media into the tensors of its family and says how many LLM tokens each becomes:
 //! [`ImageProcessor`], for videos too, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
@@ -17,19 +17,19 @@ pub use super::image::{ImageProcessor, PixelValues};
 pub use super::video::{CountedVideos, VideoTensors, VideoValues};
 use crate::decode::{Audio, BoxError, RgbImage};
 
-/// Makes tensors of pictures.
+/// Makes tensors of images.
 pub trait ImageTensors: Debug + Send + Sync {
-    /// Processes all pictures of one sample, which some families treat unlike one alone.
+    /// Processes all images of one sample, which some families treat unlike one alone.
     ///
     /// # Errors
-    /// Why the model cannot take a picture.
-    fn images(&self, pictures: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError>;
+    /// Why the model cannot take an image.
+    fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError>;
 
-    /// Returns about how many bytes the tensors of a sample's pictures take, so that they can be bounded before any
+    /// Returns about how many bytes the tensors of a sample's images take, so that they can be bounded before any
     /// is made.
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64;
 
-    /// Returns whether pixels are looked at; if not, pictures are neither read nor decoded, and have their size alone.
+    /// Returns whether pixels are looked at; if not, images are neither read nor decoded, and have their size alone.
     fn reads_pixels(&self) -> bool {
         true
     }
@@ -47,7 +47,7 @@ pub trait AudioTensors: Debug + Send + Sync {
     fn tensor_bytes(&self, length: AudioLength) -> u64;
 }
 
-/// Counts the tokens of pictures and makes no pixels.
+/// Counts the tokens of images and makes no pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedImages(
     /// The rule that planning uses.
@@ -55,9 +55,9 @@ pub struct CountedImages(
 );
 
 impl ImageTensors for CountedImages {
-    fn images(&self, pictures: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
-        let size = |picture: &&RgbImage| ImageSize { width: picture.width, height: picture.height };
-        let sizes: Vec<ImageSize> = pictures.iter().map(size).collect();
+    fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
+        let size = |image: &&RgbImage| ImageSize { width: image.width, height: image.height };
+        let sizes: Vec<ImageSize> = images.iter().map(size).collect();
         let works = self.works(&sizes)?;
         let values = |(size, work): (&ImageSize, EncoderWork)| -> Result<PixelValues, BoxError> {
             let tokens = u32::try_from(work.tokens.saturating_sub(u64::from(self.0.marker_tokens())))?;
@@ -112,8 +112,8 @@ impl AudioTensors for CountedAudio {
 }
 
 impl ImageTensors for ImageProcessor {
-    fn images(&self, pictures: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
-        Ok(ImageProcessor::images(self, pictures)?)
+    fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
+        Ok(ImageProcessor::images(self, images)?)
     }
 
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64 {
@@ -135,7 +135,7 @@ impl ImageTensors for ImageProcessor {
     }
 }
 
-/// Bytes of a square of f32 pixels in three colours.
+/// Bytes of a square of f32 pixels in three colors.
 pub(super) fn square_bytes(side: u16) -> u64 {
     3 * u64::from(side).pow(2) * size_of::<f32>() as u64
 }

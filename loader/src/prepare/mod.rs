@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! fields ─conversation─▶ turns ─chat_template, labels─▶ text, learned parts ─tokenizer─▶ ids
-//! pictures, clips, videos ─media─▶ tensors and token counts ──────────────expand─▶ ids with media ─length─▶ sample
+//! images, clips, videos ─media─▶ tensors and token counts ──────────────expand─▶ ids with media ─length─▶ sample
 //! samples ─pack─▶ tensors of a microbatch
 //! ```
 //!
@@ -60,7 +60,7 @@ use crate::text::MediumSlot;
 use count::MarkerTokens;
 use expand::{Expanded, Expander};
 use frames::{Shown, write_frames};
-use labels::{Labeller, Marked, target_tokens};
+use labels::{Labeler, Marked, target_tokens};
 use pack::Packer;
 
 /// Why a video that was not decoded is refused.
@@ -93,7 +93,7 @@ pub struct PreparedSample {
     pub labels: Vec<i32>,
     /// Where media stand, in the order of the ids.
     pub runs: Vec<MediaRun>,
-    /// The pictures, in the order of their placeholders; where frames are pictures ([`VideoText::Frames`]) each video
+    /// The images, in the order of their placeholders; where frames are images ([`VideoText::Frames`]) each video
     /// is one of them.
     pub images: Vec<PixelValues>,
     /// The clips, in the order of their placeholders.
@@ -123,7 +123,7 @@ impl PreparedSample {
 pub struct Preparer {
     family: Family,
     tokenizer: Arc<Tokenizer>,
-    labeller: Arc<Labeller>,
+    labeler: Arc<Labeler>,
     expander: Expander,
     images: Option<Arc<dyn ImageTensors>>,
     audio: Option<Arc<dyn AudioTensors>>,
@@ -217,7 +217,7 @@ impl Preparer {
         }
     }
 
-    /// Returns whether pictures have to be decoded; without, their sizes are enough.
+    /// Returns whether images have to be decoded; without, their sizes are enough.
     #[must_use]
     pub fn reads_pixels(&self) -> bool {
         self.images.as_ref().is_some_and(|images| images.reads_pixels())
@@ -253,7 +253,7 @@ impl Preparer {
             (Conversation::Plain(parts), PlainText::Continue) => return Ok((self.write_plain(&parts), true)),
         };
         let refused = |reason| PrepareError::ChatTemplate { reason };
-        let marked = self.labeller.render(&messages).map_err(refused)?;
+        let marked = self.labeler.render(&messages).map_err(refused)?;
         let bos = self.tokenizer.special_tokens().get("bos_token");
         let has_bos = bos.is_some_and(|bos| marked.text.starts_with(bos.as_str()));
         let has_special = self.family.has_media() && !has_bos;
@@ -288,14 +288,14 @@ impl Preparer {
         let Some(processor) = self.images.as_ref().filter(|_| !places.is_empty()) else {
             return Ok(Vec::new());
         };
-        let picture = |&place: &usize| match &sample.fields[place].media {
-            Media::Image(picture) => Some(picture),
+        let image = |&place: &usize| match &sample.fields[place].media {
+            Media::Image(image) => Some(image),
             _ => None,
         };
-        let pictures: Vec<_> = places.iter().filter_map(picture).collect();
+        let images: Vec<_> = places.iter().filter_map(image).collect();
         let extensions: Vec<&str> = places.iter().map(|&place| &*sample.fields[place].extension).collect();
         let refused = |source| PrepareError::Medium { field: extensions.join(", "), source };
-        processor.images(&pictures).map_err(refused)
+        processor.images(&images).map_err(refused)
     }
 
     fn clips(&self, sample: &Sample, places: &[usize]) -> Result<Vec<AudioFeatures>, PrepareError> {
@@ -331,19 +331,19 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Pictures, and videos that stand as one medium; where frames are pictures, all are pictures.
+    /// Images, and videos that stand as one medium; where frames are images, all are images.
     fn with_frames(
         &self,
         marked: &mut Marked,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
     ) -> Result<(Shown, Vec<VideoValues>), PrepareError> {
-        if let (Some(VideoText::Frames { word }), Some(picture)) = (self.family.video(), self.family.image())
+        if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image())
         {
-            let shown = write_frames(marked, [picture.token, word], images, videos)?;
+            let shown = write_frames(marked, [image.token, word], images, videos)?;
             return Ok((shown, Vec::new()));
         }
-        let tokens = images.iter().map(|picture| picture.tokens).collect();
+        let tokens = images.iter().map(|image| image.tokens).collect();
         Ok((Shown { media: images, tokens }, videos))
     }
 }

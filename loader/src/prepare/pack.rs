@@ -85,7 +85,7 @@ impl Packer {
     /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native resolution
     ///   `[4, 1, tokens]`, which are the positions in the text and those in layer, row and column;
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; positions are the model's to count;
-    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for pictures and 2
+    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images and 2
     ///   for videos;
     /// - media as `super::pixels` says.
     pub(super) fn pack(&self, mut samples: Vec<PreparedSample>) -> Option<ModelInputs> {
@@ -180,7 +180,7 @@ fn labels(sample: &PreparedSample) -> Vec<i64> {
     sample.labels.iter().map(|&label| i64::from(label)).collect()
 }
 
-/// 1 for tokens of pictures, 2 for those of videos, 0 for all others.
+/// 1 for tokens of images, 2 for those of videos, 0 for all others.
 fn token_types(sample: &PreparedSample) -> Vec<i64> {
     let mut types = vec![0; sample.tokens()];
     for run in &sample.runs {

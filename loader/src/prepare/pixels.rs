@@ -4,40 +4,40 @@ use super::family::PixelLayout;
 use super::media::{AudioFeatures, PixelValues, VideoValues};
 use super::tensors::{NamedTensor, TensorValues};
 
-/// The tensors of all pictures, by sample; none where there is no picture, and no `pixel_values` where pictures
+/// The tensors of all images, by sample; none where there is no image, and no `pixel_values` where images
 /// were only counted.
 ///
-/// - [`PixelLayout::PaddedTiles`]: `pixel_values [pictures, most tiles, 3, side, side]`, `image_sizes [pictures, 2]`
-///   as height and width, `batch_num_images [samples with pictures]`
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`, `image_sizes [images, 2]`
+///   as height and width, `batch_num_images [samples with images]`
 /// - [`PixelLayout::Tiles`]: `pixel_values [tiles, 3, side, side]`
-/// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [pictures, 3]`
+/// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [images, 3]`
 pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {
     let counts: Vec<i64> =
-        samples.iter().map(|pictures| pictures.len() as i64).filter(|&pictures| pictures > 0).collect();
-    let pictures: Vec<PixelValues> = samples.into_iter().flatten().collect();
-    if pictures.is_empty() {
+        samples.iter().map(|images| images.len() as i64).filter(|&images| images > 0).collect();
+    let images: Vec<PixelValues> = samples.into_iter().flatten().collect();
+    if images.is_empty() {
         return Vec::new();
     }
     let sizes = |name, of: fn(&PixelValues) -> Option<Vec<u32>>, width: usize| {
-        let values: Option<Vec<_>> = pictures.iter().map(of).collect();
+        let values: Option<Vec<_>> = images.iter().map(of).collect();
         let values = values?.into_iter().flatten().map(i64::from).collect();
-        Some(NamedTensor::ints(name, vec![pictures.len(), width], values))
+        Some(NamedTensor::ints(name, vec![images.len(), width], values))
     };
     let mut tensors = Vec::new();
     match layout {
         PixelLayout::PaddedTiles => {
-            tensors.extend(sizes("image_sizes", |picture| picture.image_size.map(Vec::from), 2));
+            tensors.extend(sizes("image_sizes", |image| image.image_size.map(Vec::from), 2));
             tensors.push(NamedTensor::ints("batch_num_images", vec![counts.len()], counts));
         }
         PixelLayout::Patches { .. } => {
-            tensors.extend(sizes("image_grid_thw", |picture| picture.grid_thw.map(Vec::from), 3));
+            tensors.extend(sizes("image_grid_thw", |image| image.grid_thw.map(Vec::from), 3));
         }
         PixelLayout::Tiles => {}
     }
-    if pictures.iter().all(|picture| !picture.values.is_empty()) {
+    if images.iter().all(|image| !image.values.is_empty()) {
         tensors.push(match layout {
-            PixelLayout::PaddedTiles => padded("pixel_values", pictures),
-            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined("pixel_values", pictures),
+            PixelLayout::PaddedTiles => padded("pixel_values", images),
+            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined("pixel_values", images),
         });
     }
     tensors
@@ -82,26 +82,26 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
     tensors
 }
 
-/// Pictures one behind the other along their first axis.
-fn joined(name: &'static str, pictures: Vec<PixelValues>) -> NamedTensor {
-    let mut shape = pictures[0].shape.clone();
-    shape[0] = pictures.iter().map(|picture| picture.shape[0]).sum();
-    let mut pictures = pictures.into_iter().map(|picture| picture.values);
-    let mut values = pictures.next().unwrap_or_default();
+/// Images one behind the other along their first axis.
+fn joined(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
+    let mut shape = images[0].shape.clone();
+    shape[0] = images.iter().map(|image| image.shape[0]).sum();
+    let mut images = images.into_iter().map(|image| image.values);
+    let mut values = images.next().unwrap_or_default();
     values.reserve_exact(shape.iter().product::<usize>().saturating_sub(values.len()));
-    pictures.for_each(|picture| values.extend(picture));
+    images.for_each(|image| values.extend(image));
     NamedTensor::new(name, shape, TensorValues::F32(values))
 }
 
-/// A row for each picture or video, filled up with tiles of zeros.
-fn padded(name: &'static str, pictures: Vec<PixelValues>) -> NamedTensor {
-    let tiles = pictures.iter().map(|picture| picture.shape[0]).max().unwrap_or(0);
-    let tile_values: usize = pictures[0].shape[1..].iter().product();
-    let mut shape = vec![pictures.len(), tiles];
-    shape.extend(&pictures[0].shape[1..]);
-    let mut values = Vec::with_capacity(pictures.len() * tiles * tile_values);
-    for (row, picture) in pictures.into_iter().enumerate() {
-        values.extend(picture.values);
+/// A row for each image or video, filled up with tiles of zeros.
+fn padded(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
+    let tiles = images.iter().map(|image| image.shape[0]).max().unwrap_or(0);
+    let tile_values: usize = images[0].shape[1..].iter().product();
+    let mut shape = vec![images.len(), tiles];
+    shape.extend(&images[0].shape[1..]);
+    let mut values = Vec::with_capacity(images.len() * tiles * tile_values);
+    for (row, image) in images.into_iter().enumerate() {
+        values.extend(image.values);
         values.resize((row + 1) * tiles * tile_values, 0.0);
     }
     NamedTensor::new(name, shape, TensorValues::F32(values))

@@ -1,6 +1,6 @@
 //! Positions of tokens for rotary embeddings.
 //!
-//! Text counts up; models of native resolution give the tokens of a picture or a video a layer, a row and a column, and
+//! Text counts up; models of native resolution give the tokens of an image or a video a layer, a row and a column, and
 //! go on after the largest of them. Layers of a video are counted, or stand as far apart as they last: Qwen2.5-VL.
 //!
 //! # Source
@@ -28,7 +28,7 @@ pub(super) fn grid_positions(
     let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
     for run in &sample.runs {
         let (grid, layer_step) = match run.slot {
-            MediumSlot::Image => (images.next().and_then(|picture| picture.grid_thw), 1),
+            MediumSlot::Image => (images.next().and_then(|image| image.grid_thw), 1),
             MediumSlot::Video => {
                 let video = videos.next();
                 (video.and_then(|video| video.pixels.grid_thw), layer_step(video, tokens_per_second))

@@ -29,7 +29,7 @@ fn field(extension: &str, media: Media) -> Field {
     Field { extension: extension.into(), media }
 }
 
-fn picture(extension: &str, width: u32, height: u32) -> Field {
+fn image(extension: &str, width: u32, height: u32) -> Field {
     let pixels = vec![0; 3 * width as usize * height as usize];
     field(extension, Media::Image(RgbImage { width, height, pixels, is_truncated: false }))
 }
@@ -55,7 +55,7 @@ fn asked(value: &str) -> Field {
 }
 
 fn prepare(preparer: &Preparer, fields: Vec<Field>) -> Result<PreparedSample, PrepareError> {
-    preparer.prepare(&Sample::new("folder/key", fields))
+    preparer.prepare(&Sample::new("directory/key", fields))
 }
 
 fn refusal(preparer: &Preparer, fields: Vec<Field>) -> String {
@@ -69,23 +69,23 @@ fn written(preparer: &Preparer, sample: &PreparedSample) -> (String, String) {
 }
 
 #[test]
-fn placeholders_and_pictures_that_do_not_match_are_refused_with_both_counts() {
+fn placeholders_and_images_that_do_not_match_are_refused_with_both_counts() {
     let preparer = preparer("qwen2-vl-7b");
-    let fields = vec![asked("<image><image>what"), picture("jpg", 56, 56)];
-    assert_eq!(refusal(&preparer, fields), "2 image placeholders for 1 pictures");
+    let fields = vec![asked("<image><image>what"), image("jpg", 56, 56)];
+    assert_eq!(refusal(&preparer, fields), "2 image placeholders for 1 images");
     let error = prepare(&preparer, vec![asked("<image>what")]).unwrap_err();
     assert_eq!(
         (error.to_string().as_str(), error.field()),
-        ("1 image placeholders for 0 pictures", Some("json"))
+        ("1 image placeholders for 0 images", Some("json"))
     );
     let audio = refusal(&preparer, vec![asked("<audio>what"), clip("wav", 16_000)]);
     assert_eq!(audio, "1 audio placeholders for 0 clips");
 }
 
 #[test]
-fn pictures_without_a_placeholder_go_in_front_of_the_first_user_turn() {
+fn images_without_a_placeholder_go_in_front_of_the_first_user_turn() {
     let preparer = preparer("qwen2-vl-7b");
-    let fields = || vec![asked("what"), picture("0.jpg", 56, 56), picture("1.jpg", 28, 56)];
+    let fields = || vec![asked("what"), image("0.jpg", 56, 56), image("1.jpg", 28, 56)];
     let (said, learned) = written(&preparer, &prepare(&preparer, fields()).unwrap());
     let four = "<|image_pad|>".repeat(4);
     let six = "<|image_pad|>".repeat(6);
@@ -97,13 +97,13 @@ fn pictures_without_a_placeholder_go_in_front_of_the_first_user_turn() {
 }
 
 #[test]
-fn the_json_names_the_order_of_pictures_by_extension_or_entry_name() {
+fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
     let preparer = preparer("qwen2-vl-7b");
     let said = |images: Value| {
         let turns =
             [json!({"from": "human", "value": "<image><image>"}), json!({"from": "gpt", "value": "yes"})];
         let json = json_field(json!({"conversations": turns, "images": images}));
-        let fields = vec![json, picture("left.jpg", 28, 28), picture("right.jpg", 28, 56)];
+        let fields = vec![json, image("left.jpg", 28, 28), image("right.jpg", 28, 56)];
         prepare(&preparer, fields).map(|sample| sample.images.iter().map(|of| of.tokens).collect::<Vec<_>>())
     };
     // The smallest side is scaled up to two patches of 28 pixels.
@@ -118,23 +118,23 @@ fn the_json_names_the_order_of_pictures_by_extension_or_entry_name() {
 }
 
 #[test]
-fn numbered_pictures_come_in_the_order_of_their_numbers() {
-    let fields = ["10.jpg", "2.jpg", "1.jpg"].map(|name| picture(name, 28, 28)).to_vec();
+fn numbered_images_come_in_the_order_of_their_numbers() {
+    let fields = ["10.jpg", "2.jpg", "1.jpg"].map(|name| image(name, 28, 28)).to_vec();
     let sample = Sample::new("key", [vec![asked("<image><image><image>")], fields].concat());
     let said = read_conversation(&sample, |_| true).unwrap();
     assert_eq!(said.images, [3, 2, 1]);
 }
 
 #[test]
-fn a_caption_is_learned_whole_behind_its_picture() {
+fn a_caption_is_learned_whole_behind_its_image() {
     let preparer = preparer("internvl3-8b");
-    let sample = prepare(&preparer, vec![picture("jpg", 448, 448), text("a red kite")]).unwrap();
+    let sample = prepare(&preparer, vec![image("jpg", 448, 448), text("a red kite")]).unwrap();
     let (said, learned) = written(&preparer, &sample);
     assert_eq!(said, format!("<img>{}</img>a red kite<|im_end|>", "<IMG_CONTEXT>".repeat(256)));
     assert_eq!(learned, "a red kite<|im_end|>");
     let question = PlainText::Answer { question: "What is it?".to_owned() };
     let preparer = builder("internvl3-8b").plain_text(question).build().unwrap();
-    let sample = prepare(&preparer, vec![picture("jpg", 448, 448), text("a red kite")]).unwrap();
+    let sample = prepare(&preparer, vec![image("jpg", 448, 448), text("a red kite")]).unwrap();
     let (said, learned) = written(&preparer, &sample);
     assert!(
         said.ends_with("\nWhat is it?<|im_end|>\n<|im_start|>assistant\na red kite<|im_end|>\n"),
@@ -154,16 +154,16 @@ fn the_first_token_of_a_sample_is_never_learned() {
 #[test]
 fn media_that_the_model_does_not_take_are_left_out() {
     let preparer = preparer("qwen2-audio-7b");
-    let with = prepare(&preparer, vec![asked("what"), picture("jpg", 8, 8)]).unwrap();
+    let with = prepare(&preparer, vec![asked("what"), image("jpg", 8, 8)]).unwrap();
     assert_eq!(with, prepare(&preparer, vec![asked("what")]).unwrap());
-    let nothing = refusal(&preparer, vec![picture("jpg", 8, 8)]);
+    let nothing = refusal(&preparer, vec![image("jpg", 8, 8)]);
     assert_eq!(nothing, "the sample has neither text nor media for this model");
 }
 
 #[test]
 fn a_model_of_both_takes_both() {
     let preparer = preparer("omni-7b");
-    let fields = vec![asked("<audio>\nand <image>"), picture("jpg", 384, 384), clip("wav", 16_000)];
+    let fields = vec![asked("<audio>\nand <image>"), image("jpg", 384, 384), clip("wav", 16_000)];
     let sample = prepare(&preparer, fields).unwrap();
     let runs: Vec<_> = sample.runs.iter().map(|run| (run.slot, run.tokens, run.has_markers)).collect();
     assert_eq!(runs, [(MediumSlot::Audio, 25, true), (MediumSlot::Image, 1_485, false)]);
@@ -173,7 +173,7 @@ fn a_model_of_both_takes_both() {
 fn the_token_of_a_placeholder_in_a_text_is_refused() {
     let fields = vec![asked("what is <|image_pad|>?")];
     let reason = refusal(&preparer("qwen2-vl-7b"), fields);
-    assert_eq!(reason, "1 times `<|image_pad|>` in the text for 0 pictures");
+    assert_eq!(reason, "1 times `<|image_pad|>` in the text for 0 images");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn templates_render_as_in_python() {
     assert_eq!(render(strict, &[("system", "a")]), Err("no system turns (chat template, line 1)".to_owned()));
 }
 
-/// A sample of `tokens` ids that count up from `first`, learned from the second on, with one picture.
+/// A sample of `tokens` ids that count up from `first`, learned from the second on, with one image.
 fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
     let [rows, columns] = grid;
     let run = (rows * columns / 4) as usize;
@@ -281,7 +281,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
     let mut labels: Vec<i32> = input_ids.iter().map(|&id| id as i32).collect();
     labels[0] = IGNORED;
     labels[tokens..].fill(IGNORED);
-    let picture = PixelValues {
+    let image = PixelValues {
         values: vec![first as f32; (rows * columns * 2) as usize],
         shape: vec![(rows * columns) as usize, 2],
         grid_thw: Some([1, rows, columns]),
@@ -289,7 +289,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
         tokens: run as u32,
     };
     let runs = vec![MediaRun { slot: MediumSlot::Image, start: tokens, tokens: run, has_markers: false }];
-    PreparedSample { input_ids, labels, runs, images: vec![picture], ..PreparedSample::default() }
+    PreparedSample { input_ids, labels, runs, images: vec![image], ..PreparedSample::default() }
 }
 
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {

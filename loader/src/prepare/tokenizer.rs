@@ -32,7 +32,7 @@ pub struct Encoded {
 }
 
 impl Tokenizer {
-    /// Reads a tokenizer from a folder as it is downloaded with a model, or from its `tokenizer.json`.
+    /// Reads a tokenizer from a directory as it is downloaded with a model, or from its `tokenizer.json`.
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it makes no sense.

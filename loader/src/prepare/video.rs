@@ -111,7 +111,7 @@ impl VideoTensors for ImageProcessor {
 }
 
 impl ImageProcessor {
-    /// The token rule of the family; `None` where every frame is a picture and none is left out.
+    /// The token rule of the family; `None` where every frame is an image and none is left out.
     fn rule(&self) -> Option<VisionRule> {
         match self {
             Self::LlavaOneVision(family) => Some(VisionRule::AnyRes(family.rule)),

@@ -16,7 +16,7 @@ use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 use super::{AudioLength, MediumShape, flac, ogg, wav};
 use crate::decode::DecodeError;
 
-/// An audio container that [`crate::decode::decode_audio`] reads, recognised by its first bytes.
+/// An audio container that [`crate::decode::decode_audio`] reads, recognized by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum AudioFormat {
@@ -27,7 +27,7 @@ pub enum AudioFormat {
 }
 
 impl AudioFormat {
-    /// Recognises the format by its content, or returns `None`; an ID3 tag in front is skipped.
+    /// Recognizes the format by its content, or returns `None`; an ID3 tag in front is skipped.
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
@@ -51,7 +51,7 @@ impl AudioFormat {
     }
 }
 
-/// Recognises the audio format.
+/// Recognizes the audio format.
 pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
     AudioFormat::of_bytes(bytes).ok_or_else(|| {
         if without_tags(bytes).len() < 12 {

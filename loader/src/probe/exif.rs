@@ -1,4 +1,4 @@
-//! Finds the orientation of a picture in its EXIF block.
+//! Finds the orientation of an image in its EXIF block.
 //!
 //! An EXIF block is a TIFF file in small: byte order, offset of the first directory, entries of 12 bytes.
 //! Only tag `0x0112` of the first directory is read; whatever is broken counts as "not turned", as in other

@@ -1,4 +1,4 @@
-//! Format, size and orientation of a picture.
+//! Format, size and orientation of an image.
 
 use image::metadata::Orientation;
 
@@ -7,7 +7,7 @@ use super::field::{u16_le, u32_be, u32_le};
 use super::{ImageSize, jpeg};
 use crate::decode::DecodeError;
 
-/// A picture format that [`crate::decode::decode_rgb`] reads, recognised by its first bytes.
+/// An image format that [`crate::decode::decode_rgb`] reads, recognized by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum ImageFormat {
@@ -20,7 +20,7 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// Recognises the format by its first 12 bytes, or returns `None`.
+    /// Recognizes the format by its first 12 bytes, or returns `None`.
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
@@ -48,13 +48,13 @@ impl ImageFormat {
     }
 }
 
-/// What the header of a picture says.
+/// What the header of an image says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ImageHeader {
     pub(crate) format: ImageFormat,
     /// Size as stored.
     pub(crate) stored: ImageSize,
-    /// How to turn the stored picture.
+    /// How to turn the stored image.
     pub(crate) orientation: Orientation,
 }
 
@@ -70,13 +70,13 @@ impl ImageHeader {
     }
 }
 
-/// Reads the header of a picture.
+/// Reads the header of an image.
 ///
 /// # Errors
 /// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if they are no
-/// known picture format or a side is 0.
+/// known image format or a side is 0.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
-    let format = ImageFormat::of_bytes(bytes).ok_or_else(|| not_a_picture(bytes))?;
+    let format = ImageFormat::of_bytes(bytes).ok_or_else(|| not_a_image(bytes))?;
     let (stored, orientation) = if format == ImageFormat::Jpeg {
         let header = jpeg::read_jpeg_header(bytes)?;
         (ImageSize { width: header.width, height: header.height }, header.orientation)
@@ -85,16 +85,16 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
         (size, orientation_of(format, bytes)?)
     };
     if stored.width == 0 || stored.height == 0 {
-        return Err(DecodeError::malformed(format.name(), 0, "a side of the picture is 0"));
+        return Err(DecodeError::malformed(format.name(), 0, "a side of the image is 0"));
     }
     Ok(ImageHeader { format, stored, orientation })
 }
 
-fn not_a_picture(bytes: &[u8]) -> DecodeError {
+fn not_a_image(bytes: &[u8]) -> DecodeError {
     if bytes.len() < 12 {
-        DecodeError::truncated("picture", bytes.len())
+        DecodeError::truncated("image", bytes.len())
     } else {
-        DecodeError::malformed("picture", 0, "not a JPEG, PNG, WebP, GIF, BMP or TIFF")
+        DecodeError::malformed("image", 0, "not a JPEG, PNG, WebP, GIF, BMP or TIFF")
     }
 }
 
@@ -108,13 +108,13 @@ fn size_of(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> 
     match imagesize::blob_size(bytes) {
         Ok(size) => match (u32::try_from(size.width), u32::try_from(size.height)) {
             (Ok(width), Ok(height)) => Ok(ImageSize { width, height }),
-            _ => Err(DecodeError::malformed(format.name(), 0, "a side of the picture exceeds 32 bits")),
+            _ => Err(DecodeError::malformed(format.name(), 0, "a side of the image exceeds 32 bits")),
         },
         Err(ImageError::IoError(_) | ImageError::CorruptedImage) => {
             Err(DecodeError::truncated(format.name(), bytes.len()))
         }
         Err(ImageError::NotSupported) => {
-            Err(DecodeError::malformed(format.name(), 0, "the header names no picture size"))
+            Err(DecodeError::malformed(format.name(), 0, "the header names no image size"))
         }
     }
 }

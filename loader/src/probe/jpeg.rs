@@ -1,6 +1,6 @@
 //! Walks the marker segments of a JPEG up to its first scan.
 //!
-//! One walk finds the frame size, the number of components, the Adobe colour transform and the EXIF block,
+//! One walk finds the frame size, the number of components, the Adobe color transform and the EXIF block,
 //! which the shape and the decoder both need. Bytes between segments are skipped, as every decoder does.
 
 use image::metadata::Orientation;
@@ -18,15 +18,15 @@ pub(crate) struct JpegHeader {
     pub(crate) width: u32,
     /// Stored rows, before orientation.
     pub(crate) height: u32,
-    /// Colour components: 1, 3 or 4 in files that can be decoded.
+    /// Color components: 1, 3 or 4 in files that can be decoded.
     pub(crate) components: u8,
     /// Low byte of the start-of-frame marker: `C0` and `C1` sequential, `C2` progressive, others exotic.
     pub(crate) coding: u8,
     /// Bits per sample: 8 in files that can be decoded.
     pub(crate) precision_bits: u8,
-    /// Offset and value of the colour transform byte of the Adobe segment.
+    /// Offset and value of the color transform byte of the Adobe segment.
     pub(crate) adobe_transform: Option<(usize, u8)>,
-    /// How to turn the stored picture.
+    /// How to turn the stored image.
     pub(crate) orientation: Orientation,
 }
 

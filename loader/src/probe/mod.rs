@@ -1,6 +1,6 @@
 //! Reads the shape of a medium from its header bytes, never by decoding it.
 //!
-//! A *shape* is what the cost model needs to know: the width and height of a picture as it will be shown, the
+//! A *shape* is what the cost model needs to know: the width and height of an image as it will be shown, the
 //! frames and the rate of a clip, the bytes of a text. The *kind* of a field follows from the last dot-part
 //! of its extension and says which decoder claims it; within a kind the content decides, so a PNG named
 //! `.jpg` is a PNG. Shapes agree with what [`crate::decode`] delivers, and a test holds them together.
@@ -28,7 +28,7 @@ pub(crate) use self::wav::{WavHeader, read_wav_header};
 /// What the header of one field says about its medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediumShape {
-    /// A picture, or the first frame of an animation.
+    /// An image, or the first frame of an animation.
     Image(ImageSize),
     /// An audio clip.
     Audio {
@@ -69,7 +69,7 @@ pub enum MediumKind {
 /// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
 /// name.
 ///
-/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are pictures, `txt.gz` is
+/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are images, `txt.gz` is
 /// opaque.
 ///
 /// # Examples

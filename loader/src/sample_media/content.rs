@@ -53,7 +53,7 @@ pub(super) fn caption(json: &Value) -> Option<Vec<Content<'_>>> {
     text::CAPTIONS.iter().find_map(|name| json.get(name)?.as_str()).map(of_text)
 }
 
-/// Texts and pictures that fill each other's gaps.
+/// Texts and images that fill each other's gaps.
 pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Vec<Content<'a>>, String> {
     let mut content = Vec::new();
     for (number, (text, image)) in texts.iter().zip(images).enumerate() {

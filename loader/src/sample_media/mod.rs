@@ -1,6 +1,6 @@
-//! Which pictures, clips and videos a sample has, in which order, and how they stand between its texts.
+//! Which images, clips and videos a sample has, in which order, and how they stand between its texts.
 //!
-//! Samples of one data set may differ: text only, one picture, five pictures, a clip. Nothing is guessed from the
+//! Samples of one dataset may differ: text only, one image, five images, a clip. Nothing is guessed from the
 //! first samples; each says for itself what it has. The order is that of the sample's JSON document where it names
 //! media (`images: ["0.jpg", "1.jpg"]`, `image: "a.jpg"`, parts of messages), else that of the fields: by number
 //! where they are numbered alike (`img_2.png` before `img_10.png`), else as stored in the shard.
@@ -64,12 +64,12 @@ impl MediaFault {
 /// use dflop_loader::decode::{Media, RgbImage};
 /// use dflop_loader::sample_media::{Part, SampleMedia};
 ///
-/// let picture = |name: &str| Field { extension: name.into(), media: Media::Image(RgbImage::default()) };
+/// let image = |name: &str| Field { extension: name.into(), media: Media::Image(RgbImage::default()) };
 /// let document = serde_json::json!({"images": ["1.jpg", "0.jpg"],
 ///     "conversations": [{"from": "human", "value": "<image>then <image>"}]});
 /// let fields = vec![
-///     picture("0.jpg"),
-///     picture("1.jpg"),
+///     image("0.jpg"),
+///     image("1.jpg"),
 ///     Field { extension: "json".into(), media: Media::Json(document) },
 /// ];
 /// let sample = Sample::new("k", fields);
@@ -82,7 +82,7 @@ impl MediaFault {
 #[derive(Debug, Clone)]
 pub struct SampleMedia<'a> {
     sample: &'a Sample,
-    /// Picture fields.
+    /// Image fields.
     pub images: Vec<&'a Field>,
     /// Audio fields.
     pub audio: Vec<&'a Field>,
@@ -134,8 +134,8 @@ impl<'a> SampleMedia<'a> {
         self.json_name
     }
 
-    /// The decoded pictures, in order; a field that was not decoded is left out.
-    pub fn pictures(&self) -> impl Iterator<Item = &'a crate::decode::RgbImage> {
+    /// The decoded images, in order; a field that was not decoded is left out.
+    pub fn images(&self) -> impl Iterator<Item = &'a crate::decode::RgbImage> {
         self.images.iter().filter_map(|field| match &field.media {
             Media::Image(image) => Some(image),
             _ => None,

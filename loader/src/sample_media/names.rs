@@ -22,7 +22,7 @@ pub(super) fn named_in(json: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
     })
 }
 
-/// A name, or a list of names; gaps of a list that interleaves pictures with texts are left out.
+/// A name, or a list of names; gaps of a list that interleaves images with texts are left out.
 fn names_of(value: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = match value {
         Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),

@@ -1,4 +1,4 @@
-//! Content in order: texts, and between them the numbers of pictures, clips and videos.
+//! Content in order: texts, and between them the numbers of images, clips and videos.
 
 use super::content::{self, Content, Spoken};
 use super::names::field_named;
@@ -12,7 +12,7 @@ use crate::text::{self, MediumSlot};
 pub enum Part<'a> {
     /// Words, never empty.
     Text(&'a str),
-    /// A picture, by its number in [`SampleMedia::images`].
+    /// An image, by its number in [`SampleMedia::images`].
     Image(usize),
     /// A clip, by its number in [`SampleMedia::audio`].
     Audio(usize),
@@ -35,7 +35,7 @@ impl<'a> SampleMedia<'a> {
     /// Turns are those of the document; without them and without text fields, a question and its answer in the first
     /// JSON field that has words. Content is a string, in which `<image>`, `<audio>` and `<video>` stand for the next
     /// medium and own one line break on either side, or a list of parts: `{"type": "text", "text": …}`,
-    /// `{"type": "image"}` for the next picture that no part names, `{"type": "image", "image": "0.jpg"}` or
+    /// `{"type": "image"}` for the next image that no part names, `{"type": "image", "image": "0.jpg"}` or
     /// `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a named one, and so for audio and video. Media of a
     /// kind that no placeholder stands for are not among the parts.
     ///

@@ -12,14 +12,14 @@ fn text(text: &str) -> Media {
     Media::Text(text.to_owned())
 }
 
-fn picture() -> Media {
+fn image() -> Media {
     Media::Image(RgbImage::default())
 }
 
-/// Pictures of these names, and a document.
-fn pictures(names: &[&'static str], document: Value) -> Sample {
-    let pictures = names.iter().map(|name| (*name, picture()));
-    sample(pictures.chain([("json", Media::Json(document))]).collect())
+/// Images of these names, and a document.
+fn images(names: &[&'static str], document: Value) -> Sample {
+    let images = names.iter().map(|name| (*name, image()));
+    sample(images.chain([("json", Media::Json(document))]).collect())
 }
 
 fn image_names(sample: &Sample) -> Result<Vec<String>, MediaFault> {
@@ -29,7 +29,7 @@ fn image_names(sample: &Sample) -> Result<Vec<String>, MediaFault> {
 
 #[test]
 fn without_names_numbers_order_fields_and_else_the_shard_does() {
-    let names = |names: &[&'static str]| image_names(&pictures(names, Value::Null)).unwrap();
+    let names = |names: &[&'static str]| image_names(&images(names, Value::Null)).unwrap();
     assert_eq!(names(&["0.jpg", "10.jpg", "2.png"]), ["0.jpg", "2.png", "10.jpg"]);
     assert_eq!(names(&["img_10.png", "img_9.png"]), ["img_9.png", "img_10.png"]);
     assert_eq!(names(&["10.left.png", "9.left.png"]), ["9.left.png", "10.left.png"]);
@@ -38,7 +38,7 @@ fn without_names_numbers_order_fields_and_else_the_shard_does() {
 }
 
 #[test]
-fn a_document_says_which_pictures_in_which_order() {
+fn a_document_says_which_images_in_which_order() {
     let stored = ["0.jpg", "1.jpg", "mask.png"];
     let table = [
         (json!({"images": ["1.jpg", "0.jpg"]}), vec!["1.jpg", "0.jpg"]),
@@ -54,9 +54,9 @@ fn a_document_says_which_pictures_in_which_order() {
         ),
     ];
     for (document, expected) in table {
-        assert_eq!(image_names(&pictures(&stored, document.clone())).unwrap(), expected, "{document}");
+        assert_eq!(image_names(&images(&stored, document.clone())).unwrap(), expected, "{document}");
     }
-    assert_eq!(image_names(&pictures(&["jpg"], json!({"image": "a/b/c.jpg"}))).unwrap(), ["jpg"]);
+    assert_eq!(image_names(&images(&["jpg"], json!({"image": "a/b/c.jpg"}))).unwrap(), ["jpg"]);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_name_without_a_field_is_a_fault_that_says_where() {
         json!({"images": ["a.jpg", "b.jpg", "c.jpg"]}),
         json!({"images": ["0.jpg", "notes.txt"]}),
     ] {
-        let fault = image_names(&pictures(&["0.jpg", "1.jpg"], document.clone())).unwrap_err();
+        let fault = image_names(&images(&["0.jpg", "1.jpg"], document.clone())).unwrap_err();
         assert_eq!((fault.key.as_str(), fault.offset, fault.shard.as_str()), ("d/kite", 512, "s.tar"));
         assert!(document.to_string().contains(&fault.field), "{fault}");
         assert_eq!(fault.clone().skipped().field, Some(fault.field));
@@ -78,7 +78,7 @@ fn a_name_without_a_field_is_a_fault_that_says_where() {
 fn marks_and_parts_stand_for_media_in_order() {
     let marked = json!({"conversations": [
         {"from": "human", "value": "<image>\nthen <image>?"}, {"from": "gpt", "value": "a kite"}]});
-    let sample = pictures(&["0.jpg", "1.jpg"], marked);
+    let sample = images(&["0.jpg", "1.jpg"], marked);
     let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
     let asked = [Part::Image(0), Part::Text("then "), Part::Image(1), Part::Text("?")];
     assert_eq!((turns[0].role, &*turns[0].parts), ("human", &asked[..]));
@@ -86,7 +86,7 @@ fn marks_and_parts_stand_for_media_in_order() {
 
     let parts = json!({"images": ["0.jpg", "1.jpg"], "messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "1.jpg"}}, {"type": "text", "text": "or"}, {"type": "image"}]}]});
-    let sample = pictures(&["0.jpg", "1.jpg"], parts);
+    let sample = images(&["0.jpg", "1.jpg"], parts);
     let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
     assert_eq!(turns[0].parts, [Part::Image(1), Part::Text("or"), Part::Image(0)]);
 }
@@ -94,20 +94,20 @@ fn marks_and_parts_stand_for_media_in_order() {
 #[test]
 fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
     for (names, said, reason) in [
-        (&["jpg"][..], "<image><image>", "2 image placeholders for 1 pictures"),
-        (&["0.jpg", "1.jpg", "2.jpg"], "<image> <image>", "2 image placeholders for 3 pictures"),
+        (&["jpg"][..], "<image><image>", "2 image placeholders for 1 images"),
+        (&["0.jpg", "1.jpg", "2.jpg"], "<image> <image>", "2 image placeholders for 3 images"),
         (&["jpg"], "<image><audio>", "1 audio placeholders for 0 clips"),
         (&["jpg"], "<video>", "1 video placeholders for 0 videos"),
     ] {
-        let sample = pictures(names, json!({"messages": [{"role": "user", "content": said}]}));
+        let sample = images(names, json!({"messages": [{"role": "user", "content": said}]}));
         let fault = SampleMedia::of(&sample).unwrap().turns().unwrap_err();
         assert_eq!((fault.field.as_str(), fault.reason.as_str()), ("json", reason));
     }
 }
 
-/// The pictures of the parts of one turn.
+/// The images of the parts of one turn.
 fn shown(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
-    let sample = pictures(names, json!({"messages": [{"role": "user", "content": parts}]}));
+    let sample = images(names, json!({"messages": [{"role": "user", "content": parts}]}));
     let media = SampleMedia::of(&sample).map_err(|fault| fault.reason)?;
     let turns = media.turns().map_err(|fault| format!("{}: {}", fault.field, fault.reason))?.unwrap();
     let name = |part: &Part<'_>| match part {
@@ -131,7 +131,7 @@ fn parts_without_a_name_take_what_no_part_names() {
         names(["1.jpg", "0.jpg", "1.jpg"])
     );
     assert_eq!(found(json!([named("a/x.jpg"), named("a/y.jpg"), named("a/z.jpg")])), names(stored));
-    assert_eq!(found(json!([named("0.jpg"), next])), Err("json: 2 image placeholders for 3 pictures".into()));
+    assert_eq!(found(json!([named("0.jpg"), next])), Err("json: 2 image placeholders for 3 images".into()));
     assert_eq!(
         found(json!([named("0.jpg"), named("x.jpg"), next])),
         Err("x.jpg: the sample has no such field".into())
@@ -145,31 +145,31 @@ fn parts_without_a_name_take_what_no_part_names() {
 #[test]
 fn a_second_conversation_is_a_fault_and_a_describing_list_is_none() {
     let turns = || Media::Json(json!({"messages": [{"role": "user", "content": "<image>"}]}));
-    let twice = sample(vec![("a.json", turns()), ("b.json", turns()), ("jpg", picture())]);
+    let twice = sample(vec![("a.json", turns()), ("b.json", turns()), ("jpg", image())]);
     let fault = SampleMedia::of(&twice).unwrap().turns().unwrap_err();
     assert_eq!(
         (fault.field.as_str(), fault.reason.as_str()),
         ("b.json", "`a.json` holds a conversation already")
     );
     let listed = Media::Json(json!({"images": ["jpg"]}));
-    let beside = sample(vec![("a.json", listed), ("b.json", turns()), ("jpg", picture())]);
+    let beside = sample(vec![("a.json", listed), ("b.json", turns()), ("jpg", image())]);
     assert_eq!(SampleMedia::of(&beside).unwrap().json_name(), "b.json");
 }
 
 #[test]
 fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
-    let asked = pictures(&["jpg"], json!({"question": "<image>\nwhat?", "answer": "a kite"}));
+    let asked = images(&["jpg"], json!({"question": "<image>\nwhat?", "answer": "a kite"}));
     let turns = SampleMedia::of(&asked).unwrap().turns().unwrap().unwrap();
     assert_eq!((turns[0].role, &*turns[0].parts), ("user", &[Part::Image(0), Part::Text("what?")][..]));
     assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[Part::Text("a kite")][..]));
-    let caption = sample(vec![("json", Media::Json(json!({"caption": "a kite"}))), ("jpg", picture())]);
+    let caption = sample(vec![("json", Media::Json(json!({"caption": "a kite"}))), ("jpg", image())]);
     let media = SampleMedia::of(&caption).unwrap();
     assert_eq!(media.turns().unwrap(), None);
     assert_eq!(media.parts().unwrap(), [Part::Image(0), Part::Text("a kite")]);
     let behind = sample(vec![
         ("txt", text("hi <audio>")),
         ("wav", Media::Audio(crate::decode::Audio::default())),
-        ("jpg", picture()),
+        ("jpg", image()),
     ]);
     let expected = [Part::Image(0), Part::Text("hi "), Part::Audio(0)];
     assert_eq!(SampleMedia::of(&behind).unwrap().parts().unwrap(), expected);
@@ -178,13 +178,13 @@ fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
 }
 
 #[test]
-fn texts_and_pictures_interleave_by_document_or_by_number() {
+fn texts_and_images_interleave_by_document_or_by_number() {
     let lists = json!({"texts": ["a", null, "b"], "images": [null, "0.jpg", null]});
-    let by_list = pictures(&["0.jpg"], lists);
+    let by_list = images(&["0.jpg"], lists);
     let expected = [Part::Text("a"), Part::Image(0), Part::Text("b")];
     assert_eq!(SampleMedia::of(&by_list).unwrap().parts().unwrap(), expected);
     let fields =
-        vec![("0.txt", text("a")), ("1.jpg", picture()), ("10.txt", text("c")), ("2.txt", text("b"))];
+        vec![("0.txt", text("a")), ("1.jpg", image()), ("10.txt", text("c")), ("2.txt", text("b"))];
     let by_number = sample(fields);
     let expected = [Part::Text("a"), Part::Image(0), Part::Text("b"), Part::Text("c")];
     assert_eq!(SampleMedia::of(&by_number).unwrap().parts().unwrap(), expected);

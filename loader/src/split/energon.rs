@@ -1,4 +1,4 @@
-//! The splits of a data set that Energon prepared.
+//! The splits of a dataset that Energon prepared.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use super::{Split, Splits, invalid};
 use crate::error::Result;
 use crate::index::foreign::energon::{Split as EnergonSplit, splits};
 
-/// Folders in which `.nv-meta` is looked for: that of the shards and those above.
-const FOLDERS_UP_MAX: usize = 4;
+/// Directories in which `.nv-meta` is looked for: that of the shards and those above.
+const DIRECTORIES_UP_MAX: usize = 4;
 
-/// Finds the splits of the data set that the shards in `folder` belong to; `None` if Energon left none.
-pub(super) fn find(folder: &Path) -> Result<Option<Splits>> {
-    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    for root in folder.ancestors().take(FOLDERS_UP_MAX) {
+/// Finds the splits of the dataset that the shards in `directory` belong to; `None` if Energon left none.
+pub(super) fn find(directory: &Path) -> Result<Option<Splits>> {
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    for root in directory.ancestors().take(DIRECTORIES_UP_MAX) {
         if let Some(named) = splits(root)? {
             return of(root, named).map(Some);
         }
@@ -40,7 +40,7 @@ fn checked(root: &Path, split: EnergonSplit) -> Result<Split> {
     Ok(Split {
         excluded: excluded.collect::<Result<_>>()?,
         shards: Some(split.shards.into_iter().collect()),
-        folder: Some(root.to_owned()),
+        directory: Some(root.to_owned()),
         ..Split::default()
     })
 }

@@ -1,10 +1,10 @@
 //! The state of a run: where it stands, as small JSON, equal on all ranks.
 //!
-//! A state says which data sets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
+//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
 //! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
 //! before the state's.
 //!
-//! A data set that changed since is refused, and the shard named, unless the caller accepts it: then that data set
+//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that dataset
 //! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
 //! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
 //! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
@@ -15,7 +15,7 @@ mod shards;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data_set::DataSet;
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::mix::{MixRules, Origin, POSITION_MAX};
 use crate::order::Shuffle;
@@ -29,7 +29,7 @@ const VERSION: u32 = 1;
 
 /// Where a run stands.
 ///
-/// Serialises with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
+/// Serializes with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
 ///
 /// # Examples
 /// ```
@@ -40,19 +40,19 @@ const VERSION: u32 = 1;
 /// # use dflop_loader::plan::StepPlanner;
 /// # use dflop_loader::state::LoaderState;
 /// # fn index(samples: usize) -> dflop_loader::Result<Arc<Index>> {
-/// #     let folder = tempfile::tempdir().unwrap().keep().join("shards");
-/// #     let mut writer = dflop_loader::write::ShardWriter::builder(&folder).build()?;
+/// #     let directory = tempfile::tempdir().unwrap().keep().join("shards");
+/// #     let mut writer = dflop_loader::write::ShardWriter::builder(&directory).build()?;
 /// #     (0..samples).try_for_each(|key| writer.write(&format!("kite-{key}"), &[("txt", b"a red kite")]))?;
 /// #     writer.finish()?;
-/// #     let shards = dflop_loader::shard::expand_shards(&[folder.display().to_string()])?;
+/// #     let shards = dflop_loader::shard::expand_shards(&[directory.display().to_string()])?;
 /// #     let index = Index::open_or_build(shards, &IndexOptions::default())?;
-/// #     std::fs::remove_dir_all(folder.parent().unwrap()).unwrap();
+/// #     std::fs::remove_dir_all(directory.parent().unwrap()).unwrap();
 /// #     Ok(Arc::new(index))
 /// # }
 /// # fn main() -> dflop_loader::Result<()> {
 /// # let (photos, clips) = (index(20)?, index(30)?);
 /// # let model = || CostModel::new(ModelSpec::preset("omni-7b").unwrap(), DeviceRate::preset("h100").unwrap());
-/// let mixture = Mixture::new().data_set(photos, 0.7).data_set(clips, 0.3);
+/// let mixture = Mixture::new().dataset(photos, 0.7).dataset(clips, 0.3);
 /// let run = StepPlanner::builder(mixture.clone(), model()).global_batch(8).dp_size(2).build()?;
 /// let saved: String = run.state(1_000)?.to_json();
 ///
@@ -76,13 +76,14 @@ pub struct LoaderState {
     first_epoch: u64,
     mixture: MixRules,
     origin: Origin,
-    data_sets: Vec<DataSetState>,
+    #[serde(rename = "data_sets")]
+    datasets: Vec<DatasetState>,
 }
 
-/// A data set, and how far it was drawn from.
+/// A dataset, and how far it was drawn from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DataSetState {
+struct DatasetState {
     fingerprint: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     split: Option<SplitState>,
@@ -106,7 +107,7 @@ struct SplitState {
 /// The run that a state is saved of, or restored to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run<'a> {
-    pub(crate) data_sets: &'a [DataSet],
+    pub(crate) datasets: &'a [Dataset],
     pub(crate) rules: &'a MixRules,
     pub(crate) seed: u64,
     pub(crate) global_batch: u64,
@@ -157,8 +158,8 @@ impl LoaderState {
     /// Saves where a run stands before a step.
     pub(crate) fn save(run: Run<'_>, pace: &Pace, first_epoch: u64, step: u64) -> Result<Self> {
         let draws = pace.draws_before(step)?;
-        let data_sets =
-            run.data_sets.iter().zip(draws).map(|(data_set, draws)| DataSetState::new(data_set, draws));
+        let datasets =
+            run.datasets.iter().zip(draws).map(|(dataset, draws)| DatasetState::new(dataset, draws));
         Ok(Self {
             version: VERSION,
             step,
@@ -169,7 +170,7 @@ impl LoaderState {
             first_epoch,
             mixture: run.rules.clone(),
             origin: pace.origin.clone(),
-            data_sets: data_sets.collect(),
+            datasets: datasets.collect(),
         })
     }
 
@@ -178,20 +179,20 @@ impl LoaderState {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
         let draws = saved.draws_before(self.step)?;
-        let counted = self.data_sets.iter().map(DataSetState::draws);
+        let counted = self.datasets.iter().map(DatasetState::draws);
         if !draws.iter().copied().eq(counted) {
             return unfit("its epochs and offsets are not those of its step; it was edited");
         }
         let mut changed = Vec::with_capacity(draws.len());
-        for (number, (saved, data_set)) in self.data_sets.iter().zip(run.data_sets).enumerate() {
-            let change = saved.change(data_set);
+        for (number, (saved, dataset)) in self.datasets.iter().zip(run.datasets).enumerate() {
+            let change = saved.change(dataset);
             if let (Some(change), false) = (&change, accepts_changed_data) {
-                let reason = format!("data set {number}, {}, has changed: {change}", data_set.shown());
+                let reason = format!("dataset {number}, {}, has changed: {change}", dataset.shown());
                 return unfit(format!("{reason}; accept changed data to go on with its next epoch"));
             }
-            let sampling = saved.video_sampling.change(&SavedSampling::of(data_set.index()));
+            let sampling = saved.video_sampling.change(&SavedSampling::of(dataset.index()));
             if let (Some(change), false) = (sampling, accepts_changed_data) {
-                let reason = format!("the videos of data set {number}, {}, {change}", data_set.shown());
+                let reason = format!("the videos of dataset {number}, {}, {change}", dataset.shown());
                 return unfit(format!("{reason}; sample them as before, or accept changed data"));
             }
             changed.push(change.is_some());
@@ -200,9 +201,9 @@ impl LoaderState {
         if self.global_batch == run.global_batch && !changed.contains(&true) {
             return Ok(Restored { origin: self.origin.clone(), first_epoch, step });
         }
-        let next_epoch = |at: usize| self.data_sets[at].epoch + u64::from(self.data_sets[at].offset > 0);
+        let next_epoch = |at: usize| self.datasets[at].epoch + u64::from(self.datasets[at].offset > 0);
         let goes_on = |at: usize| {
-            if changed[at] { next_epoch(at).saturating_mul(run.data_sets[at].len()) } else { draws[at] }
+            if changed[at] { next_epoch(at).saturating_mul(run.datasets[at].len()) } else { draws[at] }
         };
         let phase = saved.layout.phase_at(saved.position(step)?);
         Ok(Restored {
@@ -213,7 +214,7 @@ impl LoaderState {
     }
 
     fn check_settings(&self, run: &Run<'_>) -> Result<()> {
-        let data_sets = self.data_sets.len();
+        let datasets = self.datasets.len();
         if self.version != VERSION {
             return unfit(format!("it is of version {}, and {VERSION} is read", self.version));
         }
@@ -233,21 +234,21 @@ impl LoaderState {
                 "it has a global batch of {batches}; only under tail `carry` can it change"
             ));
         }
-        if data_sets != run.data_sets.len() {
-            return unfit(format!("it has {data_sets} data sets, and this run has {}", run.data_sets.len()));
+        if datasets != run.datasets.len() {
+            return unfit(format!("it has {datasets} datasets, and this run has {}", run.datasets.len()));
         }
-        let most = POSITION_MAX / (data_sets.max(1) as u64);
-        let is_sound = |data_set: &DataSetState| {
-            (1..=most).contains(&data_set.samples) && data_set.offset < data_set.samples
+        let most = POSITION_MAX / (datasets.max(1) as u64);
+        let is_sound = |dataset: &DatasetState| {
+            (1..=most).contains(&dataset.samples) && dataset.offset < dataset.samples
         };
         let counts = [self.step, self.first_epoch, self.origin.step, self.origin.phase];
         let is_small = counts.iter().chain(&self.origin.draws).all(|&count| count <= POSITION_MAX);
-        let fits = self.mixture.fits(data_sets) && self.origin.draws.len() == data_sets;
-        // No data set was drawn from before the first epoch.
-        let is_behind = self.data_sets.iter().zip(&self.origin.draws).all(|(data_set, &draws)| {
-            self.first_epoch.checked_mul(data_set.samples).is_some_and(|start| draws >= start)
+        let fits = self.mixture.fits(datasets) && self.origin.draws.len() == datasets;
+        // No dataset was drawn from before the first epoch.
+        let is_behind = self.datasets.iter().zip(&self.origin.draws).all(|(dataset, &draws)| {
+            self.first_epoch.checked_mul(dataset.samples).is_some_and(|start| draws >= start)
         });
-        if self.global_batch == 0 || !is_small || !fits || !is_behind || !self.data_sets.iter().all(is_sound)
+        if self.global_batch == 0 || !is_small || !fits || !is_behind || !self.datasets.iter().all(is_sound)
         {
             return unfit("its numbers do not fit each other; it was edited");
         }
@@ -256,7 +257,7 @@ impl LoaderState {
 
     /// The run as it was saved; refused if it would have drawn otherwise by `rules`.
     fn saved_pace(&self, rules: &MixRules) -> Result<Pace> {
-        let sizes: Vec<u64> = self.data_sets.iter().map(|data_set| data_set.samples).collect();
+        let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
         let pace = |rules: &MixRules| {
             Pace::new(PaceInput {
                 sizes: &sizes,
@@ -282,19 +283,19 @@ impl LoaderState {
     }
 }
 
-impl DataSetState {
-    fn new(data_set: &DataSet, draws: u64) -> Self {
-        let split = data_set.split_name().zip(data_set.split_digest());
+impl DatasetState {
+    fn new(dataset: &Dataset, draws: u64) -> Self {
+        let split = dataset.split_name().zip(dataset.split_digest());
         let split =
             split.map(|(name, digest)| SplitState { name: name.into(), digest: format!("{digest:016x}") });
         Self {
-            fingerprint: data_set.index().fingerprint().to_owned(),
+            fingerprint: dataset.index().fingerprint().to_owned(),
             split,
-            samples: data_set.len(),
-            epoch: draws / data_set.len(),
-            offset: draws % data_set.len(),
-            video_sampling: SavedSampling::of(data_set.index()),
-            shards: ShardList::new(data_set.index()),
+            samples: dataset.len(),
+            epoch: draws / dataset.len(),
+            offset: draws % dataset.len(),
+            video_sampling: SavedSampling::of(dataset.index()),
+            shards: ShardList::new(dataset.index()),
         }
     }
 
@@ -302,9 +303,9 @@ impl DataSetState {
         self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
     }
 
-    /// What happened to the data set since; `None` if nothing did.
-    fn change(&self, data_set: &DataSet) -> Option<String> {
-        let now = Self::new(data_set, 0);
+    /// What happened to the dataset since; `None` if nothing did.
+    fn change(&self, dataset: &Dataset) -> Option<String> {
+        let now = Self::new(dataset, 0);
         let mut changes = self.shards.changes(&now.shards);
         if changes.is_empty() && self.fingerprint != now.fingerprint {
             changes.push("its fingerprint is another".into());

@@ -1,4 +1,4 @@
-//! The shards of a data set in a saved state: base names, folded, and a digest of each.
+//! The shards of a dataset in a saved state: base names, folded, and a digest of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 

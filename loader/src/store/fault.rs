@@ -59,7 +59,7 @@ pub(super) fn replaced() -> Fault {
 /// The message of an error, with what to look at.
 pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
     if is_missing(error) && !object.url().ends_with(".tar") {
-        return format!("{error}; the URL of a folder ends with `/`");
+        return format!("{error}; the URL of a directory ends with `/`");
     }
     error.to_string()
 }

@@ -1,4 +1,4 @@
-//! The shards below a folder of a bucket, and whether one is there.
+//! The shards below a directory of a bucket, and whether one is there.
 
 use std::io::{self, ErrorKind};
 
@@ -23,36 +23,36 @@ pub(crate) fn exists(shard: &Shard) -> Result<bool> {
     }
 }
 
-/// Lists the URLs of all objects directly below a folder, sorted.
+/// Lists the URLs of all objects directly below a directory, sorted.
 ///
 /// # Errors
 /// What the store says after all attempts; HTTP servers have no listing.
-pub(crate) fn list_folder(folder: &RemoteObject) -> io::Result<Vec<String>> {
-    if folder.parsed().kind == StoreKind::Http {
-        let reason = "HTTP servers do not list folders; name the shards, as in `{000..019}.tar`";
+pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>> {
+    if directory.parsed().kind == StoreKind::Http {
+        let reason = "HTTP servers do not list directories; name the shards, as in `{000..019}.tar`";
         return Err(io::Error::new(ErrorKind::Unsupported, reason));
     }
-    let listed = folder.clone();
+    let listed = directory.clone();
     spawn(async move { list_all(&listed).await }).wait()?
 }
 
-async fn list_all(folder: &RemoteObject) -> io::Result<Vec<String>> {
-    let mut attempts = folder.attempts(0);
-    let kind = folder.parsed().kind;
-    let path = &folder.parsed().path;
+async fn list_all(directory: &RemoteObject) -> io::Result<Vec<String>> {
+    let mut attempts = directory.attempts(0);
+    let kind = directory.parsed().kind;
+    let path = &directory.parsed().path;
     let prefix = (!path.as_ref().is_empty()).then_some(path);
     loop {
-        let permit = folder.permit().await;
-        let listed = folder.store().list_with_delimiter(prefix).await;
+        let permit = directory.permit().await;
+        let listed = directory.store().list_with_delimiter(prefix).await;
         drop(permit);
         match listed {
             Ok(listed) => {
-                let urls = listed.objects.iter().map(|meta| folder.parsed().url_of(&meta.location));
+                let urls = listed.objects.iter().map(|meta| directory.parsed().url_of(&meta.location));
                 let mut urls: Vec<_> = urls.collect();
                 urls.sort_unstable();
                 return Ok(urls);
             }
-            Err(error) => folder.pause(&mut attempts, unwatched(&error, kind), 0).await?,
+            Err(error) => directory.pause(&mut attempts, unwatched(&error, kind), 0).await?,
         }
     }
 }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_stands_for_the_shards_directly_in_it() {
+    fn a_directory_stands_for_the_shards_directly_in_it() {
         let names = ["f/b.tar", "f/a.tar.zst", "f/readme.md", "f/deeper/c.tar", "fg/d.tar", "top.tar"];
         let stores = bucket(&names);
         let urls = |pattern: &str| {
@@ -106,6 +106,6 @@ mod tests {
         assert_eq!(spawn(async move { read(there).await }).wait().unwrap().unwrap().0, "b.t");
         let missing = object("s3://bucket/f/none");
         let error = spawn(async move { read(missing).await }).wait().unwrap().unwrap_err();
-        assert!(error.to_string().contains("a folder ends with `/`"), "{error}");
+        assert!(error.to_string().contains("a directory ends with `/`"), "{error}");
     }
 }

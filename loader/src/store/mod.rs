@@ -31,7 +31,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 
 pub(crate) use body::{RemoteShard, ShardBody, ShardsAhead};
-pub(crate) use list::{exists, list_folder};
+pub(crate) use list::{exists, list_directory};
 pub(crate) use object::Identity;
 pub use object::RemoteObject;
 pub use retry::{Backoff, RetryConfig};

@@ -88,9 +88,9 @@ impl RemoteObject {
         &self.stores
     }
 
-    /// Whether its name ends like a folder's.
-    pub(crate) fn is_folder(&self) -> bool {
-        self.parsed.is_folder
+    /// Whether its name ends like a directory's.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.parsed.is_directory
     }
 
     pub(crate) fn url(&self) -> &Arc<str> {

@@ -127,7 +127,7 @@ impl ShardRanges {
     }
 }
 
-/// Unpacks a shard up to the end of its last sample: what follows is padding, or no part of the data set.
+/// Unpacks a shard up to the end of its last sample: what follows is padding, or no part of the dataset.
 pub(super) fn unpack(
     archive: impl AsyncBufRead + Send + Unpin,
     shard: &IndexedShard,

@@ -24,7 +24,7 @@ pub struct Backoff {
 /// How failed requests are tried again.
 ///
 /// Tried again are refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429 and 5xx; a
-/// `Retry-After` is honoured. Any other 4xx is final.
+/// `Retry-After` is honored. Any other 4xx is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
     /// Attempts without a byte of progress, the first included. Default: 8.
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_are_random_and_bounded_and_honour_the_server() {
+    fn waits_grow_are_random_and_bounded_and_honor_the_server() {
         let mut attempts = Attempts::new(config(100), 1);
         let waits: Vec<_> =
             (0..50).map(|_| attempts.next_wait(Fault::transient("slow down")).unwrap()).collect();

@@ -12,11 +12,11 @@ use crate::error::{Error, Result, check_at_most};
 /// Most requests that may be in flight.
 const REQUESTS_MAX: u64 = 1 << 16;
 
-/// A folder in which whole remote shards are kept, shared by all processes of a machine.
+/// A directory in which whole remote shards are kept, shared by all processes of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardCache {
-    /// The folder; made if it is not there.
-    pub folder: PathBuf,
+    /// The directory; made if it is not there.
+    pub directory: PathBuf,
     /// Most bytes that the kept shards take; exceeded by no more than what running downloads have reserved.
     pub bytes_max: u64,
 }
@@ -96,10 +96,10 @@ impl StoresBuilder {
         self
     }
 
-    /// Checks the settings; opens the cache's folder. No store is contacted.
+    /// Checks the settings; opens the cache's directory. No store is contacted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's folder cannot be used.
+    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's directory cannot be used.
     pub fn build(self) -> Result<Stores> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {

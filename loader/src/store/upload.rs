@@ -36,8 +36,8 @@ impl Stores {
     pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
         let invalid = |reason: String| Error::ShardList { pattern: url.to_owned(), reason };
         let parsed = RemoteUrl::parse(url).map_err(invalid)?;
-        if parsed.is_folder {
-            return Err(invalid("it names a folder; name the object to write".into()));
+        if parsed.is_directory {
+            return Err(invalid("it names a directory; name the object to write".into()));
         }
         let retries = Retries::ByStore(self.shared.settings.retry);
         let store = self.connect(&parsed, retries).map_err(invalid)?;

@@ -52,16 +52,16 @@ pub(crate) fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| StoreKind::of_scheme(scheme).is_some())
 }
 
-/// A URL of a remote shard or of a folder of them.
+/// A URL of a remote shard or of a directory of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteUrl {
     pub(crate) kind: StoreKind,
     /// Everything that one connection serves: `s3://BUCKET`, or `https://HOST?QUERY`.
     pub(crate) root: String,
-    /// The object, or the folder, below the root.
+    /// The object, or the directory, below the root.
     pub(crate) path: Path,
-    /// Whether it ends like a folder.
-    pub(crate) is_folder: bool,
+    /// Whether it ends like a directory.
+    pub(crate) is_directory: bool,
 }
 
 impl RemoteUrl {
@@ -81,8 +81,8 @@ impl RemoteUrl {
             return Err(format!("no bucket follows `{scheme}://`"));
         }
         let path = Path::parse(key).map_err(|error| error.to_string())?;
-        let is_folder = key.is_empty() || key.ends_with('/');
-        Ok(Self { kind, root: format!("{scheme}://{bucket}"), path, is_folder })
+        let is_directory = key.is_empty() || key.ends_with('/');
+        Ok(Self { kind, root: format!("{scheme}://{bucket}"), path, is_directory })
     }
 
     fn parse_http(url: &str) -> Result<Self, String> {
@@ -90,10 +90,10 @@ impl RemoteUrl {
         let path = Path::from_url_path(parsed.path()).map_err(|error| error.to_string())?;
         let query = parsed.query().map(|query| format!("?{query}")).unwrap_or_default();
         let root = format!("{}/{query}", &parsed[..Position::BeforePath]);
-        Ok(Self { kind: StoreKind::Http, root, path, is_folder: parsed.path().ends_with('/') })
+        Ok(Self { kind: StoreKind::Http, root, path, is_directory: parsed.path().ends_with('/') })
     }
 
-    /// The URL of an object that a listing of this folder gave.
+    /// The URL of an object that a listing of this directory gave.
     pub(crate) fn url_of(&self, path: &Path) -> String {
         format!("{}/{path}", self.root)
     }
@@ -126,11 +126,11 @@ mod tests {
             ("http://h:9/a%20b.tar?sig=1", StoreKind::Http, "http://h:9/?sig=1", "a b.tar", false),
             ("https://u:p@h/f/", StoreKind::Http, "https://u:p@h/", "f", true),
         ];
-        for (url, kind, root, path, is_folder) in cases {
+        for (url, kind, root, path, is_directory) in cases {
             let parsed = RemoteUrl::parse(url).unwrap();
             assert_eq!(
-                (parsed.kind, parsed.root.as_str(), parsed.is_folder),
-                (kind, root, is_folder),
+                (parsed.kind, parsed.root.as_str(), parsed.is_directory),
+                (kind, root, is_directory),
                 "{url}"
             );
             assert_eq!(parsed.path.as_ref(), path, "{url}");

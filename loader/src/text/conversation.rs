@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{TextLength, estimate_tokens, measure_text};
 
-/// Names that data sets give to the side whose words are learned.
+/// Names that datasets give to the side whose words are learned.
 pub(crate) const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
 
 /// Names of one question and its answer.
@@ -58,7 +58,7 @@ pub(crate) fn content(json: &Value) -> Option<&Value> {
     content.as_array().filter(|parts| !parts.is_empty() && parts.iter().all(is_part)).map(|_| content)
 }
 
-/// Texts and pictures in lists of one length, each with gaps where the other has something.
+/// Texts and images in lists of one length, each with gaps where the other has something.
 pub(crate) fn interleaved(json: &Value) -> Option<(&[Value], &[Value])> {
     let [texts, images] = ["texts", "images"].map(|name| json.get(name).and_then(Value::as_array));
     let (texts, images) = (texts?, images?);

@@ -1,4 +1,4 @@
-//! Placeholders that data sets write into a text where a medium belongs.
+//! Placeholders that datasets write into a text where a medium belongs.
 
 /// Placeholders and the kind of medium that each stands for.
 const PLACEHOLDERS: [(&str, MediumSlot); 3] =
@@ -7,7 +7,7 @@ const PLACEHOLDERS: [(&str, MediumSlot); 3] =
 /// The kind of medium that a placeholder stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediumSlot {
-    /// A picture.
+    /// An image.
     Image,
     /// A clip.
     Audio,
@@ -19,7 +19,7 @@ impl MediumSlot {
     /// Every kind.
     pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
 
-    /// Returns the kind as data sets and chat templates call it.
+    /// Returns the kind as datasets and chat templates call it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl MediumSlot {
     #[must_use]
     pub const fn plural(self) -> &'static str {
         match self {
-            Self::Image => "pictures",
+            Self::Image => "images",
             Self::Audio => "clips",
             Self::Video => "videos",
         }

@@ -1,7 +1,7 @@
 //! User code in the pipeline: changes decoded fields, or decodes fields itself, in batches.
 //!
 //! A [`Transform`] takes the fields that a [`FieldSelection`] names: of a batch in [`crate::loader`], of a microbatch
-//! in [`crate::balanced`]. It runs behind decoding, and built-in random changes of pictures, and before a
+//! in [`crate::balanced`]. It runs behind decoding, and built-in random changes of images, and before a
 //! [`Preparer`](crate::prepare::Preparer), as soon as a batch is read and not when it is asked for; what is read ahead
 //! is bounded as it is without transforms, so a slow one stops the reader. The bytes that it makes are not known before:
 //! memory is bounded by the batches under way.
@@ -189,7 +189,7 @@ impl Transforms {
             }
         }
         if matches!(decode, Decode::Pixels { .. }) && !self.is_empty() {
-            let reason = "pictures that are decoded into one tensor pass no transform; decode to `Media`, and resize \
+            let reason = "images that are decoded into one tensor pass no transform; decode to `Media`, and resize \
                           and collate them there";
             return Err(Error::Config { setting: "transforms", reason: reason.into() });
         }

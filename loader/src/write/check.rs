@@ -34,7 +34,7 @@ pub(super) fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&st
     Ok(())
 }
 
-/// Tar writers and extractors normalise paths, so only normal ones are stable.
+/// Tar writers and extractors normalize paths, so only normal ones are stable.
 fn key_fault(key: &str) -> Option<&'static str> {
     let base = key.rsplit('/').next().unwrap_or_default();
     if base.is_empty() {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_real_data_sets_are_taken() {
+    fn keys_of_real_datasets_are_taken() {
         for key in ["a", "d.1/e.v2/a", "a bé", "日本", "__x", "d/__m__", "__m__", "a\\b", "-", "a\nb"] {
             assert_eq!(reason(key, &["jpg", "seg.png", "0.jpg", ""]), None, "{key:?}");
         }

@@ -1,4 +1,4 @@
-//! Where finished shards go: a folder of this machine, or one of an object store.
+//! Where finished shards go: a directory of this machine, or one of an object store.
 //!
 //! A shard is built in a file on a local disk and handed over whole, so that no destination ever shows a part of one.
 
@@ -11,14 +11,14 @@ use tempfile::TempDir;
 
 use crate::error::{Error, Result};
 use crate::shard::{Shard, ShardSource};
-use crate::store::{Stores, exists, is_remote, list_folder};
+use crate::store::{Stores, exists, is_remote, list_directory};
 
 /// Takes over finished shards.
 #[derive(Debug)]
 pub(super) enum Destination {
-    /// A folder on the file system on which shards are built.
-    Folder(PathBuf),
-    /// A folder of an object store.
+    /// A directory on the file system on which shards are built.
+    Directory(PathBuf),
+    /// A directory of an object store.
     Store {
         stores: Stores,
         /// Its URL; ends with `/`.
@@ -29,26 +29,26 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    /// Makes the folder, where it is missing.
+    /// Makes the directory, where it is missing.
     ///
     /// # Errors
     /// [`Error::File`] if it cannot be made.
-    pub(super) fn open(folder: &Path, stores: &Stores) -> Result<Self> {
+    pub(super) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         let error = |path: &Path, source| Error::File { path: path.display().to_string(), source };
-        if let Some(url) = folder.to_str().filter(|name| is_remote(name)) {
+        if let Some(url) = directory.to_str().filter(|name| is_remote(name)) {
             let staging = tempfile::Builder::new().prefix("dflop-shards-").tempdir();
             let staging = staging.map_err(|source| error(&std::env::temp_dir(), source))?;
             let url = format!("{}/", url.trim_end_matches('/'));
             return Ok(Self::Store { stores: stores.clone(), url, staging });
         }
-        fs::create_dir_all(folder).map_err(|source| error(folder, source))?;
-        Ok(Self::Folder(folder.to_owned()))
+        fs::create_dir_all(directory).map_err(|source| error(directory, source))?;
+        Ok(Self::Directory(directory.to_owned()))
     }
 
-    /// Returns the folder in which shards are built.
+    /// Returns the directory in which shards are built.
     pub(super) fn staging(&self) -> &Path {
         match self {
-            Self::Folder(folder) => folder,
+            Self::Directory(directory) => directory,
             Self::Store { staging, .. } => staging.path(),
         }
     }
@@ -56,14 +56,14 @@ impl Destination {
     /// Lists the names of all files there, or of those that hidden files are to be.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder, [`Error::Read`] for a store that cannot be listed.
+    /// [`Error::File`] for a directory, [`Error::Read`] for a store that cannot be listed.
     pub(super) fn names(&self) -> Result<Vec<String>> {
         match self {
-            Self::Folder(folder) => file_names(folder)
-                .map_err(|source| Error::File { path: folder.display().to_string(), source }),
+            Self::Directory(directory) => file_names(directory)
+                .map_err(|source| Error::File { path: directory.display().to_string(), source }),
             Self::Store { stores, url, .. } => {
                 let object = stores.object(&Arc::from(url.as_str()))?;
-                let listed = list_folder(&object);
+                let listed = list_directory(&object);
                 let urls = listed.map_err(|source| Error::Read { shard: url.clone(), source })?;
                 Ok(urls.iter().filter_map(|url| url.rsplit('/').next()).map(str::to_owned).collect())
             }
@@ -76,8 +76,8 @@ impl Destination {
     /// [`Error::ShardList`] if the store cannot be configured.
     pub(super) fn shard(&self, name: &str) -> Result<Shard> {
         match self {
-            Self::Folder(folder) => {
-                let path = folder.join(name);
+            Self::Directory(directory) => {
+                let path = directory.join(name);
                 Ok(Shard { url: path.to_string_lossy().into(), source: ShardSource::File(path) })
             }
             Self::Store { stores, url, .. } => {
@@ -95,14 +95,14 @@ impl Destination {
     /// moved; [`Error::Read`] or [`Error::Upload`] if the store fails for good.
     pub(super) fn put(&self, finished: &Path, name: &str, is_replaced: bool) -> Result<PathBuf> {
         match self {
-            Self::Folder(folder) => put_in_folder(folder, finished, name),
+            Self::Directory(directory) => put_in_directory(directory, finished, name),
             Self::Store { stores, url, .. } => {
                 let shard = self.shard(name)?;
                 if !is_replaced && exists(&shard)? {
                     return Err(Error::ShardExists { path: shard.url.to_string() });
                 }
                 stores.put_file(&format!("{url}{name}"), finished)?;
-                // The rest of the file is in the way of nobody, and the folder goes with the writer.
+                // The rest of the file is in the way of nobody, and the directory goes with the writer.
                 let _ = fs::remove_file(finished);
                 Ok(PathBuf::from(&*shard.url))
             }
@@ -110,19 +110,19 @@ impl Destination {
     }
 }
 
-fn put_in_folder(folder: &Path, finished: &Path, name: &str) -> Result<PathBuf> {
-    let shard = folder.join(name);
+fn put_in_directory(directory: &Path, finished: &Path, name: &str) -> Result<PathBuf> {
+    let shard = directory.join(name);
     let error = |source: io::Error| Error::File { path: shard.display().to_string(), source };
     if shard.try_exists().map_err(error)? {
         return Err(Error::ShardExists { path: shard.display().to_string() });
     }
     fs::rename(finished, &shard).map_err(error)?;
-    // The name itself reaches the disk with its folder. Not every file system can do that on demand, and
+    // The name itself reaches the disk with its directory. Not every file system can do that on demand, and
     // without it a power cut loses the whole shard, never a part of it.
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    let _ = File::open(directory).and_then(|directory| directory.sync_all());
     Ok(shard)
 }
 
-fn file_names(folder: &Path) -> io::Result<Vec<String>> {
-    fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+fn file_names(directory: &Path) -> io::Result<Vec<String>> {
+    fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }

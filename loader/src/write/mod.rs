@@ -6,14 +6,14 @@
 //! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::read`] gives back
 //! is what was written; a sample for which that would not hold is refused. Sources come from [`crate::pack`].
 //!
-//! The rows of the index are made on the way and written at the end, so that the data set opens without being read
+//! The rows of the index are made on the way and written at the end, so that the dataset opens without being read
 //! again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of one under a
 //! hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
 //!
-//! Shards go to a folder, or to one of an [object store](crate::store), such as `s3://bucket/prefix/`. Those are built
-//! in a temporary folder (`TMPDIR`), which has to have room for one, and uploaded when they are complete: an object
+//! Shards go to a directory, or to one of an [object store](crate::store), such as `s3://bucket/prefix/`. Those are built
+//! in a temporary directory (`TMPDIR`), which has to have room for one, and uploaded when they are complete: an object
 //! appears whole or not at all. Whether a name is taken is asked before, not at the same time, so two writers must not
-//! share a folder of a store. The index of a store's shards goes to the user's cache directory, where it is looked for.
+//! share a directory of a store. The index of a store's shards goes to the user's cache directory, where it is looked for.
 
 mod check;
 mod destination;
@@ -32,7 +32,7 @@ use crate::tar::Entry;
 use check::check_sample;
 use destination::Destination;
 use existing::{Existing, find_shard};
-pub(crate) use part::PartFolder;
+pub(crate) use part::PartDirectory;
 pub use part::ShardPart;
 use shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_bytes_of};
 
@@ -82,7 +82,7 @@ pub struct WrittenShards {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ShardWriterBuilder {
-    folder: PathBuf,
+    directory: PathBuf,
     stores: Stores,
     shard_bytes: u64,
     shard_samples: u64,
@@ -106,21 +106,21 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Sets whether the index of the folder is written at the end, which measures every field on the way. Its rows
+    /// Sets whether the index of the directory is written at the end, which measures every field on the way. Its rows
     /// wait in memory, about 100 bytes a sample. Default: yes.
     pub fn index(mut self, is_indexed: bool) -> Self {
         self.is_indexed = is_indexed;
         self
     }
 
-    /// Sets whether shards are added to those in the folder, numbered on behind them. What a killed writer left is
+    /// Sets whether shards are added to those in the directory, numbered on behind them. What a killed writer left is
     /// removed then. The index covers all shards; those that were there are read for it. Default: no.
     pub fn append(mut self, is_appended: bool) -> Self {
         self.is_appended = is_appended;
         self
     }
 
-    /// Makes one part of the shards in the folder, beside other writers that make other parts of as many; names are those of
+    /// Makes one part of the shards in the directory, beside other writers that make other parts of as many; names are those of
     /// [`ShardPart`]. What an earlier writer of this part left is removed, or on a store written over, and nothing else. No index
     /// is written; its rows are in [`WrittenShards::index_part`]. Default: all shards are this writer's.
     pub fn part(mut self, part: ShardPart) -> Self {
@@ -140,17 +140,17 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Makes the folder, where it is missing, and a writer into it. The folder of a store is listed, which HTTP servers
+    /// Makes the directory, where it is missing, and a writer into it. The directory of a store is listed, which HTTP servers
     /// do not do.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the folder holds shards or the rest
-    /// of one, or, when appending, if another writer is at work there; [`Error::File`] if the folder cannot be made
+    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the directory holds shards or the rest
+    /// of one, or, when appending, if another writer is at work there; [`Error::File`] if the directory cannot be made
     /// or read; [`Error::ShardList`] if a URL is malformed or its store cannot be configured; [`Error::Read`] if the
-    /// folder of a store cannot be listed or, when appending, a shard cannot be read for the index.
+    /// directory of a store cannot be listed or, when appending, a shard cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
         self.check()?;
-        let destination = Destination::open(&self.folder, &self.stores)?;
+        let destination = Destination::open(&self.directory, &self.stores)?;
         let mut index = self.is_indexed.then(WrittenIndex::default);
         let mut next_number = 0;
         if let Some(part) = self.part {
@@ -201,7 +201,7 @@ impl ShardWriterBuilder {
     }
 }
 
-/// Writes samples to numbered shards in one folder; see [the module](self).
+/// Writes samples to numbered shards in one directory; see [the module](self).
 ///
 /// Dropping it without [`finish`](Self::finish) removes the shard under construction and leaves those before.
 #[derive(Debug)]
@@ -223,10 +223,10 @@ struct OpenShard {
 }
 
 impl ShardWriter {
-    /// Starts the settings of a writer into `folder`, a path or the URL of a store's.
-    pub fn builder(folder: impl Into<PathBuf>) -> ShardWriterBuilder {
+    /// Starts the settings of a writer into `directory`, a path or the URL of a store's.
+    pub fn builder(directory: impl Into<PathBuf>) -> ShardWriterBuilder {
         ShardWriterBuilder {
-            folder: folder.into(),
+            directory: directory.into(),
             stores: Stores::default(),
             shard_bytes: SHARD_BYTES,
             shard_samples: u64::MAX,
@@ -335,7 +335,7 @@ impl ShardWriter {
             return Ok(());
         }
         let source = std::io::Error::other("an earlier shard could not be written");
-        Err(Error::File { path: self.settings.folder.display().to_string(), source })
+        Err(Error::File { path: self.settings.directory.display().to_string(), source })
     }
 }
 

@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 use crate::shard::Shard;
 use crate::store::Stores;
 
-/// Most parts of one data set: their numbers have five digits.
+/// Most parts of one dataset: their numbers have five digits.
 const PARTS_MAX: u32 = 100_000;
 
-/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a folder lists all
+/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a directory lists all
 /// shards in the order of the parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShardPart {
@@ -58,7 +58,7 @@ impl ShardPart {
     ///
     /// # Errors
     /// [`Error::ShardExists`] if another writer of this part is at work, or shards are in the way that are of no part or of another
-    /// number of parts; [`Error::File`] or [`Error::Read`] if the folder cannot be listed or a file not be removed.
+    /// number of parts; [`Error::File`] or [`Error::Read`] if the directory cannot be listed or a file not be removed.
     pub(super) fn clear(self, destination: &Destination) -> Result<()> {
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
@@ -81,23 +81,23 @@ impl ShardPart {
     }
 }
 
-/// The folder that all parts are written to.
+/// The directory that all parts are written to.
 #[derive(Debug)]
-pub(crate) struct PartFolder(Destination);
+pub(crate) struct PartDirectory(Destination);
 
-impl PartFolder {
-    /// Opens the folder.
+impl PartDirectory {
+    /// Opens the directory.
     ///
     /// # Errors
     /// [`Error::File`] if it is not there and cannot be made.
-    pub(crate) fn open(folder: &Path, stores: &Stores) -> Result<Self> {
-        Destination::open(folder, stores).map(Self)
+    pub(crate) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
+        Destination::open(directory, stores).map(Self)
     }
 
     /// Lists the shards by name, those under construction too.
     ///
     /// # Errors
-    /// [`Error::File`] or [`Error::Read`] if the folder cannot be listed.
+    /// [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
     pub(crate) fn shards(&self) -> Result<BTreeMap<String, Shard>> {
         shard_names(&self.0)?.into_iter().map(|name| Ok((name.clone(), self.0.shard(&name)?))).collect()
     }

@@ -61,9 +61,9 @@ impl fmt::Debug for ShardFile {
 }
 
 impl ShardFile {
-    /// Begins the shard of this name in a local folder.
-    pub(super) fn create(folder: &Path, name: &str, compression: ShardCompression) -> Result<Self> {
-        let (file, place) = Place::create(folder, name)?;
+    /// Begins the shard of this name in a local directory.
+    pub(super) fn create(directory: &Path, name: &str, compression: ShardCompression) -> Result<Self> {
+        let (file, place) = Place::create(directory, name)?;
         let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
         Ok(Self { archive: ::tar::Builder::new(sink), place, tar_bytes: 0 })
     }
@@ -123,7 +123,7 @@ pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: Sh
 /// The name that a shard is to get, and the hidden file beside it that it is till then.
 #[derive(Debug)]
 struct Place {
-    folder: PathBuf,
+    directory: PathBuf,
     name: String,
     partial: PathBuf,
 }
@@ -131,14 +131,14 @@ struct Place {
 impl Place {
     /// Never takes over an existing file: it may be the work of another writer. The file stays locked while it is
     /// open, so that others can tell a writer at work from one that was killed.
-    fn create(folder: &Path, name: &str) -> Result<(File, Self)> {
-        let partial = folder.join(format!(".{name}.partial"));
+    fn create(directory: &Path, name: &str) -> Result<(File, Self)> {
+        let partial = directory.join(format!(".{name}.partial"));
         let path = partial.display().to_string();
         match File::create_new(&partial) {
             Ok(file) => {
                 // A file system without locks takes none; nobody removes the file there.
                 let _ = file.try_lock();
-                Ok((file, Self { folder: folder.to_owned(), name: name.to_owned(), partial }))
+                Ok((file, Self { directory: directory.to_owned(), name: name.to_owned(), partial }))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Error::ShardExists { path }),
             Err(source) => Err(Error::File { path, source }),
@@ -146,7 +146,7 @@ impl Place {
     }
 
     fn error(&self, source: io::Error) -> Error {
-        Error::File { path: self.folder.join(&self.name).display().to_string(), source }
+        Error::File { path: self.directory.join(&self.name).display().to_string(), source }
     }
 }
 

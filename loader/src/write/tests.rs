@@ -17,16 +17,16 @@ fn read_samples(archive: Vec<u8>) -> Vec<RawSample> {
     samples.map(expect_sample).collect()
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.retain(|name| name != ".dflop");
     names.sort();
     names
 }
 
-fn write_numbered(folder: &Path, samples: usize, shard_bytes: u64) -> super::WrittenShards {
-    let mut writer = ShardWriter::builder(folder).shard_bytes(shard_bytes).build().unwrap();
+fn write_numbered(directory: &Path, samples: usize, shard_bytes: u64) -> super::WrittenShards {
+    let mut writer = ShardWriter::builder(directory).shard_bytes(shard_bytes).build().unwrap();
     for sample in 0..samples {
         writer.write(&format!("{sample:03}"), &[("jpg", &[7; 600]), ("txt", b"a kite")]).unwrap();
     }
@@ -35,12 +35,12 @@ fn write_numbered(folder: &Path, samples: usize, shard_bytes: u64) -> super::Wri
 
 #[test]
 fn what_is_written_is_read_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).build().unwrap();
     let long = format!("{}/日本", "d".repeat(150));
     let keys = ["a", "d.1/b", long.as_str(), &"k".repeat(96), &"k".repeat(97), &"k".repeat(2000)];
     for key in keys {
-        writer.write(key, &[("jpg", b"picture"), ("seg.png", b""), ("txt", &[1; 513])]).unwrap();
+        writer.write(key, &[("jpg", b"image"), ("seg.png", b""), ("txt", &[1; 513])]).unwrap();
     }
     let written = writer.finish().unwrap();
     assert_eq!((written.samples, written.bytes), (6, 6 * (7 + 513)));
@@ -48,17 +48,17 @@ fn what_is_written_is_read_back() {
     assert_eq!(samples.iter().map(|sample| sample.key.as_str()).collect::<Vec<_>>(), keys);
     for sample in samples {
         let fields = sample.fields.iter().map(|field| (&*field.extension, field.payload.clone().unwrap()));
-        let expected = [("jpg", b"picture".to_vec()), ("seg.png", vec![]), ("txt", vec![1; 513])];
+        let expected = [("jpg", b"image".to_vec()), ("seg.png", vec![]), ("txt", vec![1; 513])];
         assert!(fields.eq(expected.map(|(extension, payload)| (extension, payload.into()))));
     }
 }
 
 #[test]
 fn shards_roll_at_their_limit_and_hold_whole_samples() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // A sample takes 512 + 1024 + 512 + 512 bytes, so that two and the end mark fill a shard exactly.
-    let written = write_numbered(folder.path(), 5, 2 * 2560 + 1024);
-    assert_eq!(names(folder.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
+    let written = write_numbered(directory.path(), 5, 2 * 2560 + 1024);
+    assert_eq!(names(directory.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
     let sizes: Vec<u64> = written.shards.iter().map(|shard| fs::metadata(shard).unwrap().len()).collect();
     assert_eq!(sizes, [6144, 6144, 3584]);
     let counts = written.shards.iter().map(|shard| read_samples(fs::read(shard).unwrap()).len());
@@ -67,8 +67,8 @@ fn shards_roll_at_their_limit_and_hold_whole_samples() {
 
 #[test]
 fn shards_roll_at_whichever_limit_comes_first() {
-    let folder = tempfile::tempdir().unwrap();
-    let builder = ShardWriter::builder(folder.path()).shard_samples(3).shard_bytes(10 * 1024);
+    let directory = tempfile::tempdir().unwrap();
+    let builder = ShardWriter::builder(directory.path()).shard_samples(3).shard_bytes(10 * 1024);
     let mut writer = builder.build().unwrap();
     for (sample, bytes) in [1, 1, 1, 1, 5_000, 4_000, 1].into_iter().enumerate() {
         writer.write(&sample.to_string(), &[("bin", &vec![0; bytes])]).unwrap();
@@ -80,31 +80,31 @@ fn shards_roll_at_whichever_limit_comes_first() {
 
 #[test]
 fn appending_numbers_on_and_removes_what_a_killed_writer_left() {
-    let folder = tempfile::tempdir().unwrap();
-    write_numbered(folder.path(), 3, 2 * 2560 + 1024);
-    let abandoned = folder.path().join(".shard-000002.tar.partial");
+    let directory = tempfile::tempdir().unwrap();
+    write_numbered(directory.path(), 3, 2 * 2560 + 1024);
+    let abandoned = directory.path().join(".shard-000002.tar.partial");
     fs::write(&abandoned, b"half a header").unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).append(true).build().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).append(true).build().unwrap();
     writer.write("new", &[("txt", b"a kite")]).unwrap();
-    let second = ShardWriter::builder(folder.path()).append(true).build();
+    let second = ShardWriter::builder(directory.path()).append(true).build();
     assert!(matches!(&second, Err(Error::ShardExists { path }) if path.ends_with(".partial")), "{second:?}");
     let written = writer.finish().unwrap();
-    assert_eq!(written.shards, [folder.path().join("shard-000002.tar")]);
-    assert_eq!(names(folder.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
+    assert_eq!(written.shards, [directory.path().join("shard-000002.tar")]);
+    assert_eq!(names(directory.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
 }
 
 #[test]
 fn appending_to_foreign_names_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("shard-1.tar"), b"").unwrap();
-    let error = ShardWriter::builder(folder.path()).append(true).build().unwrap_err();
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("shard-1.tar"), b"").unwrap();
+    let error = ShardWriter::builder(directory.path()).append(true).build().unwrap_err();
     assert!(matches!(error, Error::ShardExists { .. }), "{error}");
 }
 
 #[test]
 fn a_sample_over_the_limit_has_a_shard_of_its_own() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).shard_bytes(4096).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).shard_bytes(4096).build().unwrap();
     for (key, bytes) in [("a", 10), ("b", 100_000), ("c", 10), ("d", 10)] {
         writer.write(key, &[("bin", &vec![0; bytes])]).unwrap();
     }
@@ -117,8 +117,8 @@ fn a_sample_over_the_limit_has_a_shard_of_its_own() {
 
 #[test]
 fn long_names_count_towards_the_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).build().unwrap();
     for bytes in [95, 96, 97, 600, 1024] {
         writer.write(&"k".repeat(bytes), &[("txt", b"x")]).unwrap();
     }
@@ -129,8 +129,8 @@ fn long_names_count_towards_the_limit() {
 
 #[test]
 fn equal_samples_give_equal_bytes() {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let [first, second] = folders.each_ref().map(|folder| write_numbered(folder.path(), 9, 9000));
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = directories.each_ref().map(|directory| write_numbered(directory.path(), 9, 9000));
     assert_eq!(first.shards.len(), 3);
     for (first, second) in first.shards.iter().zip(&second.shards) {
         assert_eq!(fs::read(first).unwrap(), fs::read(second).unwrap());
@@ -139,15 +139,15 @@ fn equal_samples_give_equal_bytes() {
 
 #[test]
 fn zstd_shards_hold_the_same_archive() {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let plain = write_numbered(folders[0].path(), 5, 1 << 20);
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let plain = write_numbered(directories[0].path(), 5, 1 << 20);
     let compression = ShardCompression::Zstd { level: ZSTD_LEVEL };
-    let mut writer = ShardWriter::builder(folders[1].path()).compression(compression).build().unwrap();
+    let mut writer = ShardWriter::builder(directories[1].path()).compression(compression).build().unwrap();
     for sample in 0..5 {
         writer.write(&format!("{sample:03}"), &[("jpg", &[7; 600]), ("txt", b"a kite")]).unwrap();
     }
     let written = writer.finish().unwrap();
-    assert_eq!(names(folders[1].path()), ["shard-000000.tar.zst"]);
+    assert_eq!(names(directories[1].path()), ["shard-000000.tar.zst"]);
     let mut archive = Vec::new();
     let file = fs::File::open(&written.shards[0]).unwrap();
     zstd::Decoder::new(file).unwrap().read_to_end(&mut archive).unwrap();
@@ -157,20 +157,20 @@ fn zstd_shards_hold_the_same_archive() {
 
 #[test]
 fn a_shard_has_no_name_before_it_is_complete_and_a_drop_removes_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).shard_bytes(3000).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).shard_bytes(3000).build().unwrap();
     writer.write("a", &[("bin", &[0; 2000])]).unwrap();
-    assert_eq!(names(folder.path()), [".shard-000000.tar.partial"]);
+    assert_eq!(names(directory.path()), [".shard-000000.tar.partial"]);
     writer.write("b", &[("bin", &[0; 2000])]).unwrap();
-    assert_eq!(names(folder.path()), [".shard-000001.tar.partial", "shard-000000.tar"]);
+    assert_eq!(names(directory.path()), [".shard-000001.tar.partial", "shard-000000.tar"]);
     drop(writer);
-    assert_eq!(names(folder.path()), ["shard-000000.tar"]);
+    assert_eq!(names(directory.path()), ["shard-000000.tar"]);
 }
 
 #[test]
 fn a_refused_sample_leaves_the_writer_and_the_shard_as_they_were() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).build().unwrap();
     writer.write("a", &[("txt", b"1")]).unwrap();
     for (key, extension) in [("a", "txt"), ("b.c", "txt"), ("../b", "txt"), ("b", "TXT")] {
         let error = writer.write(key, &[(extension, b"2")]).unwrap_err();
@@ -184,45 +184,45 @@ fn a_refused_sample_leaves_the_writer_and_the_shard_as_they_were() {
 
 #[test]
 fn a_writer_whose_shard_failed_goes_no_further_and_leaves_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = ShardWriter::builder(folder.path()).shard_bytes(3000).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = ShardWriter::builder(directory.path()).shard_bytes(3000).build().unwrap();
     writer.write("a", &[("bin", &[0; 2000])]).unwrap();
-    fs::write(folder.path().join("shard-000000.tar"), b"of another writer").unwrap();
+    fs::write(directory.path().join("shard-000000.tar"), b"of another writer").unwrap();
     let error = writer.write("b", &[("bin", &[0; 2000])]).unwrap_err();
     assert!(matches!(error, Error::ShardExists { .. }), "{error}");
     assert!(writer.write("c", &[("bin", b"")]).is_err());
     assert!(writer.finish().is_err());
-    assert_eq!(names(folder.path()), ["shard-000000.tar"]);
-    assert_eq!(fs::read(folder.path().join("shard-000000.tar")).unwrap(), b"of another writer");
+    assert_eq!(names(directory.path()), ["shard-000000.tar"]);
+    assert_eq!(fs::read(directory.path().join("shard-000000.tar")).unwrap(), b"of another writer");
 }
 
 #[test]
-fn a_folder_with_shards_or_the_rest_of_one_is_refused() {
+fn a_directory_with_shards_or_the_rest_of_one_is_refused() {
     for name in ["shard-000007.tar", "shard-000000.tar.zst", ".shard-000000.tar.partial"] {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(name), b"").unwrap();
-        let error = ShardWriter::builder(folder.path()).build().unwrap_err();
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(name), b"").unwrap();
+        let error = ShardWriter::builder(directory.path()).build().unwrap_err();
         assert!(matches!(&error, Error::ShardExists { path } if path.ends_with(name)), "{error}");
     }
 }
 
 #[test]
 fn settings_without_sense_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let builder = ShardWriter::builder(folder.path().join("new"));
+    let directory = tempfile::tempdir().unwrap();
+    let builder = ShardWriter::builder(directory.path().join("new"));
     let zstd = ShardCompression::Zstd { level: 99 };
     for builder in
         [builder.clone().shard_bytes(0), builder.clone().shard_samples(0), builder.compression(zstd)]
     {
         assert!(matches!(builder.build(), Err(Error::Config { .. })));
     }
-    assert!(names(folder.path()).is_empty(), "a refused setting makes no folder");
+    assert!(names(directory.path()).is_empty(), "a refused setting makes no directory");
 }
 
 #[test]
 fn no_sample_gives_no_shard() {
-    let folder = tempfile::tempdir().unwrap();
-    let written = ShardWriter::builder(folder.path().join("a/b")).build().unwrap().finish().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let written = ShardWriter::builder(directory.path().join("a/b")).build().unwrap().finish().unwrap();
     assert_eq!(written, super::WrittenShards::default());
 }
 
@@ -246,15 +246,15 @@ fn object(memory: &Arc<dyn object_store::ObjectStore>, url: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn shards_on_a_store_are_those_of_a_folder_and_old_ones_are_kept() {
-    let (folder, (stores, memory)) = (tempfile::tempdir().unwrap(), bucket());
+fn shards_on_a_store_are_those_of_a_directory_and_old_ones_are_kept() {
+    let (directory, (stores, memory)) = (tempfile::tempdir().unwrap(), bucket());
     let fill = |mut writer: ShardWriter, keys: std::ops::Range<usize>| {
         for key in keys {
             writer.write(&format!("{key:03}"), &[("jpg", &[7; 600]), ("txt", b"a kite")]).unwrap();
         }
         writer.finish().unwrap().shards
     };
-    let local = fill(ShardWriter::builder(folder.path()).shard_samples(2).build().unwrap(), 0..5);
+    let local = fill(ShardWriter::builder(directory.path()).shard_samples(2).build().unwrap(), 0..5);
     let remote = fill(to_bucket(&stores).build().unwrap(), 0..5);
     assert_eq!(remote.len(), 3);
     for (local, remote) in local.iter().zip(&remote) {
@@ -281,7 +281,7 @@ fn a_name_that_was_taken_in_the_meantime_is_left_as_it_is() {
 }
 
 #[test]
-fn the_shard_under_construction_is_no_object_and_its_folder_goes_with_the_writer() {
+fn the_shard_under_construction_is_no_object_and_its_directory_goes_with_the_writer() {
     let (stores, memory) = bucket();
     let mut writer = to_bucket(&stores).build().unwrap();
     let staging = writer.destination.staging().to_owned();

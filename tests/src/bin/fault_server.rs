@@ -1,4 +1,4 @@
-//! Serves a folder over HTTP, or stands in front of another server, late but without faults, until its standard input
+//! Serves a directory over HTTP, or stands in front of another server, late but without faults, until its standard input
 //! ends: a server whose CPU time is not that of the process it is measured with. Prints its address.
 #![expect(clippy::print_stdout, reason = "the address is what the caller waits for")]
 
@@ -7,16 +7,16 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dflop_tests::fault_server::{Behaviour, FaultServer};
+use dflop_tests::fault_server::{Behavior, FaultServer};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, latency_ms] = arguments.as_slice() else { return usage() };
+    let [directory, latency_ms] = arguments.as_slice() else { return usage() };
     let Ok(latency_ms) = latency_ms.parse() else { return usage() };
-    let behaviour = Behaviour { latency: Duration::from_millis(latency_ms), ..Behaviour::default() };
-    let server = match folder.parse() {
-        Ok(upstream) => FaultServer::in_front_of(upstream, behaviour, 0),
-        Err(_) => FaultServer::of_folder(Path::new(folder), behaviour),
+    let behavior = Behavior { latency: Duration::from_millis(latency_ms), ..Behavior::default() };
+    let server = match directory.parse() {
+        Ok(upstream) => FaultServer::in_front_of(upstream, behavior, 0),
+        Err(_) => FaultServer::of_directory(Path::new(directory), behavior),
     };
     println!("{}", server.url(""));
     // Whatever ends the input ends the server.
@@ -26,6 +26,6 @@ fn main() -> ExitCode {
 
 #[expect(clippy::print_stderr, reason = "a program says on stderr why it failed")]
 fn usage() -> ExitCode {
-    eprintln!("usage: fault_server FOLDER|HOST:PORT LATENCY_MS");
+    eprintln!("usage: fault_server DIRECTORY|HOST:PORT LATENCY_MS");
     ExitCode::from(2)
 }

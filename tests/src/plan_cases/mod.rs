@@ -40,7 +40,7 @@ pub struct Case {
 /// Where the shapes of a case come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shapes {
-    /// Text, pictures and videos, made up.
+    /// Text, images and videos, made up.
     Mixed,
     /// Pages of documents: `internvl_doc_mix.shapes.csv` if it is there.
     Documents,
@@ -139,7 +139,7 @@ impl Shapes {
         real.unwrap_or_else(|| (0..6000).map(|at| self.made_up(at)).collect())
     }
 
-    /// One made-up sample: 729 tokens a picture and 196 a frame, or 256 a tile of a page.
+    /// One made-up sample: 729 tokens an image and 196 a frame, or 256 a tile of a page.
     fn made_up(self, at: u32) -> ItemSize {
         let draw = |salt: u32, below: u32| {
             let mixed =
@@ -170,7 +170,7 @@ impl Shapes {
     }
 }
 
-/// The folder of real tables.
+/// The directory of real tables.
 fn shared() -> PathBuf {
     std::env::var_os("DFLOP_SHARED")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from)

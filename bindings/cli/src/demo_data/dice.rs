@@ -9,7 +9,7 @@
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// The generator of one sample of the data set with this seed.
+    /// The generator of one sample of the dataset with this seed.
     pub(crate) fn new(seed: u64, sample: usize) -> Self {
         let mut dice = Self(seed);
         let start = dice.bits();

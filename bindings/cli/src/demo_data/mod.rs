@@ -1,12 +1,12 @@
-//! Makes a small multimodal data set to try the tools on: real files, made-up content.
+//! Makes a small multimodal dataset to try the tools on: real files, made-up content.
 //!
-//! The shards hold JPEG pictures, FLAC and WAV clips, text and conversations in the WebDataset layout. What
-//! they show is synthetic; how large they are follows published data sets ([`quantiles`]), because sizes are
+//! The shards hold JPEG images, FLAC and WAV clips, text and conversations in the WebDataset layout. What
+//! they show is synthetic; how large they are follows published datasets ([`quantiles`]), because sizes are
 //! what makes samples cost more or less. The same seed gives the same bytes, whatever the number of threads.
 
 mod audio_file;
 pub(crate) mod dice;
-mod picture;
+mod photo;
 mod quantiles;
 mod receipt;
 mod sample;
@@ -22,7 +22,7 @@ use std::thread;
 
 use dflop_loader::progress::Progress;
 
-/// Most shards that a data set is cut into.
+/// Most shards that a dataset is cut into.
 const SHARDS_MAX: usize = 8;
 
 /// What was written.
@@ -36,22 +36,22 @@ pub(crate) struct DemoData {
     pub(crate) bytes: u64,
 }
 
-/// Writes `samples` samples into the folder, as up to 8 shards `demo-000.tar`, `demo-001.tar`, ….
+/// Writes `samples` samples into the directory, as up to 8 shards `demo-000.tar`, `demo-001.tar`, ….
 ///
-/// The folder is made if need be; shards of these names are replaced, each in one go, and other files are
+/// The directory is made if need be; shards of these names are replaced, each in one go, and other files are
 /// left alone. 512 samples are about 37 MB.
 ///
 /// # Errors
-/// Whatever keeps the folder or a shard from being written.
+/// Whatever keeps the directory or a shard from being written.
 pub(crate) fn write_demo_data(
-    folder: &Path,
+    directory: &Path,
     samples: usize,
     seed: u64,
     progress: &dyn Progress,
 ) -> io::Result<DemoData> {
-    std::fs::create_dir_all(folder)?;
+    std::fs::create_dir_all(directory)?;
     progress.begin("samples", samples as u64);
-    let written = write_shards(folder, &cut(samples), seed, progress);
+    let written = write_shards(directory, &cut(samples), seed, progress);
     progress.end();
     let (shards, bytes): (Vec<PathBuf>, Vec<u64>) = written?.into_iter().unzip();
     Ok(DemoData { shards, samples: samples as u64, bytes: bytes.iter().sum() })
@@ -65,7 +65,7 @@ fn cut(samples: usize) -> Vec<Range<usize>> {
 
 /// Writes the shards on all cores; returns path and size of each, in order.
 fn write_shards(
-    folder: &Path,
+    directory: &Path,
     ranges: &[Range<usize>],
     seed: u64,
     progress: &dyn Progress,
@@ -76,7 +76,7 @@ fn write_shards(
         loop {
             let shard = next.fetch_add(1, Ordering::Relaxed);
             let Some(range) = ranges.get(shard) else { return Ok(written) };
-            let path = folder.join(format!("demo-{shard:03}.tar"));
+            let path = directory.join(format!("demo-{shard:03}.tar"));
             let bytes = shard::write_shard(&path, range.clone(), seed, progress)?;
             written.push((path, bytes));
         }
@@ -106,12 +106,12 @@ mod tests {
     const SAMPLES: usize = 24;
 
     fn shard_bytes(seed: u64) -> Vec<Vec<u8>> {
-        let folder = tempfile::tempdir().unwrap();
-        let made = write_demo_data(&folder.path().join("new"), SAMPLES, seed, &NoProgress).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let made = write_demo_data(&directory.path().join("new"), SAMPLES, seed, &NoProgress).unwrap();
         let shards: Vec<Vec<u8>> = made.shards.iter().map(|path| std::fs::read(path).unwrap()).collect();
         assert_eq!(made.samples, SAMPLES as u64);
         assert_eq!(made.bytes, shards.iter().map(|shard| shard.len() as u64).sum::<u64>());
-        let files = std::fs::read_dir(folder.path().join("new")).unwrap().count();
+        let files = std::fs::read_dir(directory.path().join("new")).unwrap().count();
         assert_eq!(files, made.shards.len(), "nothing but shards is left behind");
         shards
     }

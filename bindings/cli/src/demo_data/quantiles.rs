@@ -1,12 +1,12 @@
-//! How large real samples are: quantiles of published data sets.
+//! How large real samples are: quantiles of published datasets.
 //!
 //! A table holds 21 quantiles, from the smallest value in steps of 5 % to the largest; a value is drawn by
-//! linear interpolation between neighbours. Sizes come from file headers and metadata alone.
+//! linear interpolation between neighbors. Sizes come from file headers and metadata alone.
 //!
 //! # Source
-//! - Photos: 159 pictures of COCO 2017 (Lin et al., arXiv:1405.0312; annotations CC BY 4.0).
+//! - Photos: 159 images of COCO 2017 (Lin et al., arXiv:1405.0312; annotations CC BY 4.0).
 //! - Receipts: 626 scans of ICDAR 2019 SROIE (Huang et al., arXiv:2103.10213). The largest 15 % are scanned at
-//!   4961 x 7016; pictures above 2.5 megapixels are scaled down here, to keep the data set small.
+//!   4961 x 7016; images above 2.5 megapixels are scaled down here, to keep the dataset small.
 //! - Speech: 32,484 utterances of `LibriSpeech` (Panayotov et al., 2015; CC BY 4.0): dev-clean, test-clean,
 //!   train-clean-100, those of 3 s and more. The last entry is the 99th percentile in place of the maximum.
 //! - Text: words of instruction and answer of 999 Alpaca samples (Taori et al., 2023), as `LLaMA-Factory`
@@ -17,7 +17,7 @@ use super::dice::Dice;
 /// Entries of a table.
 const ENTRIES: usize = 21;
 
-/// Most pixels of a picture.
+/// Most pixels of an image.
 const PIXELS_MAX: f64 = 2.5e6;
 
 /// A distribution, given by its quantiles in ascending order.
@@ -34,15 +34,15 @@ impl Quantiles {
     }
 }
 
-/// Megapixels and aspect ratios of pictures of one kind, drawn apart from each other.
+/// Megapixels and aspect ratios of images of one kind, drawn apart from each other.
 #[derive(Debug)]
-pub(super) struct PictureSizes {
+pub(super) struct ImageSizes {
     megapixels: Quantiles,
     /// Width / height.
     aspect_ratios: Quantiles,
 }
 
-impl PictureSizes {
+impl ImageSizes {
     /// Draws width and height in pixels.
     pub(super) fn draw(&self, dice: &mut Dice) -> (usize, usize) {
         let pixels = (self.megapixels.draw(dice) * 1e6).min(PIXELS_MAX);
@@ -52,7 +52,7 @@ impl PictureSizes {
 }
 
 /// COCO.
-pub(super) const PHOTO_SIZES: PictureSizes = PictureSizes {
+pub(super) const PHOTO_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.167, 0.188, 0.188, 0.226, 0.251, 0.268, 0.272, 0.273, 0.273, 0.273, 0.273, 0.274, 0.296, 0.306,
         0.307, 0.307, 0.307, 0.307, 0.307, 0.307, 0.41,
@@ -64,7 +64,7 @@ pub(super) const PHOTO_SIZES: PictureSizes = PictureSizes {
 };
 
 /// SROIE.
-pub(super) const RECEIPT_SIZES: PictureSizes = PictureSizes {
+pub(super) const RECEIPT_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.28, 0.66, 0.739, 0.788, 0.877, 0.928, 0.992, 1.055, 1.136, 1.281, 1.428, 1.546, 1.641, 1.667, 1.76,
         1.936, 2.063, 2.588, 34.806, 34.806, 34.806,
@@ -93,8 +93,8 @@ mod tests {
 
     fn tables() -> [&'static Quantiles; 6] {
         let [photo, receipt] = [&PHOTO_SIZES, &RECEIPT_SIZES];
-        let pictures = [&photo.megapixels, &photo.aspect_ratios, &receipt.megapixels, &receipt.aspect_ratios];
-        let [a, b, c, d] = pictures;
+        let images = [&photo.megapixels, &photo.aspect_ratios, &receipt.megapixels, &receipt.aspect_ratios];
+        let [a, b, c, d] = images;
         [a, b, c, d, &SPEECH_SECONDS, &TEXT_WORDS]
     }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_are_capped() {
+    fn images_are_capped() {
         let mut dice = Dice::new(2, 0);
         for _ in 0..2000 {
             let (width, height) = RECEIPT_SIZES.draw(&mut dice);

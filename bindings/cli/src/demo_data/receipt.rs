@@ -1,11 +1,11 @@
-//! Made-up scans of receipts: grey paper with lines of dark glyphs.
+//! Made-up scans of receipts: gray paper with lines of dark glyphs.
 
 use std::io;
 
 use jpeg_encoder::ColorType;
 
 use super::dice::Dice;
-use super::picture::encode_jpeg;
+use super::photo::encode_jpeg;
 
 /// Quality of scans, of 100.
 const QUALITY: u8 = 60;

@@ -4,9 +4,9 @@ use std::io;
 
 use super::dice::Dice;
 use super::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
-use super::{audio_file, picture, receipt, speech, text};
+use super::{audio_file, photo, receipt, speech, text};
 
-/// Share of picture samples that show scanned receipts in place of photos, percent.
+/// Share of image samples that show scanned receipts in place of photos, percent.
 const RECEIPT_PERCENT: usize = 10;
 /// Share of clips that are WAV in place of FLAC, percent.
 const WAV_PERCENT: usize = 6;
@@ -26,15 +26,15 @@ pub(super) struct Field {
 #[derive(Debug, Clone, Copy)]
 enum Mix {
     Text,
-    Picture,
-    Pictures,
+    Image,
+    Images,
     Audio,
-    AudioAndPicture,
+    AudioAndImage,
 }
 
 /// Kinds and their shares in percent: 100 together.
 const SHARES: [(Mix, usize); 5] =
-    [(Mix::Text, 20), (Mix::Picture, 45), (Mix::Pictures, 15), (Mix::Audio, 12), (Mix::AudioAndPicture, 8)];
+    [(Mix::Text, 20), (Mix::Image, 45), (Mix::Images, 15), (Mix::Audio, 12), (Mix::AudioAndImage, 8)];
 
 /// Makes the files of the sample that these dice stand for.
 ///
@@ -46,16 +46,16 @@ pub(super) fn make_sample(key: &str, dice: &mut Dice) -> io::Result<Vec<Field>> 
             let words = TEXT_WORDS.draw(dice) as usize;
             vec![text_field(text::prose(words, dice))]
         }
-        Mix::Picture => vec![picture_field("jpg", draw_is_receipt(dice), dice)?, caption(dice)],
-        Mix::Pictures => make_conversation(key, dice)?,
+        Mix::Image => vec![image_field("jpg", draw_is_receipt(dice), dice)?, caption(dice)],
+        Mix::Images => make_conversation(key, dice)?,
         Mix::Audio => {
             let seconds = SPEECH_SECONDS.draw(dice);
             vec![audio_field(seconds, dice)?, transcript(seconds, dice)]
         }
-        Mix::AudioAndPicture => {
+        Mix::AudioAndImage => {
             let seconds = SPEECH_SECONDS.draw(dice);
-            let picture = picture_field("jpg", false, dice)?;
-            vec![picture, audio_field(seconds, dice)?, transcript(seconds, dice)]
+            let image = image_field("jpg", false, dice)?;
+            vec![image, audio_field(seconds, dice)?, transcript(seconds, dice)]
         }
     })
 }
@@ -71,16 +71,16 @@ fn draw_mix(dice: &mut Dice) -> Mix {
     Mix::Text
 }
 
-/// Two to four pictures and a conversation about them.
+/// Two to four images and a conversation about them.
 fn make_conversation(key: &str, dice: &mut Dice) -> io::Result<Vec<Field>> {
-    let pictures = 2 + dice.below(3);
+    let images = 2 + dice.below(3);
     let is_receipt = draw_is_receipt(dice);
-    let mut fields = Vec::with_capacity(pictures + 1);
-    for picture in 0..pictures {
-        fields.push(picture_field(&format!("{picture}.jpg"), is_receipt, dice)?);
+    let mut fields = Vec::with_capacity(images + 1);
+    for image in 0..images {
+        fields.push(image_field(&format!("{image}.jpg"), is_receipt, dice)?);
     }
     let words = TEXT_WORDS.draw(dice) as usize;
-    let payload = text::conversation(key, pictures, words, dice)?;
+    let payload = text::conversation(key, images, words, dice)?;
     fields.push(Field { extension: "json".to_owned(), payload });
     Ok(fields)
 }
@@ -89,13 +89,13 @@ fn draw_is_receipt(dice: &mut Dice) -> bool {
     dice.chance(RECEIPT_PERCENT)
 }
 
-fn picture_field(extension: &str, is_receipt: bool, dice: &mut Dice) -> io::Result<Field> {
+fn image_field(extension: &str, is_receipt: bool, dice: &mut Dice) -> io::Result<Field> {
     let payload = if is_receipt {
         let (width, height) = RECEIPT_SIZES.draw(dice);
         receipt::receipt_jpeg(width, height, dice)?
     } else {
         let (width, height) = PHOTO_SIZES.draw(dice);
-        picture::photo_jpeg(width, height, dice)?
+        photo::photo_jpeg(width, height, dice)?
     };
     Ok(Field { extension: extension.to_owned(), payload })
 }

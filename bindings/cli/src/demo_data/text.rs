@@ -48,18 +48,18 @@ struct Turn {
     value: String,
 }
 
-/// Writes a conversation of one to three questions about some pictures, as LLaVA's training data are.
+/// Writes a conversation of one to three questions about some images, as LLaVA's training data are.
 ///
 /// - `words`: of all turns together, a quarter of them asked
 /// - returns JSON with a list of turns under `conversations`
 ///
 /// # Source
 /// Liu et al., "Visual Instruction Tuning", 2023, arXiv:2304.08485.
-pub(super) fn conversation(key: &str, pictures: usize, words: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
+pub(super) fn conversation(key: &str, images: usize, words: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
     let questions = 1 + dice.below(3);
     let mut conversations = Vec::with_capacity(2 * questions);
     for question in 0..questions {
-        let placeholders = if question == 0 { "<image>\n".repeat(pictures) } else { String::new() };
+        let placeholders = if question == 0 { "<image>\n".repeat(images) } else { String::new() };
         let asked = prose(words / 4 / questions, dice);
         conversations.push(Turn { from: "human", value: placeholders + &asked });
         conversations.push(Turn { from: "gpt", value: prose(words * 3 / 4 / questions, dice) });
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_names_every_picture_once() {
+    fn a_conversation_names_every_image_once() {
         let json = conversation("k", 3, 100, &mut Dice::new(1, 1)).unwrap();
         assert_eq!(String::from_utf8(json).unwrap().matches("<image>").count(), 3);
     }

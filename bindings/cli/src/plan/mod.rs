@@ -1,4 +1,4 @@
-//! `dflop plan`: degrees of parallelism, GPUs and microbatches for a model, a data set and a cluster.
+//! `dflop plan`: degrees of parallelism, GPUs and microbatches for a model, a dataset and a cluster.
 
 pub(crate) mod links;
 mod report;
@@ -28,16 +28,16 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// encoder with tiles (or windows) of equal size, and an LLM.
 #[derive(Debug, Args)]
 pub(crate) struct PlanCommandArgs {
-    /// Measured profile: a folder of CSV files, or one. The reference's files name their model; others need `--model`.
+    /// Measured profile: a directory of CSV files, or one. The reference's files name their model; others need `--model`.
     #[arg(long, value_name = "DIR", required_unless_present = "model")]
     profile: Option<PathBuf>,
-    /// Model preset, or the folder of a checkpoint; several are joined.
+    /// Model preset, or the directory of a checkpoint; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
     /// Device preset without a profile: a stated rate, not a measurement.
     #[arg(long, value_name = "NAME", default_value = "a100", conflicts_with = "profile")]
     device: String,
-    /// Samples of the data set: CSV with columns `tiles` and `seq_len`, one sample a line.
+    /// Samples of the dataset: CSV with columns `tiles` and `seq_len`, one sample a line.
     #[arg(long, value_name = "FILE")]
     shapes: PathBuf,
     /// GPUs in all.
@@ -55,7 +55,7 @@ pub(crate) struct PlanCommandArgs {
     /// Samples of a global batch.
     #[arg(long, value_name = "B")]
     global_batch: u32,
-    /// Global batches that finalists are judged on.
+    /// Global batches that finalizts are judged on.
     #[arg(long, value_name = "K", default_value_t = 50)]
     batches: usize,
     /// Seed of the sampled batches.

@@ -1,4 +1,4 @@
-//! Reads the shapes of a data set: CSV with a header, columns `tiles` and `seq_len`, others ignored.
+//! Reads the shapes of a dataset: CSV with a header, columns `tiles` and `seq_len`, others ignored.
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@ use super::svg::{self, Anchor, Spot, escape};
 /// Height of the axis below a plot.
 pub(super) const AXIS_HEIGHT: f64 = 20.0;
 
-/// Colours that modules are given in turn; the style sheet defines them.
+/// Colors that modules are given in turn; the style sheet defines them.
 const COLORS: usize = 4;
 
 /// A chart under construction.
@@ -53,7 +53,7 @@ pub(super) fn legend(entries: &[(String, String)]) -> String {
     out
 }
 
-/// The colour class of a module: `c0` to `c3`.
+/// The color class of a module: `c0` to `c3`.
 pub(super) fn color(module: usize) -> String {
     format!("c{}", module % COLORS)
 }

@@ -23,7 +23,7 @@ pub(crate) use page::render;
 pub(crate) struct Report {
     /// Heading of the page.
     pub(crate) title: String,
-    /// Label and value with its unit: the model, the device rate, the cluster, the data set and so on.
+    /// Label and value with its unit: the model, the device rate, the cluster, the dataset and so on.
     pub(crate) summary: Vec<(String, String)>,
     /// Names of the modules, in the order in which all loads list them.
     pub(crate) modules: Vec<String>,
@@ -53,7 +53,7 @@ pub(crate) struct StrategyView {
 /// What the stages of one DP rank do in one step.
 #[derive(Debug, Clone)]
 pub(crate) struct RankTimeline {
-    /// A label per stage, such as `rank 0 vision 0`; a module's name as one of its words gives the colour.
+    /// A label per stage, such as `rank 0 vision 0`; a module's name as one of its words gives the color.
     pub(crate) stages: Vec<String>,
     /// All passes; `stage` counts within `stages`.
     pub(crate) events: Vec<Event>,

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_has_the_colour_of_the_module_it_names() {
+    fn a_stage_has_the_color_of_the_module_it_names() {
         let modules = ["vision", "llm"].map(str::to_owned);
         assert_eq!(module_of("rank 0 llm 1", &modules), 1);
         assert_eq!(module_of("rank 0", &modules), 0);

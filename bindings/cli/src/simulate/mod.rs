@@ -1,4 +1,4 @@
-//! `dflop simulate`: what strategies would cost, on the data set's own global batches or on a table of shapes.
+//! `dflop simulate`: what strategies would cost, on the dataset's own global batches or on a table of shapes.
 
 mod shapes;
 
@@ -21,10 +21,10 @@ use crate::text_counts::TokenizerArgs;
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
     [(Strategy::RoundRobin, "data-blind"), (Strategy::Lpt, "lpt"), (Strategy::Search, "dflop")];
 
-/// Simulate the pipeline on the first steps of the data set: data-blind, LPT and ours.
+/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and ours.
 ///
 /// Simulated: predicted times summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus` instead
-/// of a data set, whole methods are compared, planning and balancing: data-blind with uniform parallelism, data-blind
+/// of a dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism, data-blind
 /// with our plan, LPT, the paper's, and ours.
 #[derive(Debug)]
 pub(crate) struct SimulateCommand(SimulateArgs);
@@ -75,9 +75,9 @@ pub(crate) struct StrategyReport {
 }
 
 impl Args for SimulateCommand {
-    /// The arguments of a data set are required where there are no shapes.
+    /// The arguments of a dataset are required where there are no shapes.
     fn augment_args(command: Command) -> Command {
-        SimulateArgs::augment_args(command).mut_arg("shards", no_data_set).mut_arg("dp_size", no_dp_size)
+        SimulateArgs::augment_args(command).mut_arg("shards", no_dataset).mut_arg("dp_size", no_dp_size)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -96,7 +96,7 @@ impl FromArgMatches for SimulateCommand {
 }
 
 /// Shapes take the place of shards.
-fn no_data_set(arg: Arg) -> Arg {
+fn no_dataset(arg: Arg) -> Arg {
     arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
 }
 

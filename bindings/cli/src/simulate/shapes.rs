@@ -24,7 +24,7 @@ const MEMORY_MARGIN: f64 = 1.1;
 /// A table of shapes and a cluster.
 #[derive(Debug, Args)]
 pub(super) struct ShapesArgs {
-    /// Samples of a data set: CSV with columns `tiles` and `seq_len`; in place of shards.
+    /// Samples of a dataset: CSV with columns `tiles` and `seq_len`; in place of shards.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// GPUs in all.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_costmodel::{CostModel, DataProfile, SampleShape};
-use dflop_loader::data_set::DataSet;
+use dflop_loader::dataset::Dataset;
 use dflop_loader::permutation::Permutation;
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ pub(super) struct Refused {
     pub(super) reason: String,
 }
 
-/// How sure a measured profile is about samples of this data set.
+/// How sure a measured profile is about samples of this dataset.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Certainty {
     /// Samples that were looked at for this.
@@ -72,8 +72,8 @@ impl Sampling {
     }
 }
 
-/// Collects the profile of a data set.
-pub(super) fn collect(data_set: &DataSet, model: &CostModel, sampling: Sampling) -> Collected {
+/// Collects the profile of a dataset.
+pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Collected {
     let parts = sampling.samples.div_ceil(PART_SAMPLES).max(1);
     let next = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(parts as usize);
@@ -85,7 +85,7 @@ pub(super) fn collect(data_set: &DataSet, model: &CostModel, sampling: Sampling)
                 return done;
             }
             let draws = part * PART_SAMPLES..((part + 1) * PART_SAMPLES).min(sampling.samples);
-            done.push((part, collect_part(data_set, model, sampling.places(draws))));
+            done.push((part, collect_part(dataset, model, sampling.places(draws))));
         }
     };
     let mut done: Vec<_> = std::thread::scope(|scope| {
@@ -103,18 +103,18 @@ pub(super) fn collect(data_set: &DataSet, model: &CostModel, sampling: Sampling)
         profile.merge(part);
         refused.extend(part_refused);
     }
-    Collected { profile, refused, certainty: certainty(data_set, model, sampling) }
+    Collected { profile, refused, certainty: certainty(dataset, model, sampling) }
 }
 
 fn collect_part(
-    data_set: &DataSet,
+    dataset: &Dataset,
     model: &CostModel,
     places: impl Iterator<Item = u64>,
 ) -> (DataProfile, Vec<Refused>) {
     let (mut profile, mut refused) = (DataProfile::new(model), Vec::new());
     let mut shape = SampleShape::default();
     for place in places {
-        let row = data_set.index().sample(data_set.sample_number(place));
+        let row = dataset.index().sample(dataset.sample_number(place));
         row.read_shape(&mut shape);
         match model.annotate(&shape) {
             Ok(cost) => profile.add(place, &shape, &cost),
@@ -125,14 +125,14 @@ fn collect_part(
 }
 
 /// Looks at samples spread evenly over those of the profile.
-fn certainty(data_set: &DataSet, model: &CostModel, sampling: Sampling) -> Option<Certainty> {
+fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option<Certainty> {
     let (mut samples, mut uncertain, mut beyond) = (0_u64, 0.0, 0_u64);
     let mut shape = SampleShape::default();
     let looked_at = sampling.samples.min(CERTAINTY_SAMPLES);
     for number in 0..looked_at {
         let draw = number * sampling.samples / looked_at;
         for place in sampling.places(draw..draw + 1) {
-            data_set.index().sample(data_set.sample_number(place)).read_shape(&mut shape);
+            dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
             let Ok(prediction) = model.predict(&shape) else { continue };
             let prediction = prediction?;
             let total: u64 = prediction.modules.iter().map(|time| time.ns).sum();

@@ -1,4 +1,4 @@
-//! `dflop stats`: the data profile of a data set.
+//! `dflop stats`: the data profile of a dataset.
 
 mod collect;
 mod table;
@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use dflop_costmodel::{Histogram, Module, Quantiles, SKETCH_ERROR};
-use dflop_loader::data_set::DataSet;
+use dflop_loader::dataset::Dataset;
 use serde::Serialize;
 
-use crate::data_set::IndexedArgs;
+use crate::dataset::IndexedArgs;
 use crate::model::ModelArgs;
 use crate::output::{Failure, Output, write_json};
 use crate::text_counts::TokenizerArgs;
@@ -20,11 +20,11 @@ use collect::{Certainty, Collected, Refused, Sampling};
 /// Classes of each histogram.
 const CLASSES: usize = 24;
 
-/// Show how shapes, tokens and predicted costs are spread over the data set.
+/// Show how shapes, tokens and predicted costs are spread over the dataset.
 #[derive(Debug, Args)]
 pub(crate) struct StatsArgs {
     #[command(flatten)]
-    data_set: IndexedArgs,
+    dataset: IndexedArgs,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -85,14 +85,14 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     }
     let model = args.model.cost_model()?;
     let text_counts = args.tokenizer.text_counts(Some(model.spec()))?;
-    let data_set = args.data_set.open(text_counts)?;
-    let sampling = Sampling::new(data_set.len(), args.sample, args.seed);
-    let collected = collect::collect(&data_set, &model, sampling);
-    let report = report(args, &data_set, collected, sampling);
+    let dataset = args.dataset.open(text_counts)?;
+    let sampling = Sampling::new(dataset.len(), args.sample, args.seed);
+    let collected = collect::collect(&dataset, &model, sampling);
+    let report = report(args, &dataset, collected, sampling);
     if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from()) }
 }
 
-fn report(args: &StatsArgs, data_set: &DataSet, collected: Collected, sampling: Sampling) -> StatsReport {
+fn report(args: &StatsArgs, dataset: &Dataset, collected: Collected, sampling: Sampling) -> StatsReport {
     let Collected { profile, refused, certainty } = collected;
     let summary = profile.summarize(CLASSES);
     let names = summary.iter().map(|(name, ..)| name.clone()).collect();
@@ -100,10 +100,10 @@ fn report(args: &StatsArgs, data_set: &DataSet, collected: Collected, sampling: 
     let histograms = summary.into_iter().map(|(name, _, histogram)| (name, histogram)).collect();
     let (outliers, outlier_count) = profile.outliers();
     let named = outliers.into_iter().map(|outlier| {
-        let row = data_set.index().sample(data_set.sample_number(outlier.place));
+        let row = dataset.index().sample(dataset.sample_number(outlier.place));
         NamedOutlier {
             key: row.key().to_owned(),
-            shard: data_set.index().shards()[row.shard].url.to_string(),
+            shard: dataset.index().shards()[row.shard].url.to_string(),
             offset: row.offset(),
             cost_seconds: outlier.cost_seconds,
             times_median: outlier.times_median,
@@ -111,7 +111,7 @@ fn report(args: &StatsArgs, data_set: &DataSet, collected: Collected, sampling: 
         }
     });
     StatsReport {
-        samples: data_set.len(),
+        samples: dataset.len(),
         model: args.model.name(),
         device: args.model.device_name(),
         is_measured: args.model.profile.is_given(),

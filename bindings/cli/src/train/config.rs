@@ -1,6 +1,6 @@
 //! The configuration of a run, as TOML.
 //!
-//! Every table but `model` may be left out. Paths are relative to the folder of the file. A field that is not known is
+//! Every table but `model` may be left out. Paths are relative to the directory of the file. A field that is not known is
 //! an error, with its line.
 
 use std::path::{Path, PathBuf};
@@ -38,17 +38,18 @@ pub(crate) struct TrainConfig {
     pub(crate) correction: CorrectionTable,
 }
 
-/// The model: a folder as it is downloaded from Hugging Face, or the contents of its files.
+/// The model: a directory as it is downloaded from Hugging Face, or the contents of its files.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelTable {
-    /// Folder with `config.json`, `tokenizer.json` and perhaps weights.
-    pub(crate) folder: Option<PathBuf>,
-    /// Contents of `config.json`, in place of a folder.
+    /// Directory with `config.json`, `tokenizer.json` and perhaps weights.
+    #[serde(rename = "folder")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Contents of `config.json`, in place of a directory.
     pub(crate) config: Option<Value>,
     /// Contents of `preprocessor_config.json`.
     pub(crate) preprocessor: Option<Value>,
-    /// Begin with the weights of the folder instead of the seed's.
+    /// Begin with the weights of the directory instead of the seed's.
     #[serde(default)]
     pub(crate) pretrained: bool,
     /// Parts that are not trained, such as `"vision,projector"`.
@@ -61,11 +62,11 @@ pub(crate) struct ModelTable {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataTable {
-    /// Shards of the data set; see `dflop stream`.
+    /// Shards of the dataset; see `dflop stream`.
     pub(crate) shards: Vec<String>,
-    /// Make a data set instead.
+    /// Make a dataset instead.
     pub(crate) generate: Option<GenerateTable>,
-    /// `tokenizer.json` or its folder [default: the model's folder].
+    /// `tokenizer.json` or its directory [default: the model's directory].
     pub(crate) tokenizer: Option<PathBuf>,
     /// Samples of a global batch.
     pub(crate) global_batch: u64,
@@ -88,16 +89,17 @@ impl Default for DataTable {
     }
 }
 
-/// A made-up mix of texts and tiled pictures.
+/// A made-up mix of texts and tiled images.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct GenerateTable {
     pub(crate) samples: usize,
     /// Seed of the data alone.
     pub(crate) seed: u64,
-    /// Share of samples with a picture.
-    pub(crate) picture_fraction: f64,
-    /// Fewest and most tiles of a picture, the one that shows it whole among them.
+    /// Share of samples with an image.
+    #[serde(rename = "picture_fraction")]
+    pub(crate) image_fraction: f64,
+    /// Fewest and most tiles of an image, the one that shows it whole among them.
     pub(crate) tiles: [u32; 2],
     /// Side of a tile, pixels.
     pub(crate) tile_pixels: u32,
@@ -114,7 +116,7 @@ impl Default for GenerateTable {
         Self {
             samples: 512,
             seed: 0,
-            picture_fraction: 0.15,
+            image_fraction: 0.15,
             tiles: [8, 24],
             tile_pixels: 32,
             text_tokens_median: 60.0,
@@ -246,8 +248,9 @@ pub(crate) enum PrecisionName {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CheckpointTable {
-    /// Folder of saved states [default: none are written].
-    pub(crate) folder: Option<PathBuf>,
+    /// Directory of saved states [default: none are written].
+    #[serde(rename = "folder")]
+    pub(crate) directory: Option<PathBuf>,
     /// Steps between them; the last step is saved in any case.
     pub(crate) every: Option<u64>,
     /// States that are kept [default: 2].
@@ -274,19 +277,19 @@ const fn steps() -> u64 {
 }
 
 impl TrainConfig {
-    /// Reads a file; its paths are relative to its folder.
+    /// Reads a file; its paths are relative to its directory.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
         let mut config: Self = toml::from_str(&text)
             .map_err(|error| Failure::Misuse(error.to_string().trim_end().to_owned()).in_file(path))?;
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        let resolve = |relative: &mut PathBuf| *relative = folder.join(&*relative);
-        let own = [&mut config.model.folder, &mut config.data.tokenizer, &mut config.parallel.profile];
+        let directory = path.parent().unwrap_or(Path::new("")).to_owned();
+        let resolve = |relative: &mut PathBuf| *relative = directory.join(&*relative);
+        let own = [&mut config.model.directory, &mut config.data.tokenizer, &mut config.parallel.profile];
         own.into_iter().flatten().for_each(resolve);
-        config.checkpoint.folder.iter_mut().for_each(resolve);
+        config.checkpoint.directory.iter_mut().for_each(resolve);
         for shard in &mut config.data.shards {
             if !shard.contains("://") && !shard.starts_with("pipe:") && shard != "-" {
-                *shard = folder.join(&*shard).display().to_string();
+                *shard = directory.join(&*shard).display().to_string();
             }
         }
         Ok(config)
@@ -298,16 +301,16 @@ impl TrainConfig {
         if self.steps == 0 || self.until == Some(0) {
             return refuse("invalid `steps`: must be at least 1");
         }
-        if self.model.folder.is_some() == self.model.config.is_some() {
+        if self.model.directory.is_some() == self.model.config.is_some() {
             return refuse("`model` needs either `folder` or `config`");
         }
         if self.data.shards.is_empty() == self.data.generate.is_none() {
             return refuse("`data` needs either `shards` or `generate`");
         }
-        if self.model.pretrained && self.model.folder.is_none() {
+        if self.model.pretrained && self.model.directory.is_none() {
             return refuse("`model.pretrained` needs `model.folder`");
         }
-        if self.data.generate.is_none() && self.data.tokenizer.is_none() && self.model.folder.is_none() {
+        if self.data.generate.is_none() && self.data.tokenizer.is_none() && self.model.directory.is_none() {
             return refuse("`data.tokenizer` is missing");
         }
         if self.parallel.threads == 0 || self.data.workers == 0 {

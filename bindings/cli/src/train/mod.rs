@@ -56,10 +56,10 @@ pub(crate) struct TrainArgs {
     /// Ranks to start on this machine; has to be the job's number [default: the job's number].
     #[arg(long, value_name = "N")]
     local_ranks: Option<usize>,
-    /// Folder of saved states [default: the configuration's].
+    /// Directory of saved states [default: the configuration's].
     #[arg(long, value_name = "DIR")]
     checkpoints: Option<PathBuf>,
-    /// Go on from the last complete state in the folder of saved states; begin anew if there is none.
+    /// Go on from the last complete state in the directory of saved states; begin anew if there is none.
     #[arg(long)]
     resume: bool,
     /// Write the timeline of every action, measured beside predicted, for Perfetto or `chrome://tracing`.
@@ -187,12 +187,12 @@ impl TrainArgs {
         config.seed = self.seed.unwrap_or(config.seed);
         config.until = self.steps;
         config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
-        if let Some(folder) = &self.checkpoints {
-            config.checkpoint.folder = Some(folder.clone());
+        if let Some(directory) = &self.checkpoints {
+            config.checkpoint.directory = Some(directory.clone());
         }
-        if self.resume && config.checkpoint.folder.is_none() {
+        if self.resume && config.checkpoint.directory.is_none() {
             return Err(Failure::Misuse(
-                "`--resume` needs a folder of saved states: `--checkpoints DIR`".into(),
+                "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),
             ));
         }
         match self.pipeline_stages {

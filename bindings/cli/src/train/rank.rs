@@ -75,7 +75,7 @@ fn run_on<D: Device>(
     if let Some(checkpoints) = checkpoints.as_ref().filter(|_| !task.is_resumed)
         && let Some(earlier) = checkpoints.set_aside(rank.comm())?
     {
-        tracing::warn!(folder = %earlier.display(), "states of an earlier run are kept apart");
+        tracing::warn!(directory = %earlier.display(), "states of an earlier run are kept apart");
     }
     let every = config.checkpoint.every.unwrap_or(u64::MAX);
     let mut saved_at = None;
@@ -117,7 +117,7 @@ fn start<D: Device>(
             loader.workers(config.data.workers)
         })?;
     let pretrained = match (saved, config.model.pretrained) {
-        (None, true) => Some(Checkpoint::open(&setup.model_folder)?),
+        (None, true) => Some(Checkpoint::open(&setup.model_directory)?),
         _ => None,
     };
     let seed = Seed(config.seed);
@@ -157,10 +157,10 @@ fn open_trace(path: &Path) -> Result<Trace, Failure> {
 }
 
 fn checkpoints(config: &TrainConfig, setup: &Setup) -> Result<Option<Checkpoints>, Failure> {
-    let Some(folder) = &config.checkpoint.folder else { return Ok(None) };
-    let mut checkpoints = Checkpoints::new(folder).kept(config.checkpoint.kept.unwrap_or(2));
+    let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
+    let mut checkpoints = Checkpoints::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
     for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        let path = setup.model_folder.join(name);
+        let path = setup.model_directory.join(name);
         if path.is_file() {
             let bytes = std::fs::read(&path).map_err(|error| Failure::from(error).in_file(&path))?;
             checkpoints = checkpoints.companion(name, bytes);

@@ -10,7 +10,7 @@ use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
-use dflop_loader::model_folder::ModelFolder;
+use dflop_loader::model_directory::ModelDirectory;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
@@ -25,44 +25,44 @@ use dflop_loader::model_source::read_profile;
 pub(crate) struct Setup {
     pub(crate) job: Arc<Job>,
     pub(crate) frozen: Frozen,
-    /// Folder of the model's files; weights are there if it is pretrained.
-    pub(crate) model_folder: PathBuf,
+    /// Directory of the model's files; weights are there if it is pretrained.
+    pub(crate) model_directory: PathBuf,
     spec: ModelSpec,
-    folder: ModelFolder,
+    directory: ModelDirectory,
     shards: Vec<String>,
     tokenizer: PathBuf,
 }
 
 impl Setup {
-    /// Reads the model and makes the data set, if it is to be made.
+    /// Reads the model and makes the dataset, if it is to be made.
     pub(crate) fn new(config: &TrainConfig) -> Result<Self, Failure> {
         config.check()?;
         let generated = config.data.generate.as_ref().map(|table| Generated::make(table, &config.model));
         let generated = generated.transpose()?;
-        let model_folder = match (&config.model.folder, &generated) {
-            (Some(folder), _) => folder.clone(),
+        let model_directory = match (&config.model.directory, &generated) {
+            (Some(directory), _) => directory.clone(),
             (None, Some(generated)) => generated.model(),
             (None, None) => super::inline::write(&config.model)?,
         };
         let tokenizer = match (&config.data.tokenizer, &generated) {
             (Some(file), _) => file.clone(),
             (None, Some(generated)) => generated.model(),
-            (None, None) => model_folder.clone(),
+            (None, None) => model_directory.clone(),
         };
-        let folder = ModelFolder::open(&model_folder)?;
-        let spec = folder.spec()?;
-        let model = ModelConfig::from_config(&folder.documents().config)?;
+        let directory = ModelDirectory::open(&model_directory)?;
+        let spec = directory.spec()?;
+        let model = ModelConfig::from_config(&directory.documents().config)?;
         let frozen = frozen(config.frozen()?);
         let job = Arc::new(job(config, model, frozen)?);
         let shards =
             generated.map_or_else(|| config.data.shards.clone(), |generated| vec![generated.shards()]);
-        Ok(Self { job, frozen, model_folder, spec, folder, shards, tokenizer })
+        Ok(Self { job, frozen, model_directory, spec, directory, shards, tokenizer })
     }
 
     /// Settings of the preparer of the model.
     pub(crate) fn preparer(&self, config: &TrainConfig) -> Result<PreparerBuilder, Failure> {
         let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.tokenizer)?);
-        if let Some(images) = self.folder.image_processor(&self.spec)? {
+        if let Some(images) = self.directory.image_processor(&self.spec)? {
             builder = builder.image_processor(Arc::new(images));
         }
         if let Some(tokens) = config.data.tokens_max {
@@ -71,7 +71,7 @@ impl Setup {
         Ok(builder)
     }
 
-    /// The planner of the run's steps; indexes the data set on first use, with texts counted by the tokenizer.
+    /// The planner of the run's steps; indexes the dataset on first use, with texts counted by the tokenizer.
     pub(crate) fn planner(
         &self,
         config: &TrainConfig,

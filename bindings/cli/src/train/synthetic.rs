@@ -1,4 +1,4 @@
-//! A made-up mix of texts and tiled pictures to train a small model on: sizes vary as in real mixes, and texts can be learned.
+//! A made-up mix of texts and tiled images to train a small model on: sizes vary as in real mixes, and texts can be learned.
 //!
 //! A word follows from the one before it nine times of ten, so a model that learns only that much has halved its loss. All is a
 //! function of the table: the same table gives the same bytes.
@@ -43,48 +43,48 @@ const SPECIAL: [&str; 16] = [
     "<|audio_eos|>",
 ];
 
-/// Folder of a generated data set, with its model's files.
+/// Directory of a generated dataset, with its model's files.
 pub(crate) struct Generated {
     /// Shards are in `shards`, files of the model in `model`.
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
 }
 
 impl Generated {
-    /// Makes the data set in the folder for temporary files, unless it is there.
+    /// Makes the dataset in the directory for temporary files, unless it is there.
     pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
         check(table)?;
         let name = name_of(&format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
-        let folder = std::env::temp_dir().join(format!("dflop-mix-{name}"));
-        if !folder.is_dir() {
+        let directory = std::env::temp_dir().join(format!("dflop-mix-{name}"));
+        if !directory.is_dir() {
             let partial = std::env::temp_dir().join(format!(".dflop-mix-{name}-{}", std::process::id()));
             let made = write(&partial, table, model);
-            // Another process may have been faster; then its folder is the same.
-            let placed = made.and_then(|()| Ok(std::fs::rename(&partial, &folder)?));
+            // Another process may have been faster; then its directory is the same.
+            let placed = made.and_then(|()| Ok(std::fs::rename(&partial, &directory)?));
             if placed.is_err() {
                 drop(std::fs::remove_dir_all(&partial));
             }
-            if !folder.is_dir() {
+            if !directory.is_dir() {
                 placed?;
             }
         }
-        Ok(Self { folder })
+        Ok(Self { directory })
     }
 
-    /// The shards, as a data set is named.
+    /// The shards, as a dataset is named.
     pub(crate) fn shards(&self) -> String {
-        self.folder.join("shards").display().to_string()
+        self.directory.join("shards").display().to_string()
     }
 
-    /// The model's folder, with a tokenizer and, if the configuration has one, `config.json`.
+    /// The model's directory, with a tokenizer and, if the configuration has one, `config.json`.
     pub(crate) fn model(&self) -> PathBuf {
-        self.folder.join("model")
+        self.directory.join("model")
     }
 }
 
 fn check(table: &GenerateTable) -> Result<(), Failure> {
     let [fewest, most] = table.tiles;
     let is_good = table.samples > 0
-        && (0.0..=1.0).contains(&table.picture_fraction)
+        && (0.0..=1.0).contains(&table.image_fraction)
         && (1..=most).contains(&fewest)
         && most <= 256
         && (4..=1024).contains(&table.tile_pixels)
@@ -95,21 +95,21 @@ fn check(table: &GenerateTable) -> Result<(), Failure> {
     if is_good { Ok(()) } else { Err(Failure::Misuse(format!("invalid `data.generate`: {table:?}"))) }
 }
 
-fn write(folder: &Path, table: &GenerateTable, model: &ModelTable) -> Result<(), Failure> {
-    let mut shards = ShardWriter::builder(folder.join("shards")).shard_samples(SHARD_SAMPLES).build()?;
+fn write(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<(), Failure> {
+    let mut shards = ShardWriter::builder(directory.join("shards")).shard_samples(SHARD_SAMPLES).build()?;
     for sample in 0..table.samples {
         let mut dice = Dice::new(table.seed, sample);
         let key = format!("sample-{sample:06}");
         let text = text(table, &mut dice);
-        if dice.fraction() < table.picture_fraction {
-            let picture = picture(table, &mut dice)?;
-            shards.write(&key, &[("jpg", &picture), ("txt", text.as_bytes())])?;
+        if dice.fraction() < table.image_fraction {
+            let image = image(table, &mut dice)?;
+            shards.write(&key, &[("jpg", &image), ("txt", text.as_bytes())])?;
         } else {
             shards.write(&key, &[("txt", text.as_bytes())])?;
         }
     }
     shards.finish()?;
-    let files = folder.join("model");
+    let files = directory.join("model");
     std::fs::create_dir_all(&files)?;
     let documents = [
         ("tokenizer.json", Some(tokenizer())),
@@ -144,8 +144,8 @@ fn normal(dice: &mut Dice) -> f64 {
     radius * (std::f64::consts::TAU * dice.fraction()).cos()
 }
 
-/// A picture that is cut into a drawn number of tiles: as many squares as a rectangle has, and one that shows it whole.
-fn picture(table: &GenerateTable, dice: &mut Dice) -> Result<Vec<u8>, Failure> {
+/// An image that is cut into a drawn number of tiles: as many squares as a rectangle has, and one that shows it whole.
+fn image(table: &GenerateTable, dice: &mut Dice) -> Result<Vec<u8>, Failure> {
     let [fewest, most] = table.tiles;
     let tiles = fewest + dice.below((most - fewest + 1) as usize) as u32;
     let squares = if tiles > 1 { tiles - 1 } else { 1 };
@@ -159,13 +159,13 @@ fn picture(table: &GenerateTable, dice: &mut Dice) -> Result<Vec<u8>, Failure> {
     for row in 0..height {
         for column in 0..width {
             let shade = (8 * (row / 8 + column / 8) % 56) as usize;
-            pixels.extend(base.map(|colour| (colour + shade).min(255) as u8));
+            pixels.extend(base.map(|color| (color + shade).min(255) as u8));
         }
     }
     let mut file = Vec::new();
     let encoder = Encoder::new(&mut file, 85);
     let done = encoder.encode(&pixels, width as u16, height as u16, ColorType::Rgb);
-    done.map_err(|error| Failure::Failed(format!("could not encode a picture: {error}")))?;
+    done.map_err(|error| Failure::Failed(format!("could not encode an image: {error}")))?;
     Ok(file)
 }
 

@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use safetensors::SafeTensors;
 
 use crate::command::{dflop, object, objects, text};
 
 fn tokenizer() -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/model_inputs/chatml");
-    folder.to_str().expect("the path is UTF-8").to_owned()
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/model_inputs/chatml");
+    directory.to_str().expect("the path is UTF-8").to_owned()
 }
 
 #[test]
 fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
-    let data = DataSet::new(1, 12, Stored::Plain);
+    let data = Dataset::new(1, 12, Stored::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let mut tokens = Vec::new();
     for layout in ["packed", "padded"] {
@@ -44,7 +44,7 @@ fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
 
 #[test]
 fn tensors_of_media_are_printed_unless_they_are_only_counted() {
-    let data = DataSet::new(1, 6, Stored::Plain);
+    let data = Dataset::new(1, 6, Stored::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let lines = |extra: &[&str]| {
         let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
@@ -76,7 +76,7 @@ fn tensors_of_media_are_printed_unless_they_are_only_counted() {
 
 #[test]
 fn a_tokenizer_that_does_not_fit_is_misuse() {
-    let data = DataSet::new(1, 4, Stored::Plain);
+    let data = Dataset::new(1, 4, Stored::Plain);
     let pattern = data.pattern();
     let llama = tokenizer().replace("chatml", "llama3");
     let run = dflop(&["batches", &pattern, "--global-batch", "4", "--dp-size", "1", "--tokenizer", &llama]);
@@ -86,15 +86,15 @@ fn a_tokenizer_that_does_not_fit_is_misuse() {
 
 #[test]
 fn tensors_are_written_as_safetensors() {
-    let data = DataSet::new(1, 6, Stored::Plain);
+    let data = Dataset::new(1, 6, Stored::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let out = folder.path().join("batches");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let out = directory.path().join("batches");
     let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
     let inputs =
         ["--microbatches", "2", "--tokenizer", &tokenizer, "--json", "--values", "--out", text(&out)];
     let lines = objects(&[&plan[..], &inputs].concat());
-    let names = |folder: &Path| std::fs::read_dir(folder).expect("the folder is there").count();
+    let names = |directory: &Path| std::fs::read_dir(directory).expect("the directory is there").count();
     assert_eq!((lines.len(), names(&out)), (3, 2));
     for (number, line) in lines[..2].iter().enumerate() {
         let file = out.join(format!("step-00000000-{number:03}.safetensors"));
@@ -120,7 +120,7 @@ fn tensors_are_written_as_safetensors() {
 
 #[test]
 fn counted_texts_make_the_plan_exact() {
-    let data = DataSet::new(1, 12, Stored::Plain);
+    let data = Dataset::new(1, 12, Stored::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let counting = ["--tokenizer", &tokenizer, "--model", "qwen2-vl-7b"];
     let plan = ["--global-batch", "12", "--dp-size", "1", "--microbatches", "2"];
@@ -150,7 +150,7 @@ fn counted_texts_make_the_plan_exact() {
 
 #[test]
 fn microbatches_are_padded_to_a_length_or_the_step_is_refused_with_one_that_would_do() {
-    let data = DataSet::new(1, 12, Stored::Plain);
+    let data = Dataset::new(1, 12, Stored::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let args = |tokens: &'static str| {
         let plan = ["batches", &pattern, "--global-batch", "12", "--dp-size", "2", "--microbatches", "2"];

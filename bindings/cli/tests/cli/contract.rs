@@ -1,28 +1,28 @@
 //! Every field that a command promises is there, with the right meaning.
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::media::jpeg;
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};
 
 use crate::command::{dflop, object, objects, text, without_measurements};
 
-/// Two text samples and one picture that ends in its header, in one shard.
-fn shard_with_a_bad_picture(folder: &tempfile::TempDir) -> std::path::PathBuf {
+/// Two text samples and one image that ends in its header, in one shard.
+fn shard_with_a_bad_image(directory: &tempfile::TempDir) -> std::path::PathBuf {
     let cut = &jpeg(64, 48, 0)[..10];
     let tar = TarBytes::new().file("a.txt", b"one").file("b.jpg", cut).file("c.txt", b"two").finish();
-    let shard = folder.path().join("x.tar");
-    std::fs::write(&shard, tar).expect("the folder can be written");
+    let shard = directory.path().join("x.tar");
+    std::fs::write(&shard, tar).expect("the directory can be written");
     shard
 }
 
-fn write_instance(folder: &tempfile::TempDir) -> std::path::PathBuf {
+fn write_instance(directory: &tempfile::TempDir) -> std::path::PathBuf {
     let instance = json!({
         "name": "six", "n": 6, "m": 4, "c": 2,
         "d": [[9, 1], [1, 9], [5, 5], [3, 7], [7, 3], [6, 2]], "tok": [1, 2, 3, 4, 5, 6],
     });
-    let path = folder.path().join("six.json");
-    std::fs::write(&path, instance.to_string()).expect("the folder can be written");
+    let path = directory.path().join("six.json");
+    std::fs::write(&path, instance.to_string()).expect("the directory can be written");
     path
 }
 
@@ -37,7 +37,7 @@ fn whole_numbers(groups: &Value) -> Vec<u64> {
 
 #[test]
 fn index_counts_shards_samples_and_payload_bytes() {
-    let data = DataSet::new(2, 5, Stored::Plain);
+    let data = Dataset::new(2, 5, Stored::Plain);
     let report = object(&["index", &data.pattern(), "--json"]);
     let listed = objects(&["list", &data.pattern(), "--json"]);
     let fields = listed.iter().flat_map(|sample| sample["fields"].as_object().expect("fields").values());
@@ -52,15 +52,15 @@ fn index_counts_shards_samples_and_payload_bytes() {
 
 #[test]
 fn the_fingerprint_ignores_the_directory() {
-    let (one, other) = (DataSet::new(2, 3, Stored::Plain), DataSet::new(2, 3, Stored::Plain));
-    let fingerprint = |data: &DataSet| object(&["index", &data.pattern(), "--json"])["fingerprint"].clone();
+    let (one, other) = (Dataset::new(2, 3, Stored::Plain), Dataset::new(2, 3, Stored::Plain));
+    let fingerprint = |data: &Dataset| object(&["index", &data.pattern(), "--json"])["fingerprint"].clone();
     assert_eq!(fingerprint(&one), fingerprint(&other));
 }
 
 #[test]
 fn index_reports_a_bad_sample_and_ends_well() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shard = shard_with_a_bad_picture(&folder);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shard = shard_with_a_bad_image(&directory);
     let report = object(&["index", text(&shard), "--json"]);
     assert_eq!(report["samples"], 2);
     let skipped = report["skipped"].as_array().expect("a list");
@@ -73,11 +73,11 @@ fn index_reports_a_bad_sample_and_ends_well() {
 
 #[test]
 fn verified_index_finds_what_headers_do_not_show() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let picture = jpeg(64, 48, 0);
-    let tar = TarBytes::new().file("a.jpg", &picture).file("b.jpg", &picture[..picture.len() - 40]).finish();
-    let shard = folder.path().join("x.tar");
-    std::fs::write(&shard, tar).expect("the folder can be written");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = jpeg(64, 48, 0);
+    let tar = TarBytes::new().file("a.jpg", &image).file("b.jpg", &image[..image.len() - 40]).finish();
+    let shard = directory.path().join("x.tar");
+    std::fs::write(&shard, tar).expect("the directory can be written");
     assert_eq!(object(&["index", text(&shard), "--json"])["samples"], 2);
     let verified = object(&["index", text(&shard), "--verify", "--json"]);
     assert_eq!(verified["samples"], 1);
@@ -86,10 +86,10 @@ fn verified_index_finds_what_headers_do_not_show() {
 
 #[test]
 fn list_gives_bytes_digest_and_shape_of_every_field() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let tar = TarBytes::new().file("d/a.TXT", b"abc").file("d/a.seg.jpg", &jpeg(64, 48, 0)).finish();
-    let shard = folder.path().join("x.tar");
-    std::fs::write(&shard, tar).expect("the folder can be written");
+    let shard = directory.path().join("x.tar");
+    std::fs::write(&shard, tar).expect("the directory can be written");
     let sample = object(&["list", text(&shard), "--json"]);
     assert_eq!((&sample["key"], &sample["url"]), (&json!("d/a"), &json!(text(&shard))));
     let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -100,8 +100,8 @@ fn list_gives_bytes_digest_and_shape_of_every_field() {
 
 #[test]
 fn list_prints_what_is_readable_then_fails() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shard = shard_with_a_bad_picture(&folder);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shard = shard_with_a_bad_image(&directory);
     let run = dflop(&["list", text(&shard), "--json"]);
     assert_eq!(run.status, Some(1));
     let keys: Vec<Value> = run.objects().iter().map(|sample| sample["key"].clone()).collect();
@@ -112,7 +112,7 @@ fn list_prints_what_is_readable_then_fails() {
 
 #[test]
 fn stream_reports_every_measurement() {
-    let data = DataSet::new(2, 6, Stored::Plain);
+    let data = Dataset::new(2, 6, Stored::Plain);
     for decode in ["raw", "rgb224", "media"] {
         let args =
             ["stream", &data.pattern(), "--decode", decode, "--batch", "5", "--workers", "2", "--json"];
@@ -128,7 +128,7 @@ fn stream_reports_every_measurement() {
 
 #[test]
 fn stream_reads_the_named_fields_only() {
-    let data = DataSet::new(1, 12, Stored::Plain);
+    let data = Dataset::new(1, 12, Stored::Plain);
     let bytes = |fields: &[&str]| {
         let report = object(&[&["stream", &data.pattern(), "--decode", "media", "--json"], fields].concat());
         assert_eq!(report["samples"], 12, "{fields:?}");
@@ -143,8 +143,8 @@ fn stream_reads_the_named_fields_only() {
 }
 
 #[test]
-fn stream_augments_pictures() {
-    let data = DataSet::new(1, 6, Stored::Plain);
+fn stream_augments_images() {
+    let data = Dataset::new(1, 6, Stored::Plain);
     let changes = ["--random-crop", "--flip", "--color-jitter", "0.4,0.4,0.4,0.1", "--seed", "3"];
     for decode in ["rgb224", "media"] {
         let report =
@@ -154,20 +154,20 @@ fn stream_augments_pictures() {
 }
 
 #[test]
-fn rgb224_reads_pictures_only_and_delivers_samples_without_one() {
-    let data = DataSet::new(1, 6, Stored::Plain);
+fn rgb224_reads_images_only_and_delivers_samples_without_one() {
+    let data = Dataset::new(1, 6, Stored::Plain);
     let listed = objects(&["list", &data.pattern(), "--json"]);
-    let pictures: Vec<u64> =
+    let images: Vec<u64> =
         listed.iter().filter_map(|sample| sample["fields"]["jpg"]["bytes"].as_u64()).collect();
     let report = object(&["stream", &data.pattern(), "--decode", "rgb224", "--json"]);
     assert_eq!(report["samples"], 6);
-    assert_eq!(report["bytes"], pictures.iter().sum::<u64>());
-    assert_eq!(report["pictures"], pictures.len());
+    assert_eq!(report["bytes"], images.iter().sum::<u64>());
+    assert_eq!(report["pictures"], images.len());
 }
 
 #[test]
 fn epochs_repeat_and_samples_cut_the_stream() {
-    let data = DataSet::new(2, 5, Stored::Plain);
+    let data = Dataset::new(2, 5, Stored::Plain);
     let samples = |more: &[&str]| {
         let stream = ["stream", &data.pattern(), "--decode", "raw", "--batch", "3", "--json"];
         object(&[&stream[..], more].concat())["samples"].clone()
@@ -179,8 +179,8 @@ fn epochs_repeat_and_samples_cut_the_stream() {
 
 #[test]
 fn delivered_and_skipped_are_all_samples() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shard = shard_with_a_bad_picture(&folder);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shard = shard_with_a_bad_image(&directory);
     let args = ["stream", text(&shard), "--error-budget", "1", "--json"];
     let report = object(&args);
     assert_eq!(report["samples"], 2);
@@ -196,7 +196,7 @@ fn delivered_and_skipped_are_all_samples() {
 
 #[test]
 fn stats_gives_quantiles_in_order() {
-    let data = DataSet::new(2, 10, Stored::Plain);
+    let data = Dataset::new(2, 10, Stored::Plain);
     let report = object(&["stats", &data.pattern(), "--model", "omni-7b", "--json"]);
     assert_eq!(report["samples"], 20);
     let quantiles = report["quantiles"].as_object().expect("quantiles");
@@ -213,8 +213,8 @@ fn stats_gives_quantiles_in_order() {
 
 #[test]
 fn balance_puts_every_item_into_one_group_and_proves_its_gap() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let report = object(&["balance", "--instance", text(&write_instance(&folder)), "--json"]);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let report = object(&["balance", "--instance", text(&write_instance(&directory)), "--json"]);
     assert_eq!(report["groups"].as_array().expect("groups").len(), 4);
     assert_eq!(whole_numbers(&report["groups"]), [0, 1, 2, 3, 4, 5]);
     let number = |name: &str| report[name].as_f64().expect(name);
@@ -225,8 +225,8 @@ fn balance_puts_every_item_into_one_group_and_proves_its_gap() {
 
 #[test]
 fn balance_pipeline_gives_each_rank_its_microbatches() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = write_instance(&folder);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = write_instance(&directory);
     let pipeline = ["--objective", "pipeline", "--dp", "2", "--stages", "1,3"];
     let report = object(&[&["balance", "--instance", text(&path), "--json"], &pipeline[..]].concat());
     let ranks = report["ranks"].as_array().expect("ranks");
@@ -237,8 +237,8 @@ fn balance_pipeline_gives_each_rank_its_microbatches() {
 
 #[test]
 fn balance_compares_with_min_max_and_takes_an_encoder_dp_size() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = write_instance(&folder);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = write_instance(&directory);
     let run = |more: &[&str]| {
         let base = ["balance", "--instance", text(&path), "--json", "--dp", "2", "--stages", "1,3"];
         object(&[&base, more].concat())
@@ -262,7 +262,7 @@ fn balance_compares_with_min_max_and_takes_an_encoder_dp_size() {
 
 #[test]
 fn simulate_compares_three_strategies_with_data_blind() {
-    let data = DataSet::new(2, 8, Stored::Plain);
+    let data = Dataset::new(2, 8, Stored::Plain);
     let size = ["--global-batch", "8", "--dp-size", "2", "--microbatches", "2", "--work", "100"];
     let report = object(&[&["simulate", &data.pattern(), "--json"], &size[..]].concat());
     let strategies = report["strategies"].as_array().expect("strategies");
@@ -277,7 +277,7 @@ fn simulate_compares_three_strategies_with_data_blind() {
 
 #[test]
 fn simulate_runs_the_plans_by_any_schedule() {
-    let data = DataSet::new(2, 8, Stored::Plain);
+    let data = Dataset::new(2, 8, Stored::Plain);
     let size =
         ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2", "--work", "0"];
     let run = |name: &str| {
@@ -298,12 +298,12 @@ fn simulate_runs_the_plans_by_any_schedule() {
 }
 
 #[test]
-fn packed_folder_lists_what_went_in() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (source, out) = (folder.path().join("source"), folder.path().join("out"));
-    std::fs::create_dir(&source).expect("the folder can be written");
+fn packed_directory_lists_what_went_in() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (source, out) = (directory.path().join("source"), directory.path().join("out"));
+    std::fs::create_dir(&source).expect("the directory can be written");
     for (name, payload) in [("a b.txt", "one"), ("日本.txt", "three"), ("noext", "x")] {
-        std::fs::write(source.join(name), payload).expect("the folder can be written");
+        std::fs::write(source.join(name), payload).expect("the directory can be written");
     }
     let report = object(&["pack", text(&source), text(&out), "--json"]);
     let counts = json!([report["shards"], report["samples"], report["bytes"]]);
@@ -319,9 +319,9 @@ fn packed_folder_lists_what_went_in() {
 
 #[test]
 fn reports_differ_in_nothing_but_measurements() {
-    let data = DataSet::new(2, 6, Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (pattern, instance) = (data.pattern(), write_instance(&folder));
+    let data = Dataset::new(2, 6, Stored::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (pattern, instance) = (data.pattern(), write_instance(&directory));
     let size = ["--global-batch", "4", "--dp-size", "2", "--work", "50"];
     let commands = [
         vec!["index", &pattern, "--json"],

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{command, dflop, object, text};
@@ -19,46 +19,46 @@ fn index_path(pattern: &str) -> PathBuf {
     PathBuf::from(object(&["index", pattern, "--json"])["path"].as_str().expect("the index is kept"))
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).expect("the folder is there");
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("the directory is there");
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
     entries.map(|entry| name(entry).into_string().expect("names are UTF-8")).collect()
 }
 
 #[test]
 fn first_use_makes_the_index_beside_the_shards() {
-    let data = DataSet::new(2, 4, Stored::Plain);
+    let data = Dataset::new(2, 4, Stored::Plain);
     let first = order(&data.pattern(), &[]);
-    assert!(names(&data.folder().join(".dflop")).iter().any(|name| name.contains(".arrow")));
+    assert!(names(&data.directory().join(".dflop")).iter().any(|name| name.contains(".arrow")));
     assert_eq!(order(&data.pattern(), &[]), first);
 }
 
 #[test]
 fn index_that_fits_is_kept() {
-    let data = DataSet::new(1, 4, Stored::Plain);
+    let data = Dataset::new(1, 4, Stored::Plain);
     let modified =
         || index_path(&data.pattern()).metadata().and_then(|file| file.modified()).expect("a time");
     assert_eq!(modified(), modified());
 }
 
 #[test]
-fn named_folder_holds_the_index_for_every_command() {
-    let data = DataSet::new(1, 8, Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let place = folder.path().join("here");
+fn named_directory_holds_the_index_for_every_command() {
+    let data = Dataset::new(1, 8, Stored::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let place = directory.path().join("here");
     let plain = order(&data.pattern(), &["--index", text(&place)]);
-    assert!(!data.folder().join(".dflop").exists());
+    assert!(!data.directory().join(".dflop").exists());
     let report = object(&["index", &data.pattern(), "--out", text(&place), "--json"]);
     assert!(report["path"].as_str().expect("a path").starts_with(text(&place)));
     assert_eq!(order(&data.pattern(), &[]), plain);
 }
 
 #[test]
-fn folder_that_takes_no_index_sends_it_to_the_cache_directory() {
-    let data = DataSet::new(1, 8, Stored::Plain);
-    let cache = tempfile::tempdir().expect("a temporary folder");
-    // A file in its place refuses the folder to every user, the super-user included.
-    std::fs::write(data.folder().join(".dflop"), "").expect("the folder can be written");
+fn directory_that_takes_no_index_sends_it_to_the_cache_directory() {
+    let data = Dataset::new(1, 8, Stored::Plain);
+    let cache = tempfile::tempdir().expect("a temporary directory");
+    // A file in its place refuses the directory to every user, the super-user included.
+    std::fs::write(data.directory().join(".dflop"), "").expect("the directory can be written");
     let output = command(&["index", &data.pattern(), "--json"]).env("XDG_CACHE_HOME", cache.path()).output();
     let report: serde_json::Value =
         serde_json::from_slice(&output.expect("the command runs").stdout).expect("an object");
@@ -66,9 +66,9 @@ fn folder_that_takes_no_index_sends_it_to_the_cache_directory() {
 }
 
 #[test]
-fn without_any_folder_the_index_lives_in_memory() {
-    let data = DataSet::new(1, 8, Stored::Plain);
-    std::fs::write(data.folder().join(".dflop"), "").expect("the folder can be written");
+fn without_any_directory_the_index_lives_in_memory() {
+    let data = Dataset::new(1, 8, Stored::Plain);
+    std::fs::write(data.directory().join(".dflop"), "").expect("the directory can be written");
     let mut index = command(&["index", &data.pattern(), "--json"]);
     let output = index.env_remove("HOME").env_remove("XDG_CACHE_HOME").output().expect("the command runs");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
@@ -77,12 +77,12 @@ fn without_any_folder_the_index_lives_in_memory() {
 
 #[test]
 fn shard_replaced_by_one_of_the_same_size_is_noticed() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shard = folder.path().join("x.tar");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shard = directory.path().join("x.tar");
     let write = |keys: [&str; 6]| {
         let append = |tar: TarBytes, key: &str| tar.file(&format!("{key}.txt"), b"text");
         let bytes = keys.into_iter().fold(TarBytes::new(), append).finish();
-        std::fs::write(&shard, &bytes).expect("the folder can be written");
+        std::fs::write(&shard, &bytes).expect("the directory can be written");
         bytes.len()
     };
     let bytes = write(["a", "b", "c", "d", "e", "f"]);
@@ -95,7 +95,7 @@ fn shard_replaced_by_one_of_the_same_size_is_noticed() {
 
 #[test]
 fn cut_index_is_made_anew() {
-    let data = DataSet::new(2, 8, Stored::Plain);
+    let data = Dataset::new(2, 8, Stored::Plain);
     let whole = order(&data.pattern(), &[]);
     let path = index_path(&data.pattern());
     let bytes = std::fs::read(&path).expect("the index is there");
@@ -108,11 +108,11 @@ fn cut_index_is_made_anew() {
 
 #[test]
 fn killed_indexing_leaves_nothing_that_misleads() {
-    let data = DataSet::new(3, 20, Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let whole = order(&data.pattern(), &["--index", text(&folder.path().join("whole"))]);
+    let data = Dataset::new(3, 20, Stored::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let whole = order(&data.pattern(), &["--index", text(&directory.path().join("whole"))]);
     for (attempt, wait_ms) in [0, 1, 2, 4, 8, 16].into_iter().enumerate() {
-        let place = folder.path().join(attempt.to_string());
+        let place = directory.path().join(attempt.to_string());
         let mut index = command(&["index", &data.pattern(), "--verify", "--out", text(&place)]);
         let mut child =
             index.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the command starts");
@@ -125,7 +125,7 @@ fn killed_indexing_leaves_nothing_that_misleads() {
 
 #[test]
 fn processes_that_index_at_once_agree() {
-    let data = DataSet::new(3, 20, Stored::Plain);
+    let data = Dataset::new(3, 20, Stored::Plain);
     let spawn = |_| {
         let mut index = command(&["index", &data.pattern(), "--json"]);
         index.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts")
@@ -140,15 +140,15 @@ fn processes_that_index_at_once_agree() {
     let mut fingerprints: Vec<_> = reports.collect();
     fingerprints.dedup();
     assert_eq!(fingerprints.len(), 1);
-    let files = names(&data.folder().join(".dflop"));
+    let files = names(&data.directory().join(".dflop"));
     assert!(files.iter().all(|name| !name.contains("tmp")), "{files:?}");
 }
 
 #[test]
 fn a_disk_that_is_full_keeps_no_one_from_the_data() {
-    let data = DataSet::new(2, 4, Stored::Plain);
-    let cache = tempfile::tempdir().expect("a temporary folder");
-    // No file may grow: writing fails in every folder, as it does on full disks.
+    let data = Dataset::new(2, 4, Stored::Plain);
+    let cache = tempfile::tempdir().expect("a temporary directory");
+    // No file may grow: writing fails in every directory, as it does on full disks.
     let limited = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
     let pattern = data.pattern();
     let run = |more: &[&str]| {
@@ -164,8 +164,8 @@ fn a_disk_that_is_full_keeps_no_one_from_the_data() {
     assert_eq!((status, stderr.as_str()), (Some(0), ""));
     let report: serde_json::Value = serde_json::from_str(&stdout).expect("a report");
     assert!(report["path"].is_null() && report["samples"] == 8, "{report}");
-    let folder = data.folder().join(".dflop");
-    assert!(names(&folder).iter().all(|name| !name.contains(".arrow") && !name.contains(".tmp")));
-    let (status, _, stderr) = run(&["--out", text(&data.folder().join("named"))]);
-    assert!(status == Some(1) && stderr.contains("named"), "a folder that was asked for: {stderr}");
+    let directory = data.directory().join(".dflop");
+    assert!(names(&directory).iter().all(|name| !name.contains(".arrow") && !name.contains(".tmp")));
+    let (status, _, stderr) = run(&["--out", text(&data.directory().join("named"))]);
+    assert!(status == Some(1) && stderr.contains("named"), "a directory that was asked for: {stderr}");
 }

@@ -1,6 +1,6 @@
 //! Memory of pipeline stages, and how a model is trained.
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use serde_json::Value;
 
 use crate::command::{dflop, object};
@@ -53,8 +53,8 @@ fn what_is_frozen_recomputed_or_shared_takes_less() {
 
 #[test]
 fn layers_are_split_as_given_and_measured_memory_is_taken() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("mem_llavaov_qwen2.5_7b.csv");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("mem_llavaov_qwen2.5_7b.csv");
     let rows = "batch_size,seq_len,model_mem,fwd_peak,model_state_peak,num_layers,tp_size\n\
                 1,1024,6.0,0.5,7.0,3,1\n1,1024,8.0,0.6,9.0,4,1\n";
     std::fs::write(&path, rows).expect("a file");
@@ -97,7 +97,7 @@ fn arguments_that_do_not_fit_the_model_are_misuse() {
 
 #[test]
 fn a_frozen_part_costs_less_wherever_costs_are_predicted() {
-    let data = DataSet::new(1, 20, Stored::Plain);
+    let data = Dataset::new(1, 20, Stored::Plain);
     let pattern = data.pattern();
     let mean = |more: &[&str]| {
         let report = object(&[&["stats", &pattern, "--json", "--model", "tiny"], more].concat());

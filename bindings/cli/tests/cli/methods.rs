@@ -6,13 +6,13 @@ use std::path::Path;
 use crate::command::{dflop, object, text};
 
 /// Samples of 0 to 10 tiles and up to 8,000 tokens.
-fn shapes(folder: &Path) -> std::path::PathBuf {
+fn shapes(directory: &Path) -> std::path::PathBuf {
     let mut table = "tiles,seq_len\n".to_owned();
     for at in 0..200_u32 {
         let tiles = at * 7919 % 11;
         writeln!(table, "{tiles},{}", 100 + 600 * tiles + at * 104_729 % 1500).expect("a string");
     }
-    let path = folder.join("shapes.csv");
+    let path = directory.join("shapes.csv");
     std::fs::write(&path, table).expect("a file");
     path
 }
@@ -32,8 +32,8 @@ const CLUSTER: [&str; 10] = [
 
 #[test]
 fn methods_are_compared_from_data_blind_to_ours() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shapes = shapes(folder.path());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shapes = shapes(directory.path());
     let args = [&["simulate", "--shapes", text(&shapes)], &CLUSTER[..]].concat();
     let report = object(&[&args[..], &["--json"]].concat());
     let methods = report["strategies"].as_array().expect("strategies");
@@ -54,9 +54,9 @@ fn methods_are_compared_from_data_blind_to_ours() {
 }
 
 #[test]
-fn shapes_and_a_data_set_exclude_each_other_and_one_is_needed() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shapes = shapes(folder.path());
+fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shapes = shapes(directory.path());
     let misuse = |args: &[&str]| {
         let run = dflop(&[&["simulate"], args].concat());
         assert_eq!(run.status, Some(2), "{args:?}: {}", run.stderr);

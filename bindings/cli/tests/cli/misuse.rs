@@ -1,6 +1,6 @@
 //! Wrong arguments end with status 2, failures with status 1; both say why on standard error and nothing else.
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{dflop, text};
@@ -28,8 +28,8 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn changes_of_pictures_that_make_no_sense_are_misuse() {
-    let data = DataSet::new(1, 1, Stored::Plain);
+fn changes_of_images_that_make_no_sense_are_misuse() {
+    let data = Dataset::new(1, 1, Stored::Plain);
     let stream = |args: &[&str], mentioned| {
         refuse(&[&["stream", &data.pattern()], args].concat(), 2, mentioned);
     };
@@ -51,20 +51,20 @@ fn missing_shard_is_named() {
 }
 
 #[test]
-fn folder_without_shards_is_misuse() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+fn directory_without_shards_is_misuse() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
     for reader in READERS {
-        refuse(&[reader, &[text(folder.path())]].concat(), 2, "dflop pack");
+        refuse(&[reader, &[text(directory.path())]].concat(), 2, "dflop pack");
     }
 }
 
 #[test]
 fn file_that_is_no_tar_fails() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let contents: [(&str, &[u8]); 2] = [("empty.tar", b""), ("text.tar", b"not an archive")];
     for (name, bytes) in contents {
-        let path = folder.path().join(name);
-        std::fs::write(&path, bytes).expect("the folder can be written");
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).expect("the directory can be written");
         for reader in READERS {
             refuse(&[reader, &[text(&path)]].concat(), 1, name);
         }
@@ -73,9 +73,9 @@ fn file_that_is_no_tar_fails() {
 
 #[test]
 fn shard_without_samples_fails() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("x.tar");
-    std::fs::write(&path, TarBytes::new().file("README", b"hi").finish()).expect("the folder can be written");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("x.tar");
+    std::fs::write(&path, TarBytes::new().file("README", b"hi").finish()).expect("the directory can be written");
     for reader in READERS {
         refuse(&[reader, &[text(&path)]].concat(), 1, "sample");
     }
@@ -83,7 +83,7 @@ fn shard_without_samples_fails() {
 
 #[test]
 fn impossible_stream_settings_are_misuse() {
-    let data = DataSet::new(1, 2, Stored::Plain);
+    let data = Dataset::new(1, 2, Stored::Plain);
     let stream = |option: &str, value: &str, mentioned: &str| {
         refuse(&["stream", &data.pattern(), option, value], 2, mentioned);
     };
@@ -97,7 +97,7 @@ fn impossible_stream_settings_are_misuse() {
 
 #[test]
 fn absurd_counts_are_misuse_and_not_a_crash() {
-    let data = DataSet::new(1, 2, Stored::Plain);
+    let data = Dataset::new(1, 2, Stored::Plain);
     let most = "18446744073709551615";
     for (flag, setting) in [("--workers", "workers"), ("--batch", "batch_size")] {
         refuse(&["stream", &data.pattern(), flag, most], 2, setting);
@@ -110,7 +110,7 @@ fn absurd_counts_are_misuse_and_not_a_crash() {
 
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
-    let data = DataSet::new(1, 2, Stored::Plain);
+    let data = Dataset::new(1, 2, Stored::Plain);
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     for command in ["index", "list", "stats", "stream"] {
         for more in [&[][..], &["--json"]] {
@@ -123,7 +123,7 @@ fn output_that_cannot_be_written_is_a_failure() {
 
 #[test]
 fn impossible_plans_are_misuse() {
-    let data = DataSet::new(1, 8, Stored::Plain);
+    let data = Dataset::new(1, 8, Stored::Plain);
     let plan = |changed: &[&str], mentioned: &str| {
         for command in ["order", "simulate"] {
             refuse(&[&[command, &data.pattern()], changed].concat(), 2, mentioned);
@@ -149,7 +149,7 @@ fn impossible_plans_are_misuse() {
 
 #[test]
 fn cap_below_one_sample_fails_with_the_sample_that_exceeds_it() {
-    let data = DataSet::new(1, 8, Stored::Plain);
+    let data = Dataset::new(1, 8, Stored::Plain);
     let order = ["order", &data.pattern(), "--global-batch", "4", "--dp-size", "2"];
     refuse(&[&order[..], &["--tokens-max", "1"]].concat(), 1, "above the cap of 1");
     refuse(&[&order[..], &["--bytes-max", "1"]].concat(), 1, "above the cap of 1");
@@ -157,8 +157,8 @@ fn cap_below_one_sample_fails_with_the_sample_that_exceeds_it() {
 
 #[test]
 fn malformed_instances_are_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("x.json");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("x.json");
     let instances = [
         ("{}", 1, "missing field"),
         (r#"{"name":"x","n":2,"m":0,"c":1,"d":[[1],[2]]}"#, 2, "groups"),
@@ -175,7 +175,7 @@ fn malformed_instances_are_refused() {
         ("\u{1f}no gzip either", 1, "instance"),
     ];
     for (instance, status, mentioned) in instances {
-        std::fs::write(&path, instance).expect("the folder can be written");
+        std::fs::write(&path, instance).expect("the directory can be written");
         refuse(&["balance", "--instance", text(&path)], status, mentioned);
     }
     refuse(&["balance", "--instance", "nowhere.json"], 1, "nowhere.json");
@@ -183,10 +183,10 @@ fn malformed_instances_are_refused() {
 
 #[test]
 fn caps_that_cannot_be_kept_name_the_file_and_the_item() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("x.json");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("x.json");
     let balance = ["balance", "--instance", text(&path)];
-    std::fs::write(&path, r#"{"n":2,"m":2,"c":1,"d":[[1],[2]]}"#).expect("the folder can be written");
+    std::fs::write(&path, r#"{"n":2,"m":2,"c":1,"d":[[1],[2]]}"#).expect("the directory can be written");
     refuse(
         &[&balance[..], &["--tokens-max", "8"]].concat(),
         2,
@@ -198,25 +198,25 @@ fn caps_that_cannot_be_kept_name_the_file_and_the_item() {
         "x.json`: invalid `bytes_max`: the instance has no bytes",
     );
     std::fs::write(&path, r#"{"n":2,"m":2,"c":1,"d":[[1],[2]],"tok":[5,9]}"#)
-        .expect("the folder can be written");
+        .expect("the directory can be written");
     refuse(&[&balance[..], &["--tokens-max", "8"]].concat(), 1, "x.json`: item 1 alone has 9 tokens");
 }
 
 #[test]
 fn exact_refuses_what_it_could_not_finish() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("x.json");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("x.json");
     let instance = format!(r#"{{"n":500,"m":50,"c":1,"d":[[1]{}]}}"#, ",[2]".repeat(499));
-    std::fs::write(&path, instance).expect("the folder can be written");
+    std::fs::write(&path, instance).expect("the directory can be written");
     refuse(&["balance", "--instance", text(&path), "--strategy", "exact"], 1, "500 items in 50 groups");
 }
 
 #[test]
 fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_module() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("x.json");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("x.json");
     let instance = r#"{"name":"x","n":4,"m":4,"c":2,"d":[[1,2],[2,1],[3,3],[1,1]]}"#;
-    std::fs::write(&path, instance).expect("the folder can be written");
+    std::fs::write(&path, instance).expect("the directory can be written");
     let pipeline = ["balance", "--instance", text(&path), "--objective", "pipeline"];
     refuse(&pipeline, 2, "--dp");
     refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "do not divide");
@@ -231,12 +231,12 @@ fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_mo
 
 #[test]
 fn nothing_to_pack_fails() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (source, out) = (folder.path().join("source"), folder.path().join("out"));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (source, out) = (directory.path().join("source"), directory.path().join("out"));
     refuse(&["pack", text(&source), text(&out)], 1, "source");
-    std::fs::create_dir(&source).expect("the folder can be written");
+    std::fs::create_dir(&source).expect("the directory can be written");
     refuse(&["pack", text(&source), text(&out)], 1, "no samples");
-    std::fs::write(source.join("a.txt"), "a").expect("the folder can be written");
+    std::fs::write(source.join("a.txt"), "a").expect("the directory can be written");
     refuse(&["pack", text(&source), text(&out), "--shard-bytes", "0"], 2, "shard_bytes");
 }
 

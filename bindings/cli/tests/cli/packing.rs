@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use crate::command::{command, object};
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary folders are UTF-8")
+    path.to_str().expect("temporary directories are UTF-8")
 }
 
-/// A folder with this many samples of a text each.
+/// A directory with this many samples of a text each.
 fn source(samples: usize) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for sample in 0..samples {
-        std::fs::write(folder.path().join(format!("{sample:05}.txt")), "a red kite ".repeat(20)).unwrap();
+        std::fs::write(directory.path().join(format!("{sample:05}.txt")), "a red kite ".repeat(20)).unwrap();
     }
-    folder
+    directory
 }
 
-fn shards(folder: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+fn shards(directory: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = names.filter(|name| name.starts_with("shard-")).collect();
     names.sort();
@@ -73,17 +73,17 @@ fn a_killed_pack_leaves_whole_shards_that_are_indexed_on_first_use() {
 }
 
 /// Appends one sample with the library; returns how many shards there are then.
-fn shards_after_append(folder: &Path) -> usize {
-    let builder = dflop_loader::write::ShardWriter::builder(folder).append(true);
+fn shards_after_append(directory: &Path) -> usize {
+    let builder = dflop_loader::write::ShardWriter::builder(directory).append(true);
     let mut writer = builder.build().unwrap();
     writer.write("new", &[("txt", b"a kite")]).unwrap();
     let written = writer.finish().unwrap();
     assert!(written.index.is_some());
     assert!(
-        std::fs::read_dir(folder)
+        std::fs::read_dir(directory)
             .unwrap()
             .flatten()
             .all(|entry| { !entry.file_name().to_string_lossy().ends_with(".partial") })
     );
-    shards(folder).len()
+    shards(directory).len()
 }

@@ -7,21 +7,21 @@ use serde_json::Value;
 
 use crate::command::{dflop, object};
 
-/// A folder with a profile of the reference's files, shapes and links.
+/// A directory with a profile of the reference's files, shapes and links.
 struct Inputs {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     profile: String,
     shapes: String,
     links: String,
 }
 
 fn inputs() -> Inputs {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let write = |path: PathBuf, text: &str| {
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
-    let profile = folder.path().join("profile");
+    let profile = directory.path().join("profile");
     std::fs::create_dir(&profile).unwrap();
     for (name, text) in files(&CASES[0]) {
         write(profile.join(name), &text);
@@ -30,10 +30,10 @@ fn inputs() -> Inputs {
     let shapes = format!("tiles,seq_len\n{}", (0..500).map(row).collect::<String>());
     let links = "link,gigabytes_per_second,latency_microseconds\nnvlink,300,3\ninfiniband,25,10\n";
     Inputs {
-        shapes: write(folder.path().join("shapes.csv"), &shapes),
-        links: write(folder.path().join("links.csv"), links),
+        shapes: write(directory.path().join("shapes.csv"), &shapes),
+        links: write(directory.path().join("links.csv"), links),
         profile: profile.display().to_string(),
-        _folder: folder,
+        _directory: directory,
     }
 }
 

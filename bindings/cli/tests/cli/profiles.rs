@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use serde_json::Value;
 
 use crate::command::{dflop, object, text};
@@ -18,8 +18,8 @@ fn miniature() -> PathBuf {
 
 #[test]
 fn accuracy_gives_errors_by_module_part_and_bin_and_a_page() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let page = folder.path().join("accuracy.html");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let page = directory.path().join("accuracy.html");
     let (profile, observed) = (miniature(), committed("cpu-miniature-held-out.csv"));
     let args = ["accuracy", "--profile", text(&profile), "--observed", text(&observed)];
     let report = object(&[&args[..], &["--json", "--report", text(&page)]].concat());
@@ -63,7 +63,7 @@ fn a_profile_predicts_itself() {
 
 #[test]
 fn stats_and_simulate_take_times_from_a_profile() {
-    let (data, profile) = (DataSet::new(2, 10, Stored::Plain), miniature());
+    let (data, profile) = (Dataset::new(2, 10, Stored::Plain), miniature());
     let source = ["--model", "tiny", "--profile", text(&profile)];
     let run = dflop(&[&["stats", &data.pattern(), "--json"], &source[..]].concat());
     assert_eq!(run.status, Some(0), "{}", run.stderr);
@@ -81,7 +81,7 @@ fn stats_and_simulate_take_times_from_a_profile() {
 
 #[test]
 fn a_random_sample_states_its_error_and_all_samples_none() {
-    let data = DataSet::new(2, 30, Stored::Plain);
+    let data = Dataset::new(2, 30, Stored::Plain);
     let stats = |args: &[&str]| object(&[&["stats", &data.pattern(), "--json"], args].concat());
     let [all, some, other] =
         [stats(&[]), stats(&["--sample", "20", "--seed", "3"]), stats(&["--sample", "20", "--seed", "4"])];
@@ -96,8 +96,8 @@ fn a_random_sample_states_its_error_and_all_samples_none() {
 
 #[test]
 fn a_bad_profile_is_refused_with_file_line_and_column() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let bad = folder.path().join("bad.csv");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let bad = directory.path().join("bad.csv");
     let good = std::fs::read_to_string(miniature()).expect("the profile");
     let first = good.lines().position(|line| line.starts_with("vision,")).expect("rows");
     let broken: Vec<String> =
@@ -107,7 +107,7 @@ fn a_bad_profile_is_refused_with_file_line_and_column() {
                 if at == first { "vision,linear,forward,1,1,1,256,NaN,".to_owned() } else { line.to_owned() }
             })
             .collect();
-    std::fs::write(&bad, broken.join("\n")).expect("the folder can be written");
+    std::fs::write(&bad, broken.join("\n")).expect("the directory can be written");
     let run = dflop(&["accuracy", "--profile", text(&bad), "--observed", text(&bad)]);
     assert_eq!((run.status, run.stdout.as_str()), (Some(1), ""));
     let place = format!("{}:{}: column `microseconds`: `NaN`", bad.display(), first + 1);
@@ -116,7 +116,7 @@ fn a_bad_profile_is_refused_with_file_line_and_column() {
 
 #[test]
 fn what_a_profile_lacks_is_said() {
-    let (data, profile) = (DataSet::new(1, 2, Stored::Plain), miniature());
+    let (data, profile) = (Dataset::new(1, 2, Stored::Plain), miniature());
     let stats =
         |args: &[&str]| dflop(&[&["stats", &data.pattern(), "--profile", text(&profile)], args].concat());
     let other_model = stats(&["--model", "omni-7b"]);
@@ -137,8 +137,8 @@ fn what_a_profile_lacks_is_said() {
         assert_eq!(refused.status, Some(2), "{args:?}: {}", refused.stderr);
         assert!(refused.stderr.contains(mentioned), "{args:?}: {}", refused.stderr);
     }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let none = dflop(&["accuracy", "--profile", text(folder.path()), "--observed", text(&profile)]);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let none = dflop(&["accuracy", "--profile", text(directory.path()), "--observed", text(&profile)]);
     assert_eq!(none.status, Some(1));
     assert!(none.stderr.contains("there is no .csv file"), "{}", none.stderr);
 }

@@ -16,8 +16,8 @@ const SHARDS: [(&str, usize); 6] = [
     ("speechbrain/tests__samples__lang-shards__shard-000000.tar", 3),
 ];
 
-fn copied(source: &Path, folder: &Path) -> PathBuf {
-    let copy = folder.join(source.file_name().expect("a file has a name"));
+fn copied(source: &Path, directory: &Path) -> PathBuf {
+    let copy = directory.join(source.file_name().expect("a file has a name"));
     std::fs::copy(source, &copy).expect("the file can be copied");
     copy
 }
@@ -25,11 +25,11 @@ fn copied(source: &Path, folder: &Path) -> PathBuf {
 #[test]
 fn real_shards_hold_as_many_samples_as_webdataset_counts() {
     let Some(shared) = shared_data() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     for (name, samples) in SHARDS {
-        let shard = copied(&shared.join("tars").join(name), folder.path());
+        let shard = copied(&shared.join("tars").join(name), directory.path());
         assert_eq!(objects(&["list", text(&shard), "--json"]).len(), samples, "{name}");
-        let place = folder.path().join("index");
+        let place = directory.path().join("index");
         let report = object(&["index", text(&shard), "--out", text(&place), "--json"]);
         assert_eq!(report["samples"], samples, "{name}");
     }
@@ -38,16 +38,16 @@ fn real_shards_hold_as_many_samples_as_webdataset_counts() {
 #[test]
 fn malformed_files_among_good_ones_are_named_and_cost_no_good_one() {
     let Some(shared) = shared_data() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (source, out) = (folder.path().join("source"), folder.path().join("out"));
-    std::fs::create_dir(&source).expect("the folder can be written");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (source, out) = (directory.path().join("source"), directory.path().join("out"));
+    std::fs::create_dir(&source).expect("the directory can be written");
     let malformed = std::fs::read_dir(shared.join("malformed/made")).expect("malformed files are there");
     for entry in malformed {
         copied(&entry.expect("an entry").path(), &source);
     }
     for number in 0..50 {
         let path = source.join(format!("good{number}.txt"));
-        std::fs::write(path, format!("text {number}")).expect("the folder can be written");
+        std::fs::write(path, format!("text {number}")).expect("the directory can be written");
     }
     let packed = object(&["pack", text(&source), text(&out), "--json"]);
     for decode in ["raw", "rgb224", "media"] {

@@ -1,7 +1,7 @@
 //! Commands over URLs do what they do over files.
 
-use dflop_tests::data_set::{DataSet, Stored};
-use dflop_tests::fault_server::{Behaviour, Fault, FaultServer};
+use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
 use serde_json::Value;
 
 use crate::command::{command, dflop, object, objects, text};
@@ -17,10 +17,10 @@ fn listed(args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn list_index_stream_and_order_take_urls() {
-    let data = DataSet::new(3, 12, Stored::Plain);
-    let server = FaultServer::of_folder(data.folder(), Behaviour::faulty(5, Fault::Unavailable(None)));
+    let data = Dataset::new(3, 12, Stored::Plain);
+    let server = FaultServer::of_directory(data.directory(), Behavior::faulty(5, Fault::Unavailable(None)));
     let url = server.url("shard-{000..002}.tar");
-    let place = tempfile::tempdir().expect("a temporary folder");
+    let place = tempfile::tempdir().expect("a temporary directory");
     let (index, cache) = (place.path().join("index"), place.path().join("cache"));
     assert_eq!(listed(&["list", &url, "--json"]), listed(&["list", &data.pattern(), "--json"]));
     let remote = object(&["index", &url, "--out", text(&index), "--json"]);
@@ -41,9 +41,9 @@ fn list_index_stream_and_order_take_urls() {
 
 #[test]
 fn the_index_of_a_url_lies_in_the_cache_directory() {
-    let data = DataSet::new(1, 4, Stored::Plain);
-    let server = FaultServer::of_folder(data.folder(), Behaviour::default());
-    let home = tempfile::tempdir().expect("a temporary folder");
+    let data = Dataset::new(1, 4, Stored::Plain);
+    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let home = tempfile::tempdir().expect("a temporary directory");
     let run = command(&["index", &server.url("shard-000.tar"), "--json"])
         .env("XDG_CACHE_HOME", home.path())
         .output()
@@ -54,14 +54,14 @@ fn the_index_of_a_url_lies_in_the_cache_directory() {
 
 #[test]
 fn a_url_that_cannot_be_read_says_what_to_do() {
-    let data = DataSet::new(1, 4, Stored::Plain);
-    let server = FaultServer::of_folder(data.folder(), Behaviour::default());
+    let data = Dataset::new(1, 4, Stored::Plain);
+    let server = FaultServer::of_directory(data.directory(), Behavior::default());
     let run = dflop(&["list", &server.url("none.tar")]);
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("none.tar") && run.stderr.contains("404"), "{}", run.stderr);
     let run = dflop(&["list", &server.url("")]);
     assert_eq!(run.status, Some(1));
-    assert!(run.stderr.contains("do not list folders"), "{}", run.stderr);
+    assert!(run.stderr.contains("do not list directories"), "{}", run.stderr);
     let run = dflop(&["list", "s3:///none.tar"]);
     assert_eq!(run.status, Some(2));
     assert!(run.stderr.contains("no bucket"), "{}", run.stderr);

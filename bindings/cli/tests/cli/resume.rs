@@ -1,6 +1,6 @@
 //! `dflop stream` with a shuffle buffer, a state, metrics and limits.
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::mixed::MixedTexts;
 use serde_json::{Value, json};
 
@@ -12,9 +12,9 @@ fn samples(report: &Value) -> u64 {
 
 #[test]
 fn a_run_that_was_cut_goes_on_from_its_state() {
-    let data = DataSet::new(3, 10, Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let state = folder.path().join("state.json");
+    let data = Dataset::new(3, 10, Stored::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let state = directory.path().join("state.json");
     let stream = ["stream", &data.pattern(), "--decode", "raw", "--batch", "4", "--json", "--epochs", "2"];
     let order = ["--shuffle-buffer", "7", "--shuffle-shards", "--seed", "3"];
     let run = |more: &[&str]| object(&[&stream[..], &order, more].concat());
@@ -38,8 +38,8 @@ fn a_run_that_was_cut_goes_on_from_its_state() {
 #[test]
 fn standard_input_goes_on_from_its_start_or_from_the_rest() {
     let texts = MixedTexts::new(&[30], Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let state = folder.path().join("state.json");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let state = directory.path().join("state.json");
     let stream = ["stream", "-", "--batch", "4", "--json", "--error-budget", "1", "--shuffle-buffer", "5"];
     let fed = |more: &[&str], input: &[u8]| {
         let run = dflop_fed(&[&stream[..], more].concat(), input);
@@ -60,7 +60,7 @@ fn standard_input_goes_on_from_its_start_or_from_the_rest() {
 
 #[test]
 fn ranks_without_an_index_share_the_shards() {
-    let data = DataSet::new(3, 5, Stored::Plain);
+    let data = Dataset::new(3, 5, Stored::Plain);
     let share = |share| {
         let args = ["stream", &data.pattern(), "--decode", "raw", "--shards-of-rank", share, "--json"];
         samples(&object(&args))
@@ -75,7 +75,7 @@ fn ranks_without_an_index_share_the_shards() {
 
 #[test]
 fn metrics_are_a_table_and_an_object() {
-    let data = DataSet::new(2, 6, Stored::Plain);
+    let data = Dataset::new(2, 6, Stored::Plain);
     let report = object(&["stream", &data.pattern(), "--metrics", "--json"]);
     let stages = report["metrics"]["stages"].as_array().expect("stages");
     let names: Vec<&Value> = stages.iter().map(|stage| &stage["stage"]).collect();
@@ -107,12 +107,12 @@ fn a_command_that_hangs_is_warned_of_and_ends_the_run() {
 
 #[test]
 fn what_is_no_state_is_named() {
-    let data = DataSet::new(1, 2, Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let state = folder.path().join("state.json");
+    let data = Dataset::new(1, 2, Stored::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let state = directory.path().join("state.json");
     for content in [None, Some("{\"version\": 1"), Some("[]")] {
         if let Some(content) = content {
-            std::fs::write(&state, content).expect("the folder can be written");
+            std::fs::write(&state, content).expect("the directory can be written");
         }
         let run = dflop(&["stream", &data.pattern(), "--resume", text(&state)]);
         assert_eq!(run.status, Some(1), "{content:?}");

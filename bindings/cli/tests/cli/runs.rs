@@ -1,6 +1,6 @@
 //! Mixtures, splits, shuffles and resumed runs from the command line.
 
-use dflop_tests::data_set::{DataSet, Stored};
+use dflop_tests::dataset::{Dataset, Stored};
 use serde_json::{Value, json};
 
 use crate::command::{dflop, object, objects, text};
@@ -12,15 +12,15 @@ fn order(args: &[&str]) -> Vec<Value> {
     objects(&[&["order"], args, &SIZE].concat())
 }
 
-/// Keys and, in a mixture, data sets of each step, sorted.
+/// Keys and, in a mixture, datasets of each step, sorted.
 fn unions(lines: &[Value]) -> Vec<Vec<(String, u64)>> {
     fn flat(value: &Value) -> Vec<&Value> {
         value.as_array().map_or_else(|| vec![value], |list| list.iter().flat_map(flat).collect())
     }
     let union = |line: &Value| {
         let keys = flat(&line["keys"]).into_iter().map(|key| key.as_str().expect("a key").to_owned());
-        let data_sets = line.get("data_sets").map(flat).unwrap_or_default();
-        let number = |place: usize| data_sets.get(place).and_then(|number| number.as_u64()).unwrap_or(0);
+        let datasets = line.get("data_sets").map(flat).unwrap_or_default();
+        let number = |place: usize| datasets.get(place).and_then(|number| number.as_u64()).unwrap_or(0);
         let mut union: Vec<_> = keys.enumerate().map(|(place, key)| (key, number(place))).collect();
         union.sort_unstable();
         union
@@ -36,13 +36,13 @@ fn refuse(args: &[&str], status: i32, reason: &str) {
 
 #[test]
 fn a_resumed_run_prints_what_the_whole_run_does_for_any_number_of_ranks() {
-    let (a, b) = (DataSet::new(2, 10, Stored::Plain), DataSet::new(1, 9, Stored::Zstd));
+    let (a, b) = (Dataset::new(2, 10, Stored::Plain), Dataset::new(1, 9, Stored::Zstd));
     let (a, b) = (format!("0.7={}", a.pattern()), format!("0.3={}", b.pattern()));
     let mix = ["--mix", a.as_str(), "--mix", b.as_str()];
     let whole = order(&[&mix[..], &["--steps", "7"]].concat());
     assert!(whole.iter().all(|line| line["data_sets"].as_array().is_some_and(|ranks| ranks.len() == 2)));
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let state = folder.path().join("state.json");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let state = directory.path().join("state.json");
     let state = text(&state);
     let mut lines = order(&[&mix[..], &["--steps", "3", "--state-out", state]].concat());
     let args =
@@ -57,12 +57,12 @@ fn a_resumed_run_prints_what_the_whole_run_does_for_any_number_of_ranks() {
 
 #[test]
 fn changed_data_is_refused_by_the_shard_or_accepted() {
-    let data = DataSet::new(2, 10, Stored::Plain);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let state = folder.path().join("state.json");
+    let data = Dataset::new(2, 10, Stored::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let state = directory.path().join("state.json");
     let pattern = data.pattern();
     order(&[&pattern, "--steps", "1", "--state-out", text(&state)]);
-    std::fs::copy(data.shard(0), data.shard(2)).expect("the folder can be written");
+    std::fs::copy(data.shard(0), data.shard(2)).expect("the directory can be written");
     let resume = [pattern.as_str(), "--resume", text(&state), "--steps", "5"];
     refuse(&resume, 1, "shard `shard-002.tar` was added");
     let lines = order(&[&resume[..], &["--accept-changed-data"]].concat());
@@ -71,16 +71,16 @@ fn changed_data_is_refused_by_the_shard_or_accepted() {
 
 #[test]
 fn a_mixture_file_says_what_flags_do_and_more() {
-    let data = [DataSet::new(1, 10, Stored::Plain), DataSet::new(1, 7, Stored::Plain)];
+    let data = [Dataset::new(1, 10, Stored::Plain), Dataset::new(1, 7, Stored::Plain)];
     let flags = data.each_ref().map(|data| format!("1={}", data.pattern()));
     let by_flags = order(&["--mix", &flags[0], "--mix", &flags[1], "--steps", "4"]);
-    let file = data[0].folder().join("mixture.json");
+    let file = data[0].directory().join("mixture.json");
     let document = json!({"data_sets": [{"shards": ["."]}, {"shards": [data[1].pattern()]}]});
-    std::fs::write(&file, document.to_string()).expect("the folder can be written");
+    std::fs::write(&file, document.to_string()).expect("the directory can be written");
     assert_eq!(unions(&order(&["--mix", text(&file), "--steps", "4"])), unions(&by_flags));
     let document = json!({"stop": "all_exhausted",
         "data_sets": [{"shards": ["shard-000.tar"], "repeat": 2}, {"shards": [data[1].pattern()], "repeat": 1}]});
-    std::fs::write(&file, document.to_string()).expect("the folder can be written");
+    std::fs::write(&file, document.to_string()).expect("the directory can be written");
     let lines = order(&["--mix", text(&file)]);
     assert_eq!((lines.len(), unions(&lines).concat().len()), (5, 27));
     let simulate = ["simulate", "--mix", text(&file), "--global-batch", "6", "--dp-size", "2", "--json"];
@@ -94,25 +94,25 @@ fn a_mixture_file_says_what_flags_do_and_more() {
 
 #[test]
 fn a_split_narrows_every_command_that_goes_through_an_index() {
-    let data = DataSet::new(2, 10, Stored::Plain);
+    let data = Dataset::new(2, 10, Stored::Plain);
     let splits = json!({"splits": {"a": {"shards": ["shard-000.tar"]}, "b": {"shards": ["shard-001.tar"]}}});
-    std::fs::write(data.folder().join("splits.json"), splits.to_string()).expect("the folder can be written");
+    std::fs::write(data.directory().join("splits.json"), splits.to_string()).expect("the directory can be written");
     let pattern = data.pattern();
     assert_eq!(object(&["stats", &pattern, "--split", "b", "--json"])["samples"], 10);
     let validated = unions(&order(&[&pattern, "--split", "b", "--validation"])).concat();
     let keys: Vec<String> = validated.into_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, data.keys[10..]);
     refuse(&[&pattern, "--split", "c"], 2, "no split `c`; it has: a, b");
-    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let elsewhere = tempfile::tempdir().expect("a temporary directory");
     let file = elsewhere.path().join("mine.json");
-    std::fs::write(&file, r#"{"splits": {"c": {"fraction": [0, 1]}}}"#).expect("the folder can be written");
+    std::fs::write(&file, r#"{"splits": {"c": {"fraction": [0, 1]}}}"#).expect("the directory can be written");
     let named = order(&[&pattern, "--split", "c", "--splits", text(&file), "--epochs", "1"]);
     assert_eq!(unions(&named).concat().len(), 20);
 }
 
 #[test]
 fn shuffle_quality_tells_shuffles_apart() {
-    let data = DataSet::new(5, 20, Stored::Plain);
+    let data = Dataset::new(5, 20, Stored::Plain);
     let pattern = data.pattern();
     let quality = |shuffle: &[&str]| {
         let report = object(&[&["order", &pattern, "--shuffle-quality"], shuffle, &SIZE].concat());
@@ -121,7 +121,7 @@ fn shuffle_quality_tells_shuffles_apart() {
     let number = |quality: &Value, name: &str| quality[name].as_f64().expect("a number");
     let (global, none) = (quality(&[]), quality(&["--shuffle", "none"]));
     assert!(number(&global, "displacement") > 0.7 && number(&none, "displacement") < 1e-9);
-    assert!(number(&global, "index_neighbours") < 0.1 && number(&none, "index_neighbours") > 0.999);
+    assert!(number(&global, "index_neighbors") < 0.1 && number(&none, "index_neighbors") > 0.999);
     let blocks = quality(&["--shuffle", "blocks", "--block-samples", "10", "--open-blocks", "2"]);
     assert!(number(&blocks, "batch_shards") <= 4.0, "{blocks}");
     refuse(&[&pattern, "--shuffle", "blocks", "--block-samples", "0"], 2, "at least 1");

@@ -17,8 +17,8 @@ const READERS: [(&str, &[&str]); 6] = [
 #[cfg(not(feature = "video"))]
 #[test]
 fn a_build_without_ffmpeg_refuses_to_choose_frames() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("v.tar");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("v.tar");
     std::fs::write(&path, TarBytes::new().file("a.txt", b"a kite").finish()).expect("a shard");
     for (command, args) in READERS.into_iter().filter(|(command, _)| *command != "batches") {
         let run = dflop(&[&[command, text(&path)], args, &["--video-frames", "8"]].concat());
@@ -43,13 +43,13 @@ fn every_reader_explains_the_arguments_of_videos() {
 fn commands_count_the_frames_that_are_asked_for() {
     use crate::command::object;
 
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let video = folder.path().join("made.mp4");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let video = directory.path().join("made.mp4");
     let source = "testsrc=size=48x32:rate=10:duration=2";
     let command = ["-v", "error", "-f", "lavfi", "-i", source, "-c:v", "mpeg4", text(&video)];
     let Ok(status) = std::process::Command::new("ffmpeg").args(command).status() else { return };
     assert!(status.success());
-    let path = folder.path().join("v.tar");
+    let path = directory.path().join("v.tar");
     let video = std::fs::read(&video).expect("a video");
     std::fs::write(&path, TarBytes::new().file("a.mp4", &video).finish()).expect("a shard");
     // Frames of 48 x 32 pixels are 392 x 280, 14 x 10 tokens a pair, between two markers.

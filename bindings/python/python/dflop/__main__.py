@@ -20,7 +20,7 @@ def main() -> int:
 def _flags() -> list[str]:
     """Flags with which the interpreter finds this package where it was found now.
 
-    A console script does not look for packages in the current folder, ``-m`` does unless it is told not to.
+    A console script does not look for packages in the current directory, ``-m`` does unless it is told not to.
     """
     if sys.flags.isolated:
         return ["-I"]

@@ -14,7 +14,7 @@ from typing import Any
 class Sample(dict[str, Any]):
     """A sample: its fields by extension, decoded or as stored.
 
-    Pictures are uint8 arrays ``[height, width, 3]``, audio is `Audio`, video is `Video`, text is ``str``, JSON what it
+    Images are uint8 arrays ``[height, width, 3]``, audio is `Audio`, video is `Video`, text is ``str``, JSON what it
     says, NumPy files arrays, and everything else `Array`, the bytes as stored.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sample(dict[str, Any]):
 class Batch(dict[str, Any]):
     """Samples that are delivered together.
 
-    With ``image=`` the pictures are one array under ``"image"``, float32 ``[pictures, 3, size, size]``. All other fields
+    With ``image=`` the images are one array under ``"image"``, float32 ``[pictures, 3, size, size]``. All other fields
     are lists by extension, one entry for each sample, ``None`` where a sample has no such field.
 
     Attributes:

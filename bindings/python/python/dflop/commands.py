@@ -27,13 +27,13 @@ def plan(
     memory_gib: float = 80,
     **flags: Any,
 ) -> dict[str, Any]:
-    """Finds the parallelism of encoder and LLM for a cluster and the shapes of a data set.
+    """Finds the parallelism of encoder and LLM for a cluster and the shapes of a dataset.
 
     Args:
         shapes: CSV file of samples, ``tiles,seq_len``.
         gpus: GPUs of the cluster, ``gpus_per_node`` in each node, with ``memory_gib`` each.
         global_batch: samples of a step.
-        profile: folder of a measured profile; or a ``model`` with a ``device`` whose stated rate is taken.
+        profile: directory of a measured profile; or a ``model`` with a ``device`` whose stated rate is taken.
         flags: any other flag of ``dflop plan``, with underscores, such as ``placement="any"``, ``uneven_layers=True``.
 
     Returns:
@@ -66,12 +66,12 @@ def simulate(
     schedule: str = "1f1b",
     **flags: Any,
 ) -> dict[str, Any]:
-    """Simulates pipelines on global batches of a data set: data-blind, LPT and ours.
+    """Simulates pipelines on global batches of a dataset: data-blind, LPT and ours.
 
     Args:
         dataset: a `Dataset`, or shards; or, with ``shapes`` and ``gpus`` among the flags, none: whole methods are compared.
         global_batch: samples of a step.
-        model: preset or folder of a checkpoint.
+        model: preset or directory of a checkpoint.
         dp_size: data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages of every module.
         steps: steps to simulate; by default an epoch, 50 at most.
         schedule: ``gpipe``, ``1f1b``, ``interleaved:V`` or ``zb-h1``.
@@ -91,11 +91,11 @@ def simulate(
 def stats(
     dataset: Dataset | Names, *, model: Names = "omni-7b", sample: int | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Says how shapes, tokens and predicted costs of a data set are spread, and which samples are outliers.
+    """Says how shapes, tokens and predicted costs of a dataset are spread, and which samples are outliers.
 
     Args:
         dataset: a `Dataset`, or shards.
-        model: preset or folder of a checkpoint.
+        model: preset or directory of a checkpoint.
         sample: looks at so many samples only.
         flags: any other flag of ``dflop stats``, with underscores.
 
@@ -115,8 +115,8 @@ def profile(*, model: Names, out: str | os.PathLike[str], **flags: Any) -> dict[
     For modules of your own, and for GPUs, see ``dflop.torch.profile``.
 
     Args:
-        model: preset or folder of a checkpoint.
-        out: folder of the profile.
+        model: preset or directory of a checkpoint.
+        out: directory of the profile.
         flags: any other flag of ``dflop profile``, with underscores, such as ``tokens_max``, ``seconds_max``, ``check=True``.
 
     Returns:

@@ -54,7 +54,7 @@ class ReadError(Error):
 
 
 class StateError(Error, ValueError):
-    """A saved state belongs to another data set or another order."""
+    """A saved state belongs to another dataset or another order."""
 
 
 class PlanError(Error):

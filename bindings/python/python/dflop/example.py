@@ -1,9 +1,9 @@
-"""A small multimodal data set and a small model to try things on; made in a moment, without a download.
+"""A small multimodal dataset and a small model to try things on; made in a moment, without a download.
 
     folder = dflop.example.folder()          # shards/ and model/ in a temporary folder that lives as long as the process
     loader = dflop.BalancedLoader(folder / "shards", model=folder / "model", global_batch_size=16)
 
-The model is a Qwen2-VL of 64 dimensions with a tokenizer of whole words: ``transformers`` takes its folder like any other.
+The model is a Qwen2-VL of 64 dimensions with a tokenizer of whole words: ``transformers`` takes its directory like any other.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ TEMPLATE_WORDS = ["system", "user", "assistant", "You", "are", "a", "helpful", "
 
 
 def folder(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
-    """Makes shards and a model in a temporary folder, which goes when the process ends.
+    """Makes shards and a model in a temporary directory, which goes when the process ends.
 
     Args:
-        samples: in all shards together; one in four has no picture, lengths differ by a factor of about thirty.
+        samples: in all shards together; one in four has no image, lengths differ by a factor of about thirty.
         shards: files among which they are dealt.
         seed: of all that is drawn.
 
     Returns:
-        the folder, with ``shards/`` and ``model/`` inside.
+        the directory, with ``shards/`` and ``model/`` inside.
     """
     made = Path(tempfile.mkdtemp(prefix="dflop-example-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
@@ -69,7 +69,7 @@ def on_ranks(ranks: int) -> None:
 
 
 def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
-    """Writes samples of pictures (PNG), conversations (JSON) and a class (``cls``) to ``folder``."""
+    """Writes samples of images (PNG), conversations (JSON) and a class (``cls``) to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     dice = random.Random(seed)
     made = [_sample(dice, number) for number in range(samples)]
@@ -124,9 +124,9 @@ def _words(dice: random.Random, count: int) -> str:
 
 
 def _png(width: int, height: int, label: int) -> bytes:
-    """A picture of one colour with stripes, the colour of its class."""
-    colour = [64 + 190 * (label >> bit & 1) for bit in range(3)]
-    light, dark = bytes(colour) * width, bytes(value // 2 for value in colour) * width
+    """An image of one color with stripes, the color of its class."""
+    color = [64 + 190 * (label >> bit & 1) for bit in range(3)]
+    light, dark = bytes(color) * width, bytes(value // 2 for value in color) * width
     rows = b"".join(b"\0" + (dark if row // 7 % 2 else light) for row in range(height))
 
     def chunk(kind: bytes, content: bytes) -> bytes:

@@ -23,7 +23,7 @@ Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 def index(
     dataset: _native.Dataset | Names, *, map: Map | None = None, shards_per_task: int = 1, **settings: Any
 ) -> dict[str, Any]:
-    """Makes the index of a data set: where each sample lies and what shape it has, from headers. One that fits is kept.
+    """Makes the index of a dataset: where each sample lies and what shape it has, from headers. One that fits is kept.
 
     Args:
         dataset: a `Dataset`, or shards, which then take the ``settings`` of one.
@@ -46,7 +46,7 @@ def index(
     if map is not None:
         shards, at_once = dataset.shards, max(shards_per_task, 1)
         tasks = [shards[start : start + at_once] for start in range(0, len(shards), at_once)]
-        # Called with shards, it makes a data set of them with the same settings: a task lists its own shards alone.
+        # Called with shards, it makes a dataset of them with the same settings: a task lists its own shards alone.
         make = dataset.__reduce__()[0]
         _native.merge_index(dataset, list(map(functools.partial(_index_part, make), tasks)))
     return {
@@ -77,16 +77,16 @@ def pack(
     map: Map | None = None,
     tasks: int | None = None,
 ) -> dict[str, Any]:
-    """Makes shards of a folder, a LLaVA-style JSON or JSONL file, or an audio manifest (CSV).
+    """Makes shards of a directory, a LLaVA-style JSON or JSONL file, or an audio manifest (CSV).
 
     Args:
-        source: folder or manifest.
-        out: folder of the shards, or the URL of one; must not hold shards yet.
+        source: directory or manifest.
+        out: directory of the shards, or the URL of one; must not hold shards yet.
         shard_bytes: size at which the next shard begins, before compression; by default 256 MiB.
         shard_samples: number of samples at which the next shard begins.
         index: whether the index is written, too.
         zstd: compresses shards; they cannot be read by range then.
-        root: folder that a manifest's paths are relative to; by default the manifest's own.
+        root: directory that a manifest's paths are relative to; by default the manifest's own.
         map: runs tasks elsewhere, see `index`; all must see ``source`` and ``out``.
         tasks: number of tasks, one for each core of this machine by default.
 

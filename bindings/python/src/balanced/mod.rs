@@ -280,7 +280,7 @@ impl PyBalancedLoader {
     /// Goes on where a state was taken, exactly, for any number of ranks and, with ``tail="carry"``, any global batch.
     ///
     /// Raises:
-    ///     StateError: the state is of another data set, mixture, seed or shuffle.
+    ///     StateError: the state is of another dataset, mixture, seed or shuffle.
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = State::parse(&convert::json_text(state)?)?;
         let recipe = self.recipe.clone();

@@ -23,7 +23,7 @@ use crate::image::AugmentSettings;
 use crate::model::ModelSettings;
 use crate::tokenizer::TokenizerSettings;
 
-/// Runs of neighbours and windows of a block shuffle, where their sizes are not given.
+/// Runs of neighbors and windows of a block shuffle, where their sizes are not given.
 const BLOCK_SAMPLES: u64 = 1024;
 const OPEN_BLOCKS: u64 = 64;
 
@@ -59,7 +59,7 @@ pub(super) struct PrepareSettings {
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) has_counted_media: bool,
-    /// Whether texts are counted for the plan where the data set does not say; else they are estimated.
+    /// Whether texts are counted for the plan where the dataset does not say; else they are estimated.
     pub(super) counts: String,
 }
 

@@ -1,4 +1,4 @@
-"""`DataLoader` and torchdata's `StatefulDataLoader` over a real loader: every picture once, exact resume."""
+"""`DataLoader` and torchdata's `StatefulDataLoader` over a real loader: every image once, exact resume."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Batches(WithData):
         self.assertNotEqual(keys, sorted(keys))
 
     def test_pictures_show_their_class(self) -> None:
-        # The colour of a picture is its class, bit by bit: pictures and labels belong together.
+        # The color of an image is its class, bit by bit: images and labels belong together.
         for batch in DataLoader(dataloader.dataset_of(self.folder), **SETTINGS):
             brightness = batch["image"].amax((2, 3)) > 0
             bits = torch.stack([dataloader.labels_of(batch) >> bit & 1 for bit in range(3)], 1)

@@ -1,4 +1,4 @@
-"""DDP on real ranks: gradients of any partition are those of one process, pictures or not."""
+"""DDP on real ranks: gradients of any partition are those of one process, images or not."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from trainers import (
     torchrun,
 )
 
-# Microbatches of few samples, so that some have no picture, on one rank or on all.
+# Microbatches of few samples, so that some have no image, on one rank or on all.
 SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
 STRATEGIES = ("search", "data-blind")
 
 
 def rank_of_job(folder: Path) -> None:
-    """What a rank does: gradients and losses of steps by strategy, and its microbatches with pictures."""
+    """What a rank does: gradients and losses of steps by strategy, and its microbatches with images."""
     ddp = example("ddp")
     dist.init_process_group("gloo")
     found = {}
     for strategy in STRATEGIES:
         model = ddp.model_of(folder)
         for step in ddp.loader_of(folder, **SETTINGS, strategy=strategy):
-            # Those without pictures last, with which the gradients of all are summed over the ranks.
+            # Those without images last, with which the gradients of all are summed over the ranks.
             step.microbatches.sort(key=lambda one: "pixel_values" not in one)
             loss = ddp.backward(model, step)
             pictures = [None] * dist.get_world_size()
@@ -121,7 +121,7 @@ class Ranks(WithData):
                     self.assertEqual(self.found[ranks, rank]["search", step]["digest"], balanced)
 
     def test_microbatches_without_pictures_were_among_them(self) -> None:
-        """What the tests above are about has happened: of the last microbatches, some had no pictures."""
+        """What the tests above are about has happened: of the last microbatches, some had no images."""
         steps = [found for place, found in _of_all(self.found) if place[1] != "weights"]
         self.assertIn({True, False}, [{pictures[-1] for pictures in found["pictures"]} for found in steps])
 

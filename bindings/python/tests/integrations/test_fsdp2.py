@@ -1,4 +1,4 @@
-"""FSDP2 on two real ranks: gradients of any partition are those of one process, pictures or not."""
+"""FSDP2 on two real ranks: gradients of any partition are those of one process, images or not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from trainers import EXAMPLES, WithData, difference, example, gradients_of, run, torchrun
 
-# Microbatches of few samples, so that some have no picture, on one rank or on both.
+# Microbatches of few samples, so that some have no image, on one rank or on both.
 SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
 STRATEGIES = ("search", "data-blind")
 RANKS = 2
 
 
 def rank_of_job(folder: Path) -> None:
-    """What a rank does: whole gradients of steps by strategy, and its microbatches with pictures."""
+    """What a rank does: whole gradients of steps by strategy, and its microbatches with images."""
     fsdp2 = example("fsdp2")
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
@@ -66,7 +66,7 @@ class Ranks(WithData):
                         self.assertLess(difference(named, wanted), 1e-4)
 
     def test_microbatches_without_pictures_stood_beside_some_with(self) -> None:
-        """What the test above is about has happened: beside one with pictures stood one without."""
+        """What the test above is about has happened: beside one with images stood one without."""
         beside = [
             set(places)
             for place in self.found[0]

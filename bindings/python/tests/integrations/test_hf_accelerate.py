@@ -16,9 +16,9 @@ except ImportError as missing:
 
 PROGRAM = """
 import json, sys, hf_accelerate as example
-accelerator, folder = example.accelerate.Accelerator(), sys.argv[1]
-whole = example.train(folder + "/whole", steps=4)
-parts = example.train(folder + "/part", steps=2) + example.train(folder + "/part", steps=4, is_resumed=True)
+accelerator, directory = example.accelerate.Accelerator(), sys.argv[1]
+whole = example.train(directory + "/whole", steps=4)
+parts = example.train(directory + "/part", steps=2) + example.train(directory + "/part", steps=4, is_resumed=True)
 accelerator.print("LOSSES", json.dumps([accelerator.num_processes, whole, parts]))
 accelerator.wait_for_everyone()
 accelerator.end_training()

@@ -1,4 +1,4 @@
-"""JAX: pictures without a copy, shapes that are compiled once, losses that fall."""
+"""JAX: images without a copy, shapes that are compiled once, losses that fall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers as users have them: a file, a folder, objects of two libraries, a name in the Hugging Face cache."""
+"""Tokenizers as users have them: a file, a directory, objects of two libraries, a name in the Hugging Face cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader as a data set of PyTorch: `DataLoader`, exact resume through torchdata, page-locked memory."""
+"""The loader as a dataset of PyTorch: `DataLoader`, exact resume through torchdata, page-locked memory."""
 
 from __future__ import annotations
 

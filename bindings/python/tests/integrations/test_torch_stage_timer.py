@@ -264,7 +264,7 @@ class RealLoader(unittest.TestCase):
                     (model(**mb, use_cache=False).loss * mb.loss_scale).backward()
                 timer.step(step)
         self.assertEqual([answer is not None for answer in told.answers], [False, True, False, True])
-        # Two steps of two microbatches: the LLM in all of them, the encoder where there are pictures.
+        # Two steps of two microbatches: the LLM in all of them, the encoder where there are images.
         self.assertIn(told.answers[1]["observations"], range(5, 9))
 
 

@@ -23,7 +23,7 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[Shown]) -> Result<(RowMix, RowMix)
     for medium in shown {
         match *medium {
             Shown::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
-            Shown::Picture { height, width, tiles } => {
+            Shown::Image { height, width, tiles } => {
                 (0..side * side).for_each(|row| tokens.row(first + row));
                 match tiles {
                     1 => tokens.newline(),
@@ -93,7 +93,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     let (grid_columns, grid_rows) = (grid.columns as usize, grid.rows as usize);
     if tiles as usize != 1 + grid_columns * grid_rows {
         let problem = format!(
-            "says {tiles} tiles of a picture of {} x {} pixels, which has 1 + {grid_columns} x {grid_rows}",
+            "says {tiles} tiles of an image of {} x {} pixels, which has 1 + {grid_columns} x {grid_rows}",
             size.width, size.height
         );
         return refuse("shown", problem);
@@ -137,7 +137,7 @@ fn padding(size: ImageSize, columns: usize, rows: usize) -> [usize; 2] {
     }
 }
 
-/// The two neighbours of a place on a scaled axis and their weights, corners not aligned.
+/// The two neighbors of a place on a scaled axis and their weights, corners not aligned.
 fn taps(index: usize, length: usize, scaled: usize) -> [(usize, f32); 2] {
     let source = ((index as f32 + 0.5) * (length as f32 / scaled as f32) - 0.5).max(0.0);
     let low = (source as usize).min(length - 1);

@@ -1,4 +1,4 @@
-//! The encoder of Qwen2-Audio: Whisper's, an average of two neighbours, a linear projector.
+//! The encoder of Qwen2-Audio: Whisper's, an average of two neighbors, a linear projector.
 //!
 //! A window is encoded as far as it is audio: rows behind see nothing that others see, and are never taken.
 //!
@@ -144,7 +144,7 @@ impl EncoderConfig {
     }
 }
 
-/// The neighbours of every row that comes out of a convolution; zeros at both ends.
+/// The neighbors of every row that comes out of a convolution; zeros at both ends.
 fn unfold(rows: usize, stride: usize, inputs: usize, start: usize, sources: &mut Vec<Option<u32>>) {
     for row in 0..rows {
         for tap in 0..TAPS {

@@ -1,7 +1,7 @@
 //! The stem of Whisper: two convolutions over time with three taps, the second of stride 2, GELU behind each, fixed
 //! positions.
 //!
-//! A convolution is a product of unfolded rows, three neighbours beside each other, with kernels whose taps come first;
+//! A convolution is a product of unfolded rows, three neighbors beside each other, with kernels whose taps come first;
 //! unfolding is a sparse matrix of the context, which knows strides and the ends of windows.
 
 use super::super::parameters::{Declaration, Init, ParameterId};

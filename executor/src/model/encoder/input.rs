@@ -11,16 +11,16 @@ use crate::row_mix::{DeviceMix, RowMix};
 pub enum Medium<'a> {
     /// Squares, for towers that take one size.
     Tiles {
-        /// `[tiles, channels, side, side]`, the tiles of a picture one behind the other.
+        /// `[tiles, channels, side, side]`, the tiles of an image one behind the other.
         pixels: &'a [f32],
         /// What the tiles show, in order.
         shown: &'a [Shown],
     },
-    /// Patches of pictures and videos of their own resolution.
+    /// Patches of images and videos of their own resolution.
     Patches {
         /// `[patches, channels * frames * side * side]`, those of a 2 x 2 block beside each other.
         values: &'a [f32],
-        /// Layers, rows and columns of patches of every picture.
+        /// Layers, rows and columns of patches of every image.
         grids: &'a [[u32; 3]],
     },
     /// Windows of log-mel frames.
@@ -35,8 +35,8 @@ pub enum Medium<'a> {
 /// What a run of tiles shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Shown {
-    /// A picture.
-    Picture {
+    /// An image.
+    Image {
         /// Rows of pixels before it was scaled.
         height: u32,
         /// Columns of pixels before it was scaled.
@@ -56,7 +56,7 @@ impl Shown {
     #[must_use]
     pub const fn tiles(&self) -> usize {
         match self {
-            Self::Picture { tiles, .. } => *tiles as usize,
+            Self::Image { tiles, .. } => *tiles as usize,
             Self::Video { frames } => *frames as usize,
         }
     }

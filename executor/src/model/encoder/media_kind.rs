@@ -11,7 +11,7 @@ pub enum MediaKind {
         /// Numbers of a tile.
         elements: usize,
     },
-    /// Patches of pictures of their own resolution.
+    /// Patches of images of their own resolution.
     Patches {
         /// Numbers of a patch.
         elements: usize,

@@ -1,4 +1,4 @@
-//! Encoders of pictures, videos and audio, with their projectors.
+//! Encoders of images, videos and audio, with their projectors.
 //!
 //! [`EncoderConfig`] reads one from a `config.json` and makes its blocks: a stem, transformer layers, what is taken of
 //! the last layer, the projector. [`Medium`] is what it encodes; [`EncoderConfig::context`] turns one microbatch's
@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 /// Beginning of matrices where there is no checkpoint.
 const INIT: Init = Init::Normal(0.02);
 
-/// Whose encoders of pictures are known.
+/// Whose encoders of images are known.
 const VISION: &str =
     "llava_onevision, internvl, qwen2_vl, qwen2_5_vl, clip_vision_model and siglip_vision_model";
 
@@ -63,7 +63,7 @@ enum Stem {
 enum Arrangement {
     /// Squares of one size.
     Tiles(tower::Tiles),
-    /// Patches of pictures of their own resolution.
+    /// Patches of images of their own resolution.
     Native(native::Native),
     /// Windows of log-mel frames.
     Audio,
@@ -94,7 +94,7 @@ pub struct FrozenEncoder {
 }
 
 impl EncoderConfig {
-    /// Reads the encoder of pictures, if the model has one: of LLaVA-OneVision, InternVL, Qwen2-VL or Qwen2.5-VL, or CLIP
+    /// Reads the encoder of images, if the model has one: of LLaVA-OneVision, InternVL, Qwen2-VL or Qwen2.5-VL, or CLIP
     /// or SigLIP alone.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL: pictures and videos of their own resolution, rotated by rows and columns, in windows but for a
+//! Qwen2-VL and Qwen2.5-VL: images and videos of their own resolution, rotated by rows and columns, in windows but for a
 //! few layers in the latter.
 //!
 //! # Source
@@ -53,7 +53,7 @@ fn encoder(document: &Value) -> Result<(EncoderSpec, usize)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
     let part = ModelPart::from_hugging_face(&documents)?;
     let (Some(vision), Some(llm)) = (part.vision, part.llm) else {
-        let problem = "has no encoder of pictures".to_owned();
+        let problem = "has no encoder of images".to_owned();
         return Err(Error::Config { field: "model_type".to_owned(), problem });
     };
     Ok((vision.encoder, llm.hidden as usize))
@@ -157,7 +157,7 @@ fn config(
         patch_inputs: stem.patch_inputs(),
         merge,
         window: window_pixels.map(|pixels| (pixels / merge / patch).max(1)),
-        rope: Rope::of_pictures(theta, hidden / heads),
+        rope: Rope::of_images(theta, hidden / heads),
     });
     Ok(EncoderConfig {
         hidden,
@@ -189,7 +189,7 @@ impl Native {
         for (index, &grid) in grids.iter().enumerate() {
             let [layers, height, width] = grid.map(|length| length as usize);
             if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(self.merge)) {
-                return refuse("grids", format!("picture {index} has {height} x {width} patches"));
+                return refuse("grids", format!("image {index} has {height} x {width} patches"));
             }
             for _ in 0..layers {
                 let first = rows.len() / block;

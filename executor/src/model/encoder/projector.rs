@@ -1,4 +1,4 @@
-//! The way into the LLM: neighbouring rows beside each other, a norm, an MLP or one matrix, an arrangement of what comes
+//! The way into the LLM: neighboring rows beside each other, a norm, an MLP or one matrix, an arrangement of what comes
 //! out, with a learned row at the end of lines.
 
 use super::super::linear::Linear;

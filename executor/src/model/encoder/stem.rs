@@ -1,4 +1,4 @@
-//! Patches to rows of the first layer: a linear layer, a learned row before every picture, positions, perhaps a norm.
+//! Patches to rows of the first layer: a linear layer, a learned row before every image, positions, perhaps a norm.
 
 use super::super::linear::Linear;
 use super::super::norm::{Norm, NormKind};
@@ -17,7 +17,7 @@ pub(super) struct PatchStemSpec {
     /// Shape of a kernel; its product is the width of a patch.
     pub(super) kernel: Vec<usize>,
     pub(super) has_bias: bool,
-    /// Name and shape of the learned row before every picture.
+    /// Name and shape of the learned row before every image.
     pub(super) class: Option<(String, Vec<usize>)>,
     /// Name and shape of the position table.
     pub(super) positions: Option<(String, Vec<usize>)>,

@@ -33,7 +33,7 @@ impl Tail {
     }
 }
 
-fn normalise<D: Device>(
+fn normalize<D: Device>(
     norm: Option<Norm>,
     pass: &Pass<'_, D>,
     x: D::Floats,
@@ -46,7 +46,7 @@ fn normalise<D: Device>(
     Ok(y)
 }
 
-fn normalise_backward<D: Device>(
+fn normalize_backward<D: Device>(
     norm: Option<Norm>,
     pass: &mut BackwardPass<'_, D>,
     d: D::Floats,
@@ -68,13 +68,13 @@ impl<D: Device> Block<D> for Tail {
     ) -> Result<Output<D>> {
         let inputs = pass.context.inputs.encoder()?;
         let x = rows_of::<D>(input, pass.context.layers.rows, self.hidden)?;
-        let mut rows = normalise(self.before, pass, x, saved)?;
+        let mut rows = normalize(self.before, pass, x, saved)?;
         if let Some(taken) = &inputs.taken {
             let mut y = pass.device.zeros(taken.rows * self.hidden)?;
             pass.device.mix_rows(&taken.forward, self.hidden, &rows, &mut y)?;
             rows = y;
         }
-        Ok(Output::Rows(normalise(self.behind, pass, rows, saved)?))
+        Ok(Output::Rows(normalize(self.behind, pass, rows, saved)?))
     }
 
     fn backward(
@@ -88,12 +88,12 @@ impl<D: Device> Block<D> for Tail {
         let rows = pass.context.layers.rows;
         let out_rows = inputs.taken.as_ref().map_or(rows, |taken| taken.rows);
         let d = rows_of::<D>(gradient, out_rows, self.hidden)?;
-        let mut d = normalise_backward(self.behind, pass, d, saved)?;
+        let mut d = normalize_backward(self.behind, pass, d, saved)?;
         if let Some(taken) = &inputs.taken {
             let mut dx = pass.device.zeros(rows * self.hidden)?;
             pass.device.mix_rows(&taken.backward, self.hidden, &d, &mut dx)?;
             d = dx;
         }
-        normalise_backward(self.before, pass, d, saved).map(Some)
+        normalize_backward(self.before, pass, d, saved).map(Some)
     }
 }

@@ -87,7 +87,7 @@ fn vision_spec(document: &Value) -> Result<(ModelPart, EncoderSpec)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
     let part = ModelPart::from_hugging_face(&documents)?;
     let Some(vision) = part.vision else {
-        let problem = "has no encoder of pictures".to_owned();
+        let problem = "has no encoder of images".to_owned();
         return Err(Error::Config { field: "model_type".to_owned(), problem });
     };
     Ok((part, vision.encoder))
@@ -269,7 +269,7 @@ fn intern_vit(fields: &Object<'_>, spec: EncoderSpec, rule: TileRule) -> Result<
     Ok(Tower { spec, tiles, stem, layers, last_norm, ignored, is_alone: false })
 }
 
-/// Attention of an encoder in which all rows of a picture or clip see each other.
+/// Attention of an encoder in which all rows of an image or clip see each other.
 pub(super) fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> AttentionSpec {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
     AttentionSpec {

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, dot, vectorised};
+use super::parallel::{chunk_rows, dot, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
 use crate::device::gemm::{Layout, Shape, gemm};
 use crate::ops::real::Real;
@@ -86,7 +86,7 @@ fn run<F: Real>(
     let sizes = Shape { rows: tile.rows(), columns: keys, inner: dim };
     let values = (saved.qkv, rows.transposed().at(first + value));
     gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, Layout::rows(keys)));
-    vectorised(
+    vectorized(
         #[inline(always)]
         || softmax_backward(shape, tile, head, saved, weights, d_weights),
     );

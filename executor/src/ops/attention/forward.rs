@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{max, vectorised};
+use super::parallel::{max, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
 use crate::device::gemm::{Layout, Shape, gemm};
 use crate::ops::real::Real;
@@ -52,7 +52,7 @@ fn run<F: Real>(
     let keys = tile.keys(shape.is_causal);
     let weights = grown(buffer, tile.rows() * keys);
     scores(shape, tile, head, qkv, weights);
-    vectorised(
+    vectorized(
         #[inline(always)]
         || {
             for (row, weights) in weights.chunks_mut(keys).enumerate() {

@@ -1,7 +1,7 @@
 //! Attention over packed sequences, causal or full, with grouped queries.
 //!
 //! Queries, keys and values lie beside each other in a row: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens of one
-//! *segment* see each other and no others: a sample of a pack, a picture, a window of a picture. Scores exist for a tile
+//! *segment* see each other and no others: a sample of a pack, an image, a window of an image. Scores exist for a tile
 //! of `TILE_ROWS` queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
 //! exponentials of every row, from which backward makes the probabilities anew.
 //!

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::optimizer::{Precision, State};
 use super::super::trainer::Trainer;
-use super::folder;
+use super::directory;
 use super::manifest::Manifest;
 use super::save::Checkpoints;
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
@@ -21,7 +21,7 @@ use crate::weights::{Checkpoint, WeightSource};
 /// A state that can be gone on from.
 #[derive(Debug)]
 pub struct Saved {
-    folder: PathBuf,
+    directory: PathBuf,
     step: u64,
     run: RunState,
     weights: Checkpoint,
@@ -34,7 +34,7 @@ impl Checkpoints {
     /// Rank 0 looks and compares all digests; states that cannot be used are passed over, with a warning that says why.
     ///
     /// # Errors
-    /// [`Error::File`] if the folder cannot be read, [`Error::Saved`] if a rank does not see what rank 0 sees. Then the
+    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank does not see what rank 0 sees. Then the
     /// job is over on all ranks; others have [`Error::Comm`].
     pub fn latest(&self, comm: &dyn Comm) -> Result<Option<Saved>> {
         let at = At::step(0, "find state");
@@ -43,7 +43,7 @@ impl Checkpoints {
             error
         };
         let found = if comm.rank() == 0 { newest(self.root()).map_err(end)? } else { None };
-        let name = found.as_ref().and_then(|saved| saved.folder.file_name()?.to_str()).unwrap_or_default();
+        let name = found.as_ref().and_then(|saved| saved.directory.file_name()?.to_str()).unwrap_or_default();
         let names = super::super::ownership::gather_bytes(comm, at, name.as_bytes())?;
         match (String::from_utf8_lossy(&names[0]), found) {
             (name, None) if !name.is_empty() => Saved::read(&self.root().join(&*name)).map(Some).map_err(end),
@@ -53,30 +53,30 @@ impl Checkpoints {
 }
 
 fn newest(root: &Path) -> Result<Option<Saved>> {
-    for folder in folder::candidates(root)? {
-        match Saved::open(&folder) {
+    for directory in directory::candidates(root)? {
+        match Saved::open(&directory) {
             Ok(saved) => return Ok(Some(saved)),
-            Err(error) => tracing::warn!(folder = %folder.display(), reason = %error, "state is passed over"),
+            Err(error) => tracing::warn!(directory = %directory.display(), reason = %error, "state is passed over"),
         }
     }
     Ok(None)
 }
 
 impl Saved {
-    /// Opens a state by its folder, and compares all its files with their digests.
+    /// Opens a state by its directory, and compares all its files with their digests.
     ///
     /// # Errors
     /// [`Error::Saved`] that says what is missing or damaged; [`Error::Format`] for a file of tensors that is none.
-    pub fn open(folder: &Path) -> Result<Self> {
-        Manifest::read(folder)?.verify(folder)?;
-        Self::read(folder)
+    pub fn open(directory: &Path) -> Result<Self> {
+        Manifest::read(directory)?.verify(directory)?;
+        Self::read(directory)
     }
 
     /// Opens a state without a look at its digests.
-    fn read(folder: &Path) -> Result<Self> {
-        let unusable = |problem: &str| Error::Saved { path: folder.to_owned(), problem: problem.to_owned() };
-        let manifest = Manifest::read(folder)?;
-        let text = std::fs::read(folder.join(STATE_FILE)).unwrap_or_default();
+    fn read(directory: &Path) -> Result<Self> {
+        let unusable = |problem: &str| Error::Saved { path: directory.to_owned(), problem: problem.to_owned() };
+        let manifest = Manifest::read(directory)?;
+        let text = std::fs::read(directory.join(STATE_FILE)).unwrap_or_default();
         let document: Value = serde_json::from_slice(&text).unwrap_or_default();
         let number = |name: &str| document.get(name).and_then(Value::as_u64);
         if number("format") != Some(FORMAT) || number("step") != Some(manifest.step) {
@@ -85,15 +85,15 @@ impl Saved {
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable("there is no seed"))?;
         let run = RunState { seed, layout: value("layout"), loader: value("loader") };
-        let optimizer = Checkpoint::of_files(manifest.paths(folder, "optimizer-", ".safetensors"))?;
-        let (folder, step) = (folder.to_owned(), manifest.step);
-        Ok(Self { weights: Checkpoint::open(&folder)?, optimizer, folder, step, run })
+        let optimizer = Checkpoint::of_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
+        let (directory, step) = (directory.to_owned(), manifest.step);
+        Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, run })
     }
 
-    /// Returns the folder.
+    /// Returns the directory.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Returns the steps that were taken.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::folder::failed;
+use super::directory::failed;
 use super::{FORMAT, MANIFEST_FILE};
 use crate::error::{Error, Result};
 
@@ -51,23 +51,23 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// Writes the manifest into a folder, and brings it to disk.
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+    /// Writes the manifest into a directory, and brings it to disk.
+    pub(super) fn write(&self, directory: &Path) -> Result<()> {
         let row = |(name, file): (&String, &FileDigest)| {
             (name.clone(), json!({"bytes": file.bytes, "xxh3": format!("{:016x}", file.xxh3)}))
         };
         let files: serde_json::Map<String, Value> = self.files.iter().map(row).collect();
         let document = json!({"format": FORMAT, "step": self.step, "files": files});
-        write_file(&folder.join(MANIFEST_FILE), format!("{document:#}\n").as_bytes())
+        write_file(&directory.join(MANIFEST_FILE), format!("{document:#}\n").as_bytes())
     }
 
-    /// Reads the manifest of a folder.
+    /// Reads the manifest of a directory.
     ///
     /// # Errors
     /// [`Error::Saved`] if there is none or it is not what was written.
-    pub(super) fn read(folder: &Path) -> Result<Self> {
-        let unusable = |problem: String| Error::Saved { path: folder.to_owned(), problem };
-        let text = std::fs::read(folder.join(MANIFEST_FILE))
+    pub(super) fn read(directory: &Path) -> Result<Self> {
+        let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
+        let text = std::fs::read(directory.join(MANIFEST_FILE))
             .map_err(|error| unusable(format!("`{MANIFEST_FILE}` cannot be read: {error}")))?;
         let document: Value = serde_json::from_slice(&text)
             .map_err(|error| unusable(format!("`{MANIFEST_FILE}` is damaged: {error}")))?;
@@ -88,14 +88,14 @@ impl Manifest {
         Some(Self { step: document.get("step")?.as_u64()?, files })
     }
 
-    /// Compares the files of a folder.
+    /// Compares the files of a directory.
     ///
     /// # Errors
     /// [`Error::Saved`] that names the first one that is missing, shorter or longer, or has other bytes.
-    pub(super) fn verify(&self, folder: &Path) -> Result<()> {
-        let unusable = |problem: String| Err(Error::Saved { path: folder.to_owned(), problem });
+    pub(super) fn verify(&self, directory: &Path) -> Result<()> {
+        let unusable = |problem: String| Err(Error::Saved { path: directory.to_owned(), problem });
         for (name, expected) in &self.files {
-            let path = folder.join(name);
+            let path = directory.join(name);
             let bytes = match std::fs::metadata(&path) {
                 Ok(metadata) => metadata.len(),
                 Err(error) => return unusable(format!("`{name}` cannot be read: {error}")),
@@ -111,9 +111,9 @@ impl Manifest {
     }
 
     /// Paths of the files whose names begin and end so, ascending.
-    pub(super) fn paths(&self, folder: &Path, prefix: &str, suffix: &str) -> Vec<PathBuf> {
+    pub(super) fn paths(&self, directory: &Path, prefix: &str, suffix: &str) -> Vec<PathBuf> {
         let names = self.files.keys().filter(|name| name.starts_with(prefix) && name.ends_with(suffix));
-        names.map(|name| folder.join(name)).collect()
+        names.map(|name| directory.join(name)).collect()
     }
 }
 

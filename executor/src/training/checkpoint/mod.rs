@@ -1,26 +1,26 @@
 //! Saved states that survive a crash at any moment.
 //!
-//! A state is a folder `step-00000040` with
+//! A state is a directory `step-00000040` with
 //! - `config.json`, tokenizer and whatever else came with the model, as it was;
 //! - `model.safetensors`, or pieces with `model.safetensors.index.json`, under the names of Hugging Face: `transformers` loads
-//!   the folder;
+//!   the directory;
 //! - `optimizer-00001-of-00002.safetensors`: `exp_avg.NAME` and `exp_avg_sq.NAME` of every trained parameter, and
 //!   `master.NAME` where weights are bf16;
 //! - `state.json`: step, seed, learning rate, layout, and the state of the loader;
 //! - `manifest.json`, the last: sizes and digests of all others.
 //!
 //! Every rank writes the parameters that it answers for ([`super::Ownership`]) into `.step-00000040.partial`, brought to
-//! disk file by file; when all are there, rank 0 writes the manifest, renames the folder and brings that to disk. A process
-//! that is killed leaves a folder that no one takes for a state, which the next [`Checkpoints::save`] removes.
+//! disk file by file; when all are there, rank 0 writes the manifest, renames the directory and brings that to disk. A process
+//! that is killed leaves a directory that no one takes for a state, which the next [`Checkpoints::save`] removes.
 //!
-//! A run that begins anew in a folder with states moves them into `earlier-1` ([`Checkpoints::set_aside`]): nothing removes
+//! A run that begins anew in a directory with states moves them into `earlier-1` ([`Checkpoints::set_aside`]): nothing removes
 //! what it did not write, and the newest state is always that of the run that was begun last.
 //!
 //! Reading goes by name: any rank takes what its stages have, or their parts, so stages, replicas and the tensor-parallel
 //! degree may be others than before. Tensors that ranks share are put together in the memory of the one that writes them.
 //! Ranks share the file system.
 
-mod folder;
+mod directory;
 mod load;
 mod manifest;
 mod save;

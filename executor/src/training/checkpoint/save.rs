@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::super::optimizer::Precision;
 use super::super::schedule::Decay;
 use super::super::trainer::Trainer;
-use super::folder;
+use super::directory;
 use super::manifest::{FileDigest, Manifest, write_file};
 use super::tensors::{Numbers, Row, write};
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
@@ -24,7 +24,7 @@ use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 /// Words in what a rank says of its files.
 const WORDS: usize = 6;
 
-/// A folder of states.
+/// A directory of states.
 #[derive(Debug, Clone)]
 pub struct Checkpoints {
     root: PathBuf,
@@ -43,7 +43,7 @@ struct Written {
 }
 
 impl Checkpoints {
-    /// Names a folder, which need not be there; the last two states are kept.
+    /// Names a directory, which need not be there; the last two states are kept.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), kept: 2, companions: Vec::new(), others: Vec::new() }
@@ -71,24 +71,24 @@ impl Checkpoints {
         self
     }
 
-    /// Returns the folder of states.
+    /// Returns the directory of states.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Moves what other runs saved into a folder `earlier-N` beside it, for a run that begins anew: its states have lower
+    /// Moves what other runs saved into a directory `earlier-N` beside it, for a run that begins anew: its states have lower
     /// steps, and are neither removed as old ones nor passed over for others; all ranks of `comm` call it.
     ///
-    /// - returns the folder, on rank 0, if there was something to move
+    /// - returns the directory, on rank 0, if there was something to move
     ///
     /// # Errors
     /// [`Error::File`] on rank 0, [`Error::NotSaved`] on the others; [`Error::Comm`].
     pub fn set_aside(&self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
-        let moved = if comm.rank() == 0 { folder::set_aside(&self.root) } else { Ok(None) };
+        let moved = if comm.rank() == 0 { directory::set_aside(&self.root) } else { Ok(None) };
         let mut earlier = None;
-        let own = moved.map(|folder| {
-            earlier = folder;
+        let own = moved.map(|directory| {
+            earlier = directory;
             [0; WORDS]
         });
         agree(comm, 0, "set earlier states aside", own)?;
@@ -98,11 +98,11 @@ impl Checkpoints {
     /// Writes a state between two steps, and removes old ones; all ranks of the trainer call it.
     ///
     /// - `stages`: as they come to [`Trainer::update`]
-    /// - returns the state's folder, which is on disk when this returns
+    /// - returns the state's directory, which is on disk when this returns
     ///
     /// # Errors
     /// What went wrong on this rank: [`Error::File`], [`Error::Replicas`] if ranks that share a tensor hold
-    /// other bits of it; on the others [`Error::NotSaved`] that names it. Then nothing has changed but a hidden folder, and the run can go on.
+    /// other bits of it; on the others [`Error::NotSaved`] that names it. Then nothing has changed but a hidden directory, and the run can go on.
     /// [`Error::Comm`] if the job is over.
     pub fn save<'a, D: Device>(
         &self,
@@ -111,14 +111,14 @@ impl Checkpoints {
         run: &RunState,
     ) -> Result<PathBuf> {
         let (step, comm) = (trainer.steps(), &*trainer.comm);
-        let prepared = if comm.rank() == 0 { folder::prepare(&self.root, step) } else { Ok(()) };
+        let prepared = if comm.rank() == 0 { directory::prepare(&self.root, step) } else { Ok(()) };
         agree(comm, step, "prepare state", prepared.map(|()| [0; WORDS]))?;
         let stages: Vec<&Stage<D>> = stages.into_iter().collect();
         let written = self.write_part(trainer, &stages);
         let all = agree(comm, step, "write state", written.map(Written::words))?;
         let published = if comm.rank() == 0 { self.publish(trainer, run, &all) } else { Ok(()) };
         agree(comm, step, "rename state", published.map(|()| [0; WORDS]))?;
-        Ok(folder::of_step(&self.root, step))
+        Ok(directory::of_step(&self.root, step))
     }
 
     /// This rank's files; none if it answers for no parameter.
@@ -129,7 +129,7 @@ impl Checkpoints {
         let Some(piece) = pieces.owners.iter().position(|&owner| owner == trainer.comm.rank()) else {
             return Ok(Written::NONE);
         };
-        let partial = folder::partial(&self.root, trainer.steps());
+        let partial = directory::partial(&self.root, trainer.steps());
         if piece == 0 {
             weights.extend(self.others.iter().map(Row::host));
         }
@@ -143,7 +143,7 @@ impl Checkpoints {
     /// The files of rank 0, the manifest, and the name.
     fn publish<D: Device>(&self, trainer: &Trainer<D>, run: &RunState, all: &[[u64; WORDS]]) -> Result<()> {
         let (step, pieces) = (trainer.steps(), Pieces::of(trainer));
-        let partial = folder::partial(&self.root, step);
+        let partial = directory::partial(&self.root, step);
         let mut manifest = Manifest { step, ..Manifest::default() };
         let mut total_size = 0;
         for (piece, &owner) in pieces.owners.iter().enumerate() {
@@ -163,8 +163,8 @@ impl Checkpoints {
             manifest.files.insert(name, FileDigest::of(&path)?);
         }
         manifest.write(&partial)?;
-        folder::publish(&self.root, step)?;
-        folder::prune(&self.root, self.kept)
+        directory::publish(&self.root, step)?;
+        directory::prune(&self.root, self.kept)
     }
 
     /// Which tensor is in which piece.

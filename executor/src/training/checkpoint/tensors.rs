@@ -9,7 +9,7 @@ use std::path::Path;
 use half::bf16;
 use safetensors::{Dtype, View};
 
-use super::folder::failed;
+use super::directory::failed;
 use super::manifest::FileDigest;
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! JPEG to RGB, strict about data that end too early.
 //!
-//! Colours follow Pillow's `convert("RGB")`: grey is repeated, CMYK is taken to be stored inverted, as
+//! Colors follow Pillow's `convert("RGB")`: gray is repeated, CMYK is taken to be stored inverted, as
 //! Photoshop does, three components with an Adobe transform of 0 are RGB.
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ const FORMAT: &str = "jpeg";
 /// Low byte of the frame marker of a progressive JPEG.
 const PROGRESSIVE: u8 = 0xC2;
 
-/// Decodes the stored picture, not turned, into `image`; reduced where libjpeg-turbo decodes it.
+/// Decodes the stored image, not turned, into `image`; reduced where libjpeg-turbo decodes it.
 pub(super) fn decode_into(
     bytes: &[u8],
     reduction: Reduction,
@@ -29,11 +29,11 @@ pub(super) fn decode_into(
     image: &mut RgbImage,
 ) -> Result<(), DecodeError> {
     let header = read_jpeg_header(bytes)?;
-    let plan = ColourPlan::of(&header)?;
+    let plan = ColorPlan::of(&header)?;
     check_allocation(&header, plan, limits)?;
     #[cfg(feature = "turbojpeg")]
     if limits.strictness == Strictness::Strict
-        && plan == ColourPlan::Decoder
+        && plan == ColorPlan::Decoder
         && let Some(verdict) = super::jpeg_turbo::decode_into(bytes, &header, reduction, image)
     {
         return verdict;
@@ -46,7 +46,7 @@ pub(super) fn decode_into(
 fn decode_in_full(
     bytes: &[u8],
     header: &JpegHeader,
-    plan: ColourPlan,
+    plan: ColorPlan,
     limits: &ImageLimits,
     image: &mut RgbImage,
 ) -> Result<(), DecodeError> {
@@ -69,7 +69,7 @@ fn decode_in_full(
     }
     let length = width * height * plan.decoded_as().num_components();
     if !is_strict {
-        // A scan that breaks off leaves pixels unwritten; they must not show the previous picture.
+        // A scan that breaks off leaves pixels unwritten; they must not show the previous image.
         image.pixels.clear();
     }
     image.pixels.resize(length, 0);
@@ -89,20 +89,20 @@ fn decode_in_full(
 pub(super) fn decode_by_zune(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     let header = read_jpeg_header(bytes)?;
     let mut image = RgbImage::default();
-    decode_in_full(bytes, &header, ColourPlan::of(&header)?, &ImageLimits::default(), &mut image)?;
+    decode_in_full(bytes, &header, ColorPlan::of(&header)?, &ImageLimits::default(), &mut image)?;
     Ok(image)
 }
 
 /// How to get from the stored components to RGB.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ColourPlan {
+enum ColorPlan {
     /// The decoder converts.
     Decoder,
     /// RGB that the decoder would take for CMYK: told that it is YCbCr and asked for YCbCr, it copies.
     StoredRgb,
 }
 
-impl ColourPlan {
+impl ColorPlan {
     fn of(header: &JpegHeader) -> Result<Self, DecodeError> {
         if !matches!(header.coding, 0xC0..=PROGRESSIVE) || header.precision_bits != 8 {
             let reason = format!("{} bits in coding {:#04X}", header.precision_bits, header.coding);
@@ -112,7 +112,7 @@ impl ColourPlan {
             (3, Some((_, 0))) => Ok(Self::StoredRgb),
             (1 | 3 | 4, _) => Ok(Self::Decoder),
             (components, _) => {
-                Err(DecodeError::unsupported(FORMAT, format!("{components} colour components")))
+                Err(DecodeError::unsupported(FORMAT, format!("{components} color components")))
             }
         }
     }
@@ -136,8 +136,8 @@ impl ColourPlan {
     }
 }
 
-/// Checks what the decoder will allocate: its output, and all coefficients of a progressive picture.
-fn check_allocation(header: &JpegHeader, plan: ColourPlan, limits: &ImageLimits) -> Result<(), DecodeError> {
+/// Checks what the decoder will allocate: its output, and all coefficients of a progressive image.
+fn check_allocation(header: &JpegHeader, plan: ColorPlan, limits: &ImageLimits) -> Result<(), DecodeError> {
     const COEFFICIENT_BYTES: u64 = 2;
     let pixels = u64::from(header.width) * u64::from(header.height);
     let output = pixels * plan.decoded_as().num_components() as u64;

@@ -1,6 +1,6 @@
 //! Feeds a JPEG to the decoder and watches how its entropy-coded data end.
 //!
-//! The decoder fills missing data with zero bits and calls the picture complete, so a JPEG that was cut
+//! The decoder fills missing data with zero bits and calls the image complete, so a JPEG that was cut
 //! decodes without an error. What it reads tells the truth: a complete baseline scan is used up within 8
 //! bytes of its end marker, because the decoder's bit buffer holds 64 bits. In place of the end marker this
 //! source therefore first serves 9 bytes of padding. A decoder that wants more than the padding has run out

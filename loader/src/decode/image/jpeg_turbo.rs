@@ -2,7 +2,7 @@
 //!
 //! libjpeg fills in what is missing and only warns; here every warning about coded data is an error. Where a
 //! warning says nothing about pixels (an unknown JFIF revision, stray bytes between header segments), or where
-//! colours are converted in another way (CMYK, RGB by the Adobe segment), the picture is left to
+//! colors are converted in another way (CMYK, RGB by the Adobe segment), the image is left to
 //! [`super::jpeg`]'s own path, so that both builds accept and refuse the same files.
 
 use std::cell::RefCell;
@@ -24,7 +24,7 @@ thread_local! {
     static DECODER: RefCell<Option<Decompressor>> = const { RefCell::new(None) };
 }
 
-/// Decodes the stored picture into `image`, reduced on the way; `None` if the other decoder has to judge it.
+/// Decodes the stored image into `image`, reduced on the way; `None` if the other decoder has to judge it.
 pub(super) fn decode_into(
     bytes: &[u8],
     header: &JpegHeader,
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// Mean and largest difference of two pictures, of 255.
+    /// Mean and largest difference of two images, of 255.
     fn difference(left: &RgbImage, right: &RgbImage) -> (f64, u8) {
         assert_eq!((left.width, left.height), (right.width, right.height));
         let differences = left.pixels.iter().zip(&right.pixels).map(|(left, right)| left.abs_diff(*right));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn real_pictures_are_accepted_and_refused_alike_and_look_alike() {
+    fn real_images_are_accepted_and_refused_alike_and_look_alike() {
         /// Larger ones take long and show nothing new.
         const FILE_BYTES_MAX: usize = 200 << 10;
         for (path, bytes) in crate::decode::tests::shared_files("jpg") {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reduced_picture_looks_like_the_whole_one() {
+    fn a_reduced_image_looks_like_the_whole_one() {
         let whole = gradient(301, 203);
         let file = encode(whole.clone(), image::ImageFormat::Jpeg);
         let header = stored_header(&file, &ImageLimits::default()).unwrap();

@@ -1,6 +1,6 @@
-//! Pictures to 8-bit RGB.
+//! Images to 8-bit RGB.
 //!
-//! The format is recognised by content. Size limits are checked against the header before pixels are
+//! The format is recognized by content. Size limits are checked against the header before pixels are
 //! allocated; the orientation comes from the same header walk as the shape of [`crate::probe`], so both
 //! agree.
 
@@ -19,7 +19,7 @@ use crate::probe::{ImageFormat, ImageHeader, image_header};
 
 pub(super) use self::reduction::Reduction;
 
-/// A decoded picture.
+/// A decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RgbImage {
     /// Columns.
@@ -28,12 +28,12 @@ pub struct RgbImage {
     pub height: u32,
     /// `[height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
-    /// Whether the file ended too early or lost its place, so that part of the picture is made up; lenient
+    /// Whether the file ended too early or lost its place, so that part of the image is made up; lenient
     /// decoding only.
     pub is_truncated: bool,
 }
 
-/// Decodes a picture to RGB.
+/// Decodes an image to RGB.
 ///
 /// # Errors
 /// See [`DecodeError`]. In strict mode a JPEG whose data end too early is [`DecodeError::Truncated`].
@@ -55,7 +55,7 @@ pub fn decode_rgb(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, Decode
     Ok(image)
 }
 
-/// Decodes a picture to RGB into `image`, whose pixel buffer is reused.
+/// Decodes an image to RGB into `image`, whose pixel buffer is reused.
 ///
 /// After an error the content of `image` means nothing.
 ///
@@ -80,7 +80,7 @@ pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageH
     Ok(ImageHeader { orientation, ..header })
 }
 
-/// Decodes the picture as stored. It may come reduced, by `reduction` at most.
+/// Decodes the image as stored. It may come reduced, by `reduction` at most.
 pub(super) fn decode_stored_into(
     bytes: &[u8],
     header: &ImageHeader,
@@ -109,10 +109,10 @@ fn turn(image: &mut RgbImage, orientation: Orientation) {
     let Some(buffer) = image::RgbImage::from_raw(image.width, image.height, pixels) else {
         unreachable!("decoders fill width x height x 3 bytes")
     };
-    let mut picture = image::DynamicImage::ImageRgb8(buffer);
-    picture.apply_orientation(orientation);
-    (image.width, image.height) = (picture.width(), picture.height());
-    image.pixels = picture.into_rgb8().into_raw();
+    let mut image = image::DynamicImage::ImageRgb8(buffer);
+    image.apply_orientation(orientation);
+    (image.width, image.height) = (image.width(), image.height());
+    image.pixels = image.into_rgb8().into_raw();
 }
 
 #[cfg(test)]
@@ -147,9 +147,9 @@ mod tests {
     #[test]
     fn lossless_formats_are_exact_for_odd_sizes() {
         for (width, height) in [(1, 1), (17, 5), (64, 33)] {
-            let picture = gradient(width, height);
+            let image = gradient(width, height);
             for encoding in [Encoding::Png, Encoding::Bmp, Encoding::Tiff, Encoding::WebP] {
-                assert_near(&decoded(&encode(picture.clone(), encoding)), &picture, 0);
+                assert_near(&decoded(&encode(image.clone(), encoding)), &image, 0);
             }
         }
     }
@@ -161,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn grey_is_repeated_alpha_is_dropped_and_16_bits_become_8() {
-        let grey = GrayImage::from_fn(9, 7, |x, y| Luma([(x * 20 + y) as u8]));
-        let expected = DynamicImage::from(grey.clone()).into_rgb8();
-        assert_near(&decoded(&encode(grey.clone(), Encoding::Png)), &expected, 0);
-        assert_near(&decoded(&encode(grey, Encoding::Jpeg)), &expected, 8);
+    fn gray_is_repeated_alpha_is_dropped_and_16_bits_become_8() {
+        let gray = GrayImage::from_fn(9, 7, |x, y| Luma([(x * 20 + y) as u8]));
+        let expected = DynamicImage::from(gray.clone()).into_rgb8();
+        assert_near(&decoded(&encode(gray.clone(), Encoding::Png)), &expected, 0);
+        assert_near(&decoded(&encode(gray, Encoding::Jpeg)), &expected, 8);
         let clear = RgbaImage::from_pixel(3, 3, Rgba([10, 20, 30, 0]));
         assert_eq!(decoded(&encode(clear, Encoding::Png)).pixels[..3], [10, 20, 30]);
         let deep = ImageBuffer::<Luma<u16>, _>::from_pixel(2, 2, Luma([0x80_80]));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn flat_pictures_and_bytes_behind_the_end_marker_are_complete() {
+    fn flat_images_and_bytes_behind_the_end_marker_are_complete() {
         for (width, height) in [(8, 8), (64, 64), (300, 200)] {
             let mut file = encode(GrayImage::from_pixel(width, height, Luma([128])), Encoding::Jpeg);
             assert!(!decoded(&file).is_truncated);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_buffer_shows_nothing_of_the_last_picture() {
+    fn a_reused_buffer_shows_nothing_of_the_last_image() {
         let mut image =
             decoded(&encode(image::RgbImage::from_pixel(64, 64, image::Rgb([1, 2, 3])), Encoding::Png));
         let file = encode(gradient(64, 64), Encoding::Jpeg);

@@ -1,6 +1,6 @@
 //! PNG, WebP, GIF, BMP and TIFF to RGB.
 //!
-//! Of an animation the first frame is decoded. Palettes are looked up, 16 bits become 8, grey is repeated,
+//! Of an animation the first frame is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
 //! alpha is dropped without blending, as Pillow's `convert("RGB")` does. PNG checksums of the chunks that
 //! matter are verified.
 
@@ -12,7 +12,7 @@ use crate::decode::limits::{ImageLimits, check_limit};
 use crate::decode::{DecodeError, RgbImage};
 use crate::probe::ImageFormat;
 
-/// Decodes the stored picture, not turned, into `image`.
+/// Decodes the stored image, not turned, into `image`.
 ///
 /// `format` is any but JPEG, which has a decoder of its own.
 pub(super) fn decode_into(

@@ -1,6 +1,6 @@
 //! By how much a JPEG is reduced while it is decoded.
 //!
-//! An inverse DCT of fewer frequencies gives a smaller picture for less work. Halves, quarters and eighths have
+//! An inverse DCT of fewer frequencies gives a smaller image for less work. Halves, quarters and eighths have
 //! fast code; what lies between costs more than it saves.
 
 /// Most halvings: an 8 x 8 block becomes one pixel.

@@ -51,7 +51,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, Decode
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
-/// A file that was cut is refused, as a picture is: what is left of it is another video.
+/// A file that was cut is refused, as an image is: what is left of it is another video.
 fn check_whole(bytes: &[u8]) -> Result<(), DecodeError> {
     if is_cut(bytes) { Err(DecodeError::truncated(FORMAT, bytes.len())) } else { Ok(()) }
 }
@@ -124,7 +124,7 @@ struct Opened {
 
 impl Opened {
     fn new(bytes: &[u8], limits: &VideoLimits) -> Result<Self, DecodeError> {
-        initialise();
+        initialize();
         let file = memory_file(bytes).map_err(|error| DecodeError::codec(FORMAT, error))?;
         let mut options = Dictionary::new();
         options.set("protocol_whitelist", "file");
@@ -287,7 +287,7 @@ impl Picker {
     }
 }
 
-/// Turns frames and converts them to RGB by the colour space that they say.
+/// Turns frames and converts them to RGB by the color space that they say.
 struct Converter {
     graph: Graph,
     like: (u32, u32, ffmpeg::format::Pixel),
@@ -360,7 +360,7 @@ fn memory_file(bytes: &[u8]) -> std::io::Result<File> {
     Ok(file)
 }
 
-fn initialise() {
+fn initialize() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // Errors are returned; what else FFmpeg has to say does not belong on standard error.

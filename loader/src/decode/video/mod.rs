@@ -61,7 +61,7 @@ impl Video {
 pub struct VideoLimits {
     /// Which frames are decoded.
     pub sampling: VideoSampling,
-    /// Largest width x height of a frame. Default: 89,478,485, as of pictures.
+    /// Largest width x height of a frame. Default: 89,478,485, as of images.
     pub pixels_max: u64,
     /// Most bytes of all sampled frames. Default: 2 GiB.
     pub decoded_bytes_max: u64,

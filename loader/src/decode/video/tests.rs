@@ -109,7 +109,7 @@ const MADE: [(&str, &str, &[&str]); 17] = [
     ("full_range_444.avi", "mjpeg", &["-pix_fmt", "yuvj444p"]),
     ("10_bits.mkv", "ffv1", &["-pix_fmt", "yuv420p10le"]),
     ("16_bits.mkv", "ffv1", &["-pix_fmt", "yuv444p16le"]),
-    ("grey.mkv", "ffv1", &["-pix_fmt", "gray"]),
+    ("gray.mkv", "ffv1", &["-pix_fmt", "gray"]),
     ("rgb.mov", "png", &["-pix_fmt", "rgb24"]),
     ("rgba.mov", "qtrle", &["-pix_fmt", "argb"]),
     ("bgr.avi", "rawvideo", &["-pix_fmt", "bgr24"]),
@@ -121,13 +121,13 @@ const MADE: [(&str, &str, &[&str]); 17] = [
 /// Every pixel format, order of frames and spacing in time, to the byte.
 #[test]
 fn every_frame_of_made_videos_is_that_of_ffmpeg() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut compared = 0;
     for (number, (name, codec, settings)) in MADE.into_iter().enumerate() {
         // Sides that are no multiple of a macroblock, and odd where nothing is subsampled.
         let size = if codec == "ffv1" && number % 2 == 0 { "61x47" } else { "62x46" };
         let source = format!("testsrc2=size={size}:rate=12:duration=1.5");
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         let command = ["-v", "error", "-f", "lavfi", "-i", &source, "-c:v", codec];
         let Ok(status) = Command::new("ffmpeg").args(command).args(settings).arg(&path).status() else {
             return;
@@ -149,11 +149,11 @@ fn every_frame_of_made_videos_is_that_of_ffmpeg() {
 
 #[test]
 fn turned_videos_are_turned_as_ffmpeg_turns_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(_) = made(folder.path(), "plain.mp4") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let Some(_) = made(directory.path(), "plain.mp4") else { return };
     for (turn, width, height) in [("90", 32, 48), ("180", 48, 32), ("270", 32, 48)] {
-        let path = folder.path().join(format!("{turn}.mp4"));
-        let plain = folder.path().join("plain.mp4");
+        let path = directory.path().join(format!("{turn}.mp4"));
+        let plain = directory.path().join("plain.mp4");
         let rotate = format!("rotate={turn}");
         let command = ["-v", "error", "-i", plain.to_str().unwrap(), "-c", "copy", "-metadata:s:v", &rotate];
         assert!(Command::new("ffmpeg").args(command).arg(&path).status().unwrap().success());
@@ -165,13 +165,13 @@ fn turned_videos_are_turned_as_ffmpeg_turns_them() {
     }
 }
 
-/// A video of moving colours, made by the `ffmpeg` command where there is one.
-fn made(folder: &Path, name: &str) -> Option<Vec<u8>> {
-    made_with(folder, name, &[])
+/// A video of moving colors, made by the `ffmpeg` command where there is one.
+fn made(directory: &Path, name: &str) -> Option<Vec<u8>> {
+    made_with(directory, name, &[])
 }
 
-fn made_with(folder: &Path, name: &str, settings: &[&str]) -> Option<Vec<u8>> {
-    let path = folder.join(name);
+fn made_with(directory: &Path, name: &str, settings: &[&str]) -> Option<Vec<u8>> {
+    let path = directory.join(name);
     let source = "testsrc=size=48x32:rate=10:duration=2";
     let command = ["-v", "error", "-f", "lavfi", "-i", source, "-c:v", "mpeg4", "-g", "5"];
     let status = Command::new("ffmpeg").args(command).args(settings).arg(&path).status().ok()?;
@@ -180,9 +180,9 @@ fn made_with(folder: &Path, name: &str, settings: &[&str]) -> Option<Vec<u8>> {
 
 #[test]
 fn every_sampling_delivers_the_frames_that_its_shape_promises() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for name in ["a.mp4", "a.mkv", "a.avi", "a.mov"] {
-        let Some(bytes) = made(folder.path(), name) else { return };
+        let Some(bytes) = made(directory.path(), name) else { return };
         for (sampling, frames) in [
             (ALL, 20),
             (VideoSampling::Uniform { frames: 7 }, 7),
@@ -204,22 +204,22 @@ fn every_sampling_delivers_the_frames_that_its_shape_promises() {
 
 #[test]
 fn what_is_no_video_is_refused_and_nothing_else_is_opened() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("secret.txt"), "secret").unwrap();
-    let playlist = format!("#EXTM3U\n#EXTINF:1,\n{}/secret.txt\n", folder.path().display());
-    let concat = format!("ffconcat version 1.0\nfile {}/secret.txt\n", folder.path().display());
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("secret.txt"), "secret").unwrap();
+    let playlist = format!("#EXTM3U\n#EXTINF:1,\n{}/secret.txt\n", directory.path().display());
+    let concat = format!("ffconcat version 1.0\nfile {}/secret.txt\n", directory.path().display());
     for bytes in [&b""[..], b"no video at all", playlist.as_bytes(), concat.as_bytes(), &[0; 4_096]] {
         assert!(video_shape(bytes, &ALL).is_err());
         assert!(decode_video(bytes, &VideoLimits::default()).is_err());
     }
-    let Some(bytes) = made(folder.path(), "b.mp4") else { return };
+    let Some(bytes) = made(directory.path(), "b.mp4") else { return };
     let limits = VideoLimits { decoded_bytes_max: 1_000, ..VideoLimits::default() };
     assert!(matches!(decode_video(&bytes, &limits), Err(crate::decode::DecodeError::TooLarge { .. })));
 }
 
 #[test]
 fn a_cut_file_is_refused_wherever_it_is_cut() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for (name, settings) in [
         ("c.mp4", &[][..]),
         ("fast.mp4", &["-movflags", "faststart"]),
@@ -227,7 +227,7 @@ fn a_cut_file_is_refused_wherever_it_is_cut() {
         ("c.avi", &[]),
         ("c.mov", &["-movflags", "faststart"]),
     ] {
-        let Some(bytes) = made_with(folder.path(), name, settings) else { return };
+        let Some(bytes) = made_with(directory.path(), name, settings) else { return };
         for length in (0..bytes.len()).step_by(89).chain([bytes.len() - 1]) {
             let cut = &bytes[..length];
             assert!(decode_video(cut, &VideoLimits::default()).is_err(), "{name} at {length}");
@@ -240,14 +240,14 @@ fn a_cut_file_is_refused_wherever_it_is_cut() {
 /// Bytes anywhere in the file are changed; whatever comes of it, it comes, and has as many frames as it says.
 #[test]
 fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut random = 1_u64;
     let mut draw = |below: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % below
     };
     for name in ["d.mp4", "d.mkv", "d.avi", "d.mov"] {
-        let Some(bytes) = made(folder.path(), name) else { return };
+        let Some(bytes) = made(directory.path(), name) else { return };
         let mut refused = 0;
         for _ in 0..120 {
             let mut damaged = bytes.clone();
@@ -275,9 +275,9 @@ fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
 
 #[test]
 fn a_video_that_does_not_say_its_duration_has_all_frames() {
-    let folder = tempfile::tempdir().unwrap();
-    let live = made_with(folder.path(), "live.mkv", &["-live", "1"]);
-    let fragments = made_with(folder.path(), "parts.mp4", &["-movflags", "frag_keyframe+empty_moov"]);
+    let directory = tempfile::tempdir().unwrap();
+    let live = made_with(directory.path(), "live.mkv", &["-live", "1"]);
+    let fragments = made_with(directory.path(), "parts.mp4", &["-movflags", "frag_keyframe+empty_moov"]);
     for bytes in [live, fragments] {
         let Some(bytes) = bytes else { return };
         assert_eq!(video_shape(&bytes, &ALL).unwrap().frames, 20);
@@ -291,8 +291,8 @@ fn a_video_that_does_not_say_its_duration_has_all_frames() {
 
 #[test]
 fn damage_inside_a_frame_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(sound) = made(folder.path(), "c.mp4") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let Some(sound) = made(directory.path(), "c.mp4") else { return };
     let limits = VideoLimits { sampling: ALL, ..VideoLimits::default() };
     assert!(decode_video(&sound, &limits).is_ok());
     let payload = sound.windows(4).position(|window| window == b"mdat").unwrap() + 4;
@@ -304,8 +304,8 @@ fn damage_inside_a_frame_is_an_error() {
 
 #[test]
 fn frames_larger_than_the_limit_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(bytes) = made(folder.path(), "d.mp4") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let Some(bytes) = made(directory.path(), "d.mp4") else { return };
     let limits = VideoLimits { pixels_max: 48 * 32 - 1, ..VideoLimits::default() };
     let error = decode_video(&bytes, &limits).unwrap_err();
     assert!(error.to_string().contains("pixels_max"), "{error}");

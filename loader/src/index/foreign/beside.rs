@@ -9,9 +9,9 @@ use super::webshart::parse_payloads;
 use super::wids::parse_shard_list;
 use crate::shard::Shard;
 
-/// Folders above a shard in which `.nv-meta` is looked for, the shard's own included.
-const FOLDERS_UP_MAX: usize = 4;
-/// JSON files of a folder that may be shard lists of wids.
+/// Directories above a shard in which `.nv-meta` is looked for, the shard's own included.
+const DIRECTORIES_UP_MAX: usize = 4;
+/// JSON files of a directory that may be shard lists of wids.
 const LISTS_MAX: usize = 64;
 /// Where in a shard list its kind stands.
 const KIND_WITHIN_BYTES: u64 = 512;
@@ -40,20 +40,20 @@ pub(in crate::index) struct Layout {
 /// Collects what `.info.json` and shard lists say of each shard.
 pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
     let mut claims = vec![Claims::default(); shards.len()];
-    let mut folders: Vec<&Path> = shards.iter().filter_map(|shard| shard.path()?.parent()).collect();
-    folders.sort_unstable();
-    folders.dedup();
+    let mut directories: Vec<&Path> = shards.iter().filter_map(|shard| shard.path()?.parent()).collect();
+    directories.sort_unstable();
+    directories.dedup();
     let by_path: HashMap<PathBuf, usize> = shards
         .iter()
         .enumerate()
         .filter_map(|(at, shard)| Some((std::path::absolute(shard.path()?).ok()?, at)))
         .collect();
     let mut files: Vec<PathBuf> = Vec::new();
-    for folder in folders {
-        let above = folder.ancestors().take(FOLDERS_UP_MAX);
+    for directory in directories {
+        let above = directory.ancestors().take(DIRECTORIES_UP_MAX);
         let info =
-            above.map(|above| above.join(energon::FOLDER).join(".info.json")).find(|path| path.is_file());
-        files.extend(info.into_iter().chain(shard_lists(folder, &by_path)));
+            above.map(|above| above.join(energon::DIRECTORY).join(".info.json")).find(|path| path.is_file());
+        files.extend(info.into_iter().chain(shard_lists(directory, &by_path)));
     }
     files.sort_unstable();
     files.dedup();
@@ -91,16 +91,16 @@ fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]
     Ok(())
 }
 
-/// JSON files in a folder that say of themselves that they are shard lists; those of webshart, one a shard, are not.
-fn shard_lists(folder: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
+/// JSON files in a directory that say of themselves that they are shard lists; those of webshart, one a shard, are not.
+fn shard_lists(directory: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
     let is_list = |path: &PathBuf| {
         let is_json = path.extension().is_some_and(|extension| extension == "json");
         let of_shard =
             std::path::absolute(path.with_extension("tar")).is_ok_and(|tar| shards.contains_key(&tar));
         is_json && !of_shard
     };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_list).collect();
     paths.sort_unstable();
     paths.truncate(LISTS_MAX);

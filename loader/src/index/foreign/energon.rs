@@ -3,7 +3,7 @@
 //! | file | content |
 //! | --- | --- |
 //! | `SHARD.tar.idx` | little-endian u64: the offset of each sample's first header, then the end of the last sample |
-//! | `.nv-meta/.info.json` | `shard_counts`: samples of every shard, by its path below the folder |
+//! | `.nv-meta/.info.json` | `shard_counts`: samples of every shard, by its path below the directory |
 //! | `.nv-meta/split.yaml`, or `split.json` | `split_parts`: patterns of shards by name; `exclude`: shards, or `SHARD/SAMPLE` |
 //!
 //! `.nv-meta/index.sqlite` holds the same offsets once more, by key; it is not read.
@@ -16,31 +16,31 @@ use super::yaml::parse_yaml;
 use crate::error::{Error, Result};
 use crate::shard::expand_braces;
 
-/// Folder of the metadata.
-pub(super) const FOLDER: &str = ".nv-meta";
+/// Directory of the metadata.
+pub(super) const DIRECTORY: &str = ".nv-meta";
 /// Splits, in order of preference.
 const SPLIT_FILES: [&str; 2] = ["split.yaml", "split.json"];
 /// Longest file of splits that is read.
 const SPLIT_BYTES_MAX: u64 = 64 << 20;
 
-/// A named part of a data set.
+/// A named part of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
     /// Its name, such as `train`.
     pub name: String,
-    /// Shards as paths below the folder of the data set, in order; the excluded ones left out.
+    /// Shards as paths below the directory of the dataset, in order; the excluded ones left out.
     pub shards: Vec<String>,
     /// Single samples that the file excludes, as `SHARD/SAMPLE`.
     pub excluded_samples: Vec<String>,
 }
 
-/// Reads the splits of the data set in `folder`, in alphabetical order; `None` if it names none.
+/// Reads the splits of the dataset in `directory`, in alphabetical order; `None` if it names none.
 ///
 /// # Errors
 /// [`Error::Index`] if the file is not what Energon writes; [`Error::File`] if it cannot be read.
-pub fn splits(folder: &Path) -> Result<Option<Vec<Split>>> {
+pub fn splits(directory: &Path) -> Result<Option<Vec<Split>>> {
     for name in SPLIT_FILES {
-        let path = folder.join(FOLDER).join(name);
+        let path = directory.join(DIRECTORY).join(name);
         let Some(text) = super::read_file(&path, SPLIT_BYTES_MAX)? else { continue };
         let shown = path.display().to_string();
         let parsed = parse_splits(&text, name.ends_with("yaml"));

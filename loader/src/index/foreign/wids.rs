@@ -2,7 +2,7 @@
 //!
 //! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
 //! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It tells numbers, no offsets. URLs are relative
-//! to `base`, or to the folder of the file.
+//! to `base`, or to the directory of the file.
 
 use std::path::Path;
 
@@ -63,7 +63,7 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
     for part in document.datasets {
         if let Some(url) = part.source_url {
             return Err(format!(
-                "it refers to another list, `{url}`; name that list as a data set of its own"
+                "it refers to another list, `{url}`; name that list as a dataset of its own"
             ));
         }
         let base = part.base.as_deref();
@@ -94,10 +94,10 @@ impl ShardList {
     /// Returns a URL of the list that stands at `path` as a name of its own.
     #[must_use]
     pub fn resolve(&self, path: &Path, url: &str) -> String {
-        let folder = path.parent().unwrap_or(Path::new("")).to_string_lossy();
+        let directory = path.parent().unwrap_or(Path::new("")).to_string_lossy();
         match &self.base {
-            Some(base) => resolve(&resolve(&folder, base), url),
-            None => resolve(&folder, url),
+            Some(base) => resolve(&resolve(&directory, base), url),
+            None => resolve(&directory, url),
         }
     }
 }

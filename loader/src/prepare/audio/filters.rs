@@ -1,4 +1,4 @@
-//! Mel filters and window of Whisper: Slaney's scale and area normalisation, 0 to 8000 Hz.
+//! Mel filters and window of Whisper: Slaney's scale and area normalization, 0 to 8000 Hz.
 
 use super::FFT_SAMPLES;
 

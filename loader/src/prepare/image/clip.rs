@@ -1,21 +1,21 @@
-//! CLIP: shorter side to a length, then the centre. SigLIP: the whole picture stretched onto a square.
+//! CLIP: shorter side to a length, then the center. SigLIP: the whole image stretched onto a square.
 
 use dflop_costmodel::tokens::fixed_tile::FixedTile;
 
 use super::filter::Filter;
-use super::normalise::Normalisation;
-use super::picture::Picture;
+use super::normalize::Normalization;
+use super::rgb_view::RgbView;
 use super::resample::{Resampler, Resize};
 use super::squares::squares;
 use super::{PixelValues, positions};
 
-/// Settings of a processor that makes one square of a picture.
+/// Settings of a processor that makes one square of an image.
 ///
 /// # Source
 /// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Square {
-    /// Length of the shorter side before the crop, at least `side`; `None` stretches the whole picture.
+    /// Length of the shorter side before the crop, at least `side`; `None` stretches the whole image.
     pub shortest_side: Option<u16>,
     /// Side of the square in pixels.
     pub side: u16,
@@ -24,7 +24,7 @@ pub struct Square {
     /// The resampling filter.
     pub filter: Filter,
     /// From bytes to values.
-    pub normalisation: Normalisation,
+    pub normalization: Normalization,
 }
 
 impl Square {
@@ -34,7 +34,7 @@ impl Square {
         side: 336,
         tokens: 576,
         filter: Filter::Bicubic,
-        normalisation: Normalisation::CLIP,
+        normalization: Normalization::CLIP,
     };
     /// SigLIP-so400m/14 at 384 pixels.
     pub const SIGLIP_384: Self = Self {
@@ -42,7 +42,7 @@ impl Square {
         side: 384,
         tokens: 729,
         filter: Filter::Bicubic,
-        normalisation: Normalisation::SIGNED,
+        normalization: Normalization::SIGNED,
     };
 
     /// The published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
@@ -53,10 +53,10 @@ impl Square {
         Self { shortest_side, side: rule.tile_pixels, tokens: rule.tile_patches, ..square }
     }
 
-    /// `[frames, 3, side, side]`; a picture is one frame.
-    pub(super) fn frames(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {
+    /// `[frames, 3, side, side]`; an image is one frame.
+    pub(super) fn frames(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
-        let values = squares(frames, side, &self.normalisation, resampler, |frame| self.resize(frame));
+        let values = squares(frames, side, &self.normalization, resampler, |frame| self.resize(frame));
         PixelValues {
             values,
             shape: vec![frames.len(), 3, side, side],
@@ -66,7 +66,7 @@ impl Square {
         }
     }
 
-    fn resize(&self, image: Picture<'_>) -> Resize {
+    fn resize(&self, image: RgbView<'_>) -> Resize {
         let side = usize::from(self.side);
         let Some(shortest) = self.shortest_side else {
             return Resize::to(self.filter, side, side);

@@ -8,7 +8,7 @@ use dflop_costmodel::tokens::native::{NativeResolution, PixelRange};
 use serde_json::Value;
 
 use super::filter::Filter;
-use super::normalise::Normalisation;
+use super::normalize::Normalization;
 use super::{ImageProcessor, InternVl, LlavaOneVision, QwenVl, Square};
 use crate::error::{Error, Result};
 
@@ -31,7 +31,7 @@ pub(super) fn image_processor(json: &Value) -> Result<ImageProcessor> {
     }
 }
 
-/// Every processor here resizes, rescales and normalises; one that is told not to is another one.
+/// Every processor here resizes, rescales and normalizes; one that is told not to is another one.
 fn check_steps(json: &Value) -> Result<()> {
     for step in ["do_resize", "do_rescale", "do_normalize"] {
         if json.get(step).is_some_and(|value| *value != Value::Bool(true)) {
@@ -50,8 +50,8 @@ fn llava_onevision(json: &Value) -> Result<ImageProcessor> {
         frames_max: u32::MAX,
         ..AnyRes::LLAVA_ONEVISION
     };
-    let normalisation = normalisation(json, Normalisation::CLIP)?;
-    Ok(ImageProcessor::LlavaOneVision(LlavaOneVision { rule, filter: filter(json)?, normalisation }))
+    let normalization = normalization(json, Normalization::CLIP)?;
+    Ok(ImageProcessor::LlavaOneVision(LlavaOneVision { rule, filter: filter(json)?, normalization }))
 }
 
 /// The rule knows grids of 1 to n columns and as many rows, and the file lists all of them.
@@ -85,8 +85,8 @@ fn intern_vl(json: &Value) -> Result<ImageProcessor> {
         frames_max: u32::MAX,
         ..DynamicTiles::INTERN_VL
     };
-    let normalisation = normalisation(json, Normalisation::CLIP)?;
-    Ok(ImageProcessor::InternVl(InternVl { rule, filter: filter(json)?, normalisation }))
+    let normalization = normalization(json, Normalization::CLIP)?;
+    Ok(ImageProcessor::InternVl(InternVl { rule, filter: filter(json)?, normalization }))
 }
 
 fn qwen_vl(json: &Value) -> Result<ImageProcessor> {
@@ -104,7 +104,7 @@ fn qwen_vl(json: &Value) -> Result<ImageProcessor> {
             .and_then(NonZeroU16::new)
             .ok_or_else(|| refused(format!("`{key}` = {value} is out of range"))),
     };
-    let pixels = |value| u32::try_from(value).map_err(|_| refused("more pixels than a picture has"));
+    let pixels = |value| u32::try_from(value).map_err(|_| refused("more pixels than an image has"));
     let rule = NativeResolution {
         patch_pixels: side("patch_size", released.patch_pixels)?,
         merge: side("merge_size", released.merge)?,
@@ -113,8 +113,8 @@ fn qwen_vl(json: &Value) -> Result<ImageProcessor> {
         frames_max: u32::MAX,
         ..released
     };
-    let normalisation = normalisation(json, Normalisation::CLIP)?;
-    Ok(ImageProcessor::QwenVl(QwenVl { rule, filter: filter(json)?, normalisation }))
+    let normalization = normalization(json, Normalization::CLIP)?;
+    Ok(ImageProcessor::QwenVl(QwenVl { rule, filter: filter(json)?, normalization }))
 }
 
 fn clip(json: &Value) -> Result<ImageProcessor> {
@@ -135,27 +135,27 @@ fn clip(json: &Value) -> Result<ImageProcessor> {
             }
             side
         }
-        (Some(_), false) => return Err(refused("without `do_center_crop` pictures differ in size")),
+        (Some(_), false) => return Err(refused("without `do_center_crop` images differ in size")),
     };
     if shortest_side.is_some_and(|shortest| shortest < side) {
         return Err(refused("`crop_size` is larger than `size`"));
     }
-    Ok(ImageProcessor::Clip(square(json, shortest_side, side, Normalisation::CLIP)?))
+    Ok(ImageProcessor::Clip(square(json, shortest_side, side, Normalization::CLIP)?))
 }
 
 fn siglip(json: &Value) -> Result<ImageProcessor> {
     let side = square_side(json, "size", 224)?;
-    Ok(ImageProcessor::Siglip(square(json, None, side, Normalisation::SIGNED)?))
+    Ok(ImageProcessor::Siglip(square(json, None, side, Normalization::SIGNED)?))
 }
 
-fn square(json: &Value, shortest_side: Option<u16>, side: u16, default: Normalisation) -> Result<Square> {
+fn square(json: &Value, shortest_side: Option<u16>, side: u16, default: Normalization) -> Result<Square> {
     let tokens = (u32::from(side) / PATCH_PIXELS as u32).pow(2);
     Ok(Square {
         shortest_side,
         side,
         tokens,
         filter: filter(json)?,
-        normalisation: normalisation(json, default)?,
+        normalization: normalization(json, default)?,
     })
 }
 
@@ -182,7 +182,7 @@ fn filter(json: &Value) -> Result<Filter> {
     Filter::from_pillow(number).ok_or_else(|| refused(format!("`resample` = {number} is not supported")))
 }
 
-fn normalisation(json: &Value, default: Normalisation) -> Result<Normalisation> {
+fn normalization(json: &Value, default: Normalization) -> Result<Normalization> {
     let scale = match json.get("rescale_factor") {
         None | Some(Value::Null) => default.scale,
         Some(factor) => factor.as_f64().ok_or_else(|| refused("`rescale_factor` is no number"))?,
@@ -192,7 +192,7 @@ fn normalisation(json: &Value, default: Normalisation) -> Result<Normalisation> 
     if deviation.contains(&0.0) {
         return Err(refused("`image_std` has a zero"));
     }
-    Ok(Normalisation { scale, mean, deviation })
+    Ok(Normalization { scale, mean, deviation })
 }
 
 fn channels(json: &Value, key: &str, default: [f64; 3]) -> Result<[f64; 3]> {

@@ -1,7 +1,7 @@
 //! The inner loops of resampling: weighted sums of rows of bytes.
 //!
 //! Sums are exact modulo 2³² and the true sum fits, so the order of addition does not matter and the
-//! compiler may vectorise freely.
+//! compiler may vectorize freely.
 
 use multiversion::multiversion;
 
@@ -36,7 +36,7 @@ pub(super) fn convolve_strip(strip: &[u8], padding: &[u8; STRIP_BYTES], axis: &A
     }
 }
 
-/// Makes one row of a picture from the rows that a window of the vertical axis names.
+/// Makes one row of an image from the rows that a window of the vertical axis names.
 ///
 /// - `rows`: `[weights, row.len()]`, from the first row that counts on
 /// - `padding`: a row of padding, as long as `row`

@@ -1,6 +1,6 @@
 //! Weights with which source pixels enter a resampled one: Pillow's, to the bit.
 //!
-//! Weights are computed in double precision and stored as integers of 22 fractional bits. When a picture
+//! Weights are computed in double precision and stored as integers of 22 fractional bits. When an image
 //! shrinks, the filter is stretched by the same factor, so that every source pixel has its say.
 
 /// Fractional bits of a weight: 32 less 8 of a pixel less 2, since filters overshoot.
@@ -68,7 +68,7 @@ fn sinc(distance: f64) -> f64 {
     angle.sin() / angle
 }
 
-/// One axis of a picture: how long it is, and where the stored pixels lie on it.
+/// One axis of an image: how long it is, and where the stored pixels lie on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Length {
     /// Pixels, padding included.
@@ -113,18 +113,18 @@ impl Axis {
         let stretch = scale.max(1.0);
         let radius = filter.radius() * stretch;
         for pixel in wanted {
-            let centre = (pixel as f64 + 0.5) * scale;
-            let start = (centre - radius + 0.5).max(0.0) as usize;
-            let end = ((centre + radius + 0.5) as usize).min(length.whole);
-            self.weigh(filter, start..end, centre, 1.0 / stretch);
+            let center = (pixel as f64 + 0.5) * scale;
+            let start = (center - radius + 0.5).max(0.0) as usize;
+            let end = ((center + radius + 0.5) as usize).min(length.whole);
+            self.weigh(filter, start..end, center, 1.0 / stretch);
             self.push_window(start, length);
         }
     }
 
-    /// Weights of consecutive pixels around a centre, adding up to 1.
-    fn weigh(&mut self, filter: Filter, pixels: std::ops::Range<usize>, centre: f64, squeeze: f64) {
+    /// Weights of consecutive pixels around a center, adding up to 1.
+    fn weigh(&mut self, filter: Filter, pixels: std::ops::Range<usize>, center: f64, squeeze: f64) {
         self.exact.clear();
-        self.exact.extend(pixels.map(|pixel| filter.weight((pixel as f64 - centre + 0.5) * squeeze)));
+        self.exact.extend(pixels.map(|pixel| filter.weight((pixel as f64 - center + 0.5) * squeeze)));
         // Added up one after the other, as Pillow does.
         let total = self.exact.iter().fold(0.0, |total, weight| total + weight);
         if total != 0.0 {

@@ -1,11 +1,11 @@
-//! InternVL: a picture stretched onto a grid of tiles, then a thumbnail.
+//! InternVL: an image stretched onto a grid of tiles, then a thumbnail.
 
 use dflop_costmodel::Result;
 use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
 
 use super::filter::Filter;
-use super::normalise::Normalisation;
-use super::picture::Picture;
+use super::normalize::Normalization;
+use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
 use super::squares::squares;
 use super::tiles::{Place, Tiles};
@@ -24,17 +24,17 @@ pub struct InternVl {
     /// The resampling filter.
     pub filter: Filter,
     /// From bytes to values.
-    pub normalisation: Normalisation,
+    pub normalization: Normalization,
 }
 
 impl InternVl {
     /// `[tiles, 3, side, side]`: the grid's tiles row by row, and the thumbnail if they are more than one.
-    pub(super) fn image(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = image.size();
         let [columns, rows] = self.rule.grid(size)?.map(|length| length as usize);
         let tiles = self.rule.image(size)?.items as usize;
         let side = usize::from(self.rule.tile_pixels);
-        let tables = self.normalisation.tables();
+        let tables = self.normalization.tables();
         let mut target = Tiles::new(tiles, side, &tables);
         let canvas = Canvas::of(image);
         let grid = Place { first_tile: 0, columns, left: 0, top: 0 };
@@ -51,11 +51,11 @@ impl InternVl {
     }
 
     /// `[frames, 3, side, side]`: every frame stretched onto a tile.
-    pub(super) fn video(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: Picture<'_>| Resize::to(self.filter, side, side);
-        let values = squares(&taken, side, &self.normalisation, resampler, resize);
+        let resize = |_: RgbView<'_>| Resize::to(self.filter, side, side);
+        let values = squares(&taken, side, &self.normalization, resampler, resize);
         self.pixel_values(values, taken.len())
     }
 

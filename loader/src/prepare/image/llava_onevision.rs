@@ -1,11 +1,11 @@
-//! LLaVA-OneVision: a base tile and a padded grid of tiles, or one padded tile a picture.
+//! LLaVA-OneVision: a base tile and a padded grid of tiles, or one padded tile an image.
 
 use dflop_costmodel::tokens::any_res::AnyRes;
 use dflop_costmodel::{ImageSize, Result, VideoShape};
 
 use super::filter::Filter;
-use super::normalise::Normalisation;
-use super::picture::Picture;
+use super::normalize::Normalization;
+use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
 use super::squares::squares;
 use super::tiles::{Place, Tiles};
@@ -21,21 +21,21 @@ pub struct LlavaOneVision {
     pub rule: AnyRes,
     /// The resampling filter.
     pub filter: Filter,
-    /// From bytes to values; its mean also pads pictures that share a sample.
-    pub normalisation: Normalisation,
+    /// From bytes to values; its mean also pads images that share a sample.
+    pub normalization: Normalization,
 }
 
 impl LlavaOneVision {
-    /// `[1 + tiles, 3, side, side]`: the whole picture stretched onto the base tile, then the grid's tiles
-    /// row by row, with the picture in the middle and black around it.
-    pub(super) fn lone_image(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    /// `[1 + tiles, 3, side, side]`: the whole image stretched onto the base tile, then the grid's tiles
+    /// row by row, with the image in the middle and black around it.
+    pub(super) fn lone_image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = image.size();
         let grid = self.rule.grid(size)?;
         let tokens = self.rule.image(size)?.tokens;
         let side = usize::from(self.rule.tile_pixels);
         let (columns, rows) = (grid.columns as usize, grid.rows as usize);
         let tiles = 1 + columns * rows;
-        let tables = self.normalisation.tables();
+        let tables = self.normalization.tables();
         let mut target = Tiles::new(tiles, side, &tables);
         let canvas = Canvas::of(image);
         let base = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
@@ -58,29 +58,29 @@ impl LlavaOneVision {
         Ok(self.pixel_values(target.into_values(), tiles, Some(image), tokens))
     }
 
-    /// `[1, 3, side, side]`: the picture padded to a square with the mean colour.
+    /// `[1, 3, side, side]`: the image padded to a square with the mean color.
     pub(super) fn one_of_several(
         &self,
-        image: Picture<'_>,
+        image: RgbView<'_>,
         resampler: &mut Resampler,
     ) -> Result<PixelValues> {
         let tokens = self.rule.several_images(&[image.size()])?.tokens;
         let side = usize::from(self.rule.tile_pixels);
-        let tables = self.normalisation.tables();
+        let tables = self.normalization.tables();
         let mut target = Tiles::new(1, side, &tables);
         let place = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
-        let canvas = Canvas::padded_to_square(image, self.normalisation.mean_colour());
+        let canvas = Canvas::padded_to_square(image, self.normalization.mean_color());
         resampler
             .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(place, y, row));
         Ok(self.pixel_values(target.into_values(), 1, Some(image), tokens))
     }
 
     /// `[frames, 3, side, side]`: every frame stretched onto a tile.
-    pub(super) fn video(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: Picture<'_>| Resize::to(self.filter, side, side);
-        let values = squares(&taken, side, &self.normalisation, resampler, resize);
+        let resize = |_: RgbView<'_>| Resize::to(self.filter, side, side);
+        let values = squares(&taken, side, &self.normalization, resampler, resize);
         let shape = VideoShape { frames: taken.len() as u32, width: 0, height: 0 };
         self.pixel_values(values, taken.len(), None, self.rule.video(shape).tokens)
     }
@@ -89,7 +89,7 @@ impl LlavaOneVision {
         &self,
         values: Vec<f32>,
         tiles: usize,
-        image: Option<Picture<'_>>,
+        image: Option<RgbView<'_>>,
         tokens: u64,
     ) -> PixelValues {
         let side = usize::from(self.rule.tile_pixels);
@@ -103,7 +103,7 @@ impl LlavaOneVision {
     }
 }
 
-/// Width and height of a picture scaled to touch a canvas from inside, rounded up.
+/// Width and height of an image scaled to touch a canvas from inside, rounded up.
 fn fitted(size: ImageSize, canvas: [usize; 2]) -> [usize; 2] {
     let (width, height) = (f64::from(size.width), f64::from(size.height));
     let (scale_x, scale_y) = (canvas[0] as f64 / width, canvas[1] as f64 / height);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fitted_picture_touches_two_sides() {
+    fn a_fitted_image_touches_two_sides() {
         for (width, height, canvas, expected) in [
             (640, 480, [768, 768], [768, 576]),
             (100, 1, [384, 384], [384, 4]),

@@ -1,9 +1,9 @@
-//! Pictures and videos to the tensors of a vision tower.
+//! Images and videos to the tensors of a vision tower.
 //!
 //! Every value is the one that the model's processor of Hugging Face transformers 4.57.1 makes with NumPy and
 //! Pillow, bit for bit; grids, sizes and token counts are those of the cost model's rules. Pillow means the
 //! versions up to 12.1, with which the published models were trained: later ones take the vertical pass of
-//! `Image.resize` first for some pictures (12.2: over 100 times as high as wide; 13.0: where the height shrinks
+//! `Image.resize` first for some images (12.2: over 100 times as high as wide; 13.0: where the height shrinks
 //! by more than twice as many pixels as the width), which rounds otherwise. Processors that work on `PyTorch`
 //! tensors ("fast") resize by other arithmetic and differ by a few steps of 1/255.
 //!
@@ -15,8 +15,8 @@ mod convolve;
 mod filter;
 mod intern_vl;
 mod llava_onevision;
-mod normalise;
-mod picture;
+mod normalize;
+mod rgb_view;
 mod qwen_vl;
 mod resample;
 mod squares;
@@ -33,29 +33,29 @@ pub use self::clip::Square;
 pub use self::filter::Filter;
 pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
-pub use self::normalise::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalisation};
-use self::picture::Picture;
+pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalization};
+use self::rgb_view::RgbView;
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use crate::decode::{RgbImage, Video};
 use crate::error::{Error, Result};
 
-/// One picture, or all tiles or patches of it, or a video, ready for the vision tower.
+/// One image, or all tiles or patches of it, or a video, ready for the vision tower.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PixelValues {
-    /// Row-major; empty if the picture was only counted.
+    /// Row-major; empty if the image was only counted.
     pub values: Vec<f32>,
     /// `[tiles, 3, side, side]`, or `[patches, values of a patch]` for Qwen.
     pub shape: Vec<usize>,
     /// Qwen: layers of frames, rows and columns, in patches.
     pub grid_thw: Option<[u32; 3]>,
-    /// LLaVA-OneVision pictures: height and width before resizing.
+    /// LLaVA-OneVision images: height and width before resizing.
     pub image_size: Option<[u32; 2]>,
     /// LLM positions that features take: newlines of the family included, markers around the medium not.
     pub tokens: u32,
 }
 
-/// How a model family turns pictures into pixel values.
+/// How a model family turns images into pixel values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ImageProcessor {
     /// Any-resolution tiles.
@@ -82,13 +82,13 @@ impl ImageProcessor {
         let filter = Filter::Bicubic;
         Some(match model.vision?.rule {
             VisionRule::AnyRes(rule) => {
-                Self::LlavaOneVision(LlavaOneVision { rule, filter, normalisation: Normalisation::SIGNED })
+                Self::LlavaOneVision(LlavaOneVision { rule, filter, normalization: Normalization::SIGNED })
             }
             VisionRule::DynamicTiles(rule) => {
-                Self::InternVl(InternVl { rule, filter, normalisation: Normalisation::IMAGENET })
+                Self::InternVl(InternVl { rule, filter, normalization: Normalization::IMAGENET })
             }
             VisionRule::Native(rule) => {
-                Self::QwenVl(QwenVl { rule, filter, normalisation: Normalisation::CLIP })
+                Self::QwenVl(QwenVl { rule, filter, normalization: Normalization::CLIP })
             }
             VisionRule::Fixed(rule) if rule.is_cropped => Self::Clip(Square::of(rule)),
             VisionRule::Fixed(rule) => Self::Siglip(Square::of(rule)),
@@ -109,11 +109,11 @@ impl ImageProcessor {
     /// Takes filter and statistics from another processor, and how a square is cut; the token rule stays.
     #[must_use]
     pub fn with_pixels_of(mut self, other: &Self) -> Self {
-        let (filter, normalisation) = match other {
-            Self::LlavaOneVision(family) => (family.filter, family.normalisation),
-            Self::InternVl(family) => (family.filter, family.normalisation),
-            Self::QwenVl(family) => (family.filter, family.normalisation),
-            Self::Clip(square) | Self::Siglip(square) => (square.filter, square.normalisation),
+        let (filter, normalization) = match other {
+            Self::LlavaOneVision(family) => (family.filter, family.normalization),
+            Self::InternVl(family) => (family.filter, family.normalization),
+            Self::QwenVl(family) => (family.filter, family.normalization),
+            Self::Clip(square) | Self::Siglip(square) => (square.filter, square.normalization),
         };
         match (&mut self, other) {
             (Self::Clip(square) | Self::Siglip(square), Self::Clip(other) | Self::Siglip(other)) => {
@@ -122,27 +122,27 @@ impl ImageProcessor {
                 *square = Square { shortest_side, side, tokens, ..*other };
             }
             (Self::LlavaOneVision(family), _) => {
-                (family.filter, family.normalisation) = (filter, normalisation);
+                (family.filter, family.normalization) = (filter, normalization);
             }
-            (Self::InternVl(family), _) => (family.filter, family.normalisation) = (filter, normalisation),
-            (Self::QwenVl(family), _) => (family.filter, family.normalisation) = (filter, normalisation),
+            (Self::InternVl(family), _) => (family.filter, family.normalization) = (filter, normalization),
+            (Self::QwenVl(family), _) => (family.filter, family.normalization) = (filter, normalization),
             (Self::Clip(square) | Self::Siglip(square), _) => {
-                (square.filter, square.normalisation) = (filter, normalisation);
+                (square.filter, square.normalization) = (filter, normalization);
             }
         }
         self
     }
 
-    /// Prepares all pictures of one sample, together because LLaVA-OneVision treats a lone picture unlike
+    /// Prepares all images of one sample, together because LLaVA-OneVision treats a lone image unlike
     /// several.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model refuses a picture.
+    /// [`Error::Medium`] if the model refuses an image.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         RESAMPLER.with_borrow_mut(|resampler| {
             images
                 .iter()
-                .map(|image| self.image(Picture::from(image.borrow()), images.len(), resampler))
+                .map(|image| self.image(RgbView::from(image.borrow()), images.len(), resampler))
                 .collect()
         })
     }
@@ -153,7 +153,7 @@ impl ImageProcessor {
     /// # Errors
     /// [`Error::Medium`] if the model refuses the frames or there are none.
     pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
-        self.frames(&frames.iter().map(|frame| Picture::from(frame.borrow())).collect::<Vec<_>>())
+        self.frames(&frames.iter().map(|frame| RgbView::from(frame.borrow())).collect::<Vec<_>>())
     }
 
     /// Prepares a decoded video, without a copy of its frames.
@@ -161,7 +161,7 @@ impl ImageProcessor {
     /// # Errors
     /// As [`Self::video`].
     pub fn sampled_video(&self, video: &Video) -> Result<PixelValues> {
-        let frames = Picture::frames_of(video);
+        let frames = RgbView::frames_of(video);
         if frames.len() != video.frames() {
             let reason = format!("{} times for {} frames of pixels", video.frames(), frames.len());
             return Err(Error::Medium { medium: "video", source: reason.into() });
@@ -169,7 +169,7 @@ impl ImageProcessor {
         self.frames(&frames)
     }
 
-    fn frames(&self, frames: &[Picture<'_>]) -> Result<PixelValues> {
+    fn frames(&self, frames: &[RgbView<'_>]) -> Result<PixelValues> {
         if frames.is_empty() {
             return Err(Error::Medium { medium: "video", source: "it has no frames".into() });
         }
@@ -183,7 +183,7 @@ impl ImageProcessor {
         taken.map_err(|refusal| Error::Medium { medium: "video", source: refusal.into() })
     }
 
-    fn image(&self, image: Picture<'_>, images: usize, resampler: &mut Resampler) -> Result<PixelValues> {
+    fn image(&self, image: RgbView<'_>, images: usize, resampler: &mut Resampler) -> Result<PixelValues> {
         check_pixels(image)?;
         let taken = match self {
             Self::LlavaOneVision(family) if images == 1 => family.lone_image(image, resampler),
@@ -192,11 +192,11 @@ impl ImageProcessor {
             Self::QwenVl(family) => family.image(image, resampler),
             Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(&[image], resampler)),
         };
-        taken.map_err(|refusal| Error::Medium { medium: "picture", source: refusal.into() })
+        taken.map_err(|refusal| Error::Medium { medium: "image", source: refusal.into() })
     }
 }
 
-fn check_pixels(image: Picture<'_>) -> Result<()> {
+fn check_pixels(image: RgbView<'_>) -> Result<()> {
     let bytes = 3 * image.width as usize * image.height as usize;
     if bytes == 0 || image.pixels.len() != bytes {
         let reason = format!(
@@ -205,13 +205,13 @@ fn check_pixels(image: Picture<'_>) -> Result<()> {
             image.height,
             image.pixels.len()
         );
-        return Err(Error::Medium { medium: "picture", source: reason.into() });
+        return Err(Error::Medium { medium: "image", source: reason.into() });
     }
     Ok(())
 }
 
 /// At most `frames_max` of the frames, evenly spaced from the first to the last.
-fn frames_taken<'a>(frames: &[Picture<'a>], frames_max: u32) -> Vec<Picture<'a>> {
+fn frames_taken<'a>(frames: &[RgbView<'a>], frames_max: u32) -> Vec<RgbView<'a>> {
     let most = (frames_max as usize).max(1);
     if frames.len() <= most {
         return frames.to_vec();

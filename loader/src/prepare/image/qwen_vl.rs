@@ -1,11 +1,11 @@
-//! Qwen2-VL and Qwen2.5-VL: patches of a picture at its own resolution, in the order of their merging.
+//! Qwen2-VL and Qwen2.5-VL: patches of an image at its own resolution, in the order of their merging.
 
 use dflop_costmodel::Result;
 use dflop_costmodel::tokens::native::NativeResolution;
 
 use super::filter::Filter;
-use super::normalise::{Normalisation, Tables};
-use super::picture::Picture;
+use super::normalize::{Normalization, Tables};
+use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
 use super::{PixelValues, frames_taken, positions};
 
@@ -21,24 +21,24 @@ pub struct QwenVl {
     /// The resampling filter.
     pub filter: Filter,
     /// From bytes to values.
-    pub normalisation: Normalisation,
+    pub normalization: Normalization,
 }
 
 impl QwenVl {
-    /// `[patches, 3 * frames_per_patch * patch²]`: the picture is repeated for every frame of a patch.
-    pub(super) fn image(&self, image: Picture<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    /// `[patches, 3 * frames_per_patch * patch²]`: the image is repeated for every frame of a patch.
+    pub(super) fn image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = self.rule.resized_image(image.size())?;
         Ok(self.layers(&[image], size, resampler))
     }
 
-    /// As for a picture; frames are taken in groups, the last one repeated, and resized as the first one.
-    pub(super) fn video(&self, frames: &[Picture<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
+    /// As for an image; frames are taken in groups, the last one repeated, and resized as the first one.
+    pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
         let taken = frames_taken(frames, self.rule.frames_max);
         let size = self.rule.resized_frame(taken[0].size())?;
         Ok(self.layers(&taken, size, resampler))
     }
 
-    fn layers(&self, frames: &[Picture<'_>], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
+    fn layers(&self, frames: &[RgbView<'_>], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
         let [width, height] = size.map(|length| length as usize);
         let layout = Layout {
             patch: usize::from(self.rule.patch_pixels.get()),
@@ -49,7 +49,7 @@ impl QwenVl {
         let layer_values = 3 * layout.frames * width * height;
         let layers = frames.len().div_ceil(layout.frames);
         let mut values = vec![0.0; layers * layer_values];
-        let tables = self.normalisation.tables();
+        let tables = self.normalization.tables();
         for (group, layer) in frames.chunks(layout.frames).zip(values.chunks_exact_mut(layer_values)) {
             for (frame, image) in group.iter().enumerate() {
                 // The last one stands for those that are missing.
@@ -81,7 +81,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// Writes one row of a resized picture as one or more frames.
+    /// Writes one row of a resized image as one or more frames.
     fn write_row(
         self,
         layer: &mut [f32],
@@ -127,7 +127,7 @@ mod tests {
             ..NativeResolution::QWEN2_VL
         },
         filter: Filter::Bicubic,
-        normalisation: Normalisation { scale: 1.0, mean: [0.0; 3], deviation: [1.0; 3] },
+        normalization: Normalization { scale: 1.0, mean: [0.0; 3], deviation: [1.0; 3] },
     };
 
     /// 8 x 4 pixels, red counting them.
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn patches_stand_in_the_order_of_their_merging() {
-        let taken = SMALL.image(Picture::from(&counting()), &mut Resampler::default()).unwrap();
+        let taken = SMALL.image(RgbView::from(&counting()), &mut Resampler::default()).unwrap();
         assert_eq!((taken.shape, taken.grid_thw, taken.tokens), (vec![8, 24], Some([1, 2, 4]), 2));
         // Upper left, right of it, below it, diagonal; then the next block.
         let corners: Vec<f32> = taken.values.chunks(24).map(|patch| patch[0]).collect();
@@ -153,7 +153,7 @@ mod tests {
         let mut dark = image.clone();
         dark.pixels.fill(0);
         let video =
-            SMALL.video(&[&image, &dark, &image].map(Picture::from), &mut Resampler::default()).unwrap();
+            SMALL.video(&[&image, &dark, &image].map(RgbView::from), &mut Resampler::default()).unwrap();
         assert_eq!((video.grid_thw, video.tokens), (Some([2, 2, 4]), 4));
         assert_eq!(video.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(video.values[192..200], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);

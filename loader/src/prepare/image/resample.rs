@@ -1,15 +1,15 @@
-//! Resizes pictures exactly as Pillow's `Image.resize` does: horizontally, rounded to bytes, then vertically.
+//! Resizes images exactly as Pillow's `Image.resize` does: horizontally, rounded to bytes, then vertically.
 //!
-//! Rows are handed out as they are made, so that normalisation and layout need no second picture. Padding
-//! around a picture is never stored, and pixels that a crop cuts off are never made.
+//! Rows are handed out as they are made, so that normalization and layout need no second image. Padding
+//! around an image is never stored, and pixels that a crop cuts off are never made.
 
 use std::ops::Range;
 
 use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
 use super::filter::{Axis, Filter, Length};
-use super::picture::Picture;
+use super::rgb_view::RgbView;
 
-/// A picture, perhaps in the middle of a larger, plain one.
+/// An image, perhaps in the middle of a larger, plain one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canvas<'a> {
     pixels: &'a [u8],
@@ -19,8 +19,8 @@ pub(super) struct Canvas<'a> {
 }
 
 impl<'a> Canvas<'a> {
-    /// The picture itself.
-    pub(super) fn of(image: Picture<'a>) -> Self {
+    /// The image itself.
+    pub(super) fn of(image: RgbView<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
             Length { whole: stored, before: 0, stored }
@@ -28,8 +28,8 @@ impl<'a> Canvas<'a> {
         Self { pixels: image.pixels, columns, rows, background: [0; 3] }
     }
 
-    /// The picture in the middle of the square that it fits into.
-    pub(super) fn padded_to_square(image: Picture<'a>, background: [u8; 3]) -> Self {
+    /// The image in the middle of the square that it fits into.
+    pub(super) fn padded_to_square(image: RgbView<'a>, background: [u8; 3]) -> Self {
         let mut canvas = Self { background, ..Self::of(image) };
         let side = canvas.columns.stored.max(canvas.rows.stored);
         for length in [&mut canvas.columns, &mut canvas.rows] {
@@ -39,11 +39,11 @@ impl<'a> Canvas<'a> {
     }
 }
 
-/// What to make of a picture.
+/// What to make of an image.
 #[derive(Clone, Debug)]
 pub(super) struct Resize {
     pub(super) filter: Filter,
-    /// Size of the whole picture after resampling, in pixels, at least 1 x 1.
+    /// Size of the whole image after resampling, in pixels, at least 1 x 1.
     pub(super) width: usize,
     pub(super) height: usize,
     /// The part of it that is wanted.
@@ -52,13 +52,13 @@ pub(super) struct Resize {
 }
 
 impl Resize {
-    /// All of a picture resized to these pixels.
+    /// All of an image resized to these pixels.
     pub(super) fn to(filter: Filter, width: usize, height: usize) -> Self {
         Self { filter, width, height, columns: 0..width, rows: 0..height }
     }
 }
 
-/// Keeps the memory between pictures.
+/// Keeps the memory between images.
 #[derive(Debug, Default)]
 pub(super) struct Resampler {
     columns: Axis,
@@ -70,7 +70,7 @@ pub(super) struct Resampler {
 }
 
 impl Resampler {
-    /// Resizes a picture and calls `emit` with every wanted row, counted from 0, and its `[width, 3]` bytes.
+    /// Resizes an image and calls `emit` with every wanted row, counted from 0, and its `[width, 3]` bytes.
     pub(super) fn resize(
         &mut self,
         canvas: &Canvas<'_>,

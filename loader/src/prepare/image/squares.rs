@@ -1,19 +1,19 @@
-//! One square a picture: the layout of video frames and of CLIP-like encoders.
+//! One square an image: the layout of video frames and of CLIP-like encoders.
 
-use super::normalise::Normalisation;
-use super::picture::Picture;
+use super::normalize::Normalization;
+use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
 use super::tiles::{Place, Tiles};
 
 /// `[frames, 3, side, side]`, each resized as `resize` says, which must want `side` x `side` pixels.
 pub(super) fn squares(
-    frames: &[Picture<'_>],
+    frames: &[RgbView<'_>],
     side: usize,
-    normalisation: &Normalisation,
+    normalization: &Normalization,
     resampler: &mut Resampler,
-    resize: impl Fn(Picture<'_>) -> Resize,
+    resize: impl Fn(RgbView<'_>) -> Resize,
 ) -> Vec<f32> {
-    let tables = normalisation.tables();
+    let tables = normalization.tables();
     let mut target = Tiles::new(frames.len(), side, &tables);
     for (first_tile, &frame) in frames.iter().enumerate() {
         let place = Place { first_tile, columns: 1, left: 0, top: 0 };

@@ -2,10 +2,10 @@
 //!
 //! A shard is downloaded once, by whichever process comes first, while the others wait for it; then it is mapped like a
 //! local file. Its file is named after the URL, the version and the length, so a replaced object is another file and
-//! a file of another length is never served. [`folder`] holds what makes this safe between processes. The cache is for
+//! a file of another length is never served. [`directory`] holds what makes this safe between processes. The cache is for
 //! one machine: locks of network file systems are not relied on.
 
-mod folder;
+mod directory;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,8 +19,8 @@ use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-pub(crate) use folder::Room;
-use folder::{Folder, Reserved};
+pub(crate) use directory::Room;
+use directory::{Directory, Reserved};
 
 use super::object::{Identity, RemoteObject};
 use super::settings::ShardCache;
@@ -75,7 +75,7 @@ impl CacheKey {
 /// Shards on a local disk.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    folder: Arc<Folder>,
+    directory: Arc<Directory>,
     /// Versions of shards that are copied in the background, or could not be.
     begun: Mutex<HashSet<CacheKey>>,
     copies: Semaphore,
@@ -84,7 +84,7 @@ pub(crate) struct Cache {
 impl Cache {
     pub(super) fn open(settings: ShardCache) -> Result<Self> {
         let (begun, copies) = (Mutex::default(), Semaphore::new(COPIES_AT_ONCE));
-        Ok(Self { folder: Arc::new(Folder::open(settings)?), begun, copies })
+        Ok(Self { directory: Arc::new(Directory::open(settings)?), begun, copies })
     }
 
     /// Copies a shard for those who come later, unless that would remove what somebody uses.
@@ -111,8 +111,8 @@ impl Cache {
 
     /// Returns a kept shard, mapped, and marks it as used.
     pub(crate) async fn get(&self, key: &CacheKey) -> io::Result<Option<Bytes>> {
-        let (folder, key) = (self.folder.clone(), key.clone());
-        blocking(move || folder.open_kept(&key)).await
+        let (directory, key) = (self.directory.clone(), key.clone());
+        blocking(move || directory.open_kept(&key)).await
     }
 
     /// Returns a shard as it is stored, downloaded first if need be; `None` if it is larger than the cache.
@@ -139,8 +139,8 @@ impl Cache {
         F: Future<Output = io::Result<()>>,
     {
         let part = loop {
-            let (folder, wanted) = (self.folder.clone(), key.clone());
-            match blocking(move || folder.reserve(&wanted, room)).await? {
+            let (directory, wanted) = (self.directory.clone(), key.clone());
+            match blocking(move || directory.reserve(&wanted, room)).await? {
                 Reserved::Kept(bytes) => return Ok(Some(bytes)),
                 Reserved::ByOther => tokio::time::sleep(POLL).await,
                 Reserved::NoRoom => return Ok(None),
@@ -148,8 +148,8 @@ impl Cache {
             }
         };
         fill(part.file().clone()).await?;
-        let folder = self.folder.clone();
-        blocking(move || folder.keep(part)).await.map(Some)
+        let directory = self.directory.clone();
+        blocking(move || directory.keep(part)).await.map(Some)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A run that takes milliseconds: a configuration and a folder that vanishes with it.
+//! A run that takes milliseconds: a configuration and a directory that vanishes with it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -88,9 +88,9 @@ learning_rate = 2e-3
 enabled = false
 "#;
 
-/// A configuration and its folder.
+/// A configuration and its directory.
 pub(crate) struct Job {
-    folder: TempDir,
+    directory: TempDir,
     config: PathBuf,
 }
 
@@ -101,9 +101,9 @@ impl Job {
 
     /// Replaces lines, or parts of them, each of which has to be there.
     pub(crate) fn with(replaced: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let config = folder.path().join("train.toml");
-        let job = Self { folder, config };
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let config = directory.path().join("train.toml");
+        let job = Self { directory, config };
         job.rewrite(replaced);
         job
     }
@@ -115,17 +115,17 @@ impl Job {
             toml.replacen(from, to, 1)
         };
         let toml = replaced.iter().fold(TOML.to_owned(), replace);
-        std::fs::write(&self.config, toml).expect("the folder can be written");
+        std::fs::write(&self.config, toml).expect("the directory can be written");
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// The command, not yet started; what it makes for itself goes into the folder.
+    /// The command, not yet started; what it makes for itself goes into the directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = command(&[&["train", text(&self.config), "--json"], args].concat());
-        command.env("TMPDIR", self.folder.path());
+        command.env("TMPDIR", self.directory.path());
         command
     }
 

@@ -1,4 +1,4 @@
-//! A picture that goes bad behind the back of the index.
+//! An image that goes bad behind the back of the index.
 
 use std::path::{Path, PathBuf};
 
@@ -6,15 +6,15 @@ use super::config::{Job, difference, losses};
 
 /// The shard that a job made for itself.
 fn shard(job: &Job) -> PathBuf {
-    let entries = std::fs::read_dir(job.path("")).expect("the folder is there").filter_map(Result::ok);
-    let shards = entries.map(|entry| entry.path().join("shards")).find(|folder| folder.is_dir());
-    let entries = std::fs::read_dir(shards.expect("a data set")).expect("it can be read");
+    let entries = std::fs::read_dir(job.path("")).expect("the directory is there").filter_map(Result::ok);
+    let shards = entries.map(|entry| entry.path().join("shards")).find(|directory| directory.is_dir());
+    let entries = std::fs::read_dir(shards.expect("a dataset")).expect("it can be read");
     let mut files = entries.filter_map(Result::ok).map(|entry| entry.path());
     files.find(|path| path.extension().is_some_and(|extension| extension == "tar")).expect("a shard")
 }
 
-/// Overwrites the second half of the first picture, where no index looks; returns its sample.
-fn break_picture(shard: &Path) -> String {
+/// Overwrites the second half of the first image, where no index looks; returns its sample.
+fn break_image(shard: &Path) -> String {
     let modified = std::fs::metadata(shard).and_then(|shard| shard.modified()).expect("it has a time");
     let mut bytes = std::fs::read(shard).expect("the shard is there");
     let mut header = 0;
@@ -35,10 +35,10 @@ fn break_picture(shard: &Path) -> String {
 }
 
 #[test]
-fn a_damaged_picture_is_left_out_once_and_named_by_who_reads_it() {
+fn a_damaged_image_is_left_out_once_and_named_by_who_reads_it() {
     let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 1, dp = 2 }")]);
     job.lines(&["--steps", "1"]);
-    let key = break_picture(&shard(&job));
+    let key = break_image(&shard(&job));
     let run = job.run(&["--steps", "8"]);
     assert_eq!(run.status, Some(0), "{}", run.stderr);
     let lines = run.objects();

@@ -77,7 +77,7 @@ fn settings_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn resuming_without_a_folder_is_refused_and_from_an_empty_one_begins_anew() {
+fn resuming_without_a_directory_is_refused_and_from_an_empty_one_begins_anew() {
     let job = Job::new();
     assert!(message(&job, &["--resume"], 2).contains("--checkpoints DIR"));
     let states = job.path("none");
@@ -88,7 +88,7 @@ fn resuming_without_a_folder_is_refused_and_from_an_empty_one_begins_anew() {
 }
 
 #[test]
-fn folders_that_cannot_be_written_are_named_with_the_rank_to_blame() {
+fn directories_that_cannot_be_written_are_named_with_the_rank_to_blame() {
     let job = Job::new();
     std::fs::write(job.path("file"), "").unwrap();
     let states = message(&job, &["--checkpoints", text(&job.path("file/states"))], 1);

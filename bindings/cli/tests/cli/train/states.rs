@@ -5,9 +5,9 @@ use std::path::Path;
 use super::config::{Job, difference, loss_bits, losses};
 use crate::command::text;
 
-/// Names in a folder, hidden ones included, sorted.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).expect("the folder is there");
+/// Names in a directory, hidden ones included, sorted.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("the directory is there");
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
     names.sort_unstable();
@@ -24,10 +24,10 @@ fn a_run_goes_on_with_the_same_bits_and_other_ranks_to_rounding() {
     assert_eq!(names(&states), ["step-00000004"]);
 
     let copy = job.path("copy");
-    std::fs::create_dir_all(copy.join("step-00000004")).expect("the folder can be written");
+    std::fs::create_dir_all(copy.join("step-00000004")).expect("the directory can be written");
     for name in names(&states.join("step-00000004")) {
-        let [from, to] = [&states, &copy].map(|folder| folder.join("step-00000004").join(&name));
-        std::fs::copy(from, to).expect("the folder can be written");
+        let [from, to] = [&states, &copy].map(|directory| directory.join("step-00000004").join(&name));
+        std::fs::copy(from, to).expect("the directory can be written");
     }
 
     let rest = job.lines(&["--steps", "8", "--checkpoints", text(&states), "--resume"]);
@@ -93,7 +93,7 @@ fn a_damaged_state_is_passed_over_for_the_one_before() {
     let mut bytes = std::fs::read(&file).expect("weights");
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
-    std::fs::write(&file, bytes).expect("the folder can be written");
+    std::fs::write(&file, bytes).expect("the directory can be written");
     let run = job.run(&["--checkpoints", text(&states), "--steps", "4", "--resume"]);
     assert_eq!(run.status, Some(0), "{}", run.stderr);
     assert_eq!(loss_bits(&run.objects()), loss_bits(&whole)[2..]);

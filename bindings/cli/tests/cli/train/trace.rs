@@ -44,7 +44,7 @@ fn a_run_that_fails_leaves_the_timeline_of_what_it_did() {
 
 /// Timelines of single ranks that lie about.
 fn parts(job: &Job) -> usize {
-    let hidden = std::fs::read_dir(job.path("")).expect("the folder is there").filter(|entry| {
+    let hidden = std::fs::read_dir(job.path("")).expect("the directory is there").filter(|entry| {
         entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(".trace"))
     });
     hidden.count()

@@ -1,4 +1,4 @@
-"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, data sets for
+"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, datasets for
 `DataLoader`.
 
 Nothing here is imported before it is used, PyTorch least of all.

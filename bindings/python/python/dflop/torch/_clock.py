@@ -1,6 +1,6 @@
 """What a time is on a device.
 
-On CUDA: events on the current stream, read after one synchronisation, so that nothing waits while modules
+On CUDA: events on the current stream, read after one synchronization, so that nothing waits while modules
 run. On the CPU: CPU time of the calling thread where PyTorch computes with one thread (what others do on the
 machine hardly counts), else time on the wall, since threads share out an operation and a module takes as long
 as the last of them. The backward pass of CPU tensors runs in the thread that calls it.

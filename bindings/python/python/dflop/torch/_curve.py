@@ -112,8 +112,8 @@ def _below(first: Place, second: Place | None, x: float) -> float:
     return min(max(first[1] - slope * (first[0] - x), min(proportional, first[1])), first[1])
 
 
-def _end_slope(own: Place, neighbour: Place) -> float:
-    slope = ((2 * own[0] + neighbour[0]) * own[1] - own[0] * neighbour[1]) / (own[0] + neighbour[0])
+def _end_slope(own: Place, neighbor: Place) -> float:
+    slope = ((2 * own[0] + neighbor[0]) * own[1] - own[0] * neighbor[1]) / (own[0] + neighbor[0])
     if slope * own[1] <= 0:
         return 0.0
-    return 3 * own[1] if own[1] * neighbour[1] <= 0 and abs(slope) > 3 * abs(own[1]) else slope
+    return 3 * own[1] if own[1] * neighbor[1] <= 0 and abs(slope) > 3 * abs(own[1]) else slope

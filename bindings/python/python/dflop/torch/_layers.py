@@ -75,7 +75,7 @@ def is_in_backward() -> bool:
 
 
 def full_attention_layers(name: str, module: torch.nn.Module, layers: int) -> int:
-    """Returns how many of the first `layers` layers look at whole pictures rather than at windows."""
+    """Returns how many of the first `layers` layers look at whole images rather than at windows."""
     full = getattr(config_of(name, module), "fullatt_block_indexes", None) if name == "vision" else None
     return layers if full is None else max(sum(1 for layer in full if layer < layers), 1)
 

@@ -1,4 +1,4 @@
-"""What sequences a module is given: of any length, pictures of any size, or items that are all alike."""
+"""What sequences a module is given: of any length, images of any size, or items that are all alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 TEXT_SHORT = 64
 """Tokens of each sequence where linear work of an LLM is measured: a tile of attention."""
 PICTURE_SIDE = 8
-"""Side of the pictures where linear work is measured and sizes are free, in patches."""
+"""Side of the images where linear work is measured and sizes are free, in patches."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Sequences:
     - `short`: tokens of the sequences that linear work is measured with; of each item, where items are all
       alike
     - `is_fixed`: whether items are all alike (tiles of a vision tower, windows of an audio tower)
-    - `side`: where above 0, sequences are square pictures whose sides are multiples of so many patches
+    - `side`: where above 0, sequences are square images whose sides are multiples of so many patches
     """
 
     short: int

@@ -1,4 +1,4 @@
-"""The loader as a data set of PyTorch, for `DataLoader` and torchdata's `StatefulDataLoader`."""
+"""The loader as a dataset of PyTorch, for `DataLoader` and torchdata's `StatefulDataLoader`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         yield from self._loader
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers that are spawned get the data set pickled, before any of them could refuse.
+        # Workers that are spawned get the dataset pickled, before any of them could refuse.
         raise RuntimeError(WORKERS_ADVICE)
 
     def state_dict(self) -> dict[str, Any]:

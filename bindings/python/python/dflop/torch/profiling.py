@@ -58,10 +58,10 @@ class Profile:
         return to_csv(rows, self.metadata, widths, self.model)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Writes one file for each module into a folder, which is made, and returns their paths.
+        """Writes one file for each module into a directory, which is made, and returns their paths.
 
         A file is named after model, module and tensor-parallel degree; measured again, it is replaced. All
-        profiles in a folder are read as one, so keep one folder for each device.
+        profiles in a directory are read as one, so keep one directory for each device.
         """
         directory = Path(folder)
         directory.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def profile(
 ) -> Profile:
     """Measures modules as they are trained, and returns a profile.
 
-    - `llm` (or the one argument without a name), `encoder` (pictures), `audio`: what is measured, one or
+    - `llm` (or the one argument without a name), `encoder` (images), `audio`: what is measured, one or
       several. They run in training mode, with the parameters frozen that do not require a gradient and with
       activation checkpointing as they have it, so a loader or planner that reads the profile is not told of
       these again. Modes, gradients, buffers, weights and random states are left as they were.

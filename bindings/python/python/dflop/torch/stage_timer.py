@@ -35,7 +35,7 @@ class StageTimer:
     - `loader`: a `dflop.BalancedLoader`; it is told `report_stage_seconds(step, seconds)`, `seconds` by
       module (`vision`, `audio`, `llm`), DP rank and microbatch: forward plus backward of the whole module,
       NaN where it was not measured
-    - `encoder` (pictures, reported as `vision`), `audio`, `llm`: the modules
+    - `encoder` (images, reported as `vision`), `audio`, `llm`: the modules
     - `group`: process group of the data-parallel ranks, in the order of their DP ranks; by default all
       processes where `torch.distributed` runs, else this one alone. All its ranks make a timer at the same
       time
@@ -53,7 +53,7 @@ class StageTimer:
 
     The passes of a module are taken to be those of the step's microbatches, in their order. Where a module
     runs more or less often than once in each, such as an encoder that is left out of microbatches without
-    pictures, call `timer.microbatch(index)` in front of each microbatch; without it, all times of that module
+    images, call `timer.microbatch(index)` in front of each microbatch; without it, all times of that module
     and step are NaN. Evaluate under `timer.paused()`.
 
     Of a module that nothing asks a gradient of, the forward pass is all there is. Activations that are

@@ -1,0 +1,172 @@
+//! Made-up photos: a sky, a ground, some shapes, and texture that compresses as a photo does.
+
+use std::io;
+
+use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+
+use super::dice::Dice;
+
+/// Quality of photos, of 100.
+const QUALITY: u8 = 75;
+/// Texture: distance of random values in pixels, and how far they go up and down.
+const OCTAVES: [(usize, i32); 3] = [(64, 26), (16, 16), (4, 7)];
+/// Grain of a single pixel, up and down.
+const GRAIN: i32 = 4;
+
+type Color = [i32; 3];
+
+/// Makes a photo of this size as a JPEG file.
+///
+/// # Errors
+/// If the encoder refuses the size.
+pub(super) fn photo_jpeg(width: usize, height: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
+    let scene = Scene::new(width, height, dice);
+    let octaves = OCTAVES.map(|(cell, amplitude)| Octave::new(width, height, cell, amplitude, dice));
+    let mut pixels = Vec::with_capacity(3 * width * height);
+    let mut colors = vec![[0; 3]; width];
+    let mut light = vec![0; width];
+    for y in 0..height {
+        scene.draw_row(y, &mut colors);
+        light.fill_with(|| dice.between(-GRAIN, GRAIN + 1));
+        for octave in &octaves {
+            octave.add_row(y, &mut light);
+        }
+        for (color, light) in colors.iter().zip(&light) {
+            pixels.extend(color.map(|channel| (channel + light).clamp(0, 255) as u8));
+        }
+    }
+    encode_jpeg(&pixels, width, height, ColorType::Rgb, QUALITY)
+}
+
+/// Encodes 8-bit pixels, color at half the resolution.
+///
+/// # Errors
+/// If a side is over 65,535 pixels.
+pub(super) fn encode_jpeg(
+    pixels: &[u8],
+    width: usize,
+    height: usize,
+    color: ColorType,
+    quality: u8,
+) -> io::Result<Vec<u8>> {
+    let side = |pixels: usize| u16::try_from(pixels).map_err(io::Error::other);
+    let mut file = Vec::with_capacity(pixels.len() / 8);
+    let mut encoder = Encoder::new(&mut file, quality);
+    encoder.set_sampling_factor(SamplingFactor::F_2_2);
+    encoder.encode(pixels, side(width)?, side(height)?, color).map_err(io::Error::other)?;
+    Ok(file)
+}
+
+/// What is behind the texture.
+struct Scene {
+    /// Row where the sky ends.
+    horizon: usize,
+    height: usize,
+    /// Colors of the sky from above to the horizon, and of the ground from there down.
+    background: [Color; 4],
+    shapes: Vec<Shape>,
+}
+
+impl Scene {
+    fn new(width: usize, height: usize, dice: &mut Dice) -> Self {
+        let horizon = height * (30 + dice.below(40)) / 100;
+        let background = [0; 4].map(|_: i32| draw_color(dice));
+        let shapes = (0..8 + dice.below(10)).map(|_| Shape::new(width, height, dice)).collect();
+        Self { horizon, height, background, shapes }
+    }
+
+    fn draw_row(&self, y: usize, row: &mut [Color]) {
+        let [zenith, haze, far, near] = self.background;
+        let color = if y < self.horizon {
+            blend(zenith, haze, y, self.horizon)
+        } else {
+            blend(far, near, y - self.horizon, self.height - self.horizon)
+        };
+        row.fill(color);
+        for shape in &self.shapes {
+            shape.draw_row(y, row);
+        }
+    }
+}
+
+/// An ellipse or a rectangle, lit from above.
+struct Shape {
+    is_ellipse: bool,
+    center: [f64; 2],
+    radii: [f64; 2],
+    color: Color,
+}
+
+impl Shape {
+    fn new(width: usize, height: usize, dice: &mut Dice) -> Self {
+        let is_ellipse = dice.chance(60);
+        let center = [dice.fraction() * width as f64, dice.fraction() * height as f64];
+        let radius = width.min(height) as f64;
+        let radii = [dice.range(0.03, 0.22) * radius, dice.range(0.03, 0.22) * radius];
+        Self { is_ellipse, center, radii, color: draw_color(dice) }
+    }
+
+    fn draw_row(&self, y: usize, row: &mut [Color]) {
+        let offset = (y as f64 - self.center[1]) / self.radii[1];
+        if offset.abs() >= 1.0 {
+            return;
+        }
+        let share = if self.is_ellipse { (1.0 - offset * offset).sqrt() } else { 1.0 };
+        let edge = |x: f64| (x.max(0.0) as usize).min(row.len());
+        let span = edge(self.center[0] - share * self.radii[0])..edge(self.center[0] + share * self.radii[0]);
+        let light = (-30.0 * offset) as i32;
+        row[span].fill(self.color.map(|channel| channel + light));
+    }
+}
+
+/// Random values on a grid, joined by straight lines: value noise.
+struct Octave {
+    cell: usize,
+    columns: usize,
+    values: Vec<i32>,
+}
+
+impl Octave {
+    fn new(width: usize, height: usize, cell: usize, amplitude: i32, dice: &mut Dice) -> Self {
+        let (columns, rows) = (width / cell + 2, height / cell + 2);
+        let values = (0..columns * rows).map(|_| dice.between(-amplitude, amplitude + 1)).collect();
+        Self { cell, columns, values }
+    }
+
+    /// Adds one row of the noise to `row`.
+    fn add_row(&self, y: usize, row: &mut [i32]) {
+        let (above, cell) = (y / self.cell * self.columns, self.cell as i32);
+        let weight = (y % self.cell) as i32;
+        let at = |column: usize| {
+            self.values[above + column] * (cell - weight)
+                + self.values[above + self.columns + column] * weight
+        };
+        for (column, pixels) in row.chunks_mut(self.cell).enumerate() {
+            let (left, right) = (at(column), at(column + 1));
+            for (x, pixel) in (0..cell).zip(pixels) {
+                *pixel += (left * (cell - x) + right * x) / (cell * cell);
+            }
+        }
+    }
+}
+
+fn draw_color(dice: &mut Dice) -> Color {
+    [0; 3].map(|_: i32| dice.between(40, 216))
+}
+
+fn blend(from: Color, to: Color, place: usize, length: usize) -> Color {
+    let (place, length) = (place as i32, length as i32);
+    [0, 1, 2].map(|channel| (from[channel] * (length - place) + to[channel] * place) / length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_photo_takes_as_many_bytes_as_a_photo_does() {
+        let file = photo_jpeg(640, 480, &mut Dice::new(1, 2)).unwrap();
+        let bytes_per_pixel = file.len() as f64 / (640.0 * 480.0);
+        assert!((0.08..0.25).contains(&bytes_per_pixel), "{bytes_per_pixel}");
+    }
+}

@@ -1,0 +1,184 @@
+//! The directory of a checkpoint as it is downloaded from Hugging Face: what the model is and how it sees.
+//!
+//! Only the small JSON files are read: `config.json`, and `preprocessor_config.json`,
+//! `video_preprocessor_config.json` and `processor_config.json` beside it, where there are any. What they mean is
+//! said in [`dflop_costmodel::config`]. Nothing is fetched.
+
+use std::path::{Path, PathBuf};
+
+use dflop_costmodel::ModelSpec;
+use dflop_costmodel::config::{
+    CONFIG_FILE, Documents, ModelPart, PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_PREPROCESSOR_FILE,
+};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::prepare::image::ImageProcessor;
+
+/// Largest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// The files of a checkpoint's directory.
+#[derive(Debug, Clone)]
+pub struct ModelDirectory {
+    path: PathBuf,
+    documents: Documents,
+}
+
+impl ModelDirectory {
+    /// Reads a directory, or the `config.json` in it.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it is no JSON.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = if path.is_dir() { path.join(CONFIG_FILE) } else { path.to_owned() };
+        let beside = |name: &str| {
+            let file = file.with_file_name(name);
+            if file.is_file() { read_json(&file).map(Some) } else { Ok(None) }
+        };
+        let documents = Documents {
+            config: read_json(&file)?,
+            preprocessor: beside(PREPROCESSOR_FILE)?,
+            video_preprocessor: beside(VIDEO_PREPROCESSOR_FILE)?,
+            processor: beside(PROCESSOR_FILE)?,
+        };
+        Ok(Self { path: path.to_owned(), documents })
+    }
+
+    /// Returns the parsed files.
+    #[must_use]
+    pub fn documents(&self) -> &Documents {
+        &self.documents
+    }
+
+    /// Returns the name of the directory, or its path where it has none.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let directory = match self.path.parent() {
+            Some(parent) if self.path.is_file() && parent.file_name().is_some() => parent,
+            _ => &self.path,
+        };
+        let name = directory.file_name().unwrap_or(directory.as_os_str());
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Reads what the checkpoint holds of a model.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the directory, the file and the field that makes no sense.
+    pub fn part(&self) -> Result<ModelPart> {
+        ModelPart::from_hugging_face(&self.documents).map_err(|error| self.refused(&error))
+    }
+
+    /// Reads the model; its name is that of the directory.
+    ///
+    /// # Errors
+    /// As [`ModelDirectory::part`]; also if the checkpoint is an encoder alone.
+    pub fn spec(&self) -> Result<ModelSpec> {
+        ModelSpec::from_hugging_face(&self.name(), &self.documents).map_err(|error| self.refused(&error))
+    }
+
+    /// Returns what makes pixel values for a model that sees by this checkpoint's encoder: the model's token
+    /// rule with the filter and the statistics that the image processor's file says.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the file names a processor that is unknown or that is told not to do its steps.
+    pub fn image_processor(&self, model: &ModelSpec) -> Result<Option<ImageProcessor>> {
+        let Some(published) = ImageProcessor::for_model(model) else { return Ok(None) };
+        let own = self.documents.preprocessor.as_ref();
+        let nested = || self.documents.processor.as_ref()?.get("image_processor");
+        let is_named = |json: &&Value| json.get("image_processor_type").is_some_and(Value::is_string);
+        match own.or_else(nested).filter(is_named) {
+            Some(json) => {
+                let in_file = ImageProcessor::from_preprocessor_config(json)?;
+                Ok(Some(published.with_pixels_of(&in_file)))
+            }
+            None => Ok(Some(published)),
+        }
+    }
+
+    fn refused(&self, error: &dflop_costmodel::Error) -> Error {
+        Error::Config { setting: "model", reason: format!("{}: {error}", self.path.display()) }
+    }
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let failed = |source| Error::File { path: path.display().to_string(), source };
+    let refused = |reason| Error::Config { setting: "model", reason };
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let reason = format!("{} has {bytes} bytes, more than {FILE_BYTES_MAX}", path.display());
+        return Err(refused(reason));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    serde_json::from_str(&text).map_err(|error| refused(format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIGLIP: &str = r#"{"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 384}"#;
+
+    fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        }
+        directory
+    }
+
+    #[test]
+    fn a_directory_and_its_configuration_are_the_same_model() {
+        let config = r#"{"model_type": "qwen2_vl", "hidden_size": 3584, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "vision_config": {}}"#;
+        let pixels = r#"{"min_pixels": 3136, "max_pixels": 501760}"#;
+        let directory = directory(&[("config.json", config), ("preprocessor_config.json", pixels)]);
+        let model = directory.path().join("my-model");
+        std::fs::create_dir(&model).unwrap();
+        for file in ["config.json", "preprocessor_config.json"] {
+            std::fs::copy(directory.path().join(file), model.join(file)).unwrap();
+        }
+        let spec = ModelDirectory::open(&model).unwrap().spec().unwrap();
+        assert_eq!(spec.name, "my-model");
+        assert_eq!(ModelDirectory::open(model.join("config.json")).unwrap().spec().unwrap(), spec);
+        let dflop_costmodel::tokens::VisionRule::Native(rule) = spec.vision.unwrap().rule else {
+            panic!("{:?}", spec.vision)
+        };
+        assert_eq!(rule.image.max, 501_760);
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let missing = directory(&[]);
+        let error = ModelDirectory::open(missing.path()).unwrap_err().to_string();
+        assert!(error.contains("config.json"), "{error}");
+        let broken = directory(&[("config.json", "{")]);
+        let error = ModelDirectory::open(broken.path()).unwrap_err().to_string();
+        assert!(error.contains("config.json: EOF"), "{error}");
+        let unknown = directory(&[("config.json", r#"{"model_type": "gpt2"}"#)]);
+        let error = ModelDirectory::open(unknown.path()).unwrap().spec().unwrap_err().to_string();
+        assert!(error.contains("`config.json`: `model_type` = \"gpt2\" is unknown"), "{error}");
+        let encoder = directory(&[("config.json", SIGLIP)]);
+        let error = ModelDirectory::open(encoder.path()).unwrap().spec().unwrap_err().to_string();
+        assert!(error.contains("join it with a language model"), "{error}");
+    }
+
+    #[test]
+    fn pixels_are_made_with_the_statistics_of_the_file() {
+        let processor = r#"{"image_processor_type": "SiglipImageProcessor", "size": {"height": 384, "width": 384},
+            "resample": 2, "image_mean": [0.1, 0.2, 0.3]}"#;
+        let directory = directory(&[("config.json", SIGLIP), ("preprocessor_config.json", processor)]);
+        let directory = ModelDirectory::open(directory.path()).unwrap();
+        let llm = ModelSpec::preset("tiny").unwrap().llm;
+        let llm = ModelPart { llm: Some(llm), ..ModelPart::default() };
+        let model = ModelSpec::compose("mine", &[directory.part().unwrap(), llm]).unwrap();
+        let Some(ImageProcessor::Siglip(square)) = directory.image_processor(&model).unwrap() else {
+            panic!("a square is made")
+        };
+        assert_eq!((square.side, square.tokens), (384, 729));
+        assert_eq!(square.filter, crate::prepare::image::Filter::Bilinear);
+        assert!((square.normalization.mean[2] - 0.3).abs() < 1e-9);
+    }
+}

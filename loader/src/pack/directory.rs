@@ -1,0 +1,150 @@
+//! A directory: files that share their path without extension make a sample, `kite.0.jpg` and `kite.1.jpg` with `kite.txt`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, DirEntry};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::medium::split_extension;
+use super::packer::{Packer, SourceFile};
+use crate::error::Result;
+
+/// Longest number of a medium in a sample.
+const PLACE_DIGITS_MAX: usize = 3;
+
+/// Packs the files below `root`, ordered by path.
+///
+/// The paths of all files are held in memory, the bytes of one sample at a time.
+pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
+    let mut listing = Listing::read(root);
+    listing.join_numbered();
+    for (path, reason) in listing.skipped {
+        packer.skip_in_source(path.display().to_string(), reason);
+    }
+    packer.begin(listing.groups.len() as u64);
+    for (name, files) in listing.groups {
+        for files in split_repeats(files) {
+            if packer.is_done() {
+                return Ok(());
+            }
+            packer.add_files(&name, &files)?;
+        }
+    }
+    Ok(())
+}
+
+/// Tells the names of all files that are packed, in order.
+pub(super) fn hash_names(root: &Path, mut hash: impl FnMut(&[u8])) {
+    let mut listing = Listing::read(root);
+    listing.join_numbered();
+    for (name, files) in listing.groups {
+        hash(name.as_bytes());
+        for file in files {
+            hash(b"\0");
+            hash(file.extension.as_bytes());
+        }
+        hash(b"\0\0");
+    }
+}
+
+/// What lies below a directory.
+#[derive(Debug, Default)]
+struct Listing {
+    /// Path below the root without extension → files.
+    groups: BTreeMap<String, Vec<SourceFile>>,
+    skipped: Vec<(PathBuf, String)>,
+    /// Directories that were read, by their true path: links may lead to one twice, or round in circles.
+    read: HashSet<PathBuf>,
+}
+
+impl Listing {
+    fn read(root: &Path) -> Self {
+        let mut listing = Self::default();
+        let mut directories = vec![root.to_owned()];
+        while let Some(directory) = directories.pop() {
+            match listing.read_directory(root, &directory) {
+                Ok(inner) => directories.extend(inner.into_iter().rev()),
+                Err(error) => listing.skip(directory, &error.to_string()),
+            }
+        }
+        listing
+    }
+
+    /// Reads one directory and returns those in it.
+    fn read_directory(&mut self, root: &Path, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        if !self.read.insert(fs::canonicalize(directory)?) {
+            self.skip(directory.to_owned(), "a link to a directory that is packed already");
+            return Ok(Vec::new());
+        }
+        let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<DirEntry>>>()?;
+        entries.sort_by_key(DirEntry::file_name);
+        let mut directories = Vec::new();
+        for entry in entries {
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            match fs::metadata(&path) {
+                _ if name.starts_with('.') => self.skip(path, "hidden"),
+                Err(error) => self.skip(path, &error.to_string()),
+                Ok(metadata) if metadata.is_dir() => directories.push(path),
+                Ok(metadata) if metadata.is_file() => self.add_file(root, path),
+                Ok(_) => self.skip(path, "not a regular file"),
+            }
+        }
+        Ok(directories)
+    }
+
+    fn add_file(&mut self, root: &Path, path: PathBuf) {
+        let below = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        match split_extension(&below) {
+            Some((stem, extension)) => {
+                self.groups.entry(stem.to_owned()).or_default().push(SourceFile { extension, path });
+            }
+            None => self.skip(path, "no extension to tell its kind"),
+        }
+    }
+
+    /// Gives `kite.0.jpg` to the sample `kite` as its field `0.jpg`, where files tell that there is such a sample.
+    ///
+    /// A number alone may be part of a name: `photo.2024.jpg` stays a sample of its own without a `photo.txt`.
+    fn join_numbered(&mut self) {
+        let mut numbered: Vec<(String, String)> = self
+            .groups
+            .keys()
+            .filter_map(|name| Some((name, name.rsplit_once('.')?)))
+            .filter(|(_, (of, number))| is_place(number) && self.groups.contains_key(*of))
+            .map(|(name, (of, _))| (name.clone(), of.to_owned()))
+            .collect();
+        numbered.sort_by_key(|(name, of)| (of.clone(), name[of.len() + 1..].parse::<u32>().ok()));
+        for (name, of) in numbered {
+            let number = name[of.len() + 1..].to_owned();
+            let files = self.groups.remove(&name).unwrap_or_default();
+            let renamed = files.into_iter().map(|file| SourceFile {
+                extension: format!("{number}.{}", file.extension),
+                path: file.path,
+            });
+            self.groups.entry(of).or_default().extend(renamed);
+        }
+    }
+
+    fn skip(&mut self, path: PathBuf, reason: &str) {
+        self.skipped.push((path, reason.to_owned()));
+    }
+}
+
+/// Whether a part of a name can say which of a few media it is.
+fn is_place(number: &str) -> bool {
+    (1..=PLACE_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Extensions that differ in case only are one; a file whose extension is taken goes to a sample of its own.
+fn split_repeats(files: Vec<SourceFile>) -> Vec<Vec<SourceFile>> {
+    let mut samples: Vec<Vec<SourceFile>> = Vec::with_capacity(1);
+    for file in files {
+        let is_free = |sample: &&mut Vec<SourceFile>| sample.iter().all(|f| f.extension != file.extension);
+        match samples.iter_mut().find(is_free) {
+            Some(sample) => sample.push(file),
+            None => samples.push(vec![file]),
+        }
+    }
+    samples
+}

@@ -1,0 +1,324 @@
+//! The cache's directory: which files are in it, who writes them, and which have to go.
+//!
+//! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first moment, so
+//! what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when the writer dies, and
+//! an unlocked part is a leftover that the next process removes. Whoever reserves, keeps or removes holds `lock`, so
+//! the lengths that are added up are those of one moment. A shard that is removed while a process has it mapped stays
+//! whole for that process.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use super::CacheKey;
+use crate::error::{Error, Result};
+use crate::store::local::map_file;
+use crate::store::settings::ShardCache;
+
+/// Name of the file that guards the directory.
+const LOCK: &str = "lock";
+/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that was taken
+/// earlier.
+const CLOCK_TICK: Duration = Duration::from_millis(100);
+const SHARD: &str = "shard";
+const PART: &str = "part";
+
+/// What may be removed to make room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Whatever was used longest ago.
+    Any,
+    /// Only what nobody has used since this process opened the cache.
+    Unused,
+}
+
+/// What came of asking for room.
+pub(super) enum Reserved {
+    /// It is there already.
+    Kept(Bytes),
+    /// Another writer is at it.
+    ByOther,
+    /// It does not fit.
+    NoRoom,
+    /// It is to be written.
+    Part(Part),
+}
+
+/// A shard under way; the file goes away with this unless it is kept.
+pub(super) struct Part {
+    file: Arc<File>,
+    path: PathBuf,
+    bytes: u64,
+    is_kept: bool,
+}
+
+impl Part {
+    /// Begins a file that nobody writes.
+    fn begin(path: PathBuf, bytes: u64) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.map_err(|error| in_file(&path, &error))?;
+        let part = Self { file: Arc::new(file), path, bytes, is_kept: false };
+        let begun = part.file.try_lock().map_err(io::Error::from).and_then(|()| part.file.set_len(bytes));
+        begun.map_err(|error| in_file(&part.path, &error))?;
+        Ok(part)
+    }
+
+    /// The file, as long as the shard will be.
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // Still locked, so nobody else has it; if it stays it is a leftover like any other.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The directory of a cache.
+#[derive(Debug)]
+pub(super) struct Directory {
+    settings: ShardCache,
+    opened: SystemTime,
+}
+
+/// A file of the directory.
+struct Entry {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+    is_part: bool,
+}
+
+impl Directory {
+    pub(super) fn open(settings: ShardCache) -> Result<Self> {
+        let directory = Self { settings, opened: SystemTime::now() - CLOCK_TICK };
+        fs::create_dir_all(&directory.settings.directory)
+            .and_then(|()| directory.lock().map(drop))
+            .map_err(|source| Error::File { path: directory.settings.directory.display().to_string(), source })?;
+        Ok(directory)
+    }
+
+    /// Maps a kept shard and marks it as used.
+    pub(super) fn open_kept(&self, key: &CacheKey) -> io::Result<Option<Bytes>> {
+        let path = self.path(key, SHARD);
+        let mapped = match map_file(&path) {
+            Ok(mapped) => mapped,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(in_file(&path, &error)),
+        };
+        if mapped.len() as u64 != key.bytes {
+            // Never written so by us; it is made anew.
+            let _ = fs::remove_file(&path);
+            return Ok(None);
+        }
+        // A shard that another process removed meanwhile needs no mark.
+        let _ =
+            File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        Ok(Some(mapped))
+    }
+
+    /// Finds a shard, or makes room and begins it.
+    pub(super) fn reserve(&self, key: &CacheKey, room: Room) -> io::Result<Reserved> {
+        if let Some(kept) = self.open_kept(key)? {
+            return Ok(Reserved::Kept(kept));
+        }
+        if key.bytes > self.settings.bytes_max {
+            return Ok(Reserved::NoRoom);
+        }
+        let _lock = self.lock()?;
+        if let Some(kept) = self.open_kept(key)? {
+            return Ok(Reserved::Kept(kept));
+        }
+        let entries = self.entries()?;
+        let path = self.path(key, PART);
+        if entries.iter().any(|entry| entry.is_part && entry.path == path) {
+            return Ok(Reserved::ByOther);
+        }
+        if !self.make_room(key.bytes, entries, room) {
+            return Ok(Reserved::NoRoom);
+        }
+        Part::begin(path, key.bytes).map(Reserved::Part)
+    }
+
+    /// Turns a part that is written into a shard.
+    pub(super) fn keep(&self, mut part: Part) -> io::Result<Bytes> {
+        part.file.sync_all().map_err(|error| in_file(&part.path, &error))?;
+        let path = part.path.with_extension(SHARD);
+        let _lock = self.lock()?;
+        fs::rename(&part.path, &path).map_err(|error| in_file(&path, &error))?;
+        part.is_kept = true;
+        let mapped = map_file(&path).map_err(|error| in_file(&path, &error))?;
+        if mapped.len() as u64 != part.bytes {
+            return Err(in_file(&path, &io::Error::other("its length changed while it was written")));
+        }
+        Ok(mapped)
+    }
+
+    /// Removes what was used longest ago until `bytes` more fit; touches nothing if they cannot.
+    fn make_room(&self, bytes: u64, mut entries: Vec<Entry>, room: Room) -> bool {
+        let mut total: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let most = self.settings.bytes_max - bytes;
+        entries.retain(|entry| !entry.is_part && (room == Room::Any || entry.used < self.opened));
+        let removable: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        if total - removable > most {
+            return false;
+        }
+        entries.sort_by_key(|entry| entry.used);
+        for entry in entries {
+            if total <= most {
+                break;
+            }
+            if fs::remove_file(&entry.path).is_ok() {
+                total -= entry.bytes;
+            }
+        }
+        total <= most
+    }
+
+    /// Lists shards and parts; removes parts whose writers are gone.
+    fn entries(&self) -> io::Result<Vec<Entry>> {
+        let directory = &self.settings.directory;
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(directory).map_err(|error| in_file(directory, &error))? {
+            let path = entry.map_err(|error| in_file(directory, &error))?.path();
+            let is_part = path.extension().is_some_and(|extension| extension == PART);
+            if !is_part && path.extension().is_none_or(|extension| extension != SHARD) {
+                continue;
+            }
+            if is_part && is_leftover(&path) {
+                // If it cannot be removed it still counts, below.
+                let _ = fs::remove_file(&path);
+            }
+            if let Ok(metadata) = fs::metadata(&path) {
+                let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                entries.push(Entry { path, bytes: metadata.len(), used, is_part });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn path(&self, key: &CacheKey, extension: &str) -> PathBuf {
+        self.settings.directory.join(format!("{}.{extension}", key.stem))
+    }
+
+    /// Waits until no other process or thread changes the directory.
+    fn lock(&self) -> io::Result<File> {
+        let path = self.settings.directory.join(LOCK);
+        let file = File::options().write(true).create(true).truncate(false).open(&path);
+        let file = file.and_then(|file| file.lock().map(|()| file));
+        file.map_err(|error| in_file(&path, &error))
+    }
+}
+
+/// Whether nobody writes a part any more.
+fn is_leftover(path: &Path) -> bool {
+    let Ok(file) = File::options().write(true).open(path) else { return false };
+    !matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+}
+
+fn in_file(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("shard cache: `{}`: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn directory(bytes_max: u64) -> (tempfile::TempDir, Directory) {
+        let place = tempfile::tempdir().unwrap();
+        let settings = ShardCache { directory: place.path().join("cache"), bytes_max };
+        let directory = Directory::open(settings).unwrap();
+        (place, directory)
+    }
+
+    fn key(name: &str, bytes: u64) -> CacheKey {
+        CacheKey { stem: format!("{name}-{bytes}"), bytes }
+    }
+
+    fn begun(directory: &Directory, key: &CacheKey) -> Part {
+        match directory.reserve(key, Room::Any).unwrap() {
+            Reserved::Part(part) => part,
+            _ => panic!("it is new and there is room"),
+        }
+    }
+
+    fn put(directory: &Directory, name: &str, bytes: u64) -> Bytes {
+        let key = key(name, bytes);
+        let part = begun(directory, &key);
+        part.file().write_all_at(&vec![name.as_bytes()[0]; bytes as usize], 0).unwrap();
+        directory.keep(part).unwrap()
+    }
+
+    fn used_at(directory: &Directory, name: &str, bytes: u64, seconds: u64) {
+        let file = File::options().append(true).open(directory.path(&key(name, bytes), SHARD)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+    }
+
+    fn has(directory: &Directory, name: &str, bytes: u64) -> bool {
+        directory.open_kept(&key(name, bytes)).unwrap().is_some()
+    }
+
+    #[test]
+    fn the_longest_unused_shard_goes_first_and_stays_whole_where_it_is_mapped() {
+        let (_place, directory) = directory(100);
+        let mapped = put(&directory, "a", 40);
+        put(&directory, "b", 40);
+        used_at(&directory, "b", 40, 1);
+        put(&directory, "c", 50);
+        assert!(has(&directory, "a", 40) && !has(&directory, "b", 40) && has(&directory, "c", 50));
+        used_at(&directory, "a", 40, 1);
+        put(&directory, "d", 50);
+        assert!(!has(&directory, "a", 40) && has(&directory, "c", 50) && has(&directory, "d", 50));
+        assert!(mapped.iter().all(|&byte| byte == b'a'));
+    }
+
+    #[test]
+    fn a_shard_under_way_counts_and_is_written_once() {
+        let (_place, directory) = directory(100);
+        let part = begun(&directory, &key("a", 70));
+        assert!(matches!(directory.reserve(&key("a", 70), Room::Any), Ok(Reserved::ByOther)));
+        assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::NoRoom)));
+        drop(part);
+        assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::Part(_))));
+        assert!(matches!(directory.reserve(&key("c", 101), Room::Any), Ok(Reserved::NoRoom)));
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_taken_over() {
+        let (_place, directory) = directory(100);
+        fs::write(directory.path(&key("a", 70), PART), [0; 70]).unwrap();
+        fs::write(directory.path(&key("b", 30), PART), [0; 30]).unwrap();
+        let part = begun(&directory, &key("a", 70));
+        assert!(!directory.path(&key("b", 30), PART).exists());
+        drop(part);
+        assert!(!directory.path(&key("a", 70), PART).exists());
+    }
+
+    #[test]
+    fn a_file_of_another_length_is_not_served() {
+        let (_place, directory) = directory(100);
+        fs::write(directory.path(&key("a", 70), SHARD), [0; 69]).unwrap();
+        assert!(!has(&directory, "a", 70));
+    }
+
+    #[test]
+    fn room_can_be_had_without_removing_what_is_in_use() {
+        let (_place, directory) = directory(100);
+        put(&directory, "a", 70);
+        assert!(matches!(directory.reserve(&key("b", 40), Room::Unused), Ok(Reserved::NoRoom)));
+        used_at(&directory, "a", 70, 1);
+        assert!(matches!(directory.reserve(&key("b", 40), Room::Unused), Ok(Reserved::Part(_))));
+        assert!(!has(&directory, "a", 70));
+    }
+}

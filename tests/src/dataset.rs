@@ -1,0 +1,143 @@
+//! A small multimodal dataset on disk.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::shard::expand_shards;
+
+use crate::media::{jpeg, wav};
+use crate::tar::TarBytes;
+
+/// Shards in a directory that vanishes with this value.
+#[derive(Debug)]
+pub struct Dataset {
+    directory: tempfile::TempDir,
+    /// Keys of all samples, in shard order.
+    pub keys: Vec<String>,
+}
+
+/// How the shards are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// As tar.
+    Plain,
+    /// As tar, gzipped.
+    Gzip,
+    /// As tar, compressed with Zstandard.
+    Zstd,
+}
+
+impl Dataset {
+    /// Writes `shards` shards of `per_shard` samples: every sample has a text, two of three an image, one of
+    /// four a clip; sizes differ from sample to sample.
+    ///
+    /// # Panics
+    /// If the temporary directory cannot be written.
+    #[must_use]
+    pub fn new(shards: usize, per_shard: usize, stored: Stored) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut keys = Vec::new();
+        for shard in 0..shards {
+            let mut tar = TarBytes::new();
+            for sample in 0..per_shard {
+                let number = shard * per_shard + sample;
+                let key = format!("sample-{number:05}");
+                tar = append_sample(tar, &key, number as u32);
+                keys.push(key);
+            }
+            let path = directory.path().join(format!("shard-{shard:03}.tar"));
+            std::fs::write(path, store(&tar.finish(), stored)).expect("the directory can be written");
+        }
+        Self { directory, keys }
+    }
+
+    /// Returns the directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Returns the path of a shard.
+    #[must_use]
+    pub fn shard(&self, number: usize) -> PathBuf {
+        self.directory().join(format!("shard-{number:03}.tar"))
+    }
+
+    /// Returns the directory as a pattern.
+    ///
+    /// # Panics
+    /// If the directory's name is not UTF-8.
+    #[must_use]
+    pub fn pattern(&self) -> String {
+        self.directory().to_str().expect("temporary directories are UTF-8").to_owned()
+    }
+
+    /// Opens the index, made on first use.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn index(&self) -> Arc<Index> {
+        let shards = expand_shards(&[self.pattern()]).expect("shards are there");
+        Arc::new(Index::open_or_build(shards, &IndexOptions::default()).expect("the index is made"))
+    }
+
+    /// Breaks the coded data of the first `count` JPEG images behind their headers, where no index sees it;
+    /// returns the keys of their samples.
+    ///
+    /// # Panics
+    /// If there are fewer images, or if the shards are compressed.
+    #[must_use]
+    pub fn break_images(&self, count: usize) -> Vec<String> {
+        let index = self.index();
+        let mut broken = Vec::new();
+        for row in (0..index.len()).map(|sample| index.sample(sample)) {
+            if broken.len() == count {
+                break;
+            }
+            let Some(field) = row.fields().find(|field| field.extension == "jpg") else { continue };
+            let path = self.shard(row.shard);
+            let modified =
+                std::fs::metadata(&path).and_then(|shard| shard.modified()).expect("it has a time");
+            let mut bytes = std::fs::read(&path).expect("the shard is there");
+            let (start, end) = (field.offset as usize, (field.offset + field.bytes) as usize);
+            bytes[start + (end - start) * 3 / 4..end].fill(0);
+            std::fs::write(&path, bytes).expect("the shard can be written");
+            let file = std::fs::File::options().write(true).open(&path).expect("the shard is there");
+            file.set_modified(modified).expect("the time can be set");
+            broken.push(row.key().to_owned());
+        }
+        assert_eq!(broken.len(), count, "there are enough images");
+        broken
+    }
+}
+
+fn append_sample(mut tar: TarBytes, key: &str, number: u32) -> TarBytes {
+    let words = "a kite over the sea ".repeat(1 + number as usize * 7 % 23);
+    tar = tar.file(&format!("{key}.txt"), words.as_bytes());
+    if !number.is_multiple_of(3) {
+        tar = tar.file(&format!("{key}.jpg"), &jpeg(32 + number * 13 % 300, 32 + number * 29 % 200, number));
+    }
+    if number.is_multiple_of(4) {
+        tar = tar.file(&format!("{key}.wav"), &wav(800 + number * 311 % 9_000, 16_000));
+    }
+    tar
+}
+
+/// Compresses an archive.
+///
+/// # Panics
+/// Never: memory can be written.
+#[must_use]
+pub fn store(tar: &[u8], stored: Stored) -> Vec<u8> {
+    match stored {
+        Stored::Plain => tar.to_vec(),
+        Stored::Gzip => {
+            use std::io::Write;
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(tar).and_then(|()| encoder.finish()).expect("memory can be written")
+        }
+        Stored::Zstd => zstd::encode_all(tar, 1).expect("memory can be written"),
+    }
+}

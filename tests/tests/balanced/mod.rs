@@ -1,0 +1,8 @@
+//! Tests of the balanced loader and of what both loaders share.
+
+mod fields;
+mod metrics;
+mod skipped_samples;
+mod stalls;
+mod steps;
+mod transforms;

@@ -1,0 +1,95 @@
+//! User code in the pipeline: what it gets, in which order its answers come, what its faults do, and what bounds it.
+
+mod bounds;
+mod faults;
+mod fields;
+mod prepared;
+
+use std::fmt;
+use std::sync::Arc;
+
+use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Step};
+use dflop_loader::batch::{Batch, Sample};
+use dflop_loader::decode::{BoxError, Media};
+use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::loader::{Loader, LoaderBuilder};
+use dflop_loader::shard::expand_shards;
+use dflop_loader::steps::Tail;
+use dflop_loader::transform::{Transform, TransformInput, Transforms};
+use dflop_tests::dataset::Dataset;
+use dflop_tests::planning::planner;
+use dflop_tests::run;
+use futures::TryStreamExt;
+
+/// What a call answers.
+type Answers = Result<Vec<Result<Media, BoxError>>, BoxError>;
+
+/// A function as a transform.
+struct Code {
+    takes_encoded: bool,
+    run: Box<dyn Fn(Vec<TransformInput>) -> Answers + Send + Sync>,
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Code")
+    }
+}
+
+impl Transform for Code {
+    fn takes_encoded(&self) -> bool {
+        self.takes_encoded
+    }
+
+    fn apply(&self, fields: Vec<TransformInput>) -> Answers {
+        (self.run)(fields)
+    }
+}
+
+/// Code over whole calls.
+fn calls(run: impl Fn(Vec<TransformInput>) -> Answers + Send + Sync + 'static) -> Arc<dyn Transform> {
+    Arc::new(Code { takes_encoded: false, run: Box::new(run) })
+}
+
+/// Code over single fields.
+fn each(
+    run: impl Fn(TransformInput) -> Result<Media, BoxError> + Send + Sync + 'static,
+) -> Arc<dyn Transform> {
+    calls(move |fields| Ok(fields.into_iter().map(&run).collect()))
+}
+
+/// Code that decodes single fields.
+fn decoder(
+    run: impl Fn(TransformInput) -> Result<Media, BoxError> + Send + Sync + 'static,
+) -> Arc<dyn Transform> {
+    let run = move |fields: Vec<TransformInput>| -> Answers { Ok(fields.into_iter().map(&run).collect()) };
+    Arc::new(Code { takes_encoded: true, run: Box::new(run) })
+}
+
+fn of(name: &str) -> FieldSelection {
+    FieldSelection::new([name]).unwrap()
+}
+
+fn one(name: &str, transform: Arc<dyn Transform>) -> Transforms {
+    Transforms::new().add(of(name), transform)
+}
+
+fn loader(data: &Dataset) -> LoaderBuilder {
+    Loader::builder(expand_shards(&[data.pattern()]).unwrap()).batch_size(7)
+}
+
+fn samples(builder: LoaderBuilder) -> Vec<Sample> {
+    let batches: Vec<Batch> = run(builder.build().unwrap().stream().try_collect()).unwrap();
+    batches.into_iter().flat_map(|batch| batch.samples).collect()
+}
+
+/// Rank 0 of 2, with 2 microbatches of a global batch of 16.
+fn balanced(data: &Dataset) -> BalancedLoaderBuilder {
+    BalancedLoader::builder(planner(&data.index(), 16, 2, 2, Tail::Carry), 0)
+}
+
+fn balanced_samples(builder: BalancedLoaderBuilder) -> Vec<Sample> {
+    let steps: Vec<Step> = run(builder.build().unwrap().stream().try_collect()).unwrap();
+    let microbatches = steps.into_iter().flat_map(|step| step.microbatches);
+    microbatches.flat_map(|microbatch| microbatch.samples).collect()
+}

@@ -1,0 +1,5 @@
+//! Tests of the index: building in parts, foreign indexes, token counts.
+
+mod foreign;
+mod index_parts;
+mod token_counts;

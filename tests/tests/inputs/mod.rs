@@ -1,0 +1,7 @@
+//! Tests of model inputs against recorded processors.
+
+mod media_inputs;
+mod media_truth;
+mod model_inputs;
+mod processors;
+mod video_inputs;

@@ -1,0 +1,4 @@
+//! Tests of decoding and augmentation.
+
+mod augment;
+mod video;

@@ -1,0 +1,6 @@
+//! Tests of the sample order: mixtures, splits, saved states.
+
+mod global_order;
+mod mixture;
+mod saved_state;
+mod splits;

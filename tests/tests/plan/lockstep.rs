@@ -1,0 +1,68 @@
+//! Plans for ranks that run all modules one after the other on one device.
+
+use dflop_balancer::Strategy;
+use dflop_loader::Error;
+use dflop_loader::plan::{Meet, StepPlan, StepPlannerBuilder};
+use dflop_loader::prepare::Layout;
+use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::planning;
+
+fn data() -> Dataset {
+    Dataset::new(2, 30, Stored::Plain)
+}
+
+/// 24 samples over 2 ranks with 3 microbatches each.
+fn builder(data: &Dataset) -> StepPlannerBuilder {
+    planning::builder(data.index(), 24, 2).microbatches(3)
+}
+
+fn plan(data: &Dataset, meet: Meet, strategy: Strategy) -> StepPlan {
+    builder(data).one_device(meet).strategy(strategy).build().unwrap().plan(0).unwrap()
+}
+
+/// Time of every microbatch, all modules one after the other, by rank.
+fn microbatches_ns(plan: &StepPlan) -> Vec<Vec<u64>> {
+    let sample = |&place: &u32| plan.costs[place as usize].module_ns.as_slice().iter().sum::<u64>();
+    let microbatch = |places: &Vec<u32>| places.iter().map(sample).sum();
+    plan.ranks.iter().map(|rank| rank.iter().map(microbatch).collect()).collect()
+}
+
+#[test]
+fn a_rank_takes_the_sum_of_all_modules_of_its_microbatches() {
+    let data = data();
+    let plan = plan(&data, Meet::Step, Strategy::Search);
+    let sums: Vec<u64> = microbatches_ns(&plan).iter().map(|rank| rank.iter().sum()).collect();
+    assert_eq!(plan.makespan_ns, *sums.iter().max().unwrap());
+    assert!(plan.bound.ns <= plan.makespan_ns);
+    let blind = self::plan(&data, Meet::Step, Strategy::RoundRobin);
+    assert!(plan.makespan_ns < blind.makespan_ns, "{} of {}", plan.makespan_ns, blind.makespan_ns);
+}
+
+#[test]
+fn ranks_that_meet_in_every_microbatch_wait_for_the_slowest_of_each() {
+    let data = data();
+    let plan = plan(&data, Meet::Microbatch, Strategy::Search);
+    let ranks = microbatches_ns(&plan);
+    let slowest = (0..3).map(|slot| ranks.iter().map(|rank| rank[slot]).max().unwrap());
+    assert_eq!(plan.makespan_ns, slowest.sum::<u64>());
+    assert!(ranks.iter().all(|rank| rank.is_sorted_by(|one, next| one >= next)), "{ranks:?}");
+    let blind = self::plan(&data, Meet::Microbatch, Strategy::RoundRobin);
+    assert!(plan.makespan_ns < blind.makespan_ns, "{} of {}", plan.makespan_ns, blind.makespan_ns);
+}
+
+#[test]
+fn padding_is_work_of_the_device_as_well() {
+    let data = data();
+    for meet in [Meet::Step, Meet::Microbatch] {
+        let padded = builder(&data).one_device(meet).pad_to_tokens(4096, Layout::Packed).build().unwrap();
+        let (padded, plain) = (padded.plan(0).unwrap(), plan(&data, meet, Strategy::Search));
+        assert!(padded.makespan_ns > plain.makespan_ns, "{meet:?}");
+    }
+}
+
+#[test]
+fn one_device_has_no_pipeline_stages() {
+    let data = data();
+    let refused = builder(&data).one_device(Meet::Step).stages(vec![1, 1, 1]).build();
+    assert!(matches!(refused, Err(Error::Config { setting: "stages", .. })), "{refused:?}");
+}

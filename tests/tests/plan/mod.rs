@@ -1,0 +1,7 @@
+//! Tests of step plans and parallelism plans.
+
+mod corrections;
+mod cost_function;
+mod lockstep;
+mod pad_to_tokens;
+mod parallelism;

@@ -1,0 +1,150 @@
+//! The invariants of ARCHITECTURE.md, held.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every Rust file below the crates.
+fn rust_files() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut directories: Vec<PathBuf> =
+        ["loader", "costmodel", "balancer", "executor", "bindings", "tests", "benches"]
+            .map(|name| root().join(name))
+            .into();
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    assert!(files.len() > 50, "the tree was found");
+    files
+}
+
+/// Names of the workspace packages that a package needs, itself left out.
+fn workspace_dependencies(package: &str) -> Vec<String> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--offline",
+            "--prefix",
+            "none",
+            "--edges",
+            "normal",
+            "--format",
+            "{p}",
+            "-p",
+            package,
+        ])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut names: Vec<String> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| name.starts_with("dflop-") && *name != package)
+        .map(str::to_owned)
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    assert!(workspace_dependencies("dflop-costmodel").is_empty());
+    let balancer = workspace_dependencies("dflop-balancer");
+    assert!(balancer.iter().all(|name| name == "dflop-costmodel"), "{balancer:?}");
+    assert_eq!(workspace_dependencies("dflop-loader"), ["dflop-balancer", "dflop-costmodel"]);
+    let executor = workspace_dependencies("dflop-executor");
+    let to_the_left = ["dflop-balancer", "dflop-costmodel", "dflop-loader"];
+    assert!(executor.iter().all(|name| to_the_left.contains(&name.as_str())), "{executor:?}");
+    let cli = workspace_dependencies("dflop-cli");
+    assert_eq!(cli, ["dflop-balancer", "dflop-costmodel", "dflop-executor", "dflop-loader"]);
+    let python = workspace_dependencies("dflop-python");
+    assert!(python.iter().all(|name| *name == "dflop-cli" || cli.contains(name)), "{python:?}");
+}
+
+#[test]
+fn arrow2_is_no_dependency_unless_it_is_asked_for() {
+    let tree = |features: &[&str]| {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["tree", "--offline", "--workspace", "--prefix", "none", "--format", "{p}"]);
+        let output = command.args(features).current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let tree = String::from_utf8(output.stdout).unwrap();
+        tree.lines().any(|line| line.starts_with("arrow2 "))
+    };
+    assert!(!tree(&[]), "the default tree holds arrow2");
+    assert!(tree(&["--features", "dflop-loader/arrow2"]), "the feature brings it");
+}
+
+#[test]
+fn files_are_small() {
+    let long = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]")).count();
+        let inside = path.strip_prefix(root()).unwrap();
+        let is_test = inside.components().any(|part| part.as_os_str() == "tests");
+        (lines > 400 && !is_test).then_some((path.clone(), lines))
+    };
+    let long: Vec<_> = rust_files().iter().filter_map(long).collect();
+    assert!(long.is_empty(), "over 400 lines before the tests: {long:?}");
+}
+
+#[test]
+fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
+    let allowed = [
+        "loader/src/store/local.rs",
+        "loader/src/index/arrow2.rs",
+        "executor/src/device/gemm.rs",
+        "bindings/python/src/array.rs",
+        "bindings/python/src/dlpack.rs",
+        "bindings/python/src/storage.rs",
+    ]
+    .map(|path| root().join(path));
+    for path in rust_files().iter().filter(|path| !allowed.contains(path)) {
+        let text = std::fs::read_to_string(path).unwrap();
+        let is_unsafe =
+            |line: &str| line.contains(concat!("unsafe", " {")) || line.contains(concat!("unsafe", " fn"));
+        assert!(!text.lines().any(is_unsafe), "{}", path.display());
+    }
+}
+
+#[test]
+fn the_pure_crates_do_no_io() {
+    for path in rust_files() {
+        let is_pure =
+            ["balancer", "costmodel"].iter().any(|name| path.starts_with(root().join(name).join("src")));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let body = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let code = body.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let has_io = |line: &str| {
+            ["std::fs", "std::net", "std::thread", "std::time"].iter().any(|io| line.contains(io))
+        };
+        assert!(!is_pure || !code.into_iter().any(has_io), "{}", path.display());
+    }
+}
+
+#[test]
+fn the_balancer_never_sees_a_sample_and_the_loader_never_sees_a_device() {
+    let says = |directory: &str, words: &[&str]| {
+        let files = rust_files().into_iter().filter(|path| path.starts_with(root().join(directory).join("src")));
+        let hits = files.filter(|path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            words.iter().any(|word| text.contains(word))
+        });
+        hits.collect::<Vec<_>>()
+    };
+    assert_eq!(says("balancer", &["RawSample", "SampleShape", "Shard"]), Vec::<PathBuf>::new());
+    assert_eq!(says("loader", &["cudarc", "nccl", "safetensors"]), Vec::<PathBuf>::new());
+}

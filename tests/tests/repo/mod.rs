@@ -1,0 +1,3 @@
+//! Holds the invariants of the repository: architecture, words, documents.
+
+mod architecture;

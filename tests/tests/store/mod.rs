@@ -1,0 +1,5 @@
+//! Tests of remote stores and the shard cache.
+
+mod cache_processes;
+mod remote;
+mod s3;

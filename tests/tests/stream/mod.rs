@@ -1,0 +1,7 @@
+//! Tests of the stream loader.
+
+mod delivery;
+mod first_epoch;
+mod resume;
+mod resume_refused;
+mod unindexed;
