@@ -11,8 +11,8 @@
 
 use dflop_executor::Result;
 use dflop_executor::device::{Cpu, CpuFloats, Device, Layout, Shape};
-use dflop_executor::measure::clock::Clock;
-use dflop_executor::measure::gemm_peak_flops;
+use dflop_executor::profile::clock::Clock;
+use dflop_executor::profile::gemm_peak_flops;
 
 /// Outputs and inputs.
 const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];

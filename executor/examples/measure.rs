@@ -13,8 +13,8 @@ use std::error::Error;
 use dflop_costmodel::config::Documents;
 use dflop_costmodel::{CostModel, ModelSpec, Profile, ProfileOptions};
 use dflop_executor::device::Cpu;
-use dflop_executor::measure::check::{CheckOptions, check};
-use dflop_executor::measure::{MeasureOptions, MeasuredModel, measure};
+use dflop_executor::profile::check::{CheckOptions, check};
+use dflop_executor::profile::{MeasureOptions, MeasuredModel, measure};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);

@@ -64,9 +64,6 @@ pub enum Error {
     /// The gradient of a parameter is NaN or infinite.
     #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
     Gradient { stage: String, tensor: String, norm: f64 },
-    /// The loss of a step is NaN or infinite on one rank.
-    #[error("step {step}: the loss of {target_tokens} target tokens is {sum} in sum")]
-    StepLoss { step: u64, target_tokens: u64, sum: f64 },
     /// A setting makes no sense.
     #[error("invalid `{setting}`: {reason}")]
     Setting { setting: &'static str, reason: String },
@@ -96,7 +93,7 @@ pub enum Error {
         "measuring {layers} layers of {module} takes about {needed_bytes} bytes of memory, {free_bytes} are free; measure \
          fewer layers or shorter sequences"
     )]
-    Room { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
+    NotEnoughMemory { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),

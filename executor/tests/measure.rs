@@ -4,8 +4,8 @@ use dflop_costmodel::config::Documents;
 use dflop_costmodel::profile::{Part, Phase, Profile, ProfileOptions};
 use dflop_costmodel::{CostModel, ModelSpec, Module};
 use dflop_executor::device::Cpu;
-use dflop_executor::measure::check::{CheckOptions, check};
-use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, gemm_peak_flops, measure};
+use dflop_executor::profile::check::{CheckOptions, check};
+use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, gemm_peak_flops, measure};
 use serde_json::{Value, json};
 
 fn text() -> Value {
@@ -106,7 +106,10 @@ fn a_spent_budget_leaves_the_first_grid_and_says_that_nothing_is_known_between()
                 "{module} {part}"
             );
         }
-        assert!(has(module, Part::Linear, Phase::Optimizer) && has(module, Part::Ends, Phase::Optimizer));
+        assert!(
+            has(module, Part::Linear, Phase::AdamWOptimizer)
+                && has(module, Part::Ends, Phase::AdamWOptimizer)
+        );
         assert_eq!(has(module, Part::Head, Phase::Forward), module == Module::Llm);
     }
 }

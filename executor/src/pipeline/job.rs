@@ -10,7 +10,7 @@ use crate::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
 
 /// Stages and replicas of one module of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleLayout {
+pub struct ModuleParallelism {
     /// The module.
     pub module: ModuleKind,
     /// Transformer layers of every stage, in order, at least one each; lengths may differ.
@@ -21,7 +21,7 @@ pub struct ModuleLayout {
     pub tp_size: usize,
 }
 
-impl ModuleLayout {
+impl ModuleParallelism {
     /// Describes one replica on ranks of their own.
     #[must_use]
     pub fn new(module: ModuleKind, stages: Vec<Range<usize>>) -> Self {
@@ -87,7 +87,7 @@ impl JobStage {
 pub struct Job {
     pub(super) model: ModelConfig,
     pub(super) schedule: ScheduleKind,
-    pub(super) modules: Vec<ModuleLayout>,
+    pub(super) modules: Vec<ModuleParallelism>,
     pub(super) stages: Vec<JobStage>,
     /// Trained parameters that the first and the last stage of the LLM both have: a tied embedding.
     pub(super) tied: Vec<String>,
@@ -104,7 +104,7 @@ impl Job {
     pub fn new(
         model: ModelConfig,
         frozen: Frozen,
-        modules: Vec<ModuleLayout>,
+        modules: Vec<ModuleParallelism>,
         schedule: ScheduleKind,
     ) -> Result<Self> {
         check_modules(&model, &modules)?;
@@ -133,7 +133,7 @@ impl Job {
 
     /// Returns the modules that run, the LLM last.
     #[must_use]
-    pub fn modules(&self) -> &[ModuleLayout] {
+    pub fn modules(&self) -> &[ModuleParallelism] {
         &self.modules
     }
 
@@ -151,7 +151,7 @@ impl Job {
     }
 
     /// The LLM, which every job has.
-    pub(super) fn llm(&self) -> &ModuleLayout {
+    pub(super) fn llm(&self) -> &ModuleParallelism {
         &self.modules[self.modules.len() - 1]
     }
 
@@ -177,7 +177,7 @@ fn refuse<T>(setting: &'static str, problem: String) -> Result<T> {
     Err(Error::Job { setting, problem })
 }
 
-fn check_modules(model: &ModelConfig, modules: &[ModuleLayout]) -> Result<()> {
+fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<()> {
     let is_ordered = modules.windows(2).all(|pair| pair[0].module < pair[1].module);
     if !is_ordered || modules.last().is_none_or(|last| last.module != ModuleKind::Llm) {
         let named: Vec<ModuleKind> = modules.iter().map(|module| module.module).collect();
@@ -205,7 +205,7 @@ fn check_modules(model: &ModelConfig, modules: &[ModuleLayout]) -> Result<()> {
     Ok(())
 }
 
-fn check_schedule(modules: &[ModuleLayout], schedule: ScheduleKind) -> Result<()> {
+fn check_schedule(modules: &[ModuleParallelism], schedule: ScheduleKind) -> Result<()> {
     if schedule == ScheduleKind::ZeroBubble {
         return refuse("schedule", format!("{schedule} splits backwards, which stages cannot"));
     }
@@ -224,7 +224,7 @@ fn describe(
     model: &ModelConfig,
     frozen: Frozen,
     module: usize,
-    layout: &ModuleLayout,
+    layout: &ModuleParallelism,
     layers: Range<usize>,
 ) -> Result<JobStage> {
     let is_last = layers.end == model.layers(layout.module);

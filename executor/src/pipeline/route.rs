@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// One medium on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RouteRow {
+pub struct RoutedMedium {
     /// Index among the media of the destination.
     pub medium: usize,
     /// Rows that the LLM reads.
@@ -26,7 +26,7 @@ pub struct RouteRow {
 
 /// The ends of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum RouteEnd {
     /// The encoder's.
     Source,
     /// The LLM's.
@@ -36,18 +36,18 @@ pub enum End {
 /// All media of a step that one encoder encodes, sorted by destination and place there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoutePlan {
-    rows: Vec<RouteRow>,
+    rows: Vec<RoutedMedium>,
     /// Indices of rows by source and destination.
     pairs: BTreeMap<(u32, u32), Vec<usize>>,
     /// Tokens of every source that has any medium.
     source_tokens: BTreeMap<u32, usize>,
 }
 
-impl RouteRow {
-    fn offset(&self, end: End) -> usize {
+impl RoutedMedium {
+    fn offset(&self, end: RouteEnd) -> usize {
         match end {
-            End::Source => self.source_offset,
-            End::Destination => self.destination_offset,
+            RouteEnd::Source => self.source_offset,
+            RouteEnd::Destination => self.destination_offset,
         }
     }
 }
@@ -56,7 +56,7 @@ impl RoutePlan {
     /// Sorts media by destination, and lays them out in their sources in that order; source offsets that are given are not
     /// read.
     #[must_use]
-    pub fn new(mut rows: Vec<RouteRow>) -> Self {
+    pub fn new(mut rows: Vec<RoutedMedium>) -> Self {
         rows.sort_by_key(|row| (row.destination, row.medium));
         let (mut pairs, mut source_tokens) = (BTreeMap::new(), BTreeMap::new());
         for (index, row) in rows.iter_mut().enumerate() {
@@ -71,12 +71,12 @@ impl RoutePlan {
 
     /// Returns all media.
     #[must_use]
-    pub fn rows(&self) -> &[RouteRow] {
+    pub fn rows(&self) -> &[RoutedMedium] {
         &self.rows
     }
 
     /// Returns the media of a source, in the order in which it encodes them.
-    pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RouteRow> {
+    pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RoutedMedium> {
         let pairs = self.pairs.range((source, 0)..=(source, u32::MAX));
         pairs.flat_map(|(_, rows)| rows).map(|&row| &self.rows[row])
     }
@@ -88,7 +88,7 @@ impl RoutePlan {
     }
 
     /// Returns the media that go from a source to a destination, in the order of their message.
-    pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RouteRow> {
+    pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RoutedMedium> {
         self.pairs.get(&(source, destination)).into_iter().flatten().map(|&row| &self.rows[row])
     }
 
@@ -106,7 +106,13 @@ impl RoutePlan {
     /// # Panics
     /// If the end has fewer rows than the plan says.
     #[must_use]
-    pub fn pack(&self, [source, destination]: [u32; 2], end: End, rows: &[f32], width: usize) -> Vec<f32> {
+    pub fn pack(
+        &self,
+        [source, destination]: [u32; 2],
+        end: RouteEnd,
+        rows: &[f32],
+        width: usize,
+    ) -> Vec<f32> {
         let mut message = Vec::with_capacity(self.tokens_between(source, destination) * width);
         for row in self.between(source, destination) {
             let start = row.offset(end) * width;
@@ -122,7 +128,7 @@ impl RoutePlan {
     pub fn unpack(
         &self,
         [source, destination]: [u32; 2],
-        end: End,
+        end: RouteEnd,
         message: &[f32],
         rows: &mut [f32],
         width: usize,

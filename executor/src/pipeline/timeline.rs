@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// One action of a step, as it ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timed {
+pub struct TimedAction {
     /// The action.
     pub action: Action,
     /// Begin, in nanoseconds since the step's.
@@ -23,7 +23,7 @@ pub struct Timed {
 #[derive(Debug)]
 pub(super) struct Clock {
     start: Instant,
-    timeline: Vec<Timed>,
+    timeline: Vec<TimedAction>,
 }
 
 impl Clock {
@@ -37,10 +37,10 @@ impl Clock {
 
     pub(super) fn add(&mut self, action: Action, start_ns: u64, cpu_ns: u64) {
         let end_ns = self.now_ns();
-        self.timeline.push(Timed { action, start_ns, end_ns, cpu_ns });
+        self.timeline.push(TimedAction { action, start_ns, end_ns, cpu_ns });
     }
 
-    pub(super) fn into_timeline(self) -> Vec<Timed> {
+    pub(super) fn into_timeline(self) -> Vec<TimedAction> {
         self.timeline
     }
 }

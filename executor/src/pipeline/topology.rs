@@ -29,7 +29,7 @@ impl Topology {
             return Ok(Self { layout, replicas: llm.dp_size, schedule });
         }
         let last = job.modules.len() - 1;
-        let stages = |(index, module): (usize, &super::job::ModuleLayout)| {
+        let stages = |(index, module): (usize, &super::job::ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);
             if index < last { stages.share_rounds().feeds(last) } else { stages }
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dflop_executor::comm::{Cause, Settings};
 use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::whole::ModuleKind;
-use dflop_executor::pipeline::{ModuleLayout, StepPlan, StepWork};
+use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
 use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
 
@@ -27,8 +27,8 @@ impl WeightSource for Poisoned {
     }
 }
 
-fn two_stages() -> Vec<ModuleLayout> {
-    vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
+fn two_stages() -> Vec<ModuleParallelism> {
+    vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
 }
 
 /// What the ranks that did not fail themselves were told.
@@ -72,12 +72,12 @@ fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch() {
 fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let model = language_model(false);
-    let missing = |rank: usize, work: &mut StepWork<_>| {
+    let missing = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
             work.contexts.remove(&3);
         }
     };
-    let foreign = |rank: usize, work: &mut StepWork<_>| {
+    let foreign = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
             let own = Arc::clone(&work.contexts[&1]);
             work.contexts.insert(0, own);
@@ -100,11 +100,11 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
     let model = with_encoders(true, true);
     let image = |side| Item::Image { grid: [side, side], seed: 3 };
     let samples: Vec<Sample> = vec![sample(1, vec![image(4), Item::Clip { frames: 40, seed: 2 }])];
-    let stage = |module| ModuleLayout::even(module, model.layers(module), 1);
+    let stage = |module| ModuleParallelism::even(module, model.layers(module), 1);
     let setting = Setting::new(&model, model.modules().into_iter().map(stage).collect());
     let replaced = |item: Item| {
         let model = Arc::clone(&model);
-        move |rank: usize, work: &mut StepWork<_>| {
+        move |rank: usize, work: &mut RankStep<_>| {
             if rank == 0 {
                 let device = dflop_executor::device::Cpu::new(1).unwrap();
                 let context = super::batch::media_context(&model, item.module(), &[item], &device);
@@ -123,11 +123,12 @@ fn ranks_with_different_plans_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let setting = Setting::new(&language_model(false), two_stages());
     let job = setting.job().unwrap();
-    let other = move |rank: usize, work: &mut StepWork<_>| {
+    let other = move |rank: usize, work: &mut RankStep<_>| {
         if rank == 1 {
             let mut microbatches = work.plan.microbatches().to_vec();
             microbatches[3].tokens += 1;
-            work.plan = Arc::new(StepPlan::new(&job, 0, work.plan.target_tokens(), microbatches).unwrap());
+            work.plan =
+                Arc::new(PipelineStepPlan::new(&job, 0, work.plan.target_tokens(), microbatches).unwrap());
         }
     };
     for error in run_failing(&setting, (&samples, &cut), &other) {
@@ -142,7 +143,7 @@ fn ranks_with_different_plans_are_told_apart() {
 fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let model = language_model(false);
-    let scaled = |rank: usize, work: &mut StepWork<_>| {
+    let scaled = |rank: usize, work: &mut RankStep<_>| {
         if rank == 1 {
             let device = dflop_executor::device::Cpu::new(1).unwrap();
             let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
@@ -163,10 +164,10 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     let setting = Setting {
         is_plan_checked: false,
         comm: Settings::default().wait(limit),
-        ..Setting::new(&language_model(false), vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2)])
+        ..Setting::new(&language_model(false), vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2)])
     };
     let start = Instant::now();
-    let late = |rank: usize, _: &mut StepWork<_>| {
+    let late = |rank: usize, _: &mut RankStep<_>| {
         if rank == 1 {
             std::thread::sleep(4 * limit);
         }
@@ -185,7 +186,7 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
 #[test]
 fn stages_with_different_texts_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
-    let exchanged = |rank: usize, work: &mut StepWork<_>| {
+    let exchanged = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
             let (first, last) = (Arc::clone(&work.contexts[&1]), Arc::clone(&work.contexts[&3]));
             work.contexts.extend([(1, last), (3, first)]);

@@ -2,7 +2,7 @@
 
 use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind};
 use dflop_executor::model::whole::{Frozen, ModuleKind};
-use dflop_executor::pipeline::ModuleLayout;
+use dflop_executor::pipeline::ModuleParallelism;
 use dflop_executor::stage::Activations;
 
 use super::batch::{LLM_LAYERS, language_model, round_robin, texts};
@@ -10,8 +10,8 @@ use super::job::{Setting, run_job};
 use super::reference::one_by_one;
 use super::support::Transport;
 
-fn llm(stages: usize) -> ModuleLayout {
-    ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, stages)
+fn llm(stages: usize) -> ModuleParallelism {
+    ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, stages)
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn any_number_of_stages_gives_the_same_bits() {
         let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut);
         one_by_one(&model, Frozen::default(), &samples).assert_close(&whole.truth);
         for transport in [Transport::Threads, Transport::Tcp] {
-            for layout in [llm(2), llm(4), ModuleLayout::new(ModuleKind::Llm, vec![0..3, 3..4])] {
+            for layout in [llm(2), llm(4), ModuleParallelism::new(ModuleKind::Llm, vec![0..3, 3..4])] {
                 let setting = Setting { transport, steps: 2, ..Setting::new(&model, vec![layout]) };
                 assert_eq!(run_job(&setting, &samples, &cut).truth, whole.truth);
             }

@@ -1,7 +1,7 @@
 //! Theorems about routes: what is sent arrives, nothing else does, and gradients take the same way back.
 
 use dflop_executor::model::whole::ModuleKind;
-use dflop_executor::pipeline::{End, MediumPlan, MicrobatchPlan, ModuleLayout, StepPlan};
+use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RouteEnd};
 use proptest::prelude::*;
 
 use super::batch::{LLM_LAYERS, with_encoders};
@@ -25,8 +25,8 @@ proptest! {
     #[test]
     fn a_route_and_its_transpose_are_the_identity(([encoders, llm], media) in steps()) {
         let model = with_encoders(true, true);
-        let encoder = |module| ModuleLayout::even(module, 2, 1).dp_size(encoders);
-        let decoder = ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 1).dp_size(llm);
+        let encoder = |module| ModuleParallelism::even(module, 2, 1).dp_size(encoders);
+        let decoder = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 1).dp_size(llm);
         let modules = vec![encoder(ModuleKind::Vision), encoder(ModuleKind::Audio), decoder];
         let job = Setting::new(&model, modules).job().unwrap();
         let medium = |&(tokens, is_audio): &(usize, bool)| {
@@ -38,8 +38,8 @@ proptest! {
             MicrobatchPlan { tokens: 9 + media.iter().map(|medium| medium.tokens).sum::<usize>(), media }
         };
         let microbatches: Vec<MicrobatchPlan> = media.iter().map(microbatch).collect();
-        let plan = StepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
-        prop_assert_eq!(&plan, &StepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
+        let plan = PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
+        prop_assert_eq!(&plan, &PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
 
         // Every row of a source has a value of its own.
         let mut arrived: Vec<Vec<f32>> =
@@ -63,13 +63,13 @@ proptest! {
                     if destination as usize / llm != round {
                         prop_assert_eq!(route.between(source, destination).count(), 0);
                     }
-                    let message = route.pack(pair, End::Source, &sent, WIDTH);
+                    let message = route.pack(pair, RouteEnd::Source, &sent, WIDTH);
                     prop_assert_eq!(message.len(), route.tokens_between(source, destination) * WIDTH);
                     let there = &mut arrived[destination as usize];
-                    route.unpack(pair, End::Destination, &message, there, WIDTH);
-                    let returned = route.pack(pair, End::Destination, there, WIDTH);
+                    route.unpack(pair, RouteEnd::Destination, &message, there, WIDTH);
+                    let returned = route.pack(pair, RouteEnd::Destination, there, WIDTH);
                     prop_assert_eq!(&returned, &message);
-                    route.unpack(pair, End::Source, &returned, &mut back, WIDTH);
+                    route.unpack(pair, RouteEnd::Source, &returned, &mut back, WIDTH);
                 }
                 prop_assert_eq!(back, sent);
             }

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::{Comm, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::training::checkpoint::{Checkpoints, RunState};
-use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
 
@@ -33,24 +33,24 @@ fn saving_process() {
 }
 
 fn train_and_save(root: &Path, comm: &dyn Comm) {
-    let checkpoints = Checkpoints::new(root.join("states"));
+    let checkpoints = CheckpointDirectory::new(root.join("states"));
     let saved = checkpoints.latest(comm).unwrap();
     let device = Cpu::new(1).unwrap();
     let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
     let layers = [0..2, 2..LAYERS][comm.rank()].clone();
     let mut stage = stage(&device, layers, source);
-    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     if let Some(saved) = &saved {
-        trainer.restore([&mut stage], saved).unwrap();
+        optimizer.restore([&mut stage], saved).unwrap();
     }
     loop {
-        run_staged(&mut stage, comm, trainer.steps()).unwrap();
-        trainer.update([&mut stage], 1.0).unwrap();
-        let state = RunState { loader: json!(trainer.steps()), ..RunState::default() };
-        checkpoints.save(&trainer, [&stage], &state).unwrap();
+        run_staged(&mut stage, comm, optimizer.steps()).unwrap();
+        optimizer.update([&mut stage]).unwrap();
+        let state = RunState { loader: json!(optimizer.steps()), ..RunState::default() };
+        checkpoints.save(&optimizer, [&stage], &state).unwrap();
         if comm.rank() == 0 {
             let said = root.join("saved.part");
-            fs::write(&said, trainer.steps().to_string()).unwrap();
+            fs::write(&said, optimizer.steps().to_string()).unwrap();
             fs::rename(said, root.join("saved")).unwrap();
         }
     }
@@ -98,16 +98,16 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
                 .unwrap()
                 .any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with('.')),
         );
-        let saved = Checkpoints::new(&states).latest(&comm).unwrap().expect("a state was saved");
+        let saved = CheckpointDirectory::new(&states).latest(&comm).unwrap().expect("a state was saved");
         assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
         assert_eq!(saved.run().loader, json!(saved.step()));
     }
     // The weights are those of a run that no one killed, on one rank.
-    let saved = Checkpoints::new(root.join("states")).latest(&comm).unwrap().unwrap();
+    let saved = CheckpointDirectory::new(root.join("states")).latest(&comm).unwrap().unwrap();
     let device = Cpu::new(1).unwrap();
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));
-    let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&straight]).unwrap();
-    train_whole(&mut straight, &mut trainer, &comm, saved.step() as usize);
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&straight]).unwrap();
+    train_whole(&mut straight, &mut optimizer, &comm, saved.step() as usize);
     assert_eq!(weights(&stage(&device, 0..LAYERS, saved.weights())), weights(&straight));
     println!("{KILLS} kills, {partial} within a save, {} steps", saved.step());
 }

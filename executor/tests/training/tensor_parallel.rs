@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::model::whole::{Frozen, ModuleKind, StageRange, StageSettings};
+use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_executor::stage::{Activations, Stage};
-use dflop_executor::training::checkpoint::{Checkpoints, RunState};
-use dflop_executor::training::{Precision, Trainer};
 use dflop_executor::weights::{Seed, WeightSource};
 
 use super::model::{LAYERS, config, run_whole, settings};
@@ -31,21 +31,21 @@ fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
     let mut ranks = run(Transport::Threads, degree, patient(), |comm| {
         let comm: Arc<dyn Comm> = Arc::new(comm);
         let group = Arc::new(TensorParallel::new(Arc::clone(&comm)));
-        let checkpoints = Checkpoints::new(root);
+        let checkpoints = CheckpointDirectory::new(root);
         let saved = checkpoints.latest(&*comm).unwrap();
         let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
         let mut stage = stage(&group, source);
-        let mut trainer = Trainer::new(settings(Precision::F32), &*comm, [&stage]).unwrap();
+        let mut optimizer = JobOptimizer::new(settings(Precision::F32), &*comm, [&stage]).unwrap();
         if let Some(saved) = &saved {
-            trainer.restore([&mut stage], saved).unwrap();
+            optimizer.restore([&mut stage], saved).unwrap();
         }
         let mut norms = Vec::new();
-        while trainer.steps() < steps {
-            group.begin_step(trainer.steps());
-            run_whole(&mut stage, trainer.steps(), &[0, 1]);
-            norms.push(trainer.update([&mut stage], 1.0).unwrap().gradient_norm);
+        while optimizer.steps() < steps {
+            group.begin_step(optimizer.steps());
+            run_whole(&mut stage, optimizer.steps(), &[0, 1]);
+            norms.push(optimizer.update([&mut stage]).unwrap().gradient_norm);
         }
-        checkpoints.save(&trainer, [&stage], &RunState::default()).unwrap();
+        checkpoints.save(&optimizer, [&stage], &RunState::default()).unwrap();
         let mut whole = Whole::new();
         for (spec, values) in stage.parameters().owned() {
             let values = stage.device().download(values).unwrap();

@@ -1,6 +1,6 @@
 //! The demo's training: the example's model, trained for real with both cuts of the same batches.
 
-use dflop_executor::run::{EXAMPLE_CONFIG, StepReport};
+use dflop_executor::train::{EXAMPLE_CONFIG, StepReport};
 
 use super::config::{StrategyName, TrainConfig};
 use super::{RankTask, Setup, run_threads};

@@ -19,8 +19,8 @@ use std::time::Duration;
 use clap::Args;
 use dflop_executor::comm::{Settings, tcp};
 use dflop_executor::launch::{Launcher, Layout, end_with_launcher};
-use dflop_executor::run::StepReport;
-use dflop_executor::training::join_traces;
+use dflop_executor::train::StepReport;
+use dflop_executor::train::join_traces;
 
 pub(crate) use config::{StrategyName, TrainConfig};
 pub(crate) use demo::{Trained, train as train_demo};

@@ -8,7 +8,7 @@ use dflop_costmodel::profile::ProfileOptions;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleLayout};
+use dflop_executor::pipeline::{Job, ModuleParallelism};
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::model_directory::ModelDirectory;
 use dflop_loader::plan::StepPlanner;
@@ -131,13 +131,13 @@ fn job(config: &TrainConfig, model: ModelConfig, frozen: Frozen) -> Result<Job, 
     Ok(Job::new(model, frozen, layouts, config.schedule()?)?)
 }
 
-fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<ModuleLayout, Failure> {
+fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<ModuleParallelism, Failure> {
     let refuse = |reason: String| Err(Failure::Misuse(format!("`parallel` of {module:?}: {reason}")));
     let layout = match &table.layers {
         None if table.stages == 0 || table.stages > layers => {
             return refuse(format!("{} stages for {layers} layers", table.stages));
         }
-        None => ModuleLayout::even(module, layers, table.stages),
+        None => ModuleParallelism::even(module, layers, table.stages),
         Some(lengths) if lengths.iter().sum::<usize>() != layers || lengths.contains(&0) => {
             return refuse(format!("`layers` = {lengths:?} do not make {layers}"));
         }
@@ -146,7 +146,7 @@ fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<Modu
                 *end += length;
                 Some(*end - length..*end)
             });
-            ModuleLayout::new(module, ends.collect())
+            ModuleParallelism::new(module, ends.collect())
         }
     };
     Ok(layout.dp_size(table.dp).tp_size(table.tp))

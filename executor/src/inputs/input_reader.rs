@@ -1,0 +1,210 @@
+//! One rank's end of the loader.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::prepare::{PreparedSample, Preparer, PreparerBuilder};
+use dflop_loader::state::LoaderState;
+use futures::StreamExt;
+
+use super::predicted_times::PredictedTimes;
+use super::replica_share::ReplicaShare;
+use super::step_media::StepMedia;
+use super::token_counts::{SkippedSample, TokenCounts};
+use super::{media_context, text_context};
+use crate::comm::Comm;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::context::Context;
+use crate::model::whole::ModuleKind;
+use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
+
+/// A step that is ready to run.
+pub struct StepInputs<D: Device> {
+    /// What this rank computes.
+    pub rank_step: RankStep<D>,
+    /// The loader's plan: samples, predicted times.
+    pub plan: Arc<StepPlan>,
+    /// Predicted times of the microbatches.
+    pub predicted: PredictedTimes,
+    /// Tokens of all samples of the step, media included.
+    pub tokens: u64,
+    /// Samples that were left out, on all ranks alike.
+    pub skipped: Vec<SkippedSample>,
+    /// How long this rank waited for the loader.
+    pub wait: Duration,
+}
+
+/// Reads, decodes and prepares what one rank computes, ahead of it.
+pub struct InputReader<D: Device> {
+    device: D,
+    job: Arc<Job>,
+    placement: RankPlacement,
+    planner: StepPlanner,
+    preparer: Arc<Preparer>,
+    loader: BalancedLoader,
+    stream: StepStream,
+    /// Dropped after the stream, which lives on it.
+    runtime: tokio::runtime::Runtime,
+}
+
+impl<D: Device> InputReader<D> {
+    /// Starts reading for a rank.
+    ///
+    /// - `planner`: of the LLM's DP size, the same on all ranks
+    /// - `preparer`: of the model; ranks of the LLM count media and make no tensors of them
+    /// - `configure`: further settings of the loader, as where it begins
+    ///
+    /// # Errors
+    /// [`Error::Job`] if the planner's DP size is not the LLM's; [`Error::Loader`].
+    pub fn new(
+        device: D,
+        job: Arc<Job>,
+        placement: RankPlacement,
+        planner: StepPlanner,
+        preparer: PreparerBuilder,
+        configure: impl FnOnce(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
+    ) -> Result<Self> {
+        let llm = job.modules().last().map_or(0, |llm| llm.dp_size);
+        if planner.dp_size() != llm {
+            let problem = format!("of the LLM is {llm}, that of the loader's plan {}", planner.dp_size());
+            return Err(Error::Job { setting: "dp_size", problem });
+        }
+        let is_llm = placement.module == ModuleKind::Llm;
+        let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
+        let dp_rank = if is_llm { placement.replica } else { 0 };
+        let mut builder =
+            BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
+        if !is_llm {
+            let share = ReplicaShare::new(job.clone(), planner.clone(), placement.module, placement.replica);
+            builder = builder.share(Arc::new(share));
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.map_err(Error::Runtime)?;
+        let loader = configure(builder).build()?;
+        let stream = loader.stream();
+        Ok(Self { device, job, placement, planner, preparer, loader, stream, runtime })
+    }
+
+    /// Returns the next step; `None` at the end of the run. All ranks call it together.
+    ///
+    /// # Errors
+    /// [`Error::Loader`]; [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
+    pub fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
+        let asked = Instant::now();
+        let Some(step) = self.runtime.block_on(self.stream.next()).transpose()? else { return Ok(None) };
+        let wait = asked.elapsed();
+        // Figures are added up by place: they mean nothing unless all ranks have the same samples in the same places.
+        comm.check_digest(step.plan.step, step.plan.digest.to_u64())?;
+        let media = StepMedia::new(&self.job, &self.planner, &step.plan);
+        let mut own = prepared(step.microbatches);
+        let counted = own.iter().map(|(&place, sample)| (place, sample));
+        let samples = step.plan.samples.len();
+        let counts = TokenCounts::exchange(comm, &self.job, &self.placement, &media, samples, counted)?;
+        let plan = media.plan(
+            &self.job,
+            counts.target_tokens(&media),
+            |sample| counts.tokens(sample),
+            |medium| counts.medium_tokens(medium.sample, medium.module),
+        )?;
+        let contexts = self.contexts(&media, &counts, &plan, &mut own)?;
+        let predicted = PredictedTimes::new(&self.job, &self.planner, &media, &plan, &step.plan)?;
+        Ok(Some(StepInputs {
+            tokens: plan.microbatches().iter().map(|microbatch| microbatch.tokens as u64).sum(),
+            rank_step: RankStep { plan: Arc::new(plan), contexts },
+            plan: step.plan,
+            predicted,
+            skipped: counts.skipped(&media),
+            wait,
+        }))
+    }
+
+    /// Contexts of this rank's microbatches, without those that have nothing to compute.
+    fn contexts(
+        &self,
+        media: &StepMedia,
+        counts: &TokenCounts,
+        plan: &PipelineStepPlan,
+        own: &mut BTreeMap<u32, PreparedSample>,
+    ) -> Result<BTreeMap<u32, Arc<Context<D>>>> {
+        let RankPlacement { module, replica, .. } = self.placement;
+        let mut contexts = BTreeMap::new();
+        let encoded = match module {
+            ModuleKind::Llm => None,
+            encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
+        };
+        for (round, microbatch) in plan.microbatches_of(&self.job, module, replica).enumerate() {
+            let indices = match &encoded {
+                Some(encoded) => &encoded[round],
+                None => &media.microbatches[microbatch as usize].samples,
+            };
+            let mut samples = Vec::with_capacity(indices.len());
+            for &index in indices.iter().filter(|&&index| counts.is_kept(index)) {
+                let missing = || self.missing(plan, microbatch, index);
+                samples.push(own.remove(&index).ok_or_else(missing)?);
+            }
+            if samples.is_empty() {
+                continue;
+            }
+            let context = match module {
+                ModuleKind::Llm => {
+                    let llm = &self.job.model().llm;
+                    text_context::context(&self.device, llm, &self.preparer, samples, plan.loss_scale())?
+                }
+                encoder => Some(media_context::context(&self.device, self.encoder()?, encoder, &samples)?),
+            };
+            contexts.extend(context.map(|context| (microbatch, Arc::new(context))));
+        }
+        Ok(contexts)
+    }
+
+    fn encoder(&self) -> Result<&crate::model::encoder::EncoderConfig> {
+        let model = self.job.model();
+        let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
+        let problem = || format!("have {:?}, which the model does not have", self.placement.module);
+        encoder.as_ref().ok_or_else(|| Error::Job { setting: "modules", problem: problem() })
+    }
+
+    /// Others could prepare a sample, this rank could not.
+    fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
+        let skipped = self.loader.skipped().pop();
+        let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
+        let module = crate::pipeline::module_name(self.placement.module);
+        let problem = format!("sample {index} is there on other ranks and not here{why}");
+        Error::Plan { step: plan.step(), module, microbatch: microbatch as usize, problem }
+    }
+
+    /// Returns the loader, for its metrics and its list of skipped samples.
+    #[must_use]
+    pub fn loader(&self) -> &BalancedLoader {
+        &self.loader
+    }
+
+    /// Returns the planner, for corrections.
+    #[must_use]
+    pub fn planner(&self) -> &StepPlanner {
+        &self.planner
+    }
+
+    /// Returns where the run stands behind the last step that [`next`](Self::next) returned; the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if the run has no such step.
+    pub fn state(&self) -> Result<LoaderState> {
+        Ok(self.loader.state()?)
+    }
+}
+
+/// Samples by place.
+fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
+    let mut all = BTreeMap::new();
+    for microbatch in microbatches {
+        for (mut sample, place) in microbatch.samples.into_iter().zip(microbatch.places) {
+            all.extend(sample.take_prepared().map(|prepared| (place, prepared)));
+        }
+    }
+    all
+}

@@ -1,0 +1,36 @@
+//! Which samples a replica of an encoder reads.
+
+use std::sync::Arc;
+
+use dflop_loader::balanced::Share;
+use dflop_loader::plan::{StepPlan, StepPlanner};
+
+use super::step_media::StepMedia;
+use crate::model::whole::ModuleKind;
+use crate::pipeline::Job;
+
+/// The samples whose media a replica of an encoder encodes: those of all LLM ranks, balanced again round by round.
+#[derive(Debug, Clone)]
+pub struct ReplicaShare {
+    job: Arc<Job>,
+    planner: StepPlanner,
+    module: ModuleKind,
+    replica: usize,
+}
+
+impl ReplicaShare {
+    /// Describes the share of a replica.
+    #[must_use]
+    pub fn new(job: Arc<Job>, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
+        Self { job, planner, module, replica }
+    }
+}
+
+impl Share for ReplicaShare {
+    fn places(&self, plan: &StepPlan) -> dflop_loader::Result<Vec<Vec<u32>>> {
+        let dealt = StepMedia::new(&self.job, &self.planner, plan);
+        dealt
+            .encoded_by(&self.job, self.module, self.replica)
+            .map_err(|error| dflop_loader::Error::Config { setting: "share", reason: error.to_string() })
+    }
+}

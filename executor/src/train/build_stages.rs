@@ -1,0 +1,64 @@
+//! The stages of a rank.
+
+use std::sync::Arc;
+
+use crate::comm::{At, Comm};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::tensor_parallel::TensorParallel;
+use crate::model::whole::{Frozen, StageSettings};
+use crate::pipeline::{Job, PipelineRank};
+use crate::stage::{Activations, Stage};
+use crate::weights::WeightSource;
+
+/// Builds the stages of this rank; all ranks of the job call it together.
+///
+/// # Errors
+/// [`Error::Job`] if the world is not the job's; those of weights; [`Error::Comm`].
+pub fn build_stages<D: Device>(
+    comm: &dyn Comm,
+    job: &Job,
+    device: &D,
+    frozen: Frozen,
+    activations: Activations,
+    source: &dyn WeightSource,
+) -> Result<Vec<Stage<D>>> {
+    if comm.size() != job.world_size() {
+        let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
+        return Err(Error::Job { setting: "world size", problem });
+    }
+    let place = job.placement(comm.rank())?;
+    let color = place.pipeline_rank as u64;
+    let group = comm.split(At::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
+    let is_shared = job.modules().iter().any(|own| own.module == place.module && own.tp_size > 1);
+    let tensor_parallel =
+        group.filter(|_| is_shared).map(|group| Arc::new(TensorParallel::new(Arc::from(group))));
+    let stage = |range| {
+        let settings = StageSettings { activations, tensor_parallel: tensor_parallel.clone() };
+        job.model().stage_with(device, &range, frozen, settings, source)
+    };
+    job.ranges(&place).into_iter().map(stage).collect()
+}
+
+/// Builds the stages of this rank and joins the others; all ranks of the job call it together. What fails on one rank ends
+/// the job on all.
+///
+/// # Errors
+/// Those of [`build_stages`] and [`PipelineRank::new`].
+pub fn join_job<D: Device>(
+    comm: Box<dyn Comm>,
+    job: &Arc<Job>,
+    device: &D,
+    frozen: Frozen,
+    activations: Activations,
+    source: &dyn WeightSource,
+) -> Result<PipelineRank<D>> {
+    match build_stages(&*comm, job, device, frozen, activations, source) {
+        Ok(stages) => PipelineRank::new(comm, job.clone(), stages),
+        Err(error) => {
+            // The caller gets the reason itself; the failure is for the other ranks.
+            drop(comm.abort(At::step(0, "build stages"), &error.to_string()));
+            Err(error)
+        }
+    }
+}
