@@ -107,8 +107,8 @@ fn a_spent_budget_leaves_the_first_grid_and_says_that_nothing_is_known_between()
             );
         }
         assert!(
-            has(module, Part::Linear, Phase::AdamWOptimizer)
-                && has(module, Part::Ends, Phase::AdamWOptimizer)
+            has(module, Part::Linear, Phase::Optimizer)
+                && has(module, Part::Ends, Phase::Optimizer)
         );
         assert_eq!(has(module, Part::Head, Phase::Forward), module == Module::Llm);
     }

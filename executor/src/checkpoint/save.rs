@@ -128,7 +128,7 @@ impl CheckpointDirectory {
         stages: &[&Stage<D>],
     ) -> Result<WrittenFiles> {
         // Ranks without a piece help to put tensors together.
-        let (mut weights, optimizer) = rows(optimizer, stages)?;
+        let (mut weights, states) = rows(optimizer, stages)?;
         let pieces = Pieces::of(optimizer);
         let Some(piece) = pieces.owners.iter().position(|&owner| owner == optimizer.comm.rank()) else {
             return Ok(WrittenFiles::NONE);
@@ -140,7 +140,7 @@ impl CheckpointDirectory {
         Ok(WrittenFiles {
             weights: write(&partial.join(pieces.weights(piece)), &weights)?,
             weight_bytes: weights.iter().map(FileTensor::bytes).sum(),
-            optimizer: write(&partial.join(pieces.optimizer(piece)), &optimizer)?,
+            optimizer: write(&partial.join(pieces.optimizer(piece)), &states)?,
         })
     }
 
@@ -242,7 +242,7 @@ fn rows<'a, D: Device>(
         Precision::Bf16 => Dtype::BF16,
     };
     let mut seen = BTreeSet::new();
-    let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
+    let (mut weights, mut states) = (Vec::new(), Vec::new());
     for (index, stage) in stages.iter().enumerate() {
         for (spec, values) in stage.parameters().owned() {
             let mut buffers = vec![("", values, dtype)];
@@ -254,12 +254,12 @@ fn rows<'a, D: Device>(
             for (prefix, buffer, dtype) in buffers {
                 let Some(numbers) = whole(stage, spec, buffer)?.filter(|_| is_written) else { continue };
                 let (name, shape) = (format!("{prefix}{}", spec.name), spec.shape.clone());
-                let rows = if prefix.is_empty() { &mut weights } else { &mut optimizer };
+                let rows = if prefix.is_empty() { &mut weights } else { &mut states };
                 rows.push(FileTensor { name, shape, numbers, dtype });
             }
         }
     }
-    Ok((weights, optimizer))
+    Ok((weights, states))
 }
 
 /// A whole tensor: where it is, or put together; `None` on all ranks of a tensor-parallel group but the first.

@@ -86,10 +86,10 @@ impl PredictedTimes {
     ) -> Vec<Observation> {
         let (mut shape, mut all) = (SampleShape::default(), Vec::new());
         for (index, layout) in job.modules().iter().enumerate() {
-            for (microbatch, samples) in self.samples[index].iter().enumerate() {
+            for (microbatch, indices) in self.samples[index].iter().enumerate() {
                 let (module, measured_ns) = (costed(layout.module), measured_ns(index, microbatch));
-                let mut samples = Vec::with_capacity(samples.len());
-                for &sample in samples {
+                let mut samples = Vec::with_capacity(indices.len());
+                for &sample in indices {
                     planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
                     // A sample that the model refuses was planned at no cost.
                     samples.extend(planner.model().uncorrected(module, &shape).ok().flatten());

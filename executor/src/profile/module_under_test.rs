@@ -236,7 +236,7 @@ impl<'a> ModuleUnderTest<'a> {
         let setting = |part, layers| Setting {
             module: self.module,
             part,
-            phase: Phase::AdamWOptimizer,
+            phase: Phase::Optimizer,
             tp: 1,
             layers,
             batch: 0,
