@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::dataset::Dataset;
-use crate::error::Raised;
+use crate::error::DflopError;
 use crate::names::Names;
 use crate::table::Table;
 
@@ -30,11 +30,11 @@ pub(crate) struct ModelSettings {
 }
 
 impl ModelSettings {
-    pub(crate) fn spec(&self) -> Result<ModelSpec, Raised> {
+    pub(crate) fn spec(&self) -> Result<ModelSpec, DflopError> {
         Ok(spec_of(&self.names)?)
     }
 
-    pub(crate) fn cost_model(&self) -> Result<CostModel, Raised> {
+    pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
         let spec = self.spec()?;
         let model = match &self.profile {
             Some(path) => {
@@ -139,7 +139,7 @@ impl PyCostModel {
                 .map(|(frames, width, height)| VideoShape { frames, width, height })
                 .collect(),
         };
-        let cost = self.model.annotate(&shape).map_err(Raised::from)?;
+        let cost = self.model.annotate(&shape).map_err(DflopError::from)?;
         cost_dict(py, &self.model, &cost)
     }
 

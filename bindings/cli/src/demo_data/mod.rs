@@ -5,7 +5,7 @@
 //! what makes samples cost more or less. The same seed gives the same bytes, whatever the number of threads.
 
 mod audio_file;
-pub(crate) mod dice;
+pub(crate) mod rng;
 mod photo;
 mod quantiles;
 mod receipt;
