@@ -45,9 +45,9 @@ use crate::tokenizer::{TokenizerSettings, token_counts};
 /// Raises:
 ///     ConfigError: a pattern that cannot be expanded, a setting that makes no sense.
 ///     ReadError: a shard cannot be read.
-#[pyclass(frozen, module = "dflop._native")]
+#[pyclass(frozen, name = "Dataset", module = "dflop._native")]
 #[derive(Debug)]
-pub(crate) struct Dataset {
+pub(crate) struct PyDataset {
     shards: Vec<Shard>,
     options: IndexOptions,
     split: Option<String>,
@@ -68,7 +68,7 @@ struct Opened {
 }
 
 #[pymethods]
-impl Dataset {
+impl PyDataset {
     #[new]
     #[pyo3(signature = (
         shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=64 << 30, requests_max=256,
@@ -205,7 +205,7 @@ impl Dataset {
     }
 }
 
-impl Dataset {
+impl PyDataset {
     /// Opens the index as the dataset says; makes it on first use.
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
         self.open_counted(py, TokenCounts::Estimated)
@@ -295,7 +295,7 @@ fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
 /// Shards where only their names were given, else the dataset.
 #[derive(FromPyObject)]
 pub(crate) enum Source<'py> {
-    Dataset(Bound<'py, Dataset>),
+    Dataset(Bound<'py, PyDataset>),
     Mixture(Bound<'py, PyMixture>),
     Shards(Names),
 }
@@ -305,12 +305,12 @@ impl<'py> Source<'py> {
     ///
     /// # Errors
     /// `ConfigError` for a mixture, which only the balanced loader draws from.
-    pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, Dataset>> {
+    pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, PyDataset>> {
         match self {
             Self::Dataset(dataset) => Ok(dataset),
             Self::Shards(names) => {
-                let class = py.get_type::<Dataset>();
-                Ok(class.call1((names.0,))?.cast_into::<Dataset>()?)
+                let class = py.get_type::<PyDataset>();
+                Ok(class.call1((names.0,))?.cast_into::<PyDataset>()?)
             }
             Self::Mixture(_) => {
                 let reason = "a mixture is drawn from by `BalancedLoader`, which reads through indexes";
@@ -332,7 +332,7 @@ impl<'py> Source<'py> {
 #[pyclass(frozen, name = "Mixture", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyMixture {
-    datasets: Vec<(Py<Dataset>, f64)>,
+    datasets: Vec<(Py<PyDataset>, f64)>,
     weights_from: Vec<(u64, Vec<f64>)>,
     pattern: Option<Vec<u32>>,
     stop: Stop,

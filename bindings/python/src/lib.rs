@@ -43,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use crate::cli::{cli, command};
     #[pymodule_export]
-    use crate::dataset::{Dataset, PyMixture, mix};
+    use crate::dataset::{PyDataset, PyMixture, mix};
     #[pymodule_export]
     use crate::image::{Image, PyAugment};
     #[pymodule_export]

@@ -11,10 +11,10 @@ use dflop_loader::skip::ErrorBudget;
 use futures::StreamExt;
 use pyo3::prelude::*;
 
+use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
-use crate::arrays::framework::Framework;
 use crate::image::{Image, PyAugment};
 use crate::names::Names;
 use crate::runtime::{self, Threaded};

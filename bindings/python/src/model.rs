@@ -12,7 +12,7 @@ use dflop_loader::model_source::{profile_options, read_profile, spec_of};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::dataset::Dataset;
+use crate::dataset::PyDataset;
 use crate::error::DflopError;
 use crate::names::Names;
 use crate::table::Table;
@@ -149,7 +149,7 @@ impl PyCostModel {
     ///     a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``): ``sample``, ``key``,
     ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``MODULE_ns`` of each module, empty
     ///     for samples that the model refuses, with the reason in ``refused``.
-    fn annotate(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<Table> {
+    fn annotate(&self, py: Python<'_>, dataset: &PyDataset) -> PyResult<Table> {
         let dataset = dataset.open(py)?;
         let model = self.model.clone();
         let (schema, batches) = py.detach(|| cost_table(&dataset, &model));

@@ -13,7 +13,7 @@ use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::dataset::Dataset;
+use crate::dataset::PyDataset;
 use crate::error::{DflopError, to_python};
 use crate::runtime;
 
@@ -21,7 +21,7 @@ use crate::runtime;
 #[pyfunction]
 pub(crate) fn index_part<'py>(
     py: Python<'py>,
-    dataset: &Dataset,
+    dataset: &PyDataset,
     shards: Vec<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let mut chosen = Vec::new();
@@ -37,9 +37,11 @@ pub(crate) fn index_part<'py>(
 
 /// Joins what `index_part` returned, in any order, into the index of the dataset.
 #[pyfunction]
-pub(crate) fn merge_index(py: Python<'_>, dataset: &Dataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
+pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
     let (shards, options) = (dataset.listed().to_vec(), dataset.index_options().clone());
-    runtime::run(py, move || Index::merge_parts(shards, parts, &options).map(drop).map_err(DflopError::from))?;
+    runtime::run(py, move || {
+        Index::merge_parts(shards, parts, &options).map(drop).map_err(DflopError::from)
+    })?;
     dataset.made();
     Ok(())
 }
@@ -106,7 +108,8 @@ pub(crate) fn pack_one<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let part: SourcePart = read(part)?;
     let options = settings.options();
-    let packed = runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(DflopError::from))?;
+    let packed =
+        runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(DflopError::from))?;
     written(py, &packed)
 }
 

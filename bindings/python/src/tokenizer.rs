@@ -100,7 +100,8 @@ fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
         );
         return Err(PyTypeError::new_err(message));
     };
-    let mut tokenizer = Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(DflopError::from)?;
+    let mut tokenizer =
+        Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(DflopError::from)?;
     if let Ok(special) = value.getattr("special_tokens_map") {
         for item in special.call_method0("items")?.try_iter()? {
             let (name, token): (String, Bound<'_, PyAny>) = item?.extract()?;

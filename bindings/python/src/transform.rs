@@ -10,9 +10,9 @@ use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
+use crate::arrays::framework::Framework;
 use crate::convert::{class, json_text, media};
 use crate::error::DflopError;
-use crate::arrays::framework::Framework;
 use crate::names::Names;
 
 /// A function for fields: called with a list of values, it returns a list of as many.

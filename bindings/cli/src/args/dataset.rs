@@ -10,9 +10,9 @@ use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
 
+use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::progress::Bars;
-use crate::args::video::VideoArgs;
 
 /// A dataset.
 #[derive(Debug, Args)]

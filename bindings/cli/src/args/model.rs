@@ -8,8 +8,8 @@ use dflop_costmodel::{CostModel, DeviceRate, Error, Frozen, ModelSpec};
 use dflop_loader::model_source::{self, image_processor_of};
 use dflop_loader::prepare::image::ImageProcessor;
 
-use crate::failure::Failure;
 use crate::args::profile::MeasuredProfileArgs;
+use crate::failure::Failure;
 
 /// The model that costs are predicted for.
 #[derive(Debug, Args)]

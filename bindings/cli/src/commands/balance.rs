@@ -11,9 +11,9 @@ use dflop_balancer::{
 };
 use serde::Serialize;
 
+use crate::args::step_plan::{CapArgs, parse_strategy};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::args::step_plan::{CapArgs, parse_strategy};
 
 /// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
 #[derive(Debug, Args)]

@@ -17,14 +17,14 @@ use dflop_loader::simulate::simulate_plan;
 use futures::StreamExt;
 use serde::Serialize;
 
+use super::simulate::{COMPARED, StrategyReport, compare, print_strategies};
+use super::train::{Trained, train_demo};
 use crate::args::dataset::index_options;
 use crate::demo_data::{DemoData, write_demo_data};
 use crate::failure::Failure;
 use crate::output::{Output, runtime, shown_bytes, write_json};
 use crate::progress::{Bars, bar};
 use crate::report::{RankTimeline, Report, StrategyView, render};
-use super::simulate::{COMPARED, StrategyReport, compare, print_strategies};
-use super::train::{Trained, train_demo};
 
 /// Samples of the dataset; the global batch divides them.
 const SAMPLES: usize = 512;

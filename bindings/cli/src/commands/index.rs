@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use crate::args::dataset::{DatasetArgs, index_options};
 use crate::args::model::spec_of;
-use crate::failure::Failure;
-use crate::output::{Output, print_skipped, shown_bytes, write_json};
 use crate::args::tokenizer::TokenizerArgs;
 use crate::args::video::VideoArgs;
+use crate::failure::Failure;
+use crate::output::{Output, print_skipped, shown_bytes, write_json};
 
 /// Write the index: where each sample lies and what shape it has, from headers.
 ///
@@ -81,7 +81,7 @@ struct IndexReport<'a> {
     skipped: &'a [Skipped],
     warnings: &'a [String],
     /// Digest of the counter of texts that was asked for.
-    #[serde(rename = "text_counts", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "token_counts", skip_serializing_if = "Option::is_none")]
     token_counts: Option<&'a str>,
     /// Which frames of videos the index counts.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,9 +13,9 @@ use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, Mo
 use serde::Serialize;
 
 use crate::args::model::spec_of;
+use crate::args::profile::warn;
 use crate::failure::Failure;
 use crate::output::{Output, shown_bytes, write_json};
-use crate::args::profile::warn;
 use dflop_loader::model_directory::ModelDirectory;
 use dflop_loader::model_source::{checkpoint_path, read_profile};
 

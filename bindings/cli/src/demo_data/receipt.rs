@@ -4,8 +4,8 @@ use std::io;
 
 use jpeg_encoder::ColorType;
 
-use super::rng::Rng;
 use super::photo::encode_jpeg;
+use super::rng::Rng;
 
 /// Quality of scans, of 100.
 const QUALITY: u8 = 60;

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::rng::Rng;
 use super::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
+use super::rng::Rng;
 use super::{audio_file, photo, receipt, speech, text};
 
 /// Share of image samples that show scanned receipts in place of photos, percent.

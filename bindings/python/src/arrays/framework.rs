@@ -4,10 +4,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
-use super::imports::{import, numpy};
 use super::array::Array;
-use crate::error::DflopError;
+use super::imports::{import, numpy};
 use super::storage::Owner;
+use crate::error::DflopError;
 
 /// The library whose arrays are delivered; always over the same memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

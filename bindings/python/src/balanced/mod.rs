@@ -16,15 +16,15 @@ use pyo3::prelude::*;
 
 pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};
-use loader_config::{RunningLoader, LoaderConfig, State};
+use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
 use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
 
+use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::cost::PyCost;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
-use crate::arrays::framework::Framework;
 use crate::image::PyAugment;
 use crate::loader::{budget, decode_of};
 use crate::model::ModelSettings;

@@ -99,7 +99,9 @@ impl Settings {
             Ok::<_, DflopError>((model.cost_model()?, preparer))
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
-            return Err(DflopError::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into());
+            return Err(
+                DflopError::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into()
+            );
         }
         let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());
@@ -158,12 +160,15 @@ impl PlanSettings {
                 block_samples: self.block_samples.unwrap_or(BLOCK_SAMPLES),
                 open_blocks: self.open_blocks.unwrap_or(OPEN_BLOCKS),
             }),
-            _ if has_sizes => {
-                Err(DflopError::config("shuffle", "`block_samples` and `open_blocks` need `shuffle=\"blocks\"`"))
-            }
+            _ if has_sizes => Err(DflopError::config(
+                "shuffle",
+                "`block_samples` and `open_blocks` need `shuffle=\"blocks\"`",
+            )),
             "global" => Ok(Shuffle::Global),
             "none" => Ok(Shuffle::None),
-            name => Err(DflopError::config("shuffle", format!("`{name}` is none of global, blocks and none"))),
+            name => {
+                Err(DflopError::config("shuffle", format!("`{name}` is none of global, blocks and none")))
+            }
         }
     }
 }
@@ -256,7 +261,10 @@ fn is_exact(token_counts: &str) -> Result<bool, DflopError> {
     match token_counts {
         "exact" => Ok(true),
         "estimated" => Ok(false),
-        _ => Err(DflopError::config("token_counts", format!("`{token_counts}` is neither exact nor estimated"))),
+        _ => Err(DflopError::config(
+            "token_counts",
+            format!("`{token_counts}` is neither exact nor estimated"),
+        )),
     }
 }
 

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::correction::Plan;
+use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
-use crate::arrays::storage::Owner;
 
 /// A step as `dflop.batches.Step`.
 pub(super) fn step<'py>(

@@ -16,10 +16,10 @@ use futures::StreamExt;
 use serde::Serialize;
 
 use crate::args::mixture::MixtureArgs;
+use crate::args::step_plan::{ResumeArgs, StepPlanArgs};
+use crate::args::tokenizer::TemplateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, runtime, write_json};
-use crate::args::step_plan::{StepPlanArgs, ResumeArgs};
-use crate::args::tokenizer::TemplateArgs;
 
 /// Ids that a line shows.
 const FIRST_IDS: usize = 16;

@@ -11,9 +11,9 @@ use dflop_loader::plan::{StepPlan, StepPlanner};
 use serde::Serialize;
 
 use crate::args::planned_steps::PlannedStepsArgs;
+use crate::args::step_plan::{ResumeArgs, parse_strategy};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::args::step_plan::{ResumeArgs, parse_strategy};
 use shuffle_quality::print_shuffle_quality;
 
 /// Print which samples every rank and microbatch gets, a line per step.

@@ -6,9 +6,9 @@ use dflop_loader::plan::StepPlanner;
 use dflop_loader::shuffle_quality::ShuffleQuality;
 use serde::Serialize;
 
+use crate::args::step_plan::StepPlanArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::args::step_plan::StepPlanArgs;
 
 #[derive(Debug, Serialize)]
 struct QualityReport {

@@ -13,9 +13,9 @@ use dflop_loader::simulate::{StrategySummary, compare_strategies};
 use serde::Serialize;
 
 use crate::args::planned_steps::PlannedStepsArgs;
+use crate::args::step_plan::ResumeArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::args::step_plan::ResumeArgs;
 
 /// Strategies that are compared, and what they are called: the comparison first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =

@@ -11,10 +11,10 @@ use dflop_balancer::plan::{
 use dflop_costmodel::DeviceRate;
 use serde::Serialize;
 
+use super::super::plan::{DegreesJson, links, shapes};
 use super::SimulateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use super::super::plan::{DegreesJson, links, shapes};
 use dflop_loader::model_source::read_profile;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;

@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;
 use crate::args::model::ModelArgs;
+use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::args::tokenizer::TokenizerArgs;
 
 use collect::{Certainty, Collected, Refused, Sampling};
 

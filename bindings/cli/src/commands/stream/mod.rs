@@ -20,10 +20,10 @@ use serde::Serialize;
 
 use crate::args::augment::AugmentArgs;
 use crate::args::dataset::DatasetArgs;
+use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::output::{Output, print_skipped, runtime, shown_bytes, write_json};
 use crate::progress::bar;
-use crate::args::video::VideoArgs;
 
 /// How long the reader has to end once nobody listens.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
