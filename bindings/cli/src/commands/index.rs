@@ -81,7 +81,7 @@ struct IndexReport<'a> {
     skipped: &'a [Skipped],
     warnings: &'a [String],
     /// Digest of the counter of texts that was asked for.
-    #[serde(rename = "token_counts", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "text_counts", skip_serializing_if = "Option::is_none")]
     token_counts: Option<&'a str>,
     /// Which frames of videos the index counts.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -131,7 +131,7 @@ fn counted_texts_make_the_plan_exact() {
     let estimated = batches();
     assert_ne!(estimated["tokens"], estimated["planned_tokens"], "estimates miss the chat template");
     let index = object(&[&["index", &pattern, "--json"], &counting[..]].concat());
-    let digest = index["token_counts"].as_str().expect("a digest");
+    let digest = index["text_counts"].as_str().expect("a digest");
     assert_eq!((digest.len(), &index["warnings"]), (16, &serde_json::json!([])));
     let counted = batches();
     assert_eq!(counted["tokens"], counted["planned_tokens"]);

@@ -24,6 +24,8 @@ use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::output::{Output, print_skipped, runtime, shown_bytes, write_json};
 use crate::progress::bar;
+use input::InputArgs;
+use metrics::{PrintStalls, print_metrics};
 
 /// How long the reader has to end once nobody listens.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
