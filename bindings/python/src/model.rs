@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{
-    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape, VideoShape,
+    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape,
+    VideoShape,
 };
 use dflop_loader::cost_table::cost_table;
 use dflop_loader::model_source::{profile_options, read_profile, spec_of};

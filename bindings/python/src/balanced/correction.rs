@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use dflop_costmodel::Module;
-use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, CorrectionTracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport};
 use dflop_loader::plan::StepPlan;
 use pyo3::prelude::*;
 
