@@ -92,7 +92,7 @@ impl PredictedTimes {
                 for &sample in indices {
                     planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
                     // A sample that the model refuses was planned at no cost.
-                    samples.extend(planner.model().uncorrected(module, &shape).ok().flatten());
+                    samples.extend(planner.model().predict_uncorrected(module, &shape).ok().flatten());
                 }
                 if measured_ns > 0 && !samples.is_empty() {
                     all.push(Observation { module, measured_ns, samples });

@@ -1,6 +1,6 @@
 //! Corrects the cost model behind the plans by measured times.
 
-use dflop_costmodel::correction::{CorrectionOptions, Tracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker};
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::measured_times::MeasuredTimes;
@@ -9,11 +9,11 @@ use crate::inputs::PredictedTimes;
 use crate::pipeline::Job;
 
 /// Learns corrections; every rank the same.
-pub(super) struct PlanCorrector(Tracker);
+pub(super) struct PlanCorrector(CorrectionTracker);
 
 impl PlanCorrector {
     pub(super) fn new(options: CorrectionOptions) -> Result<Self> {
-        Ok(Self(Tracker::new(options)?))
+        Ok(Self(CorrectionTracker::new(options)?))
     }
 
     /// Takes the times of a step; at the end of an interval plans may change from a later step on.
