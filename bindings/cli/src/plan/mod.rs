@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use dflop_balancer::plan::{
-    Cluster, EncoderShare, Freedom, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
+use dflop_balancer::planner::{
+    Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
 };
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{DeviceRate, ModelSpec};
@@ -55,7 +55,7 @@ pub(crate) struct PlanCommandArgs {
     /// Samples of a global batch.
     #[arg(long, value_name = "B")]
     global_batch: u32,
-    /// Global batches that finalizts are judged on.
+    /// Global batches that finalists are judged on.
     #[arg(long, value_name = "K", default_value_t = 50)]
     batches: usize,
     /// Seed of the sampled batches.
@@ -111,8 +111,8 @@ pub(crate) fn run(args: &PlanCommandArgs, out: &mut Output) -> Result<(), Failur
         llm: &llm,
         workload: &workload,
         cluster,
-        freedom: args.freedom(),
-        share: args.share(),
+        options: args.options(),
+        encoder_split: args.encoder_split(),
         memory_margin: args.memory_margin,
     };
     let started = Instant::now();
@@ -160,8 +160,8 @@ impl PlanCommandArgs {
         })
     }
 
-    fn freedom(&self) -> Freedom {
-        Freedom {
+    fn options(&self) -> SearchSpaceOptions {
+        SearchSpaceOptions {
             is_disaggregated: self.placement != PlacementArg::Colocated,
             is_colocated: self.placement != PlacementArg::Disaggregated,
             has_uneven_layers: self.uneven_layers,
@@ -169,10 +169,10 @@ impl PlanCommandArgs {
         }
     }
 
-    fn share(&self) -> EncoderShare {
+    fn encoder_split(&self) -> EncoderSplit {
         match self.encoder_share {
-            ShareArg::Tile => EncoderShare::Tile,
-            ShareArg::Sample => EncoderShare::Sample,
+            ShareArg::Tile => EncoderSplit::Tile,
+            ShareArg::Sample => EncoderSplit::Sample,
         }
     }
 
