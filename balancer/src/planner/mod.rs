@@ -6,10 +6,10 @@
 //! batches, and explains its choice. The same arguments give the same answer on every machine.
 //!
 //! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`], [`ModelCosts`]
-//! - answer: [`PlanReport`], [`Plan`], [`Explanation`]; [`evaluate`] scores any plan in the same way, [`compare`] holds
+//! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same way, [`compare`] holds
 //!   planning and balancing of others against ours
-//! - inside: `space` (what there is), `bound` and `fit` (what it takes at least), `sweep` (branch and bound),
-//!   `halving` (simulations), `step` and `timeline` (one batch), `explain` and `remedy` (reasons)
+//! - inside: `space` (all plans), `bound` and `memory` (estimates without simulation), `score` (one plan on sampled
+//!   batches), `search` (branch and bound, then successive halving), `explain` and `remedy` (reasons)
 //!
 //! # Source
 //! The problem: An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3; there plans are compared by the
