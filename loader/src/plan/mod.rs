@@ -280,7 +280,7 @@ impl StepPlanner {
         let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
         let cost = |(place, sample): (usize, &StepSample)| {
             self.row(*sample).read_shape(&mut shape);
-            model.annotate(&shape).unwrap_or_else(|error| {
+            model.predict(&shape).unwrap_or_else(|error| {
                 refused.push((place, reason_of(&error)));
                 self.free
             })

@@ -238,7 +238,7 @@ pub fn is_whole(prepared: &Prepared) -> bool {
     };
     let Some(Ok(spec)) = reference_model(&prepared.profile) else { return false };
     let has_memory = [Module::Vision, Module::Llm].map(|module| {
-        let points = MeasuredMemory::of_profile(&prepared.profile, &spec, module);
+        let points = MeasuredMemory::from_profile(&prepared.profile, &spec, module);
         points.is_ok_and(|points| points.is_some())
     });
     has(Part::Whole) && has(Part::Linear) && has_memory == [true, true]

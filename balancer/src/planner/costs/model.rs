@@ -3,10 +3,10 @@
 use super::{ModuleCosts, StageBytes, StagePart};
 use crate::error::{Error, Result};
 use crate::planner::cluster::Link;
-use dflop_costmodel::memory::{Kept, LlmStage, MeasuredMemory, ModuleMemory, StateBytes};
-use dflop_costmodel::profile::{LayerTimes, Profile};
+use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
+use dflop_costmodel::profile::Profile;
 use dflop_costmodel::tokens::VisionRule;
-use dflop_costmodel::{DeviceRate, ModelSpec, Module};
+use dflop_costmodel::{DeviceRate, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
 
 /// Bytes of an activation, and of a gradient.
@@ -105,9 +105,9 @@ impl<'a> ModelCostsBuilder<'a> {
             .map_or((llm.layers, llm.hidden, llm.heads, llm.kv_heads), |encoder| {
                 (encoder.layers, encoder.hidden, encoder.heads, encoder.heads)
             });
-        let mut memory = ModuleMemory::of(self.spec, module, self.state)
+        let mut memory = ModuleMemory::from_spec(self.spec, module, self.state)
             .ok_or_else(|| invalid(format!("the model has no module {module}")))?;
-        let points = self.profile.map(|profile| MeasuredMemory::of_profile(profile, self.spec, module));
+        let points = self.profile.map(|profile| MeasuredMemory::from_profile(profile, self.spec, module));
         if let Some(points) = points.transpose().map_err(|error| invalid(error.to_string()))?.flatten() {
             memory = memory.measured(points);
         }
@@ -174,8 +174,8 @@ fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
 }
 
 fn has_memory(memory: &ModuleMemory, tp: u32) -> bool {
-    let part = LlmStage { layers: 1, is_first: true, is_last: true };
-    NonZeroU32::new(tp).is_some_and(|tp| memory.stage(tp, part, Kept::All).is_ok())
+    let part = StageLayers { layers: 1, is_first: true, is_last: true };
+    NonZeroU32::new(tp).is_some_and(|tp| memory.stage(tp, part, SavedActivations::All).is_ok())
 }
 
 impl ModelCosts {
@@ -213,21 +213,21 @@ impl ModuleCosts for ModelCosts {
     fn ends_ns(&self, tp: u32, units: u64) -> f64 {
         let times = &self.degree(tp).times;
         if self.is_llm {
-            times.ends_ns(1.0, units as f64)
+            times.outside_layers_ns(1.0, units as f64)
         } else {
-            times.ends_ns(units as f64, self.unit_tokens)
+            times.outside_layers_ns(units as f64, self.unit_tokens)
         }
     }
 
     fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
-        let kept = if is_recomputed { Kept::LayerInputs } else { Kept::All };
+        let kept = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };
         let StagePart { layers, is_first, is_last } = part;
-        let stage = self.memory.stage(tp, LlmStage { layers, is_first, is_last }, kept);
+        let stage = self.memory.stage(tp, StageLayers { layers, is_first, is_last }, kept);
         // A degree without memory is none of `tp_degrees`.
         stage.map_or(StageBytes { fixed: f64::INFINITY, ..StageBytes::default() }, |stage| StageBytes {
             fixed: stage.fixed_bytes,
-            kept_per_unit: stage.kept_bytes_per_token * self.unit_tokens,
+            kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
             working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
         })
     }
@@ -239,6 +239,6 @@ impl ModuleCosts for ModelCosts {
     fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64 {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
         let StagePart { layers, is_first, is_last } = part;
-        self.memory.parameters(tp, LlmStage { layers, is_first, is_last }) as f64 * BYTES
+        self.memory.parameters(tp, StageLayers { layers, is_first, is_last }) as f64 * BYTES
     }
 }
