@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use dflop_balancer::plan::{
-    Cluster, EncoderShare, Freedom, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
+use dflop_balancer::planner::{
+    Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
 };
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{DeviceRate, ModelSpec};
@@ -113,8 +113,8 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &llm,
         workload: &workload,
         cluster,
-        freedom: args.freedom(),
-        share: args.share(),
+        options: args.options(),
+        encoder_split: args.encoder_split(),
         memory_margin: args.memory_margin,
     };
     let started = Instant::now();
@@ -136,8 +136,8 @@ impl PlanArgs {
         }
     }
 
-    fn freedom(&self) -> Freedom {
-        Freedom {
+    fn options(&self) -> SearchSpaceOptions {
+        SearchSpaceOptions {
             is_disaggregated: self.placement != PlacementArg::Colocated,
             is_colocated: self.placement != PlacementArg::Disaggregated,
             has_uneven_layers: self.uneven_layers,
@@ -145,10 +145,10 @@ impl PlanArgs {
         }
     }
 
-    fn share(&self) -> EncoderShare {
+    fn encoder_split(&self) -> EncoderSplit {
         match self.encoder_share {
-            ShareArg::Tile => EncoderShare::Tile,
-            ShareArg::Sample => EncoderShare::Sample,
+            ShareArg::Tile => EncoderSplit::Tile,
+            ShareArg::Sample => EncoderSplit::Sample,
         }
     }
 
