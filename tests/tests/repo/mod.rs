@@ -1,3 +1,4 @@
 //! Holds the invariants of the repository: architecture, words, documents.
 
 mod architecture;
+mod documents;
