@@ -37,6 +37,12 @@ pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) 
 }
 
 impl StepPlanner {
+    /// Returns whether all modules of a rank share its device and run one after the other, without a pipeline.
+    #[must_use]
+    pub fn is_lockstep(&self) -> bool {
+        self.config.meet.is_some()
+    }
+
     /// Time of a step whose ranks wait for one another in every microbatch, in nanoseconds.
     pub(super) fn in_lockstep_ns(&self, plan: &StepPlan) -> u64 {
         let ns = |places: &Vec<u32>| {

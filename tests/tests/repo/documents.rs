@@ -11,6 +11,8 @@ use dflop_tests::markdown::{
     Mark, Snippet, anchors, documents, expect_current, links, prose, read, root, snippets, with_generated,
 };
 
+use super::floors::FLOORS;
+
 /// Things that a snippet may need and a test does not have.
 const NEEDS: [&str; 14] = [
     "bucket",
@@ -235,26 +237,22 @@ fn the_code_map_is_current() {
     expect_current(document, &text);
 }
 
-/// A table of the rooms of a crate, each with the first line of its documentation.
+/// A table of the rooms of a crate from the ground up, each with the first line of its documentation.
 fn code_map(name: &str) -> String {
-    let source = root().join(name).join("src");
-    let mut rooms: Vec<(String, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(&source).expect("a crate has sources").flatten() {
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let module = path.join("mod.rs");
-        if module.is_file() {
-            rooms.push((format!("{name}/"), module));
-        } else if name.ends_with(".rs") && !["lib.rs", "main.rs"].contains(&name.as_str()) {
-            rooms.push((name, path));
-        }
-    }
-    rooms.sort();
+    let source = format!("{name}/src");
+    let (_, rooms) = FLOORS.iter().find(|(crate_source, _)| *crate_source == source).expect("a listed crate");
     let mut table = "| room | does |\n| --- | --- |\n".to_owned();
-    for (room, file) in rooms {
-        let text = std::fs::read_to_string(&file).expect("a file can be read");
+    for room in *rooms {
+        let places =
+            [(format!("{room}/"), format!("{room}/mod.rs")), (format!("{room}.rs"), format!("{room}.rs"))];
+        let (shown, file) = places
+            .into_iter()
+            .find(|(_, file)| root().join(&source).join(file).is_file())
+            .unwrap_or_else(|| panic!("{source}: there is no room `{room}`"));
+        let text = read(&Path::new(&source).join(file));
         let first = text.lines().find_map(|line| line.strip_prefix("//! ")).unwrap_or_default();
-        let does = first.trim_end_matches('.').replace('|', "\\|");
-        table.push_str(&format!("| [`{room}`]({name}/src/{room}) | {} |\n", without_links(&does)));
+        let does = without_links(first.trim_end_matches('.')).replace('|', "\\|");
+        table.push_str(&format!("| [`{shown}`]({source}/{shown}) | {does} |\n"));
     }
     table
 }

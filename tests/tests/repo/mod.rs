@@ -2,3 +2,6 @@
 
 mod architecture;
 mod documents;
+mod floors;
+mod source;
+mod words;
