@@ -210,7 +210,7 @@ impl From<dflop_costmodel::Error> for DflopError {
             E::Composition { name, problem } => {
                 new("composition").field("name", name.clone()).field("problem", problem.clone())
             }
-            E::Unfit { name, problem } => {
+            E::Incompatible { name, problem } => {
                 new("unfit").field("name", name.clone()).field("problem", problem.clone())
             }
             E::ProfileFormat { file, line, column, reason } => new("profile_format")

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{
-    AudioLength, CostModel, DeviceRate, Frozen, ImageSize, ModelSpec, SampleCost, SampleShape, VideoShape,
+    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape,
+    VideoShape,
 };
 use dflop_loader::cost_table::cost_table;
 use dflop_loader::model_source::{profile_options, read_profile, spec_of};
@@ -43,9 +44,9 @@ impl ModelSettings {
             }
             None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
         };
-        let frozen: Frozen = match &self.freeze {
+        let frozen: FrozenParts = match &self.freeze {
             Some(parts) => parts.parse()?,
-            None => Frozen::default(),
+            None => FrozenParts::default(),
         };
         let recompute: Recomputation = self.recompute.parse()?;
         Ok(model.recomputation(recompute).frozen(frozen)?)
@@ -139,7 +140,7 @@ impl PyCostModel {
                 .map(|(frames, width, height)| VideoShape { frames, width, height })
                 .collect(),
         };
-        let cost = self.model.annotate(&shape).map_err(DflopError::from)?;
+        let cost = self.model.predict(&shape).map_err(DflopError::from)?;
         cost_dict(py, &self.model, &cost)
     }
 

@@ -70,7 +70,7 @@ mod tests {
         let rate = DeviceRate::preset("h100").unwrap();
         let model = CostModel::new(ModelSpec::preset("tiny").unwrap(), rate);
         let cost =
-            |text_tokens| model.annotate(&SampleShape { text_tokens, ..SampleShape::default() }).unwrap();
+            |text_tokens| model.predict(&SampleShape { text_tokens, ..SampleShape::default() }).unwrap();
         let costs = [cost(10), cost(500), cost(300), cost(20)];
         let mut ranks = vec![vec![vec![0], vec![1]], vec![vec![3, 9], vec![2]]];
         alike_together(&mut ranks, &costs);

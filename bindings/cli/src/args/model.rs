@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
-use dflop_costmodel::{CostModel, DeviceRate, Error, Frozen, ModelSpec};
+use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
 use dflop_loader::model_source::{self, image_processor_of};
 use dflop_loader::prepare::image::ImageProcessor;
 
@@ -34,7 +34,7 @@ pub(crate) struct ModelArgs {
 pub(crate) struct TrainingArgs {
     /// Parts that are not trained: any of `vision,audio,projector,llm` [default: all are trained].
     #[arg(long, value_name = "PARTS", help_heading = "Training")]
-    pub(crate) freeze: Option<Frozen>,
+    pub(crate) freeze: Option<FrozenParts>,
     /// What backward passes compute again: `none`, attention `scores`, or whole `layers`.
     #[arg(long, value_name = "WHAT", default_value = "none", help_heading = "Training")]
     pub(crate) recompute: Recomputation,

@@ -92,7 +92,7 @@ fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {
         out,
         "{} of the points are within the stated uncertainty; {} are beyond the measured shapes",
         shown_percent(accuracy.within_uncertainty),
-        accuracy.beyond
+        accuracy.extrapolated
     )?;
     for unpredicted in &accuracy.unpredicted {
         writeln!(out, "{} points not compared: {}", unpredicted.count, unpredicted.reason)?;

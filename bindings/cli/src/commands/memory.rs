@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::{
-    Execution, Kept, Kernels, MeasuredMemory, ModuleLayout, PipelineMemory, StageMemory, StateBytes,
-    split_layers,
+    Execution, Kernels, MeasuredMemory, ModuleStages, PipelineMemory, SavedActivations, StageMemory,
+    StateBytes, split_layers,
 };
 use dflop_costmodel::{ModelSpec, Module};
 use serde::Serialize;
@@ -106,11 +106,15 @@ pub(crate) fn run(args: &MemoryArgs, out: &mut Output) -> Result<(), Failure> {
 fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'a>, Failure> {
     let training = &args.model.training;
     let frozen = training.freeze.unwrap_or_default();
-    let kept = if training.recompute == Recomputation::Layers { Kept::LayerInputs } else { Kept::All };
+    let kept = if training.recompute == Recomputation::Layers {
+        SavedActivations::LayerInputs
+    } else {
+        SavedActivations::All
+    };
     let state = if args.f32_gradients { StateBytes::ADAM_F32_GRADIENTS } else { StateBytes::ADAM };
     let mut memory = PipelineMemory::new(spec)
         .frozen(frozen)
-        .kept(kept)
+        .saved_activations(kept)
         .trained_state(StateBytes { optimizer_ranks: args.optimizer_ranks, ..state })
         .buffer_bytes(bytes("buffers-gib", args.buffers_gib)?)
         .microbatches(args.microbatches.get());
@@ -118,7 +122,7 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
     if let Some(path) = args.model.profile.path() {
         let profile = read_profile(path)?;
         for module in modules(spec) {
-            let points = MeasuredMemory::of_profile(&profile, spec, module)
+            let points = MeasuredMemory::from_profile(&profile, spec, module)
                 .map_err(|error| Failure::from(error).in_file(path))?;
             memory = match points {
                 Some(points) => memory.measured(module, points),
@@ -129,7 +133,7 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
     Ok(memory)
 }
 
-fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleLayout>, Failure> {
+fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleStages>, Failure> {
     let modules = modules(spec);
     let names = modules.iter().map(|module| module.name()).collect::<Vec<_>>().join(",");
     let check = |argument: &str, found: usize| {
@@ -157,7 +161,7 @@ fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleLayout>, Fai
             None => split_layers(layers_of(spec, *module), stages[at].get()),
         };
         let execution = Execution { tp: tp[at], is_sequence_parallel: args.sequence_parallel, kernels };
-        Ok(ModuleLayout { layers, execution, microbatch_tokens: args.tokens[at] })
+        Ok(ModuleStages { layers, execution, microbatch_tokens: args.tokens[at] })
     };
     modules.iter().enumerate().map(layout).collect()
 }

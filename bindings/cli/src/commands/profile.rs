@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use dflop_costmodel::profile::{Profile, ProfileOptions};
-use dflop_costmodel::{CostModel, Module};
+use dflop_costmodel::{CostModel, Module, Profile, ProfileOptions};
 use dflop_executor::device::Cpu;
 use dflop_executor::measure::check::{CheckOptions, CheckReport, Checked, Errors, MEDIAN_BOUND, check};
 use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use dflop_costmodel::Module;
-use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, Tracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport};
 use dflop_loader::plan::StepPlan;
 use pyo3::prelude::*;
 
@@ -14,11 +14,11 @@ use crate::error::DflopError;
 pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
 
 /// Learns corrections from the times of a run; the same on every rank that is given the same times.
-pub(super) struct Learner(Tracker);
+pub(super) struct Learner(CorrectionTracker);
 
 impl Learner {
     pub(super) fn new(options: CorrectionOptions) -> Result<Self, DflopError> {
-        Ok(Self(Tracker::new(options)?))
+        Ok(Self(CorrectionTracker::new(options)?))
     }
 
     /// Takes the times of a step. At the end of an interval plans may change from a later step on.

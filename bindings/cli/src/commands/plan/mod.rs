@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use dflop_balancer::plan::{
-    Cluster, EncoderShare, Freedom, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
+use dflop_balancer::planner::{
+    Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
 };
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{DeviceRate, ModelSpec};
@@ -56,7 +56,7 @@ pub(crate) struct PlanArgs {
     /// Samples of a global batch.
     #[arg(long, value_name = "B")]
     global_batch: u32,
-    /// Global batches that finalizts are judged on.
+    /// Global batches that finalists are judged on.
     #[arg(long, value_name = "K", default_value_t = 50)]
     batches: usize,
     /// Seed of the sampled batches.
@@ -112,8 +112,8 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &llm,
         workload: &workload,
         cluster,
-        freedom: args.freedom(),
-        share: args.share(),
+        options: args.options(),
+        encoder_split: args.encoder_split(),
         memory_margin: args.memory_margin,
     };
     let started = Instant::now();
@@ -161,8 +161,8 @@ impl PlanArgs {
         })
     }
 
-    fn freedom(&self) -> Freedom {
-        Freedom {
+    fn options(&self) -> SearchSpaceOptions {
+        SearchSpaceOptions {
             is_disaggregated: self.placement != PlacementArg::Colocated,
             is_colocated: self.placement != PlacementArg::Disaggregated,
             has_uneven_layers: self.uneven_layers,
@@ -170,10 +170,10 @@ impl PlanArgs {
         }
     }
 
-    fn share(&self) -> EncoderShare {
+    fn encoder_split(&self) -> EncoderSplit {
         match self.encoder_share {
-            ShareArg::Tile => EncoderShare::Tile,
-            ShareArg::Sample => EncoderShare::Sample,
+            ShareArg::Tile => EncoderSplit::Tile,
+            ShareArg::Sample => EncoderSplit::Sample,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use dflop_balancer::plan::{Degrees, Explanation, ModuleBytes, Plan, PlanProblem, PlanReport};
+use dflop_balancer::planner::{Degrees, Explanation, ModuleBytes, ParallelismPlan, PlanProblem, PlanReport};
 use dflop_costmodel::ModelSpec;
 use serde::Serialize;
 
@@ -108,7 +108,7 @@ impl PlanJson {
             lower_bound_seconds: found.lower_bound_seconds,
             search_seconds,
             gpus_used: found.plan.gpus(),
-            encoder_share: problem.share.name(),
+            encoder_share: problem.encoder_split.name(),
             bottleneck: BottleneckJson {
                 module: bottleneck.module,
                 stage: bottleneck.stage,
@@ -199,8 +199,8 @@ impl std::fmt::Display for DegreesJson {
     }
 }
 
-impl From<&Plan> for DegreesJson {
-    fn from(plan: &Plan) -> Self {
+impl From<&ParallelismPlan> for DegreesJson {
+    fn from(plan: &ParallelismPlan) -> Self {
         let module = |Degrees { tp, pp, dp }| ModuleJson { tp, pp, dp };
         Self {
             encoder: module(plan.encoder),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use csv::{ReaderBuilder, Trim};
-use dflop_balancer::plan::ItemSize;
+use dflop_balancer::planner::ItemSize;
 use serde::Deserialize;
 
 use crate::failure::Failure;

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_balancer::plan::{
-    Cluster, Comparison, EncoderShare, Freedom, MethodScore, ModelCostsBuilder, PlanProblem, Workload,
-    compare, plan,
+use dflop_balancer::planner::{
+    Cluster, EncoderSplit, MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, SearchSpaceOptions,
+    Workload, compare, plan,
 };
 use dflop_costmodel::DeviceRate;
 use serde::Serialize;
@@ -112,8 +112,11 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &llm,
         workload: &workload,
         cluster,
-        freedom: Freedom { has_recomputation: args.shapes.allow_recompute, ..Freedom::default() },
-        share: EncoderShare::Tile,
+        options: SearchSpaceOptions {
+            has_recomputation: args.shapes.allow_recompute,
+            ..SearchSpaceOptions::default()
+        },
+        encoder_split: EncoderSplit::Tile,
         memory_margin: MEMORY_MARGIN,
     };
     let compared = compare(&problem, &plan(&problem)?)?;
@@ -130,7 +133,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-fn reports(compared: &Comparison) -> Vec<MethodReport> {
+fn reports(compared: &MethodComparison) -> Vec<MethodReport> {
     let first = compared.methods.first().map_or(0.0, |method| method.step_seconds);
     let report = |score: &MethodScore| MethodReport {
         name: score.method.name(),

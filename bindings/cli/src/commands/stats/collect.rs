@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dflop_costmodel::{CostModel, DataProfile, SampleShape};
+use dflop_costmodel::{CostModel, DatasetStatistics, SampleShape};
 use dflop_loader::dataset::Dataset;
 use dflop_loader::permutation::Permutation;
 use serde::Serialize;
@@ -47,7 +47,7 @@ pub(super) struct Certainty {
 /// What was found.
 #[derive(Debug)]
 pub(super) struct Collected {
-    pub(super) profile: DataProfile,
+    pub(super) profile: DatasetStatistics,
     pub(super) refused: Vec<Refused>,
     /// `None` without a measured profile.
     pub(super) certainty: Option<Certainty>,
@@ -97,7 +97,7 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
         done
     });
     done.sort_by_key(|(part, _)| *part);
-    let mut profile = DataProfile::new(model);
+    let mut profile = DatasetStatistics::new(model);
     let mut refused = Vec::new();
     for (_, (part, part_refused)) in done {
         profile.merge(part);
@@ -110,13 +110,13 @@ fn collect_part(
     dataset: &Dataset,
     model: &CostModel,
     places: impl Iterator<Item = u64>,
-) -> (DataProfile, Vec<Refused>) {
-    let (mut profile, mut refused) = (DataProfile::new(model), Vec::new());
+) -> (DatasetStatistics, Vec<Refused>) {
+    let (mut profile, mut refused) = (DatasetStatistics::new(model), Vec::new());
     let mut shape = SampleShape::default();
     for place in places {
         let row = dataset.index().sample(dataset.sample_number(place));
         row.read_shape(&mut shape);
-        match model.annotate(&shape) {
+        match model.predict(&shape) {
             Ok(cost) => profile.add(place, &shape, &cost),
             Err(error) => refused.push(Refused { key: row.key().to_owned(), reason: error.to_string() }),
         }
@@ -133,7 +133,7 @@ fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option
         let draw = number * sampling.samples / looked_at;
         for place in sampling.places(draw..draw + 1) {
             dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
-            let Ok(prediction) = model.predict(&shape) else { continue };
+            let Ok(prediction) = model.predict_with_uncertainty(&shape) else { continue };
             let prediction = prediction?;
             let total: u64 = prediction.modules.iter().map(|time| time.ns).sum();
             let open: u64 = prediction.modules.iter().map(|time| time.uncertainty_ns).sum();

@@ -101,7 +101,7 @@ fn report(args: &StatsArgs, dataset: &Dataset, collected: Collected, sampling: S
     let histograms = summary.into_iter().map(|(name, _, histogram)| (name, histogram)).collect();
     let (outliers, outlier_count) = profile.outliers();
     let named = outliers.into_iter().map(|outlier| {
-        let row = dataset.index().sample(dataset.sample_number(outlier.place));
+        let row = dataset.index().sample(dataset.sample_number(outlier.number));
         NamedOutlier {
             key: row.key().to_owned(),
             shard: dataset.index().shards()[row.shard].url.to_string(),

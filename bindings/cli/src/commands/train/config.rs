@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::Frozen;
+use dflop_costmodel::FrozenParts;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -333,8 +333,8 @@ impl TrainConfig {
         name.parse().map_err(|error| Failure::Misuse(format!("invalid `parallel.schedule`: {error}")))
     }
 
-    pub(crate) fn frozen(&self) -> Result<Frozen, Failure> {
-        let Some(parts) = &self.model.freeze else { return Ok(Frozen::default()) };
+    pub(crate) fn frozen(&self) -> Result<FrozenParts, Failure> {
+        let Some(parts) = &self.model.freeze else { return Ok(FrozenParts::default()) };
         parts.parse().map_err(|error| Failure::Misuse(format!("invalid `model.freeze`: {error}")))
     }
 }

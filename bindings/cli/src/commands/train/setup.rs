@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
-use dflop_costmodel::profile::ProfileOptions;
-use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
@@ -112,7 +111,7 @@ impl Setup {
 }
 
 /// Parts that the executor does not train.
-fn frozen(frozen: dflop_costmodel::Frozen) -> Frozen {
+fn frozen(frozen: dflop_costmodel::FrozenParts) -> Frozen {
     let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
     Frozen { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
 }
