@@ -9,7 +9,7 @@ use std::path::Path;
 use super::source::{code_of, root, shown};
 
 /// The source directory of each crate and its rooms, from the ground up.
-const FLOORS: [(&str, &[&str]); 6] = [
+pub(super) const FLOORS: [(&str, &[&str]); 6] = [
     ("costmodel/src", &[]),
     ("balancer/src", &[]),
     ("loader/src", &[]),
