@@ -1,12 +1,13 @@
-//! Holds the products of linear layers against the best that matrix products reach on the same threads.
+//! Compares the products of linear layers with the peak of matrix products on the same threads.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example linear_speed -- THREADS ROUNDS
 //! ```
 //!
-//! Weights `[outputs, inputs]`, as many rows as a microbatch has: forward, the gradient of the input and that of the
-//! weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them once and the peak beside it;
-//! the best of all rounds counts. One thread is timed by its CPU time, several by the wall.
+//! Weights are `[outputs, inputs]`, with the rows of a microbatch: forward, gradient of the input, and
+//! gradient of the weight, in the layouts of `dflop_executor::model::linear`. Every round times each product
+//! and the peak once; the best of all rounds counts. One thread is timed by its CPU time, several by wall
+//! time.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use dflop_executor::Result;
@@ -14,7 +15,7 @@ use dflop_executor::device::{Cpu, CpuFloats, Device, Layout, Shape};
 use dflop_executor::profile::clock::Clock;
 use dflop_executor::profile::gemm_peak_flops;
 
-/// Outputs and inputs.
+/// Outputs and inputs of the weights.
 const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];
 const ROWS: [usize; 2] = [1024, 4096];
 

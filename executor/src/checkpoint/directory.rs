@@ -1,4 +1,4 @@
-//! Names of directories, and how they come and go without a moment in which a state is lost.
+//! Creates, renames and removes checkpoint directories, so that a crash at any moment leaves a complete one.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,16 +8,16 @@ use super::MANIFEST_FILE;
 use crate::error::{Error, Result};
 
 const PREFIX: &str = "step-";
-/// Under construction.
+/// Suffix of a directory being written.
 const PARTIAL: &str = ".partial";
-/// Replaced by a state of the same step that is being renamed.
+/// Suffix of a checkpoint that a new one of the same step is about to replace.
 const REPLACED: &str = ".replaced";
-/// States of a run that another one began anew after.
+/// Prefix of directories with checkpoints of earlier runs.
 const EARLIER: &str = "earlier-";
-/// On the way out.
+/// Suffix of a directory being removed.
 const REMOVED: &str = ".removed";
 
-/// The directory of a step.
+/// Returns the directory of a step.
 pub(super) fn of_step(root: &Path, step: u64) -> PathBuf {
     root.join(format!("{PREFIX}{step:08}"))
 }
@@ -26,12 +26,12 @@ fn hidden(root: &Path, step: u64, suffix: &str) -> PathBuf {
     root.join(format!(".{PREFIX}{step:08}{suffix}"))
 }
 
-/// The directory of a step under construction.
+/// Returns the directory of a step while it is being written.
 pub(super) fn partial(root: &Path, step: u64) -> PathBuf {
     hidden(root, step, PARTIAL)
 }
 
-/// Removes what killed processes left and makes an empty directory to write into.
+/// Removes the remains of killed processes and creates an empty directory to write into.
 pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
     let all = || {
         fs::create_dir_all(root)?;
@@ -46,13 +46,14 @@ pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
     all().map_err(failed("prepare", root))
 }
 
-/// Turns a directory that is written into the state of its step.
+/// Turns a written directory into the checkpoint of its step.
 pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
     let (from, to, replaced) = (partial(root, step), of_step(root, step), hidden(root, step, REPLACED));
     let all = || {
+        // The files must be on disk before the rename makes them a checkpoint.
         sync(&from)?;
         if to.exists() {
-            // Still found under that name by `candidates`, until the new one is in its place.
+            // Until the new one is renamed, `candidates` still finds the old one under this name.
             remove(&replaced)?;
             fs::rename(&to, &replaced)?;
         }
@@ -64,14 +65,14 @@ pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Removes all states but the newest ones.
+/// Removes all checkpoints except the newest `kept`.
 pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
     let all = || {
         let mut steps: Vec<u64> = names(root)?.iter().filter_map(|name| step_of(name)).collect();
         steps.retain(|&step| of_step(root, step).join(MANIFEST_FILE).exists());
         steps.sort_unstable();
         for &step in steps.iter().rev().skip(kept) {
-            // Out of sight at once: half a directory is never taken for a state.
+            // Rename before removing, so that a half-removed directory is never taken for a checkpoint.
             let removed = hidden(root, step, REMOVED);
             remove(&removed)?;
             fs::rename(of_step(root, step), &removed)?;
@@ -79,10 +80,10 @@ pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
         }
         Ok(())
     };
-    all().map_err(failed("remove old states of", root))
+    all().map_err(failed("remove old checkpoints of", root))
 }
 
-/// Moves all states into a new directory beside them, `earlier-1` or the next number; returns it if there was a state.
+/// Moves all checkpoints into a new subdirectory, `earlier-1` or the next number; `None` if there were none.
 pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
     let states = candidates(root)?;
     if states.is_empty() {
@@ -102,11 +103,12 @@ pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
         sync(&earlier)?;
         sync(root)
     };
-    all().map_err(failed("move earlier states into", &earlier))?;
+    all().map_err(failed("move earlier checkpoints into", &earlier))?;
     Ok(Some(earlier))
 }
 
-/// Directories that may be states, the newest first; of the same step the one in its place first.
+/// Returns directories that may be checkpoints, newest first; for one step the published before the replaced
+/// one.
 pub(super) fn candidates(root: &Path) -> Result<Vec<PathBuf>> {
     let names = match names(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -125,7 +127,7 @@ fn step_of(name: &str) -> Option<u64> {
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Names in a directory, ascending.
+/// Returns the names in a directory, ascending.
 fn names(root: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(root)? {
@@ -142,12 +144,12 @@ fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Brings the entries of a directory to disk.
+/// Flushes the entries of a directory to disk.
 pub(super) fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Names action and path in an error.
+/// Adds action and path to an I/O error.
 pub(super) fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::File { action, path: path.clone(), source }
@@ -157,7 +159,7 @@ pub(super) fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) ->
 mod tests {
     use super::*;
 
-    /// A directory that looks like a state.
+    /// Creates a directory that looks like a checkpoint.
     fn make(directory: &Path, text: &str) {
         fs::create_dir_all(directory).unwrap();
         fs::write(directory.join(MANIFEST_FILE), text).unwrap();

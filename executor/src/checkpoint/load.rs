@@ -1,4 +1,4 @@
-//! Reading a state, by any ranks with any stages.
+//! Loads a checkpoint on any ranks with any stages.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::optimizer::{ParameterState, Precision};
 use crate::stage::Stage;
 use crate::weights::{Checkpoint, WeightSource};
 
-/// A state that can be gone on from.
+/// A checkpoint that a run can resume from.
 #[derive(Debug)]
 pub struct SavedCheckpoint {
     directory: PathBuf,
@@ -29,19 +29,21 @@ pub struct SavedCheckpoint {
 }
 
 impl CheckpointDirectory {
-    /// Returns the newest state that is complete; `None` if there is none. All ranks of `comm` call it.
+    /// Returns the newest complete checkpoint; `None` if there is none. All ranks of `comm` call it.
     ///
-    /// Rank 0 looks and compares all digests; states that cannot be used are passed over, with a warning that says why.
+    /// Rank 0 searches and compares all digests. It skips unusable checkpoints, with a warning that has the
+    /// reason.
     ///
     /// # Errors
-    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank does not see what rank 0 sees. Then the
-    /// job is over on all ranks; others have [`Error::Comm`].
+    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank does not see the
+    /// checkpoint that rank 0 found. Then the job ends on all ranks; the others get [`Error::Comm`].
     pub fn latest(&self, comm: &dyn Comm) -> Result<Option<SavedCheckpoint>> {
         let at = At::step(0, "find state");
         let end = |error: Error| {
             comm.abort(at, &error.to_string());
             error
         };
+        // Rank 0 alone decides, as ranks may see a shared file system at different times.
         let found = if comm.rank() == 0 { newest(self.root()).map_err(end)? } else { None };
         let name = found.as_ref().and_then(|saved| saved.directory.file_name()?.to_str()).unwrap_or_default();
         let names = crate::optimizer::gather_bytes(comm, at, name.as_bytes())?;
@@ -59,7 +61,7 @@ fn newest(root: &Path) -> Result<Option<SavedCheckpoint>> {
         match SavedCheckpoint::open(&directory) {
             Ok(saved) => return Ok(Some(saved)),
             Err(error) => {
-                tracing::warn!(directory = %directory.display(), reason = %error, "state is passed over")
+                tracing::warn!(directory = %directory.display(), reason = %error, "skipped an unusable checkpoint")
             }
         }
     }
@@ -67,16 +69,16 @@ fn newest(root: &Path) -> Result<Option<SavedCheckpoint>> {
 }
 
 impl SavedCheckpoint {
-    /// Opens a state by its directory, and compares all its files with their digests.
+    /// Opens a checkpoint by its directory and compares all its files with their digests.
     ///
     /// # Errors
-    /// [`Error::Saved`] that says what is missing or damaged; [`Error::Format`] for a file of tensors that is none.
+    /// [`Error::Saved`] with the missing or damaged file; [`Error::Format`] for an invalid file of tensors.
     pub fn open(directory: &Path) -> Result<Self> {
         Manifest::read(directory)?.verify(directory)?;
         Self::read(directory)
     }
 
-    /// Opens a state without a look at its digests.
+    /// Opens a checkpoint without comparing digests.
     fn read(directory: &Path) -> Result<Self> {
         let unusable =
             |problem: &str| Error::Saved { path: directory.to_owned(), problem: problem.to_owned() };
@@ -85,10 +87,10 @@ impl SavedCheckpoint {
         let document: Value = serde_json::from_slice(&text).unwrap_or_default();
         let number = |name: &str| document.get(name).and_then(Value::as_u64);
         if number("format") != Some(FORMAT) || number("step") != Some(manifest.step) {
-            return Err(unusable(&format!("`{STATE_FILE}` is not that of step {}", manifest.step)));
+            return Err(unusable(&format!("`{STATE_FILE}` does not belong to step {}", manifest.step)));
         }
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
-        let seed = number("seed").ok_or_else(|| unusable("there is no seed"))?;
+        let seed = number("seed").ok_or_else(|| unusable(&format!("`{STATE_FILE}` has no seed")))?;
         let run = RunState { seed, layout: value("layout"), loader: value("loader") };
         let optimizer = Checkpoint::of_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
         let (directory, step) = (directory.to_owned(), manifest.step);
@@ -101,7 +103,7 @@ impl SavedCheckpoint {
         &self.directory
     }
 
-    /// Returns the steps that were taken.
+    /// Returns the number of steps taken.
     #[must_use]
     pub const fn step(&self) -> u64 {
         self.step
@@ -119,7 +121,8 @@ impl SavedCheckpoint {
         &self.weights
     }
 
-    /// The values of a tensor of the optimizer, or of this rank's part of it; `None` if there is none.
+    /// Returns the values of a tensor of the optimizer, or of this rank's part of it; `None` if it is
+    /// missing.
     fn values(&self, kind: &str, spec: &ParameterSpec) -> Result<Option<Vec<f32>>> {
         let name = format!("{kind}{}", spec.name);
         match self.optimizer.tensor(&name) {
@@ -130,7 +133,7 @@ impl SavedCheckpoint {
         }
     }
 
-    /// State and weights of a parameter.
+    /// Returns optimizer state and weights of a parameter.
     fn restore<D: Device>(
         &self,
         device: &D,
@@ -142,7 +145,7 @@ impl SavedCheckpoint {
             let values = self.values(kind, spec)?.ok_or_else(|| Error::MissingTensor { tensor: tensor() })?;
             device.upload_exact(&values)
         };
-        // What bf16 took from the weights is in the masters, whatever the run that goes on stores.
+        // Master weights have the bits that bf16 rounds off, which also a run with f32 weights resumes from.
         let exact = match self.values(MASTER, spec)? {
             Some(master) => master,
             None => self.weights.values(spec)?,
@@ -156,14 +159,14 @@ impl SavedCheckpoint {
 }
 
 impl<D: Device> JobOptimizer<D> {
-    /// Goes on from a state: sets the step, the state of the optimizer and the weights that are trained. Those that are
-    /// frozen have their values from [`SavedCheckpoint::weights`], which the stages are built from.
+    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. Frozen weights
+    /// come from [`SavedCheckpoint::weights`], which the stages are built from.
     ///
-    /// On the layout that wrote the state, the run goes on with the bits of one that was never interrupted.
+    /// With the layout that wrote the checkpoint, training continues with the bits of an uninterrupted run.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`], [`Error::TensorShape`] if a trained parameter has no state, or one of another shape.
-    /// Then stages and trainer must not be used.
+    /// [`Error::MissingTensor`], [`Error::TensorShape`] if a trained parameter has no state, or one of
+    /// another shape. Then stages and optimizer must not be used.
     pub fn restore<'a>(
         &mut self,
         stages: impl IntoIterator<Item = &'a mut Stage<D>>,
@@ -174,6 +177,7 @@ impl<D: Device> JobOptimizer<D> {
         for stage in stages {
             let (device, mut of_stage) = (stage.device().clone(), BTreeMap::new());
             for (spec, weights, _) in stage.parameters_mut().trained_mut() {
+                // Before the first update there is no optimizer state.
                 if saved.step == 0 {
                     *weights = device.upload(&saved.weights.values(spec)?)?;
                     continue;

@@ -1,4 +1,4 @@
-//! What a state is made of: sizes and digests of its files.
+//! Lists sizes and digests of the files of a checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,10 +12,10 @@ use super::directory::failed;
 use super::{FORMAT, MANIFEST_FILE};
 use crate::error::{Error, Result};
 
-/// Bytes that are read at a time.
+/// Number of bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// A file as it has to be.
+/// Size and digest of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileDigest {
     pub(super) bytes: u64,
@@ -23,7 +23,7 @@ pub(super) struct FileDigest {
 }
 
 impl FileDigest {
-    /// Reads a file.
+    /// Computes them from a file.
     pub(super) fn of(path: &Path) -> Result<Self> {
         Self::read(path).map_err(failed("read", path))
     }
@@ -43,7 +43,7 @@ impl FileDigest {
     }
 }
 
-/// The files of a state by name.
+/// Files of a checkpoint by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) step: u64,
@@ -51,7 +51,7 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// Writes the manifest into a directory, and brings it to disk.
+    /// Writes the manifest into a directory and flushes it to disk.
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
         let row = |(name, file): (&String, &FileDigest)| {
             (name.clone(), json!({"bytes": file.bytes, "xxh3": format!("{:016x}", file.xxh3)}))
@@ -64,7 +64,7 @@ impl Manifest {
     /// Reads the manifest of a directory.
     ///
     /// # Errors
-    /// [`Error::Saved`] if there is none or it is not what was written.
+    /// [`Error::Saved`] if it is missing or damaged.
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
         let text = std::fs::read(directory.join(MANIFEST_FILE))
@@ -80,6 +80,7 @@ impl Manifest {
         }
         let mut files = BTreeMap::new();
         for (name, file) in document.get("files")?.as_object()? {
+            // A name with a path could refer to files outside the directory.
             let is_plain = Path::new(name).file_name() == Some(name.as_ref());
             let xxh3 = u64::from_str_radix(file.get("xxh3")?.as_str()?, 16).ok()?;
             let digest = FileDigest { bytes: file.get("bytes")?.as_u64()?, xxh3 };
@@ -88,10 +89,10 @@ impl Manifest {
         Some(Self { step: document.get("step")?.as_u64()?, files })
     }
 
-    /// Compares the files of a directory.
+    /// Compares the files of a directory with the manifest.
     ///
     /// # Errors
-    /// [`Error::Saved`] that names the first one that is missing, shorter or longer, or has other bytes.
+    /// [`Error::Saved`] that names the first file that is missing, has another size, or has other bytes.
     pub(super) fn verify(&self, directory: &Path) -> Result<()> {
         let unusable = |problem: String| Err(Error::Saved { path: directory.to_owned(), problem });
         for (name, expected) in &self.files {
@@ -104,20 +105,20 @@ impl Manifest {
                 return unusable(format!("`{name}` has {bytes} bytes, not {}", expected.bytes));
             }
             if FileDigest::of(&path)? != *expected {
-                return unusable(format!("`{name}` is damaged: it has another digest"));
+                return unusable(format!("`{name}` is damaged: its digest differs from the manifest"));
             }
         }
         Ok(())
     }
 
-    /// Paths of the files whose names begin and end so, ascending.
+    /// Returns the paths of the files with this prefix and suffix, ascending.
     pub(super) fn paths(&self, directory: &Path, prefix: &str, suffix: &str) -> Vec<PathBuf> {
         let names = self.files.keys().filter(|name| name.starts_with(prefix) && name.ends_with(suffix));
         names.map(|name| directory.join(name)).collect()
     }
 }
 
-/// Writes a file, and brings it to disk.
+/// Writes a file and flushes it to disk.
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         let mut file = File::create(path)?;

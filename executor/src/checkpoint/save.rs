@@ -1,4 +1,4 @@
-//! Writing a state, all ranks together.
+//! Saves a checkpoint, all ranks together.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -21,10 +21,10 @@ use crate::optimizer::Precision;
 use crate::stage::Stage;
 use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 
-/// Words in what a rank says of its files.
+/// Number of words in which a rank reports its files.
 const WORDS: usize = 6;
 
-/// A directory of states.
+/// A directory of checkpoints.
 #[derive(Debug, Clone)]
 pub struct CheckpointDirectory {
     root: PathBuf,
@@ -33,54 +33,55 @@ pub struct CheckpointDirectory {
     others: Vec<Tensor>,
 }
 
-/// What a rank wrote.
+/// Files written by a rank.
 #[derive(Debug, Clone, Copy)]
 struct WrittenFiles {
     weights: FileDigest,
-    /// Of the tensors, without header.
+    /// Bytes of the tensors, without header.
     weight_bytes: u64,
     optimizer: FileDigest,
 }
 
 impl CheckpointDirectory {
-    /// Names a directory, which need not be there; the last two states are kept.
+    /// Creates a handle for a directory, which need not exist; the last two checkpoints are kept.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), kept: 2, companions: Vec::new(), others: Vec::new() }
     }
 
-    /// Sets how many states are kept, at least 1. Default: 2.
+    /// Sets the number of checkpoints to keep, at least 1. Default: 2.
     #[must_use]
     pub fn kept(mut self, states: usize) -> Self {
         self.kept = states.max(1);
         self
     }
 
-    /// Adds a file that every state gets as it is, such as `config.json`.
+    /// Adds a file that is copied into every checkpoint unchanged, such as `config.json`.
     #[must_use]
     pub fn companion(mut self, name: impl Into<String>, bytes: Vec<u8>) -> Self {
         self.companions.push((name.into(), bytes));
         self
     }
 
-    /// Sets tensors that the model does not read but its checkpoint had ([`crate::weights::Checkpoint::others`]); they
-    /// are written along, as `f32`.
+    /// Sets tensors that the model does not read but its checkpoint has
+    /// ([`crate::weights::Checkpoint::others`]); they are saved as well, as `f32`.
     #[must_use]
     pub fn others(mut self, tensors: Vec<Tensor>) -> Self {
         self.others = tensors;
         self
     }
 
-    /// Returns the directory of states.
+    /// Returns the directory of checkpoints.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Moves what other runs saved into a directory `earlier-N` beside it, for a run that begins anew: its states have lower
-    /// steps, and are neither removed as old ones nor passed over for others; all ranks of `comm` call it.
+    /// Moves checkpoints of other runs into a subdirectory `earlier-N`, for a run that starts from scratch:
+    /// its checkpoints have lower steps, and must neither be removed as old ones nor ignored for newer ones.
+    /// All ranks of `comm` call it.
     ///
-    /// - returns the directory, on rank 0, if there was something to move
+    /// - returns the subdirectory, on rank 0, if there was something to move
     ///
     /// # Errors
     /// [`Error::File`] on rank 0, [`Error::NotSaved`] on the others; [`Error::Comm`].
@@ -91,19 +92,19 @@ impl CheckpointDirectory {
             earlier = directory;
             [0; WORDS]
         });
-        agree(comm, 0, "set earlier states aside", own)?;
+        agree(comm, 0, "set earlier checkpoints aside", own)?;
         Ok(earlier)
     }
 
-    /// Writes a state between two steps, and removes old ones; all ranks of the trainer call it.
+    /// Saves a checkpoint between two steps and removes old ones; all ranks of the optimizer call it.
     ///
-    /// - `stages`: as they come to [`JobOptimizer::update`]
-    /// - returns the state's directory, which is on disk when this returns
+    /// - `stages`: in the order of [`JobOptimizer::update`]
+    /// - returns the checkpoint's directory, which is on disk when this returns
     ///
     /// # Errors
-    /// What went wrong on this rank: [`Error::File`], [`Error::Replicas`] if ranks that share a tensor hold
-    /// other bits of it; on the others [`Error::NotSaved`] that names it. Then nothing has changed but a hidden directory, and the run can go on.
-    /// [`Error::Comm`] if the job is over.
+    /// The failure of this rank: [`Error::File`], or [`Error::Replicas`] if ranks that share a tensor hold
+    /// different bits of it; on all others [`Error::NotSaved`] that names the rank. Then only a hidden
+    /// directory has changed, and the run can continue. [`Error::Comm`] if the job has ended.
     pub fn save<'a, D: Device>(
         &self,
         optimizer: &JobOptimizer<D>,
@@ -112,6 +113,7 @@ impl CheckpointDirectory {
     ) -> Result<PathBuf> {
         let (step, comm) = (optimizer.steps(), &*optimizer.comm);
         let prepared = if comm.rank() == 0 { directory::prepare(&self.root, step) } else { Ok(()) };
+        // Ranks agree three times: the directory exists, all files are written, the checkpoint is published.
         agree(comm, step, "prepare state", prepared.map(|()| [0; WORDS]))?;
         let stages: Vec<&Stage<D>> = stages.into_iter().collect();
         let written = self.write_part(optimizer, &stages);
@@ -121,13 +123,13 @@ impl CheckpointDirectory {
         Ok(directory::of_step(&self.root, step))
     }
 
-    /// This rank's files; none if it answers for no parameter.
+    /// Writes this rank's files; none if it owns no parameter.
     fn write_part<D: Device>(
         &self,
         optimizer: &JobOptimizer<D>,
         stages: &[&Stage<D>],
     ) -> Result<WrittenFiles> {
-        // Ranks without a piece help to put tensors together.
+        // A collective: ranks that write no file still send their parts of tensors.
         let (mut weights, states) = rows(optimizer, stages)?;
         let pieces = Pieces::of(optimizer);
         let Some(piece) = pieces.owners.iter().position(|&owner| owner == optimizer.comm.rank()) else {
@@ -144,7 +146,7 @@ impl CheckpointDirectory {
         })
     }
 
-    /// The files of rank 0, the manifest, and the name.
+    /// Writes the files of rank 0 and the manifest, and renames the directory.
     fn publish<D: Device>(
         &self,
         optimizer: &JobOptimizer<D>,
@@ -176,7 +178,7 @@ impl CheckpointDirectory {
         directory::prune(&self.root, self.kept)
     }
 
-    /// Which tensor is in which piece.
+    /// Returns the index of tensors by file.
     fn index<D: Device>(&self, optimizer: &JobOptimizer<D>, pieces: &Pieces, total_size: u64) -> Value {
         let piece = |owner: usize| pieces.owners.iter().position(|&other| other == owner).unwrap_or(0);
         let own = optimizer.ownership.writers().map(|(name, owner)| (name, piece(owner)));
@@ -187,7 +189,7 @@ impl CheckpointDirectory {
     }
 }
 
-/// The ranks that write something, ascending: one piece each.
+/// Ranks that write files, ascending: one piece of the checkpoint each.
 struct Pieces {
     owners: Vec<usize>,
 }
@@ -229,10 +231,10 @@ impl WrittenFiles {
     }
 }
 
-/// Rows of weights, and of the optimizer.
+/// Tensors of weights, and of the optimizer.
 type FileTensors<'a, D> = (Vec<FileTensor<'a, D>>, Vec<FileTensor<'a, D>>);
 
-/// Tensors that this rank writes. Parts are brought together by all ranks of the tensor-parallel group.
+/// Returns the tensors that this rank writes. All ranks of a tensor-parallel group assemble parts together.
 fn rows<'a, D: Device>(
     optimizer: &'a JobOptimizer<D>,
     stages: &[&'a Stage<D>],
@@ -251,6 +253,8 @@ fn rows<'a, D: Device>(
                 buffers.extend(state.master.as_ref().map(|master| (MASTER, master, Dtype::F32)));
             }
             let is_written = optimizer.ownership.own(spec).is_some() && seen.insert(&spec.name);
+            // `whole` is a collective of the tensor-parallel group, so it runs also for tensors that others
+            // write.
             for (prefix, buffer, dtype) in buffers {
                 let Some(numbers) = whole(stage, spec, buffer)?.filter(|_| is_written) else { continue };
                 let (name, shape) = (format!("{prefix}{}", spec.name), spec.shape.clone());
@@ -262,7 +266,8 @@ fn rows<'a, D: Device>(
     Ok((weights, states))
 }
 
-/// A whole tensor: where it is, or put together; `None` on all ranks of a tensor-parallel group but the first.
+/// Returns a whole tensor, assembled if it has parts; `None` on all ranks of a tensor-parallel group but the
+/// first.
 fn whole<'a, D: Device>(
     stage: &'a Stage<D>,
     spec: &ParameterSpec,
@@ -277,7 +282,7 @@ fn whole<'a, D: Device>(
     }
 }
 
-/// Where the run stands, as JSON.
+/// Returns the progress of the run as JSON.
 fn state<D: Device>(optimizer: &JobOptimizer<D>, run: &RunState) -> Value {
     let settings = optimizer.settings();
     let rate = &settings.learning_rate;
@@ -296,7 +301,7 @@ fn text(document: &Value) -> Vec<u8> {
     format!("{document:#}\n").into_bytes()
 }
 
-/// Brings what every rank did to all, the first word 0; if one failed, all do.
+/// Exchanges the words of all ranks, the first of which is 0 for success; fails on all ranks if one failed.
 fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) -> Result<Vec<[u64; WORDS]>> {
     let mut words = vec![0; WORDS * comm.size()];
     let row = &mut words[WORDS * comm.rank()..][..WORDS];

@@ -1,4 +1,4 @@
-//! Tensors of a device to a file, one at a time in memory.
+//! Writes tensors of a device to a file, with one at a time in host memory.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -15,25 +15,25 @@ use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
 use crate::weights::Tensor;
 
-/// Where the numbers of a tensor are.
+/// Location of the numbers of a tensor.
 pub(super) enum TensorData<'a, D: Device> {
-    /// On a device.
+    /// In a device's memory.
     Device(&'a D, &'a D::Floats),
-    /// Here.
+    /// In host memory.
     Host(Cow<'a, [f32]>),
 }
 
-/// A tensor to be written.
+/// A tensor to be written to a file.
 pub(super) struct FileTensor<'a, D: Device> {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) numbers: TensorData<'a, D>,
-    /// `F32` or `BF16`.
+    /// Stored format, `F32` or `BF16`.
     pub(super) dtype: Dtype,
 }
 
 impl<'a, D: Device> FileTensor<'a, D> {
-    /// A tensor that is here, as `f32`.
+    /// Describes a tensor in host memory, to be stored as `f32`.
     pub(super) fn host(tensor: &'a Tensor) -> Self {
         let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
         Self { name, shape, numbers: TensorData::Host(Cow::Borrowed(&tensor.values)), dtype: Dtype::F32 }
@@ -46,7 +46,7 @@ impl<'a, D: Device> FileTensor<'a, D> {
         }
     }
 
-    /// Bytes in the file.
+    /// Returns the number of bytes in the file.
     pub(super) fn bytes(&self) -> u64 {
         (self.elements() * if self.dtype == Dtype::BF16 { 2 } else { 4 }) as u64
     }
@@ -68,7 +68,7 @@ impl<'a, D: Device> FileTensor<'a, D> {
     }
 }
 
-/// A row as the format's crate reads it, which cannot fail: what failed is kept.
+/// Adapter for the format's crate, whose trait cannot fail: the first error is kept aside.
 struct Lazy<'a, D: Device>(&'a FileTensor<'a, D>, &'a RefCell<Option<Error>>);
 
 impl<D: Device> View for Lazy<'_, D> {
@@ -93,10 +93,10 @@ impl<D: Device> View for Lazy<'_, D> {
     }
 }
 
-/// Writes a file, brings it to disk, and returns what it has to be when it is read.
+/// Writes a file, flushes it to disk, and returns its size and digest.
 ///
 /// # Errors
-/// [`Error::TensorShape`] if a shape does not fit the numbers, [`Error::File`], and what the device says.
+/// [`Error::TensorShape`] if a shape does not fit the numbers, [`Error::File`], and errors of the device.
 pub(super) fn write<D: Device>(path: &Path, rows: &[FileTensor<'_, D>]) -> Result<FileDigest> {
     for row in rows {
         if row.shape.iter().product::<usize>() != row.elements() {
@@ -106,9 +106,10 @@ pub(super) fn write<D: Device>(path: &Path, rows: &[FileTensor<'_, D>]) -> Resul
     }
     let failure = RefCell::new(None);
     let views = rows.iter().map(|row| (row.name.as_str(), Lazy(row, &failure)));
-    // Without it transformers refuses the file.
+    // `transformers` refuses a file without this entry.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let written = safetensors::serialize_to_file(views, Some(metadata), path);
+    // An error of the device comes first; an error of the file may only follow from it.
     if let Some(error) = failure.take() {
         return Err(error);
     }

@@ -1,4 +1,4 @@
-//! One rank's end of the loader.
+//! Reads and prepares the inputs of one rank, step by step, from the balanced loader.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,23 +22,23 @@ use crate::model::context::Context;
 use crate::model::whole::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
 
-/// A step that is ready to run.
+/// Inputs of a step that is ready to run.
 pub struct StepInputs<D: Device> {
-    /// What this rank computes.
+    /// Microbatches that this rank computes.
     pub rank_step: RankStep<D>,
-    /// The loader's plan: samples, predicted times.
+    /// Plan of the loader: samples and predicted times.
     pub plan: Arc<StepPlan>,
     /// Predicted times of the microbatches.
     pub predicted: PredictedTimes,
     /// Tokens of all samples of the step, media included.
     pub tokens: u64,
-    /// Samples that were left out, on all ranks alike.
+    /// Samples left out of the step, the same on all ranks.
     pub skipped: Vec<SkippedSample>,
-    /// How long this rank waited for the loader.
+    /// Time that this rank waited for the loader.
     pub wait: Duration,
 }
 
-/// Reads, decodes and prepares what one rank computes, ahead of it.
+/// Reads, decodes and prepares the microbatches of one rank in advance.
 pub struct InputReader<D: Device> {
     device: D,
     job: Arc<Job>,
@@ -47,16 +47,16 @@ pub struct InputReader<D: Device> {
     preparer: Arc<Preparer>,
     loader: BalancedLoader,
     stream: StepStream,
-    /// Dropped after the stream, which lives on it.
+    /// Dropped after the stream, which runs on it.
     runtime: tokio::runtime::Runtime,
 }
 
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
-    /// - `planner`: of the LLM's DP size, the same on all ranks
-    /// - `preparer`: of the model; ranks of the LLM count media and make no tensors of them
-    /// - `configure`: further settings of the loader, as where it begins
+    /// - `planner`: for the LLM's DP size, the same on all ranks
+    /// - `preparer`: of the model; ranks of the LLM count media tokens and make no media tensors
+    /// - `configure`: sets further settings of the loader, such as its start
     ///
     /// # Errors
     /// [`Error::Job`] if the planner's DP size is not the LLM's; [`Error::Loader`].
@@ -70,11 +70,12 @@ impl<D: Device> InputReader<D> {
     ) -> Result<Self> {
         let llm = job.modules().last().map_or(0, |llm| llm.dp_size);
         if planner.dp_size() != llm {
-            let problem = format!("of the LLM is {llm}, that of the loader's plan {}", planner.dp_size());
+            let problem = format!("is {llm} for the LLM, the loader's plan has {}", planner.dp_size());
             return Err(Error::Job { setting: "dp_size", problem });
         }
         let is_llm = placement.module == ModuleKind::Llm;
         let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
+        // Encoder ranks select samples by their share, for which the DP rank has no meaning.
         let dp_rank = if is_llm { placement.replica } else { 0 };
         let mut builder =
             BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
@@ -82,6 +83,7 @@ impl<D: Device> InputReader<D> {
             let share = ReplicaShare::new(job.clone(), planner.clone(), placement.module, placement.replica);
             builder = builder.share(Arc::new(share));
         }
+        // One worker: it drives the loader's I/O, while the loader decodes on threads of its pool.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(Error::Runtime)?;
         let loader = configure(builder).build()?;
@@ -94,10 +96,12 @@ impl<D: Device> InputReader<D> {
     /// # Errors
     /// [`Error::Loader`]; [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
     pub fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
+        // The loader reads ahead, so this measures only the time by which it is late.
         let asked = Instant::now();
         let Some(step) = self.runtime.block_on(self.stream.next()).transpose()? else { return Ok(None) };
         let wait = asked.elapsed();
-        // Figures are added up by place: they mean nothing unless all ranks have the same samples in the same places.
+        // Token counts are summed by sample index, which needs the same samples in the same order on all
+        // ranks.
         comm.check_digest(step.plan.step, step.plan.digest.to_u64())?;
         let media = StepMedia::new(&self.job, &self.planner, &step.plan);
         let mut own = prepared(step.microbatches);
@@ -122,7 +126,7 @@ impl<D: Device> InputReader<D> {
         }))
     }
 
-    /// Contexts of this rank's microbatches, without those that have nothing to compute.
+    /// Returns the contexts of this rank's microbatches, except those with nothing to compute.
     fn contexts(
         &self,
         media: &StepMedia,
@@ -164,16 +168,16 @@ impl<D: Device> InputReader<D> {
     fn encoder(&self) -> Result<&crate::model::encoder::EncoderConfig> {
         let model = self.job.model();
         let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
-        let problem = || format!("have {:?}, which the model does not have", self.placement.module);
+        let problem = || format!("have {:?}, which the model lacks", self.placement.module);
         encoder.as_ref().ok_or_else(|| Error::Job { setting: "modules", problem: problem() })
     }
 
-    /// Others could prepare a sample, this rank could not.
+    /// Returns the error for a sample that other ranks could prepare and this one could not.
     fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
         let skipped = self.loader.skipped().pop();
         let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
         let module = crate::pipeline::module_name(self.placement.module);
-        let problem = format!("sample {index} is there on other ranks and not here{why}");
+        let problem = format!("sample {index} was prepared on other ranks, but not on this one{why}");
         Error::Plan { step: plan.step(), module, microbatch: microbatch as usize, problem }
     }
 
@@ -189,7 +193,8 @@ impl<D: Device> InputReader<D> {
         &self.planner
     }
 
-    /// Returns where the run stands behind the last step that [`next`](Self::next) returned; the same on all ranks.
+    /// Returns the state after the last step that [`next`](Self::next) returned, to resume from; the same on
+    /// all ranks.
     ///
     /// # Errors
     /// [`Error::Loader`] if the run has no such step.
@@ -198,7 +203,7 @@ impl<D: Device> InputReader<D> {
     }
 }
 
-/// Samples by place.
+/// Collects prepared samples by their index in the step's plan.
 fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {

@@ -1,4 +1,4 @@
-//! Prepared samples to the context of an encoder's microbatch.
+//! Builds the context of an encoder's microbatch from prepared samples.
 
 use dflop_loader::prepare::{AudioFeatures, PixelValues, PreparedSample};
 
@@ -8,7 +8,7 @@ use crate::model::context::Context;
 use crate::model::encoder::{EncoderConfig, Medium, Shown};
 use crate::model::whole::ModuleKind;
 
-/// Joins the media of samples, in their order; of a sample its images, then its videos, or its clips.
+/// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
 pub(super) fn context<D: Device>(
     device: &D,
     encoder: &EncoderConfig,
@@ -26,7 +26,7 @@ pub(super) fn context<D: Device>(
     }
 }
 
-/// Images without a number of frames, then videos with theirs.
+/// Iterates over images, without a number of frames, then over videos with theirs.
 fn pixels(sample: &PreparedSample) -> impl Iterator<Item = (&PixelValues, Option<u32>)> {
     let images = sample.images.iter().map(|image| (image, None));
     images.chain(sample.videos.iter().map(|video| (&video.pixels, Some(video.frames))))
@@ -58,7 +58,7 @@ fn tiles<'a, D: Device>(
     for (image, frames) in pixels {
         values.extend_from_slice(&image.values);
         let tiles = image.shape.first().copied().unwrap_or(0) as u32;
-        // Families that do not cut by size are given none.
+        // Families that use tiles of one size ignore the image size, and have none.
         let [height, width] = image.image_size.unwrap_or([1, 1]);
         shown.push(match frames {
             Some(frames) => Shown::Video { frames },

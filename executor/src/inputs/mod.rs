@@ -1,10 +1,10 @@
-//! From the balanced loader to the work of a rank: who reads which samples, what was counted of them, and their contexts.
+//! Prepares the inputs of a rank from the balanced loader: reads samples, counts tokens, builds contexts.
 //!
-//! A [`InputReader`] is one rank's end of the loader. A rank of the LLM reads the texts of its DP rank's microbatches and no medium;
-//! a rank of an encoder reads the samples whose media its replica encodes ([`ReplicaShare`]). Before a step, ranks add up
-//! what each counted (`figures.rs`), so all of them know the tokens of every sample, media and targets included,
-//! and the loss of the step is scaled by what is really learned. A sample that some rank could not decode, or of which
-//! text and media do not agree, is dropped by all of them, and named.
+//! An [`InputReader`] reads for one rank. A rank of the LLM reads the texts of its DP rank's microbatches and
+//! no medium; a rank of an encoder reads the samples whose media its replica encodes ([`ReplicaShare`]).
+//! Before a step, ranks sum their token counts (`token_counts.rs`). Then all of them know the tokens of every
+//! sample, media and targets included, and the loss of the step is scaled by its actual target tokens. All
+//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it.
 
 mod input_reader;
 mod media_context;

@@ -1,4 +1,4 @@
-//! What the cost model says of the microbatches of a step, module by module.
+//! Predicts the times of a step's microbatches, module by module.
 
 use dflop_costmodel::correction::Observation;
 use dflop_costmodel::{Module, SampleShape};
@@ -9,18 +9,18 @@ use crate::error::Result;
 use crate::model::whole::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan};
 
-/// Predicted times of whole modules over the microbatches of a step, as the job numbers both.
+/// Predicted times of whole modules over the microbatches of a step, with both numbered as in the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PredictedTimes {
     rounds: usize,
-    /// Places of samples, by module and microbatch.
+    /// Indices of samples, by module and microbatch.
     samples: Vec<Vec<Vec<u32>>>,
     /// Forward and backward on one device, by module and microbatch, nanoseconds.
     module_ns: Vec<Vec<u64>>,
 }
 
 impl PredictedTimes {
-    /// Adds up the planned costs of samples; a sample that turned out bad is planned all the same.
+    /// Sums the planned costs of samples, skipped ones included.
     pub(super) fn new(
         job: &Job,
         planner: &StepPlanner,
@@ -54,7 +54,7 @@ impl PredictedTimes {
         Ok(times)
     }
 
-    /// Microbatches of every DP rank of the LLM.
+    /// Returns the number of microbatches per DP rank of the LLM.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds
@@ -69,14 +69,14 @@ impl PredictedTimes {
         self.module_ns[module][microbatch as usize]
     }
 
-    /// Microbatches of every module.
+    /// Iterates over the numbers of microbatches of the modules.
     pub(crate) fn microbatches(&self) -> impl Iterator<Item = usize> + '_ {
         self.module_ns.iter().map(Vec::len)
     }
 
-    /// What measured times say for the correction, microbatch by microbatch; those without work are left out.
+    /// Returns observations for the correction, one per microbatch; those without work are left out.
     ///
-    /// - `measured_ns`: forward and backward of a module over a microbatch, all its stages
+    /// - `measured_ns`: forward and backward of a module over a microbatch, summed over its stages
     pub(crate) fn observations(
         &self,
         job: &Job,
@@ -91,7 +91,7 @@ impl PredictedTimes {
                 let mut samples = Vec::with_capacity(indices.len());
                 for &sample in indices {
                     planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
-                    // A sample that the model refuses was planned at no cost.
+                    // The plan has cost 0 for a sample that the model refuses, so it adds no prediction.
                     samples.extend(planner.model().predict_uncorrected(module, &shape).ok().flatten());
                 }
                 if measured_ns > 0 && !samples.is_empty() {
@@ -103,7 +103,7 @@ impl PredictedTimes {
     }
 }
 
-/// The module as the cost model names it.
+/// Returns the module in the cost model.
 fn costed(module: ModuleKind) -> Module {
     match module {
         ModuleKind::Vision => Module::Vision,

@@ -1,4 +1,4 @@
-//! Which samples a replica of an encoder reads.
+//! Selects the samples that a replica of an encoder reads.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::step_media::StepMedia;
 use crate::model::whole::ModuleKind;
 use crate::pipeline::Job;
 
-/// The samples whose media a replica of an encoder encodes: those of all LLM ranks, balanced again round by round.
+/// The samples whose media a replica of an encoder encodes, out of those of all LLM ranks, balanced round by
+/// round.
 #[derive(Debug, Clone)]
 pub struct ReplicaShare {
     job: Arc<Job>,
@@ -19,7 +20,7 @@ pub struct ReplicaShare {
 }
 
 impl ReplicaShare {
-    /// Describes the share of a replica.
+    /// Creates the share of a replica.
     #[must_use]
     pub fn new(job: Arc<Job>, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
         Self { job, planner, module, replica }

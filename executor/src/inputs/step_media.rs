@@ -1,4 +1,4 @@
-//! Which media a planned step has, by microbatch of the LLM, before anything is read.
+//! Lists the media of a planned step by microbatch of the LLM, before any sample is read.
 
 use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::plan::{StepPlan, StepPlanner};
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::model::whole::ModuleKind;
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
 
-/// All that one encoder encodes of one sample: a medium of the pipeline.
+/// All media of one sample for one encoder; a single medium in the pipeline's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EncoderTask {
     /// Index of the sample in the step's plan.
@@ -20,9 +20,9 @@ pub(super) struct EncoderTask {
 /// A microbatch of the LLM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct MicrobatchMedia {
-    /// Places of its samples, in order.
+    /// Indices of its samples in the step's plan, in order.
     pub(super) samples: Vec<u32>,
-    /// Media of its samples, those of vision before those of audio within a sample.
+    /// Media of its samples; within a sample vision before audio.
     pub(super) media: Vec<EncoderTask>,
 }
 
@@ -48,6 +48,7 @@ impl StepMedia {
                     let cost = &plan.costs[sample as usize].module_ns;
                     let own = encoders.iter().filter(|(module, _)| has_media(&shape, *module));
                     media.extend(own.map(|&(module, index)| {
+                        // An encoder that the cost model lacks has no times, and costs 0.
                         let cost_ns = cost.as_slice().get(index).copied().unwrap_or(0);
                         EncoderTask { sample, module, cost_ns }
                     }));
@@ -58,9 +59,10 @@ impl StepMedia {
         Self { step: plan.step, microbatches }
     }
 
-    /// The plan of the pipeline, with the tokens that are known of samples and media.
+    /// Builds the plan of the pipeline from known token counts.
     ///
-    /// Who encodes what depends on predicted times alone, so it is the same whatever the tokens are.
+    /// The assignment of media to replicas depends on predicted times alone, so it is the same for any token
+    /// counts.
     ///
     /// - `tokens`: of a sample
     /// - `medium_tokens`: of a medium
@@ -90,8 +92,10 @@ impl StepMedia {
         )
     }
 
-    /// Places of the samples that a replica of an encoder encodes, by round, in the order in which it does.
+    /// Returns the indices of the samples that a replica of an encoder encodes, by round, in encoding order.
     pub(super) fn encoded_by(&self, job: &Job, module: ModuleKind, replica: usize) -> Result<Vec<Vec<u32>>> {
+        // Placeholder counts, as the assignment ignores them: up to two encoders with one token each per
+        // sample.
         let plan = self.plan(job, 0, |_| 2, |_| 1)?;
         let Some(route) = plan.route(job, module) else {
             let problem = format!("have no {module:?}");
@@ -106,7 +110,7 @@ impl StepMedia {
     }
 }
 
-/// The encoders of a job with the index of their times in the cost model's.
+/// Iterates over the encoders of a job with the indices of their times in the cost model.
 fn encoders(job: &Job, planner: &StepPlanner) -> impl Iterator<Item = (ModuleKind, usize)> {
     let index = |module| planner.model().modules().iter().position(|own| *own == module);
     let encoders = job.modules().iter().map(|layout| layout.module);

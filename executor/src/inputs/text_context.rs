@@ -1,4 +1,4 @@
-//! Prepared samples to the context of an LLM microbatch.
+//! Builds the context of an LLM microbatch from prepared samples.
 
 use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
 use dflop_loader::text::MediumSlot;
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::model::context::Context;
 use crate::model::llm::{LlmConfig, TextBatch};
 
-/// Packs samples one behind the other.
+/// Packs samples one after another.
 pub(super) fn context<D: Device>(
     device: &D,
     llm: &LlmConfig,
@@ -23,7 +23,7 @@ pub(super) fn context<D: Device>(
         _ => Err(Error::Input { input: name, problem: "is missing in the microbatch".to_owned() }),
     };
     let (input_ids, positions) = (ints("input_ids")?, ints("position_ids")?);
-    // With positions of several axes, the first are those in the text.
+    // With positions of several axes, the first axis has the positions in the text and is not a rotary one.
     let axes = positions.len() / input_ids.len().max(1);
     let positions = if axes > 1 { &positions[input_ids.len()..] } else { positions };
     let batch = TextBatch {
@@ -37,7 +37,7 @@ pub(super) fn context<D: Device>(
     llm.context(device, &batch).map(Some)
 }
 
-/// Rows of the packed samples that media take: sample by sample images, videos, clips.
+/// Returns the rows of the packed samples that media take: per sample images, videos, audio clips.
 fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
     let (mut places, mut start) = (Vec::new(), 0);
     for sample in samples {

@@ -1,4 +1,4 @@
-//! What ranks count of the samples of a step, added up before it begins.
+//! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
 
 use dflop_loader::prepare::PreparedSample;
 use dflop_loader::text::MediumSlot;
@@ -12,7 +12,7 @@ use crate::pipeline::{Job, RankPlacement};
 /// Columns of the table.
 const TOKENS: usize = 0;
 const TARGETS: usize = 1;
-/// Tokens that text has room for, and tokens that an encoder makes, by encoder.
+/// Tokens reserved by the text, and tokens made by the encoder, for each encoder.
 const ROOM: [usize; 2] = [2, 3];
 const MADE: [usize; 2] = [4, 5];
 const COLUMNS: usize = 6;
@@ -22,11 +22,11 @@ const COLUMNS: usize = 6;
 pub struct SkippedSample {
     /// Index in the step's plan.
     pub index: u32,
-    /// What is wrong, as far as it shows here; the rank that could not decode it says why.
+    /// Reason, as far as counts show it; the rank that could not decode it logs the cause.
     pub reason: String,
 }
 
-/// Counted tokens of every sample of a step; equal on all ranks.
+/// Token counts of every sample of a step, equal on all ranks.
 #[derive(Debug, Clone)]
 pub(super) struct TokenCounts {
     /// `[samples, COLUMNS]`.
@@ -35,12 +35,12 @@ pub(super) struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Adds up what ranks counted.
+    /// Sums the counts of all ranks; all of them call it together.
     ///
-    /// One rank counts each sample: TP rank 0 of the first stage of its LLM replica its text, that of the encoder's replica
-    /// its media.
+    /// Each sample is counted once: its text by TP rank 0 of the first stage of its LLM replica, its media by
+    /// the same rank of the encoder's replica.
     ///
-    /// - `own`: samples that this rank prepared, by place
+    /// - `own`: samples that this rank prepared, by index
     pub(super) fn exchange<'a>(
         comm: &dyn Comm,
         job: &Job,
@@ -50,6 +50,7 @@ impl TokenCounts {
         own: impl Iterator<Item = (u32, &'a PreparedSample)>,
     ) -> Result<Self> {
         let mut table = vec![0; samples * COLUMNS];
+        // Later stages and TP ranks prepare the same samples; counting them again would multiply the sums.
         let is_first = placement.stages.first().is_some_and(|&stage| {
             let stages = job.stages();
             let module = stages[usize::from(stage)].range.module;
@@ -60,7 +61,7 @@ impl TokenCounts {
                 count(&mut table[at as usize * COLUMNS..][..COLUMNS], placement.module, sample);
             });
         }
-        comm.all_reduce(At::step(media.step, "add up token counts"), table.as_mut_slice().into())?;
+        comm.all_reduce(At::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         Ok(Self { table, encoders })
     }
@@ -69,9 +70,10 @@ impl TokenCounts {
         &self.table[index as usize * COLUMNS..][..COLUMNS]
     }
 
-    /// Why a sample is dropped, if it is.
+    /// Returns why a sample is skipped, if it is.
     fn problem(&self, index: u32) -> Option<String> {
         let row = self.row(index);
+        // No rank counted its text.
         if row[TOKENS] == 0 {
             return Some("its text could not be prepared".to_owned());
         }
@@ -81,7 +83,7 @@ impl TokenCounts {
             let name = ["images", "clips"][encoder];
             match made {
                 0 => format!("its {name} could not be decoded"),
-                _ => format!("its text has room for {room} tokens of {name}, which are {made}"),
+                _ => format!("its text reserves {room} tokens for {name}, which have {made}"),
             }
         })
     }
@@ -90,24 +92,24 @@ impl TokenCounts {
         self.problem(index).is_none()
     }
 
-    /// Tokens of a sample, 0 of a dropped one.
+    /// Returns the tokens of a sample, 0 if it is skipped.
     pub(super) fn tokens(&self, index: u32) -> usize {
         if self.is_kept(index) { self.row(index)[TOKENS] as usize } else { 0 }
     }
 
-    /// Tokens of what one encoder encodes of a sample, 0 of a dropped one.
+    /// Returns the tokens that one encoder makes of a sample, 0 if it is skipped.
     pub(super) fn medium_tokens(&self, index: u32, module: ModuleKind) -> usize {
         let made = encoder_index(module).map_or(0, |encoder| self.row(index)[MADE[encoder]]);
         if self.is_kept(index) { made as usize } else { 0 }
     }
 
-    /// Target tokens of all samples that are kept.
+    /// Returns the target tokens of all samples that are not skipped.
     pub(super) fn target_tokens(&self, media: &StepMedia) -> u64 {
         let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
         samples.filter(|&&index| self.is_kept(index)).map(|&index| self.row(index)[TARGETS]).sum()
     }
 
-    /// The samples that are left out, by place.
+    /// Returns the samples that are skipped, by index.
     pub(super) fn skipped(&self, media: &StepMedia) -> Vec<SkippedSample> {
         let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
         let mut skipped: Vec<SkippedSample> = samples
@@ -126,7 +128,7 @@ fn encoder_index(module: ModuleKind) -> Option<usize> {
     }
 }
 
-/// Tokens that a prepared sample's text has room for, or its tensors make.
+/// Counts the tokens that the text of a prepared sample reserves, or that its tensors make.
 fn count(row: &mut [u64], module: ModuleKind, sample: &PreparedSample) {
     match module {
         ModuleKind::Llm => {

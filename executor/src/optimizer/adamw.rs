@@ -1,8 +1,8 @@
-//! `AdamW` over the stages of a rank.
+//! Updates the stages of a rank with `AdamW`.
 //!
-//! State of a parameter (mean of gradients and of their squares, and a master weight where weights are stored as bf16)
-//! is made when the parameter takes its first step; frozen parameters have none. A tied parameter that two stages hold
-//! has its state on both: the same gradient gives the same bits.
+//! The state of a parameter (means of gradients and of their squares, and a master weight if weights are
+//! stored as bf16) is created at its first step; frozen parameters have none. A tied parameter on two stages
+//! has state on both; the same gradients keep both copies equal bit by bit.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,27 +13,27 @@ use crate::model::parameters::ParameterSpec;
 use crate::ops::adamw::AdamW;
 use crate::stage::Stage;
 
-/// Numbers that weights are stored in.
+/// Number format that weights are stored in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// As the device stores them: what is updated are the weights themselves.
+    /// The device's own format; weights are updated directly.
     #[default]
     F32,
-    /// bf16: what is updated are master weights of f32, from which the weights are rounded.
+    /// bf16; master weights in f32 are updated, and the weights rounded from them.
     Bf16,
 }
 
-/// Which parameters lose weight.
+/// Parameters that weight decay applies to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DecayedParameters {
-    /// Those of two axes or more; norms, biases and learned rows do not.
+    /// Parameters of two or more axes; norms, biases and learned rows do not decay.
     #[default]
     Matrices,
-    /// All.
+    /// All parameters.
     All,
 }
 
-/// How weights are updated.
+/// Settings of `AdamW`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWSettings {
     /// Decay of the mean of gradients, in `0..1`.
@@ -42,16 +42,17 @@ pub struct AdamWSettings {
     pub beta2: f64,
     /// Added to the root of the mean of squares, above 0.
     pub epsilon: f64,
-    /// Share of the weights, times the learning rate, that is taken off in a step.
+    /// Fraction of the weights, times the learning rate, that a step subtracts.
     pub weight_decay: f64,
-    /// Which parameters that is taken from.
+    /// Parameters that weight decay applies to.
     pub decayed: DecayedParameters,
-    /// How weights are stored.
+    /// Number format that weights are stored in.
     pub precision: Precision,
 }
 
 impl Default for AdamWSettings {
-    /// Betas 0.9 and 0.95, epsilon 1e-8 and a decay of 0.1 of matrices, as large language models are trained.
+    /// Betas 0.9 and 0.95, epsilon 1e-8, and weight decay 0.1 of matrices, as is common for large language
+    /// models.
     fn default() -> Self {
         Self {
             beta1: 0.9,
@@ -92,7 +93,7 @@ impl AdamWSettings {
     }
 }
 
-/// What the optimizer keeps of a parameter.
+/// Optimizer state of a parameter.
 pub(crate) struct ParameterState<D: Device> {
     pub(crate) mean: D::Floats,
     pub(crate) square: D::Floats,
@@ -102,14 +103,14 @@ pub(crate) struct ParameterState<D: Device> {
 /// `AdamW` with the state of all parameters of a rank.
 pub struct AdamWOptimizer<D: Device> {
     settings: AdamWSettings,
-    /// Steps taken.
+    /// Number of steps taken.
     steps: u64,
-    /// By stage and name.
+    /// States by stage and parameter name.
     states: Vec<BTreeMap<String, ParameterState<D>>>,
 }
 
 impl<D: Device> AdamWOptimizer<D> {
-    /// Makes an optimizer that has taken no step.
+    /// Creates an optimizer that has taken no step.
     ///
     /// # Errors
     /// [`Error::Setting`] if a setting is out of range.
@@ -124,17 +125,17 @@ impl<D: Device> AdamWOptimizer<D> {
         &self.settings
     }
 
-    /// Returns how many steps were taken.
+    /// Returns the number of steps taken.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Takes a step with the gradients of the stages times `gradient_scale`. The stages are the same, in the same
-    /// order, at every call.
+    /// Takes a step with the gradients of the stages times `gradient_scale`. Every call gets the same stages
+    /// in the same order.
     ///
     /// # Errors
-    /// [`Error::Memory`] if there is none for the state of a parameter.
+    /// [`Error::OutOfMemory`] if the state of a parameter does not fit.
     pub fn step(
         &mut self,
         stages: &mut [&mut Stage<D>],
@@ -142,6 +143,7 @@ impl<D: Device> AdamWOptimizer<D> {
         gradient_scale: f64,
     ) -> Result<()> {
         self.states.resize_with(stages.len().max(self.states.len()), BTreeMap::new);
+        // Bias correction counts steps from 1.
         self.steps += 1;
         let AdamWSettings { beta1, beta2, epsilon, precision, .. } = self.settings;
         for (stage, states) in stages.iter_mut().zip(&mut self.states) {
@@ -154,7 +156,7 @@ impl<D: Device> AdamWOptimizer<D> {
                 let state = match states.entry(spec.name.clone()) {
                     Entry::Occupied(state) => state.into_mut(),
                     Entry::Vacant(place) => {
-                        let what = || format!("state of the optimizer for tensor `{}`", spec.name);
+                        let what = || format!("optimizer state of tensor `{}`", spec.name);
                         let state = ParameterState::new(&device, weights, precision);
                         place.insert(state.map_err(|error| error.for_what(what))?)
                     }
@@ -165,17 +167,17 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// The state of a parameter of a stage, if it has taken a step.
+    /// Returns the state of a parameter of a stage, if it has taken a step.
     pub(crate) fn state(&self, stage: usize, name: &str) -> Option<&ParameterState<D>> {
         self.states.get(stage)?.get(name)
     }
 
-    /// Forgets all and goes on after so many steps, with these states.
+    /// Replaces all states and sets the number of steps taken.
     pub(crate) fn restore(&mut self, steps: u64, states: Vec<BTreeMap<String, ParameterState<D>>>) {
         (self.steps, self.states) = (steps, states);
     }
 
-    /// Returns the elements of all states, for an account of memory.
+    /// Returns the number of elements of all states, for memory accounting.
     #[must_use]
     pub fn elements(&self) -> usize {
         let of = |state: &ParameterState<D>| {
@@ -191,6 +193,7 @@ impl<D: Device> ParameterState<D> {
         let master = match precision {
             Precision::F32 => None,
             Precision::Bf16 => {
+                // Adding to zeros copies the weights in f32.
                 let mut master = zeros()?;
                 device.add(weights, &mut master)?;
                 Some(master)
@@ -209,6 +212,7 @@ impl<D: Device> ParameterState<D> {
         let means = (&mut self.mean, &mut self.square);
         let Some(master) = &mut self.master else { return device.adamw(adamw, weights, gradient, means) };
         device.adamw(adamw, master, gradient, means)?;
+        // Rounds the master weights into the format of the weights.
         device.zero(weights)?;
         device.add(master, weights)
     }

@@ -1,4 +1,4 @@
-//! What stands between the gradients of a step and the next one: norm, clipping, learning rate, optimizer.
+//! Updates the weights of a job: gradient norm over all ranks, clipping, learning rate, `AdamW`.
 
 use super::adamw::{AdamWOptimizer, AdamWSettings};
 use super::gradient_norm::{clip_factor, gradient_norm};
@@ -9,19 +9,20 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
 
-/// How a model is trained.
+/// Settings of the optimizer of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobOptimizerSettings {
     /// Learning rate by step.
     pub learning_rate: LearningRate,
-    /// How weights are updated.
+    /// Settings of `AdamW`.
     pub adamw: AdamWSettings,
-    /// Largest norm of the gradients of all parameters; larger ones are scaled down. `None` for no bound.
+    /// Largest norm of the gradients of all parameters; larger gradients are scaled down. `None` for no
+    /// limit.
     pub gradient_norm_max: Option<f64>,
 }
 
 impl JobOptimizerSettings {
-    /// A learning rate, and the usual rest: [`AdamWSettings::default`] and a norm of at most 1.
+    /// Creates settings with a learning rate, [`AdamWSettings::default`] and a largest norm of 1.
     #[must_use]
     pub fn new(learning_rate: LearningRate) -> Self {
         Self { learning_rate, adamw: AdamWSettings::default(), gradient_norm_max: Some(1.0) }
@@ -39,10 +40,10 @@ impl JobOptimizerSettings {
     }
 }
 
-/// What an update did.
+/// Report of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpdateReport {
-    /// The step, from 0.
+    /// Number of the step, from 0.
     pub step: u64,
     /// Norm of the gradients of all parameters, before clipping; the same bits on all ranks.
     pub gradient_norm: f64,
@@ -54,7 +55,8 @@ pub struct UpdateReport {
 
 /// One rank's part of the optimizer of a job.
 ///
-/// It has a communicator of its own, so that the stages can be borrowed from what else has one.
+/// It has its own communicator, so that it does not borrow the pipeline's while it updates the pipeline's
+/// stages.
 pub struct JobOptimizer<D: Device> {
     pub(crate) settings: JobOptimizerSettings,
     pub(crate) adamw: AdamWOptimizer<D>,
@@ -63,12 +65,12 @@ pub struct JobOptimizer<D: Device> {
 }
 
 impl<D: Device> JobOptimizer<D> {
-    /// Makes a trainer that has taken no step; all ranks of `comm` call it.
+    /// Creates an optimizer that has taken no step; all ranks of `comm` call it.
     ///
-    /// - `stages`: of this rank, in the order in which they come to [`update`](Self::update)
+    /// - `stages`: of this rank, in the order of later calls of [`update`](Self::update)
     ///
     /// # Errors
-    /// [`Error::Setting`] if a setting makes no sense, [`Error::Comm`].
+    /// [`Error::Setting`] if a setting is invalid, [`Error::Comm`].
     pub fn new<'a>(
         settings: JobOptimizerSettings,
         comm: &dyn Comm,
@@ -76,9 +78,9 @@ impl<D: Device> JobOptimizer<D> {
     ) -> Result<Self> {
         settings.check()?;
         let adamw = AdamWOptimizer::new(settings.adamw)?;
-        let own = comm.split(At::step(0, "split for the trainer"), Some(0), comm.rank() as u64)?;
+        let own = comm.split(At::step(0, "split for the optimizer"), Some(0), comm.rank() as u64)?;
         let Some(comm) = own else {
-            let reason = "the communicator gave no part of itself".to_owned();
+            let reason = "expected a communicator with this rank, found none after a split".to_owned();
             return Err(Error::Setting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
@@ -87,12 +89,12 @@ impl<D: Device> JobOptimizer<D> {
 
     /// Updates all parameters with the gradients of a step and sets these to zero; all ranks call it.
     ///
-    /// - `stages`: of this rank; their gradients are summed over replicas, those of a tied parameter on two stages over
-    ///   both
+    /// - `stages`: of this rank; gradients must be summed over replicas, and for a tied parameter on two
+    ///   stages over both
     ///
     /// # Errors
-    /// [`Error::Gradient`] if one is not finite: then nothing was updated on any rank, and the job is over;
-    /// [`Error::Comm`], [`Error::Memory`].
+    /// [`Error::Gradient`] if a gradient is not finite: no rank has updated anything, and the job has ended;
+    /// [`Error::Comm`], [`Error::OutOfMemory`].
     pub fn update<'a>(&mut self, stages: impl IntoIterator<Item = &'a mut Stage<D>>) -> Result<UpdateReport> {
         let mut stages: Vec<&mut Stage<D>> = stages.into_iter().collect();
         for stage in &mut stages {
@@ -100,6 +102,7 @@ impl<D: Device> JobOptimizer<D> {
             stage.parameters_mut().fold_shared_gradients(&device)?;
         }
         let step = self.adamw.steps();
+        // After the fold: the norm must see the sum of both uses of a shared parameter.
         let norm = gradient_norm(&mut stages, &self.ownership, &*self.comm, step)?;
         let factor = self.settings.gradient_norm_max.map_or(1.0, |norm_max| clip_factor(norm, norm_max));
         let learning_rate = self.settings.learning_rate.at(step);
@@ -111,7 +114,7 @@ impl<D: Device> JobOptimizer<D> {
         Ok(UpdateReport { step, gradient_norm: norm, learning_rate, is_clipped: factor < 1.0 })
     }
 
-    /// Returns the steps taken: the number of the next one.
+    /// Returns the number of steps taken, which is the number of the next one.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.adamw.steps()
@@ -123,13 +126,13 @@ impl<D: Device> JobOptimizer<D> {
         &self.settings
     }
 
-    /// Returns which rank answers for which parameter.
+    /// Returns the owner of every parameter.
     #[must_use]
     pub const fn ownership(&self) -> &Ownership {
         &self.ownership
     }
 
-    /// Returns the optimizer.
+    /// Returns the `AdamW` optimizer of this rank's stages.
     #[must_use]
     pub const fn adamw(&self) -> &AdamWOptimizer<D> {
         &self.adamw

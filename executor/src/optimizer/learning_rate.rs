@@ -1,31 +1,31 @@
-//! The learning rate of every step.
+//! Learning rate schedules: linear warm-up, then constant or cosine decay.
 //!
-//! Steps count from 0, as in `transformers`: a warm-up of `w` steps takes step `s` with `peak * s / w`, so the very first
-//! step has rate 0 and step `w` the peak. Between `w` and the last step a cosine leads from the peak to the minimum,
-//! `minimum + (peak - minimum) * (1 + cos(pi * (s - w) / (steps - w))) / 2`; from `steps` on the minimum stays, where
-//! `transformers` would let the cosine rise again.
+//! Steps count from 0, as in `transformers`: with a warm-up of `w` steps, step `s` has rate `peak * s / w`,
+//! so the first step has rate 0 and step `w` the peak. From `w` to the last step the rate falls from the peak
+//! to the minimum along a cosine: `minimum + (peak - minimum) * (1 + cos(pi * (s - w) / (steps - w))) / 2`.
+//! From `steps` on it stays at the minimum, where `transformers` would let the cosine rise again.
 //!
 //! # Source
-//! Loshchilov, Hutter: "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016, arXiv:1608.03983, one cycle; the
-//! warm-up is that of Goyal et al., 2017, arXiv:1706.02677.
+//! Loshchilov, Hutter: "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016, arXiv:1608.03983, one
+//! cycle; warm-up: Goyal et al., 2017, arXiv:1706.02677.
 
 use crate::error::{Error, Result};
 
-/// The learning rate by step.
+/// Learning rate as a function of the step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearningRate {
     /// Highest rate.
     pub peak: f64,
-    /// Steps until it is reached; 0 for none.
+    /// Number of steps until the peak; 0 for none.
     pub warmup_steps: u64,
-    /// What comes after the warm-up.
+    /// Decay after the warm-up.
     pub decay: Decay,
 }
 
-/// How the learning rate falls.
+/// Decay of the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Decay {
-    /// It stays.
+    /// Constant at the peak.
     Constant,
     /// Half a period of a cosine.
     Cosine {
@@ -37,26 +37,26 @@ pub enum Decay {
 }
 
 impl LearningRate {
-    /// A rate that never changes.
+    /// Creates a constant rate without warm-up.
     #[must_use]
     pub const fn constant(peak: f64) -> Self {
         Self { peak, warmup_steps: 0, decay: Decay::Constant }
     }
 
-    /// A warm-up and a cosine to zero over a run of so many steps.
+    /// Creates a warm-up and a cosine decay to zero, over a run of `steps` steps.
     #[must_use]
     pub const fn cosine(peak: f64, warmup_steps: u64, steps: u64) -> Self {
         Self { peak, warmup_steps, decay: Decay::Cosine { minimum: 0.0, steps } }
     }
 
-    /// Checks that rates are numbers, not negative, and the minimum is not above the peak.
+    /// Checks that rates are finite and not negative, and the minimum is not above the peak.
     ///
     /// # Errors
-    /// [`Error::Setting`] that names the one that makes no sense.
+    /// [`Error::Setting`] that names the invalid setting.
     pub fn check(&self) -> Result<()> {
         let invalid = |setting, reason| Err(Error::Setting { setting, reason });
         if !(self.peak.is_finite() && self.peak >= 0.0) {
-            return invalid("learning_rate", format!("{} is no rate", self.peak));
+            return invalid("learning_rate", format!("{} is not a finite rate of at least 0", self.peak));
         }
         let Decay::Cosine { minimum, steps } = self.decay else { return Ok(()) };
         if !(0.0..=self.peak).contains(&minimum) {
@@ -81,6 +81,7 @@ impl LearningRate {
             return minimum;
         }
         let progress = (step - self.warmup_steps) as f64 / (steps - self.warmup_steps) as f64;
+        // `libm` has the same bits on every platform.
         minimum + (self.peak - minimum) * 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
     }
 }
@@ -90,8 +91,8 @@ mod tests {
     use super::*;
 
     /// Rates of SGD with `lr=0.3` under `get_cosine_schedule_with_warmup(optimizer, 4, 20)` and
-    /// `get_cosine_with_min_lr_schedule_with_warmup(optimizer, 4, 20, min_lr=0.03)` of transformers 5.23.0 and torch
-    /// 2.15.0, read from `param_groups` before each step: step, without and with a minimum.
+    /// `get_cosine_with_min_lr_schedule_with_warmup(optimizer, 4, 20, min_lr=0.03)` of transformers 5.23.0
+    /// and torch 2.15.0, read from `param_groups` before each step: step, without and with a minimum.
     const TRANSFORMERS: [(u64, f64, f64); 9] = [
         (0, 0.0, 0.0),
         (1, 0.075, 0.075),

@@ -1,8 +1,8 @@
-//! Which rank answers for which parameter.
+//! Assigns every parameter to one rank, which counts it in the gradient norm and writes it to checkpoints.
 //!
-//! A parameter can be on several ranks: on every data-parallel replica, and a tied embedding on the first and the last
-//! stage. One of them counts it in the norm of the gradients and writes it to checkpoints: the lowest. The ranks agree on
-//! that once, by the names that each has, so that no one has to know the layout.
+//! A parameter can be on several ranks: on every data-parallel replica, and a tied embedding on the first and
+//! the last stage. The lowest of them owns it. The ranks agree on owners once, by exchanging the names of
+//! their parameters, so that none has to know the layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,17 +12,17 @@ use crate::error::Result;
 use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
 
-/// Separates names in a message; no tensor has it in its name.
+/// Separates names in a message; no tensor name contains it.
 const SEPARATOR: u8 = b'\n';
-/// Separates a name from the rank whose part is meant.
+/// Separates a name from the number of a part.
 const PART: char = '\t';
 
-/// All parameters of a job by name, and the rank that answers for each.
+/// Owner of every parameter of a job, by name.
 ///
-/// The order is that of the names, so it is the same whatever the stages.
+/// Parameters are in the order of their names, so their indices do not depend on the stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
-    /// Name, of a part with its number, to index and owner.
+    /// Maps names, or names and numbers of parts, to index and owner.
     owners: BTreeMap<String, (usize, usize)>,
     rank: usize,
 }
@@ -30,7 +30,7 @@ pub struct Ownership {
 impl Ownership {
     /// Agrees on an owner of every parameter; all ranks of `comm` call it.
     ///
-    /// Parts of a tensor that a tensor-parallel group shares have an owner each.
+    /// Each part of a tensor that a tensor-parallel group shares has an owner.
     ///
     /// # Errors
     /// [`crate::Error::Comm`].
@@ -52,7 +52,7 @@ impl Ownership {
             gather_bytes(comm, At::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
         {
             for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
-                // ranks come in order: the lowest stays
+                // Ranks come in ascending order, so the lowest one stays.
                 owners.entry(String::from_utf8_lossy(name).into_owned()).or_insert((0, rank));
             }
         }
@@ -74,14 +74,14 @@ impl Ownership {
         self.owners.is_empty()
     }
 
-    /// Returns the index of a parameter, or of its part that this rank has, if this rank answers for it.
+    /// Returns the index of a parameter, or of this rank's part of it, if this rank owns it.
     #[must_use]
     pub fn own(&self, spec: &ParameterSpec) -> Option<usize> {
         let &(index, owner) = self.owners.get(&key(spec))?;
         (owner == self.rank).then_some(index)
     }
 
-    /// Returns names of tensors, ascending, with the ranks that write them: those that answer for the first parts.
+    /// Returns names of tensors, ascending, with the ranks that write them: the owners of the first parts.
     pub fn writers(&self) -> impl Iterator<Item = (&str, usize)> {
         self.owners.iter().filter_map(|(key, &(_, owner))| match key.split_once(PART) {
             Some((name, part)) => (part == "0").then_some((name, owner)),
@@ -90,7 +90,7 @@ impl Ownership {
     }
 }
 
-/// What a parameter is counted under: its name, or that of its part.
+/// Returns the key of a parameter in the map: its name, with the number of its part if it is not whole.
 fn key(spec: &ParameterSpec) -> String {
     if spec.shard.is_whole() {
         return spec.name.clone();
@@ -98,10 +98,11 @@ fn key(spec: &ParameterSpec) -> String {
     format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.place().rank))
 }
 
-/// Brings bytes of every rank, in any number, to all.
+/// Gathers bytes of all ranks, which may differ in length, on all ranks.
 pub(crate) fn gather_bytes(comm: &dyn Comm, at: At, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut lengths = vec![0_u64; comm.size()];
     lengths[comm.rank()] = own.len() as u64;
+    // Lengths first: every rank needs the sizes of all parts to receive them.
     comm.all_gather(at, lengths.as_mut_slice().into(), &vec![1; comm.size()])?;
     let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
     let mut all = vec![0_u8; lengths.iter().sum()];

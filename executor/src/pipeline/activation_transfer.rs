@@ -1,4 +1,4 @@
-//! What goes from one part to another: who, how many rows, whether at all.
+//! Describes transfers of activations and gradients between stages: edge, message tag, peer, rows.
 
 use dflop_balancer::schedule::{Action, Part};
 
@@ -12,20 +12,20 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::model::whole::ModuleKind;
 
-/// Which way rows go.
+/// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Flow {
-    /// Towards the loss.
+    /// From a stage to the next one, towards the loss.
     Activations,
-    /// Away from it.
+    /// Back from a stage to the one before.
     Gradients,
 }
 
-/// A part and one that takes its activations.
+/// Connection of two parts: one microbatch in a stage and in a stage that takes its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StageEdge {
-    pub(super) giver: Part,
-    pub(super) taker: Part,
+    pub(super) upstream: Part,
+    pub(super) downstream: Part,
 }
 
 /// An action that sends or receives.
@@ -38,7 +38,7 @@ pub(super) struct Transfer {
     pub(super) peer: usize,
 }
 
-/// What a rank knows while it runs a step.
+/// Everything a rank needs to know of the others while it runs a step.
 pub(super) struct StepView<'a, D: Device> {
     pub(super) job: &'a Job,
     pub(super) topology: &'a Topology,
@@ -48,10 +48,11 @@ pub(super) struct StepView<'a, D: Device> {
 }
 
 impl StageEdge {
-    /// Tells messages between two ranks apart; both ends know it.
+    /// Returns the tag of the message, which tells it from others between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
+        // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
         let flow = u64::from(flow == Flow::Gradients);
-        u64::from(self.taker.microbatch) << 32 | u64::from(self.giver.stage) << 1 | flow
+        u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow
     }
 }
 
@@ -60,61 +61,70 @@ impl<D: Device> StepView<'_, D> {
         self.job.stages[usize::from(part.stage)].range.module
     }
 
-    /// Whether there is anything to compute; all stages of a replica agree.
+    /// Returns whether there is anything to compute; all stages of a replica agree.
     pub(super) fn is_active(&self, part: Part) -> bool {
         let module = self.module(part);
+        // A text can turn out empty although tokens were planned, so the plan alone is not enough.
         let has_rows =
             || self.rank_step.contexts.get(&part.microbatch).is_some_and(|own| own.layers.rows > 0);
         tokens(&self.rank_step.plan, self.job, module, part.microbatch) > 0 && has_rows()
     }
 
-    /// The parts that a part hands rows to (`is_out`) or takes them from.
+    /// Returns the edges over which a part sends rows (`is_out`) or receives them.
     pub(super) fn edges(&self, flow: Flow, part: Part, is_out: bool) -> Vec<StageEdge> {
         if (flow == Flow::Activations) == is_out {
-            self.topology.takers(part).into_iter().map(|taker| StageEdge { giver: part, taker }).collect()
+            self.topology
+                .downstream_parts(part)
+                .into_iter()
+                .map(|downstream| StageEdge { upstream: part, downstream })
+                .collect()
         } else {
-            self.topology.givers(part).into_iter().map(|giver| StageEdge { giver, taker: part }).collect()
+            self.topology
+                .upstream_parts(part)
+                .into_iter()
+                .map(|upstream| StageEdge { upstream, downstream: part })
+                .collect()
         }
     }
 
-    /// Whether the edge leads from an encoder to the LLM.
+    /// Returns whether the edge leads from an encoder to the LLM.
     pub(super) fn is_routed(&self, edge: StageEdge) -> bool {
-        self.module(edge.giver) != self.module(edge.taker)
+        self.module(edge.upstream) != self.module(edge.downstream)
     }
 
-    /// Columns of the rows.
+    /// Returns the columns of the rows.
     pub(super) fn width(&self, edge: StageEdge) -> usize {
-        self.job.stages[usize::from(edge.giver.stage)].output_width
+        self.job.stages[usize::from(edge.upstream.stage)].output_width
     }
 
-    /// The message that both ends of a routed edge know.
+    /// Returns the route of an edge from an encoder, and its source and destination microbatches.
     pub(super) fn route(&self, edge: StageEdge) -> (&RoutePlan, [u32; 2]) {
-        let module = self.job.stages[usize::from(edge.giver.stage)].module;
-        (self.rank_step.plan.route_of(module), [edge.giver.microbatch, edge.taker.microbatch])
+        let module = self.job.stages[usize::from(edge.upstream.stage)].module;
+        (self.rank_step.plan.route_of(module), [edge.upstream.microbatch, edge.downstream.microbatch])
     }
 
-    /// Rows that go over an edge; none at all where there is nothing trained behind a gradient.
+    /// Returns the rows of a transfer; 0 for gradients if nothing is trained upstream.
     pub(super) fn rows(&self, flow: Flow, edge: StageEdge) -> Result<usize> {
-        if flow == Flow::Gradients && !self.job.stages[usize::from(edge.giver.stage)].has_backward {
+        if flow == Flow::Gradients && !self.job.stages[usize::from(edge.upstream.stage)].has_backward {
             return Ok(0);
         }
         if self.is_routed(edge) {
             let (route, [source, destination]) = self.route(edge);
             return Ok(route.tokens_between(source, destination));
         }
-        if !self.is_active(edge.giver) {
+        if !self.is_active(edge.upstream) {
             return Ok(0);
         }
-        let context = self.rank_step.context(self.module(edge.giver), edge.giver.microbatch)?;
+        let context = self.rank_step.context(self.module(edge.upstream), edge.upstream.microbatch)?;
         Ok(context.layers.rows)
     }
 
-    /// The end of a route at which a part stands.
+    /// Returns the end of a route that a part is at.
     pub(super) fn end(&self, part: Part) -> RouteEnd {
         if self.module(part) == ModuleKind::Llm { RouteEnd::Destination } else { RouteEnd::Source }
     }
 
-    /// What an action sends or receives.
+    /// Returns the transfer of an action; `None` if it sends and receives nothing.
     pub(super) fn transfer(&self, action: Action) -> Option<Transfer> {
         let (flow, is_send, message) = match action {
             Action::Recv(message) => (Flow::Activations, false, message),
@@ -124,15 +134,16 @@ impl<D: Device> StepView<'_, D> {
             _ => return None,
         };
         let peer = usize::from(message.peer);
+        // A part can have several edges; the one of this message leads to the peer's rank.
         let is_there = |edge: &StageEdge| {
-            let other = if edge.giver == message.part() { edge.taker } else { edge.giver };
+            let other = if edge.upstream == message.part() { edge.downstream } else { edge.upstream };
             self.topology.rank(other) == peer
         };
         let edge = self.edges(flow, message.part(), is_send).into_iter().find(is_there)?;
         Some(Transfer { flow, is_send, edge, peer })
     }
 
-    /// Where in the step an action is.
+    /// Returns step, microbatch and name of an action, for errors.
     pub(super) fn at(&self, action: Action) -> At {
         let step = self.rank_step.plan.step();
         let (name, part) = match action {
@@ -149,7 +160,8 @@ impl<D: Device> StepView<'_, D> {
         At::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
     }
 
-    /// Where in the step a message is: the same at both ends but for the name.
+    /// Returns step, microbatch and name of a message. Both ends pass the same step and microbatch, which are
+    /// checked.
     pub(super) fn at_edge(&self, transfer: Transfer) -> At {
         let name = match (transfer.flow, transfer.is_send) {
             (Flow::Activations, true) => "send",
@@ -158,11 +170,11 @@ impl<D: Device> StepView<'_, D> {
             (Flow::Gradients, false) => "recv gradient",
         };
         let own = if (transfer.flow == Flow::Activations) == transfer.is_send {
-            transfer.edge.giver
+            transfer.edge.upstream
         } else {
-            transfer.edge.taker
+            transfer.edge.downstream
         };
         let name = format!("{name}, stage {}", own.stage);
-        At::microbatch(self.rank_step.plan.step(), transfer.edge.taker.microbatch, &name)
+        At::microbatch(self.rank_step.plan.step(), transfer.edge.downstream.microbatch, &name)
     }
 }

@@ -1,4 +1,4 @@
-//! Which replica of an encoder encodes which medium.
+//! Assigns media to the replicas of their encoder.
 
 use std::cmp::Reverse;
 
@@ -6,12 +6,12 @@ use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
 use crate::error::Result;
 
-/// Deals the media of every round out so that the replica with the most to do has little, in the round first, then in all rounds
-/// so far.
+/// Assigns the media of every round to replicas, so that the most loaded replica has little to do: first
+/// within each round, then over all rounds so far.
 ///
-/// Pure, and the same on every rank: costs are integers and the search is bounded in work units, for all rounds together. With fewer media than
-/// replicas some replicas get none. Of the groups that a round is cut into, the one with the most to do goes to the replica
-/// that had the least before.
+/// Pure, and the same on every rank: costs are integers, and the search is bounded in work units for all
+/// rounds together. With fewer media than replicas, some replicas get none. The heaviest group of a round
+/// goes to the replica with the least load in earlier rounds.
 ///
 /// - `rounds`: costs of the media of every round, nanoseconds
 /// - returns the replica of every medium, by round
@@ -19,13 +19,14 @@ use crate::error::Result;
 /// # Errors
 /// [`crate::Error::Balancer`] if the costs of a round together do not fit 63 bits, or there is no replica.
 pub fn assign_media(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
+    // One budget for all rounds, so that the effort of a step does not grow with their number.
     let work = Strategy::Search.work_default() / rounds.len().max(1) as u64;
     let mut before_ns = vec![0_u64; replicas];
     rounds.iter().map(|costs_ns| assign_round(costs_ns, work, &mut before_ns)).collect()
 }
 
 /// - `work`: units that the search may spend
-/// - `before_ns`: what every replica has to do in the rounds before; those of this round are added
+/// - `before_ns`: load of every replica in earlier rounds; the load of this round is added
 fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Vec<usize>> {
     let replicas = before_ns.len();
     if costs_ns.is_empty() || replicas == 1 {
@@ -35,6 +36,7 @@ fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Ve
     let groups = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(work))?.groups;
     let load_ns = |group: &[u32]| group.iter().map(|&medium| costs_ns[medium as usize]).sum::<u64>();
     let mut heaviest: Vec<usize> = (0..groups.len()).collect();
+    // Both sorts are stable, so equal loads keep their order and all ranks agree.
     heaviest.sort_by_key(|&group| Reverse(load_ns(&groups[group])));
     let mut idlest: Vec<usize> = (0..replicas).collect();
     idlest.sort_by_key(|&replica| before_ns[replica]);

@@ -1,4 +1,4 @@
-//! Who adds up gradients with whom: communicators, made once.
+//! Communicators of the ranks that sum gradients together, created once per job.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,22 @@ use super::rank_map::RankPlacement;
 use crate::comm::{At, Comm};
 use crate::error::Result;
 
-/// Communicators of one rank, besides that of all ranks.
+/// Communicators of one rank, in addition to the one of all ranks.
 pub(super) struct GradientGroups {
-    /// Replicas of a stage of this rank, where there are several.
+    /// Replicas of each stage of this rank, if there are several.
     replicas: BTreeMap<u16, Box<dyn Comm>>,
-    /// The first and the last stage of the LLM, where they share a parameter and are on two ranks.
+    /// First and last stage of the LLM, if they share a parameter and are on two ranks.
     tie: Option<Box<dyn Comm>>,
 }
 
 impl GradientGroups {
-    /// Makes them; every rank of the job takes part.
+    /// Splits the communicators from `world`; every rank of the job takes part.
     pub(super) fn split(job: &Job, placement: &RankPlacement, world: &dyn Comm) -> Result<Self> {
         let at = At::step(0, "split communicators");
         let own = job.modules.iter().find(|module| module.module == placement.module);
         let dp_size = own.map_or(1, |own| own.dp_size);
         let mut replicas = BTreeMap::new();
+        // A split is collective: ranks without such a stage take part, too, without a color.
         for chunk in 0..job.schedule.chunks() {
             let stage = placement.stages.get(chunk).copied();
             let color =
@@ -38,12 +39,12 @@ impl GradientGroups {
         Ok(Self { replicas, tie })
     }
 
-    /// The replicas of a stage, if there are several.
+    /// Returns the replicas of a stage, if there are several.
     pub(super) fn replicas(&self, stage: u16) -> Option<&dyn Comm> {
         self.replicas.get(&stage).map(AsRef::as_ref)
     }
 
-    /// The two ranks that share a parameter, if this is one of them.
+    /// Returns the communicator of the two ranks that share a parameter, if this is one of them.
     pub(super) fn tie(&self) -> Option<&dyn Comm> {
         self.tie.as_deref()
     }
@@ -53,7 +54,7 @@ fn color(group: usize, tp_rank: usize) -> u64 {
     (group as u64) << 32 | tp_rank as u64
 }
 
-/// First and last stage of the LLM, if they share a parameter and are on two ranks.
+/// Returns the first and last stage of the LLM, if they share a parameter and are on two ranks.
 fn ends_apart(job: &Job) -> Option<[u16; 2]> {
     let ends = job.llm_ends().filter(|_| !job.tied.is_empty());
     ends.filter(|_| job.llm().stages.len() > job.schedule.chunks())

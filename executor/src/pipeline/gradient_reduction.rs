@@ -1,11 +1,13 @@
-//! Sums of gradients over the replicas of a stage, while others still compute.
+//! Sums gradients over the replicas of a stage, overlapped with the backward passes.
 //!
-//! Gradients are put into buckets, the last parameter first, one collective each, begun as soon as the layers of its
-//! parameters are done with the stage's last backward and awaited at the step's end. What is in which bucket depends on sizes
-//! alone, so replicas begin the same collectives in the same order whatever they compute.
+//! Gradients are put into buckets, the last parameter first, with one all-reduce each. It starts as soon as
+//! the last backward pass of the stage has finished the layers of its parameters, and is awaited at the end
+//! of the step. Bucket contents depend on sizes alone, so all replicas start the same collectives in the same
+//! order.
 //!
-//! A tied LM head on another stage than the embedding has a copy of its weights; both gradients are added up between the two
-//! stages first, then each over its replicas: so both copies get the same bits, those of a stage that has both.
+//! If embedding and tied LM head are on different stages, each stage has a copy of the weights. The two
+//! gradients are first summed between the two stages, then over the replicas of each. So both copies get the
+//! same bits, and the same as on a stage that has both.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +19,10 @@ use crate::error::Result;
 use crate::model::parameters::Parameters;
 use crate::stage::Stage;
 
-/// A collective under way.
+/// An all-reduce in progress.
 struct Bucket {
     stage: u16,
-    /// Indices of the parameters whose gradients lie one behind the other.
+    /// Indices of the parameters whose gradients follow each other in the bucket.
     parameters: Vec<usize>,
     sum: Handle<Buffer>,
 }
@@ -32,31 +34,32 @@ struct Tied {
     state: TiedState,
 }
 
-/// How far the gradient of a tied parameter is.
+/// Progress of the gradient of a tied parameter.
 enum TiedState {
-    /// A collective is under way.
+    /// An all-reduce is in progress.
     Summed(Handle<Buffer>),
-    /// It is here: before the sum of both copies, because they are both on this rank; behind it, because there is no replica.
+    /// The gradient is here: both copies are on this rank and not yet summed, or there is no other replica to
+    /// sum with.
     Here(Vec<f32>),
 }
 
-/// What of a stage is not yet in a bucket.
+/// Parameters of a stage whose gradients are not yet in a started bucket.
 #[derive(Default)]
 struct Pending {
-    /// Trained parameters, the last one first: those of one block before those that two blocks use.
+    /// Trained parameters, the last one first; parameters that two blocks share come after all others.
     parameters: Vec<usize>,
-    /// How many of them belong to one block.
+    /// Number of parameters that a single block uses, at the start of `parameters`.
     in_one_block: usize,
     next: usize,
     open: Vec<usize>,
     values: Vec<f32>,
 }
 
-/// The sums of one step.
+/// All gradient sums of one step.
 pub(super) struct GradientReduction<'a> {
     job: &'a Job,
     groups: &'a GradientGroups,
-    /// Elements of a bucket; larger tensors have one of their own.
+    /// Elements of a bucket; a larger tensor has a bucket to itself.
     bucket_elements: usize,
     step: u64,
     pending: BTreeMap<u16, Pending>,
@@ -70,17 +73,19 @@ impl<'a> GradientReduction<'a> {
         Self { job, groups, bucket_elements, step, pending, buckets, tied }
     }
 
-    /// Where the step is in all collectives of a stage: replicas begin them in passes of different microbatches.
+    /// Returns step and name of the collectives of a stage. Replicas start them during passes of different
+    /// microbatches, so the name has no microbatch.
     fn at(&self, stage: u16) -> At {
         At::step(self.step, &format!("reduce stage {stage}"))
     }
 
-    /// Whether anything of a stage is added up over replicas.
+    /// Returns whether gradients of a stage are summed over replicas.
     pub(super) fn has_replicas(&self, stage: u16) -> bool {
         self.groups.replicas(stage).is_some()
     }
 
-    /// Begins to add up the gradients of the parameters from `first` on: a last backward adds nothing more to them.
+    /// Starts to sum the gradients of the parameters from index `first` on, which the last backward pass has
+    /// completed.
     pub(super) fn advance<D: Device>(
         &mut self,
         stage: u16,
@@ -93,6 +98,7 @@ impl<'a> GradientReduction<'a> {
         let ends = self.job.llm_ends().filter(|ends| ends.contains(&stage));
         let tied: &[String] = if ends.is_some() { &self.job.tied } else { &[] };
         let pending = self.pending.entry(stage).or_insert_with(|| Pending::new(parameters, tied));
+        // Parameters of two blocks wait for `complete`: an earlier block still adds to their gradients.
         while pending.next < pending.in_one_block && pending.parameters[pending.next] >= first {
             self.buckets.extend(pending.take(
                 stage,
@@ -106,7 +112,7 @@ impl<'a> GradientReduction<'a> {
         Ok(())
     }
 
-    /// Begins to add up all gradients of a stage that are left, once its last backward is done.
+    /// Starts to sum all remaining gradients of a stage, after its last backward pass.
     pub(super) fn complete<D: Device>(&mut self, number: u16, stage: &mut Stage<D>) -> Result<()> {
         let (device, at) = (stage.device().clone(), self.at(number));
         self.advance(number, &device, stage.parameters(), 0)?;
@@ -137,9 +143,10 @@ impl<'a> GradientReduction<'a> {
         Ok(())
     }
 
-    /// Waits for all sums and puts them where the gradients were.
+    /// Waits for all sums and writes them over the gradients.
     pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>) -> Result<()> {
         let at = At::step(self.step, "reduce tied parameters");
+        // Sums of tied parameters over replicas start before the wait for buckets, to overlap with it.
         let tied = sum_copies(self.tied, self.groups, at)?;
         for bucket in self.buckets {
             write(stages, bucket.stage, &bucket.parameters, bucket.sum.wait()?)?;
@@ -156,7 +163,7 @@ impl<'a> GradientReduction<'a> {
 }
 
 impl Pending {
-    /// - `tied`: names of parameters that are added up apart
+    /// - `tied`: names of parameters that are summed separately
     fn new<D: Device>(parameters: &Parameters<D>, tied: &[String]) -> Self {
         let specs = parameters.specs();
         let is_used_twice =
@@ -169,7 +176,7 @@ impl Pending {
         Self { in_one_block: in_one.len(), parameters: [in_one, in_two].concat(), ..Self::default() }
     }
 
-    /// Puts the next gradient into the open bucket, and begins the one before if that is full.
+    /// Adds the next gradient to the open bucket; starts the sum of the bucket before if that is full.
     fn take<D: Device>(
         &mut self,
         stage: u16,
@@ -182,6 +189,7 @@ impl Pending {
         let index = self.parameters[self.next];
         self.next += 1;
         let Some(gradient) = parameters.gradient_at(index) else { return Ok(None) };
+        // A tensor larger than a bucket closes the one before and is followed by a new one.
         let is_full = self.values.len() + gradient.len() > bucket_elements;
         let full = if is_full { self.close(stage, replicas, at)? } else { None };
         self.open.push(index);
@@ -189,7 +197,7 @@ impl Pending {
         Ok(full)
     }
 
-    /// Begins the open bucket.
+    /// Starts to sum the open bucket.
     fn close(&mut self, stage: u16, replicas: &dyn Comm, at: At) -> Result<Option<Bucket>> {
         if self.open.is_empty() {
             return Ok(None);
@@ -200,7 +208,7 @@ impl Pending {
     }
 }
 
-/// Waits for the sums of both copies of tied parameters and begins those over replicas.
+/// Waits for the sums over both copies of tied parameters and starts those over replicas.
 fn sum_copies(tied: Vec<Tied>, groups: &GradientGroups, at: At) -> Result<Vec<Tied>> {
     let (mut sums, mut here) = (Vec::with_capacity(tied.len()), Vec::new());
     for Tied { stage, parameter, state } in tied {
@@ -213,7 +221,7 @@ fn sum_copies(tied: Vec<Tied>, groups: &GradientGroups, at: At) -> Result<Vec<Ti
             TiedState::Here(own) => here.push((stage, parameter, own)),
         }
     }
-    // Both stages declare what they share in the same order.
+    // Both stages declare their shared parameters in the same order, so sorting pairs the copies.
     here.sort_by_key(|&(stage, parameter, _)| (stage, parameter));
     let last = here.split_off(here.len() / 2);
     for (mut first, mut last) in here.into_iter().zip(last) {
@@ -231,7 +239,7 @@ fn sum_copies(tied: Vec<Tied>, groups: &GradientGroups, at: At) -> Result<Vec<Ti
     sums.into_iter().map(over_replicas).collect()
 }
 
-/// Replaces the gradients of some parameters, which lie one behind the other in `sum`.
+/// Replaces the gradients of some parameters, which follow each other in `sum`.
 fn write<D: Device>(
     stages: &mut BTreeMap<u16, Stage<D>>,
     stage: u16,
@@ -244,6 +252,7 @@ fn write<D: Device>(
     for &index in parameters {
         let Some(gradient) = stage.parameters_mut().gradient_at_mut(index) else { continue };
         let elements = gradient.len();
+        // Gradients are f32 on every device, also where weights are bf16.
         *gradient = device.upload_exact(&sum[taken..taken + elements])?;
         taken += elements;
     }
@@ -265,7 +274,7 @@ mod tests {
     use crate::stage::Activations;
     use crate::weights::Seed;
 
-    /// Collectives that are under way when the last layer is done, when all layers are done, and at the end.
+    /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
     fn collectives(job: &Job, comm: &dyn Comm) -> Result<[usize; 3]> {
         let device = Cpu::new(1)?;
         let placement = job.placement(comm.rank())?;
@@ -309,7 +318,8 @@ mod tests {
             let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || count(comm))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         });
-        // Twelve tensors a layer, the last norm, and the embedding that the LM head shares. One is always being filled.
+        // Twelve tensors per layer, the last norm, and the embedding shared with the LM head. One is always
+        // being filled.
         assert_eq!(counts, [[12, 24, 26]; 2]);
     }
 }

@@ -1,14 +1,16 @@
-//! One rank of a job: the balancer's action lists run over stages and communicators.
+//! Runs one rank of a job: the action list of a schedule over stages and communicators.
 //!
-//! A [`Job`] says how a model is spread over ranks, a [`PipelineStepPlan`] what microbatches a step has and who encodes which medium;
-//! both are the same on all ranks. [`RankStep`] adds what this rank's own module needs. [`PipelineRank::step`] runs the rank's
-//! list of [`Action`](dflop_balancer::schedule::Action)s, the one that was simulated.
+//! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches of
+//! a step and the encoder replica of every medium. Both are the same on all ranks. [`RankStep`] adds the
+//! contexts of this rank's microbatches. [`PipelineRank::step`] runs the rank's list of
+//! [`Action`](dflop_balancer::schedule::Action)s, the same list that is simulated.
 //!
-//! **Guarantees.** No shape is ever sent: both ends of a message know it from the plan, and a message without rows is not
-//! sent at all. Sums have an order that the layout fixes: two runs give the same bits, over any transport. So does any number
-//! of stages, with one or two replicas; with more, the order in which replicas are added up depends on an element's placement in
-//! its bucket, hence on what else the stage holds. A rank or microbatch without media or tokens computes nothing
-//! there, and changes no gradient. Whatever fails on one rank ends the job on all, with the action that failed.
+//! **Guarantees.** No shape is ever sent: both ends of a message know it from the plan, and a message without
+//! rows is not sent at all. Sums have a fixed order: two runs give the same bits over any transport, and so
+//! does any number of stages with one or two replicas. With more replicas, the order in which they are summed
+//! depends on an element's position in its bucket, hence on the other parameters of the stage. A rank or
+//! microbatch without media or tokens computes nothing there and changes no gradient. A failure on one rank
+//! ends the job on all, with the failed action.
 //!
 //! # Examples
 //! ```
@@ -20,11 +22,13 @@
 //! use dflop_executor::device::Cpu;
 //! use dflop_executor::model::llm::TextBatch;
 //! use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
-//! use dflop_executor::pipeline::{Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep};
+//! use dflop_executor::pipeline::{
+//!     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
+//! };
 //! use dflop_executor::stage::Activations;
 //! use dflop_executor::weights::Seed;
 //!
-//! // three layers on two ranks, two microbatches of four tokens
+//! // Three layers on two ranks, two microbatches of four tokens.
 //! let model = ModelConfig::from_config(&serde_json::json!({"model_type": "qwen2", "hidden_size": 16,
 //!     "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
 //!     "vocab_size": 48}))?;

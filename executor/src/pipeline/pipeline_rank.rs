@@ -1,4 +1,4 @@
-//! One rank of a job.
+//! Holds the stages and communicators of one rank and runs its steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
 
-/// Gradients of a collective: 4 MiB.
+/// Default number of gradients per collective: 4 MiB.
 const BUCKET_ELEMENTS: usize = 1 << 20;
 
-/// What a step gave.
+/// Result of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutcome {
     /// Mean loss over the target tokens of the step; the same bits on all ranks.
     pub loss: f64,
-    /// When each action of this rank ran, in order.
+    /// Start and end of each action of this rank, in order.
     pub timeline: Vec<TimedAction>,
 }
 
-/// One rank of a job: its stages, its communicators.
+/// One rank of a job: its stages and communicators.
 pub struct PipelineRank<D: Device> {
     comm: Box<dyn Comm>,
     job: Arc<Job>,
@@ -39,18 +39,19 @@ pub struct PipelineRank<D: Device> {
     stages: BTreeMap<u16, Stage<D>>,
     is_plan_checked: bool,
     bucket_elements: usize,
-    /// Of the last number of rounds.
+    /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
+    /// the same.
     schedule: Option<(usize, Topology, Vec<Action>)>,
 }
 
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
     ///
-    /// - `stages`: those of [`Job::ranges`] for this rank, in order
+    /// - `stages`: built from [`Job::ranges`] of this rank, in order
     ///
     /// # Errors
-    /// [`Error::Job`] if the world or the stages are not those of the job, which ends the job on all ranks;
-    /// [`Error::Comm`] if another rank failed.
+    /// [`Error::Job`] if the number of ranks or the stages do not match the job, which ends the job on all
+    /// ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
         let placement = checked.map_err(|error| end(comm.as_ref(), At::step(0, "join the job"), error))?;
@@ -75,24 +76,25 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
-    /// Sets how many gradients are added up over replicas in one collective; a larger tensor has one of its own.
-    /// Default: 2^20, 4 MiB. The same on all ranks.
+    /// Sets the number of gradients that are summed over replicas in one collective; a larger tensor has one
+    /// to itself. Default: 2^20, 4 MiB. The same on all ranks.
     #[must_use]
     pub fn bucket_elements(mut self, elements: usize) -> Self {
         self.bucket_elements = elements;
         self
     }
 
-    /// Runs forward and backward of one global batch and adds up gradients over replicas.
+    /// Runs forward and backward of one global batch and sums gradients over replicas.
     ///
-    /// Gradients of a step before are discarded. Those of this step, of the mean loss over its target tokens, are left in the
-    /// stages' parameters, the same on all replicas.
+    /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
+    /// tokens are left in the stages' parameters, the same on all replicas.
     ///
     /// # Errors
-    /// [`Error::Plan`] if contexts do not fit the plan; those of stages, as [`Error::Loss`]; [`Error::Comm`]. Whatever fails
-    /// here ends the job on all ranks; others get [`Error::Comm`] that says what it was.
+    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as [`Error::Loss`];
+    /// [`Error::Comm`]. A failure here ends the job on all ranks; the others get an [`Error::Comm`] with its
+    /// text.
     pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {
-        let mut at = At::step(step.plan.step(), "begin the step");
+        let mut at = At::step(step.plan.step(), "start the step");
         let done = self.run(step, &mut at);
         done.map_err(|error| end(self.comm.as_ref(), at, error))
     }
@@ -105,6 +107,7 @@ impl<D: Device> PipelineRank<D> {
         rank_step.check(&self.job, &self.placement)?;
         for stage in self.stages.values_mut() {
             stage.begin_step(plan.step());
+            // A failed step may have left activations.
             stage.forget();
             let device = stage.device().clone();
             stage.parameters_mut().zero_gradients(&device)?;
@@ -130,8 +133,10 @@ impl<D: Device> PipelineRank<D> {
         Ok(StepOutcome { loss, timeline })
     }
 
-    /// The loss of the whole step. Every microbatch is brought by one rank, so the sum has the same bits for any layout.
+    /// Sums the losses of the step. Every microbatch comes from one rank, so the sum has the same bits for
+    /// any layout.
     fn mean_loss(&self, rank_step: &RankStep<D>, mut losses: Vec<f64>, at: At) -> Result<f64> {
+        // All TP ranks of a stage compute the same loss; the first one counts.
         if self.placement.tp_rank > 0 {
             losses.fill(0.0);
         }
@@ -139,12 +144,12 @@ impl<D: Device> PipelineRank<D> {
         Ok(losses.iter().sum::<f64>() * rank_step.plan.loss_scale())
     }
 
-    /// Walks over the stages of this rank, in order.
+    /// Iterates over the stages of this rank, in order.
     pub fn stages_mut(&mut self) -> impl Iterator<Item = &mut Stage<D>> {
         self.stages.values_mut()
     }
 
-    /// Walks over the stages of this rank with their numbers in the job, in order.
+    /// Iterates over the stages of this rank with their numbers in the job, in order.
     pub fn stages(&self) -> impl Iterator<Item = (u16, &Stage<D>)> {
         self.stages.iter().map(|(&number, stage)| (number, stage))
     }
@@ -155,7 +160,7 @@ impl<D: Device> PipelineRank<D> {
         self.comm.as_ref()
     }
 
-    /// Returns what this rank holds.
+    /// Returns the role of this rank: its module, replica and stages.
     #[must_use]
     pub fn placement(&self) -> &RankPlacement {
         &self.placement
@@ -168,11 +173,11 @@ impl<D: Device> PipelineRank<D> {
     }
 }
 
-/// Ends the job on all ranks, unless it is over.
+/// Ends the job on all ranks, unless it has ended already.
 fn end(comm: &dyn Comm, at: At, error: Error) -> Error {
     let is_over = matches!(&error, Error::Comm(error) if error.failure().is_some());
     if !is_over {
-        // The caller gets the reason itself; the failure is for the other ranks.
+        // The caller gets the error itself; the failure message is for the other ranks.
         drop(comm.abort(at, &error.to_string()));
     }
     error
@@ -191,7 +196,7 @@ fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<R
     for (&number, stage) in placement.stages.iter().zip(stages) {
         if job.stages[usize::from(number)].has_backward != stage.has_backward() {
             return refuse(format!(
-                "of rank {}: {} is trained otherwise than stage {number}",
+                "of rank {}: {} and stage {number} differ in what is trained",
                 comm.rank(),
                 stage.name()
             ));

@@ -1,8 +1,8 @@
-//! Which ranks hold what: the one place that maps pipeline ranks to world ranks.
+//! Maps module, replica, stage and tensor-parallel coordinates to world ranks.
 //!
-//! The ranks that share a stage by tensor parallelism are one pipeline rank and run the same action list. Of a message, TP
-//! rank `t` of the taker gets what TP rank `t mod n` of the giver's `n` sends: ranks of equal TP sizes talk pairwise, and
-//! no rank gets anything twice.
+//! The ranks that share a stage by tensor parallelism are one pipeline rank and run the same action list. A
+//! message from a pipeline rank of `n` TP ranks goes to TP rank `t` of the receiver from TP rank `t mod n` of
+//! the sender: with equal TP sizes ranks communicate pairwise, and no rank receives anything twice.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use super::job::Job;
 use crate::error::{Error, Result};
 use crate::model::whole::{ModuleKind, StageRange};
 
-/// What a world rank is in a job.
+/// Role of a world rank in a job: its coordinates and stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankPlacement {
-    /// Its pipeline rank.
+    /// Index of its pipeline rank.
     pub pipeline_rank: usize,
-    /// Its rank among those that share the pipeline rank.
+    /// Index among the ranks that share the pipeline rank.
     pub tp_rank: usize,
-    /// Its module.
+    /// The module it runs.
     pub module: ModuleKind,
     /// Its replica of the module: its DP rank.
     pub replica: usize,
@@ -32,7 +32,7 @@ impl Job {
         (0..self.modules.len()).map(|module| self.pipeline_ranks(module) * self.modules[module].tp_size).sum()
     }
 
-    /// Returns what a world rank holds.
+    /// Returns the role of a world rank.
     ///
     /// # Errors
     /// [`Error::Job`] if the job has no such rank.
@@ -45,6 +45,8 @@ impl Job {
                     ((world_rank - world) / module.tp_size, (world_rank - world) % module.tp_size);
                 let per_replica = ranks / module.dp_size;
                 let first = self.first_stage(index) + inside % per_replica;
+                // With several chunks, a rank holds every `per_replica`-th stage, as interleaved schedules
+                // expect.
                 let held = (first..self.first_stage(index) + module.stages.len()).step_by(per_replica);
                 return Ok(RankPlacement {
                     pipeline_rank: pipeline + inside,
@@ -57,25 +59,22 @@ impl Job {
             world += ranks * module.tp_size;
             pipeline += ranks;
         }
-        Err(Error::Job {
-            setting: "world size",
-            problem: format!("is {world}, there is no rank {world_rank}"),
-        })
+        Err(Error::Job { setting: "world size", problem: format!("is {world}, found rank {world_rank}") })
     }
 
-    /// Returns the layers of a place's stages, to build them from.
+    /// Returns the layers of a rank's stages, to build them from.
     #[must_use]
     pub fn ranges(&self, placement: &RankPlacement) -> Vec<StageRange> {
         placement.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
     }
 
-    /// Pipeline ranks of a module.
+    /// Returns the number of pipeline ranks of a module.
     pub(super) fn pipeline_ranks(&self, module: usize) -> usize {
         let module = &self.modules[module];
         module.stages.len() / self.schedule.chunks() * module.dp_size
     }
 
-    /// World ranks of a pipeline rank.
+    /// Returns the world ranks of a pipeline rank.
     ///
     /// # Panics
     /// If there is no such pipeline rank.
@@ -90,18 +89,18 @@ impl Job {
             world += ranks * module.tp_size;
             pipeline += ranks;
         }
-        panic!("there is no pipeline rank {pipeline_rank}")
+        panic!("the job has no pipeline rank {pipeline_rank}")
     }
 
-    /// World ranks that a rank sends to, of those of another pipeline rank.
+    /// Returns the world ranks of pipeline rank `to` that `from` sends to.
     pub(super) fn targets(&self, from: &RankPlacement, to: usize) -> impl Iterator<Item = usize> + use<> {
-        let (givers, tp_rank) = (self.world_ranks(from.pipeline_rank).len(), from.tp_rank);
-        self.world_ranks(to).skip(tp_rank).step_by(givers)
+        let (senders, tp_rank) = (self.world_ranks(from.pipeline_rank).len(), from.tp_rank);
+        self.world_ranks(to).skip(tp_rank).step_by(senders)
     }
 
-    /// World rank that sends to a rank, of those of another pipeline rank.
+    /// Returns the world rank of pipeline rank `from` that sends to `to`.
     pub(super) fn source(&self, from: usize, to: &RankPlacement) -> usize {
-        let givers = self.world_ranks(from);
-        givers.start + to.tp_rank % givers.len()
+        let senders = self.world_ranks(from);
+        senders.start + to.tp_rank % senders.len()
     }
 }

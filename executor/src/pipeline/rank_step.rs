@@ -1,4 +1,4 @@
-//! What one rank is given of a step.
+//! Inputs of one rank for a step: the plan and the contexts of its microbatches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::error::{Error, Result};
 use crate::model::context::{Context, Inputs};
 use crate::model::whole::ModuleKind;
 
-/// The plan of a step, and what this rank's own module needs of its own microbatches.
+/// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///
-/// A rank of the LLM is given contexts of texts and never sees a medium; a rank of an encoder is given contexts of the media
-/// that its replica encodes and never sees a text.
+/// A rank of the LLM gets contexts of texts and never sees a medium; a rank of an encoder gets contexts of
+/// the media that its replica encodes and never sees a text.
 pub struct RankStep<D: Device> {
     /// The plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,
-    /// Contexts by microbatch of the module ([`PipelineStepPlan::microbatches_of`]). Those planned without tokens may be left out.
-    /// Nothing is computed for a microbatch without tokens.
+    /// Contexts by microbatch of the module ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for
+    /// a microbatch without tokens; its context may be left out.
     pub contexts: BTreeMap<u32, Arc<Context<D>>>,
 }
 
 impl<D: Device> RankStep<D> {
-    /// The context of a microbatch that is computed.
+    /// Returns the context of a microbatch that is computed.
     pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<Context<D>>> {
         self.contexts
             .get(&microbatch)
@@ -34,8 +34,8 @@ impl<D: Device> RankStep<D> {
     /// Checks contexts against the plan.
     ///
     /// # Errors
-    /// [`Error::Plan`] that names the microbatch whose context is missing, another replica's, or has other tokens of media or
-    /// another loss scale than planned.
+    /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to another replica, or has
+    /// other tokens of media or another loss scale than planned.
     pub(super) fn check(&self, job: &Job, placement: &RankPlacement) -> Result<()> {
         let module = placement.module;
         let own: Vec<u32> = self.plan.microbatches_of(job, module, placement.replica).collect();
@@ -44,7 +44,7 @@ impl<D: Device> RankStep<D> {
         }
         for (&microbatch, context) in &self.contexts {
             if own.binary_search(&microbatch).is_err() {
-                let problem = format!("is none of replica {}", placement.replica);
+                let problem = format!("does not belong to replica {}", placement.replica);
                 return Err(self.refused(module, microbatch, problem));
             }
             self.check_context(job, module, microbatch, context)?;
@@ -64,18 +64,20 @@ impl<D: Device> RankStep<D> {
             if found == planned {
                 return Ok(());
             }
-            Err(self.refused(module, microbatch, format!("has {found} {what}, planned are {planned}")))
+            Err(self.refused(module, microbatch, format!("has {found} {what}, the plan has {planned}")))
         };
         match &context.inputs {
             Inputs::Text(text) if module == ModuleKind::Llm => {
+                // A microbatch planned without tokens is not computed, so its context must be empty.
                 if planned == 0 {
                     agree("tokens", context.layers.rows, 0)?;
                 }
                 let media = text.media.as_ref().map_or(0, |(_, rows)| *rows);
                 agree("tokens of media", media, self.plan.media_tokens(microbatch))?;
                 let scale = self.plan.loss_scale();
+                // Both are 1 / target tokens; the tolerance is far below the effect of a single token.
                 if (text.loss_scale - scale).abs() > 1e-9 * scale {
-                    let problem = format!("has the loss scale {}, the step {scale}", text.loss_scale);
+                    let problem = format!("has the loss scale {}, expected {scale}", text.loss_scale);
                     return Err(self.refused(module, microbatch, problem));
                 }
                 Ok(())
@@ -92,7 +94,7 @@ impl<D: Device> RankStep<D> {
     }
 }
 
-/// Rows that the last stage of a module has of a microbatch, as planned; exact for encoders.
+/// Returns the planned rows of a microbatch at the end of a module; exact for encoders.
 pub(super) fn tokens(plan: &PipelineStepPlan, job: &Job, module: ModuleKind, microbatch: u32) -> usize {
     match plan.route(job, module) {
         Some(route) => route.source_tokens(microbatch),

@@ -1,4 +1,4 @@
-//! Runs an action list over the stages of a rank.
+//! Executes an action list over the stages of a rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::model::Output;
 use crate::model::parameters::Parameters;
 use crate::stage::Stage;
 
-/// One step of one rank.
+/// Execution of one step on one rank.
 pub(super) struct StepExecution<'a, D: Device> {
     view: StepView<'a, D>,
     stages: &'a mut BTreeMap<u16, Stage<D>>,
     exchange: TransferBuffers<D>,
     reduction: GradientReduction<'a>,
-    /// The microbatch of every stage's last backward.
+    /// Microbatch of the last backward pass of every stage.
     last_backward: BTreeMap<u16, u32>,
-    /// Sums of losses of the microbatches that this rank has the loss of; 0 elsewhere.
+    /// Losses of the microbatches whose loss this rank computes; 0 for all others.
     losses: Vec<f64>,
 }
 
-/// What a rank has of a step once its list is done.
+/// Results of a rank after its action list.
 pub(super) struct StepResult {
     /// `[microbatches]`
     pub(super) losses: Vec<f64>,
@@ -55,15 +55,17 @@ impl<'a, D: Device> StepExecution<'a, D> {
         }
     }
 
-    /// Runs the list; `at` is where it stands, for errors.
+    /// Executes the list; `at` follows the current action, for errors.
     pub(super) fn list(mut self, list: &[Action], at: &mut At) -> Result<StepResult> {
         for action in list {
+            // The last backward pass of a stage completes its gradients, so their sums start there.
             if let Action::Backward(part) = action {
                 self.last_backward.insert(part.stage, part.microbatch);
             }
         }
         let mut clock = Clock::start(list.len());
         for (index, &action) in list.iter().enumerate() {
+            // Posted early, messages arrive while earlier actions compute.
             self.exchange.post(&self.view, list, index)?;
             *at = self.view.at(action);
             self.view.comm.note(*at);
@@ -82,9 +84,10 @@ impl<'a, D: Device> StepExecution<'a, D> {
         match action {
             Action::Forward(part) => self.forward(part),
             Action::Backward(part) => self.backward(part),
-            Action::BackwardInput(part) | Action::BackwardWeight(part) => {
-                Err(Error::Job { setting: "schedule", problem: format!("splits the backward of {part}") })
-            }
+            Action::BackwardInput(part) | Action::BackwardWeight(part) => Err(Error::Job {
+                setting: "schedule",
+                problem: format!("splits the backward pass of {part}"),
+            }),
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
                 let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage));
@@ -94,7 +97,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
                 let Some(transfer) = self.view.transfer(action) else {
                     return Err(Error::Job {
                         setting: "schedule",
-                        problem: format!("has no end for {action}"),
+                        problem: format!("has no edge for {action}"),
                     });
                 };
                 let (done, cpu_ns) = cpu_timed(|| self.exchange.run(&self.view, transfer));

@@ -1,4 +1,4 @@
-//! What every rank knows of a step before it: sizes of microbatches, their media, who encodes these.
+//! Plan of a step that all ranks share: sizes of microbatches, their media, the encoder replica of each.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -8,39 +8,39 @@ use super::route::{RoutePlan, RoutedMedium};
 use crate::error::{Error, Result};
 use crate::model::whole::ModuleKind;
 
-/// An image, video or clip of a microbatch.
+/// An image, video or audio clip of a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MediumPlan {
     /// The encoder.
     pub module: ModuleKind,
-    /// Tokens that the LLM reads of it.
+    /// Number of LLM tokens it becomes.
     pub tokens: usize,
-    /// Predicted time in one stage of the encoder; only how they compare matters.
+    /// Predicted time in one stage of the encoder; only the ratios matter.
     pub cost_ns: u64,
 }
 
 /// A microbatch of the LLM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MicrobatchPlan {
-    /// Tokens as planned, those of media among them. Texts may turn out to have more or fewer when they are counted; all stages of
-    /// a replica have to count the same. A microbatch planned without tokens has none.
+    /// Planned tokens, media included. Texts may have more or fewer once they are tokenized; all stages of a
+    /// replica must count the same. A microbatch planned without tokens has none.
     pub tokens: usize,
-    /// Its media in the order in which [`TextBatch::media_places`](crate::model::llm::TextBatch::media_places) has their
-    /// tokens.
+    /// Its media, in the order of their tokens in
+    /// [`TextBatch::media_places`](crate::model::llm::TextBatch::media_places).
     pub media: Vec<MediumPlan>,
 }
 
-/// A step: the same on all ranks, and all that they need to know of each other.
+/// Plan of a step: the same on all ranks, with everything that they need to know of each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineStepPlan {
     step: u64,
     target_tokens: u64,
     microbatches: Vec<MicrobatchPlan>,
-    /// Of every module before the LLM.
+    /// Routes of every module before the LLM.
     routes: Vec<RoutePlan>,
     /// Media rows of every microbatch.
     media_tokens: Vec<usize>,
-    /// Microbatches of one DP rank of the LLM.
+    /// Microbatches per DP rank of the LLM.
     rounds: usize,
 }
 
@@ -53,14 +53,15 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 }
 
 impl PipelineStepPlan {
-    /// Deals the media of every round out to the replicas of their encoders ([`assign_media`]), and routes their tokens.
+    /// Assigns the media of every round to replicas of their encoders ([`assign_media`]) and routes their
+    /// tokens.
     ///
     /// - `target_tokens`: of all microbatches together
     /// - `microbatches`: `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`
     ///
     /// # Errors
-    /// [`Error::Plan`] if the number of microbatches is no multiple of the DP size, or a microbatch has media of a module
-    /// that does not run, or more of them than tokens.
+    /// [`Error::Plan`] if the number of microbatches is not a multiple of the DP size, or a microbatch has
+    /// media of a module that does not run, or more media tokens than tokens.
     pub fn new(job: &Job, step: u64, target_tokens: u64, microbatches: Vec<MicrobatchPlan>) -> Result<Self> {
         let dp_size = job.llm().dp_size;
         if microbatches.is_empty() || !microbatches.len().is_multiple_of(dp_size) {
@@ -77,7 +78,7 @@ impl PipelineStepPlan {
         Ok(Self { step, target_tokens, microbatches, routes, media_tokens, rounds })
     }
 
-    /// Returns the step of the run.
+    /// Returns the number of the step.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
@@ -89,7 +90,7 @@ impl PipelineStepPlan {
         self.target_tokens
     }
 
-    /// Returns the factor on losses that makes their sum a mean: 1 / target tokens, 1 without any.
+    /// Returns the factor that turns the sum of losses into their mean: 1 / target tokens, or 1 without any.
     #[must_use]
     pub fn loss_scale(&self) -> f64 {
         1.0 / self.target_tokens.max(1) as f64
@@ -101,13 +102,13 @@ impl PipelineStepPlan {
         &self.microbatches
     }
 
-    /// Returns the microbatches of every DP rank of the LLM.
+    /// Returns the number of microbatches per DP rank of the LLM.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Returns the route of an encoder's media; `None` of a module that does not run, and of the LLM.
+    /// Returns the route of an encoder's media; `None` for the LLM and for a module that does not run.
     #[must_use]
     pub fn route(&self, job: &Job, module: ModuleKind) -> Option<&RoutePlan> {
         self.routes.get(job.module_index(module)?)
@@ -115,7 +116,8 @@ impl PipelineStepPlan {
 
     /// Returns the microbatches of a module that one of its replicas runs: `k * E + replica` of `E` replicas.
     ///
-    /// Those of an encoder are numbered by its own replicas; which media are in them says [`RoutePlan::of_source`].
+    /// Microbatches of an encoder are numbered by its own replicas; [`RoutePlan::of_source`] lists the media
+    /// of one.
     pub fn microbatches_of(
         &self,
         job: &Job,
@@ -126,7 +128,7 @@ impl PipelineStepPlan {
         (0..self.rounds).map(move |round| (round * replicas + replica) as u32)
     }
 
-    /// Returns the rows that encoders hand to a microbatch of the LLM.
+    /// Returns the number of rows that a microbatch of the LLM gets from encoders.
     ///
     /// # Panics
     /// If there is no such microbatch.
@@ -135,12 +137,12 @@ impl PipelineStepPlan {
         self.media_tokens[microbatch as usize]
     }
 
-    /// The route of a module by its index.
+    /// Returns the route of a module by its index.
     pub(super) fn route_of(&self, module: usize) -> &RoutePlan {
         &self.routes[module]
     }
 
-    /// Returns a digest of the plan and of the job's layout, for ranks to compare.
+    /// Returns a digest of the plan and of the job's layout, to be compared between ranks.
     #[must_use]
     pub fn digest(&self, job: &Job) -> u64 {
         let mut digest = Xxh3::new();
@@ -159,6 +161,7 @@ impl PipelineStepPlan {
             add(microbatch.media.len() as u64);
             microbatch.media.iter().for_each(|medium| add(medium.tokens as u64));
         }
+        // Routes follow from the costs, so these need no words of their own.
         for row in self.routes.iter().flat_map(RoutePlan::rows) {
             for word in [row.medium as u64, u64::from(row.source), u64::from(row.destination)] {
                 add(word);
@@ -183,7 +186,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
         return Err(refused(
             step,
             index,
-            format!("medium {medium} is for {module}, which encodes nothing here"),
+            format!("has medium {medium} for {module}, which does not run in this job"),
         ));
     }
     let tokens = tokens_of_media(microbatch);
@@ -193,7 +196,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
     Ok(())
 }
 
-/// The media of one encoder.
+/// Routes the media of one encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
     let dp_size = job.llm().dp_size;
@@ -206,6 +209,7 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
                 rows.push(RoutedMedium {
                     medium: index,
                     tokens: medium.tokens,
+                    // Replica 0 for now; the assignment below adds the replica.
                     source: (round * replicas) as u32,
                     source_offset: 0,
                     destination: destination as u32,

@@ -1,4 +1,4 @@
-//! Rows on their way between the parts of a step: posted, arrived, handed over on this rank, about to leave.
+//! Buffers rows between stages: posted receives, arrived rows, rows passed on within a rank, sends.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,16 @@ use crate::comm::{Handle, Payload, Shape};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// Actions by which receives are posted ahead of the one that waits for them.
+/// Number of following actions whose receives are posted in advance, so that messages arrive while others
+/// compute.
 const POSTED_AHEAD: usize = 16;
 
 type Key = (Flow, StageEdge);
 
-/// All rows of one step that are not inside a stage.
+/// All rows of one step that are outside a stage.
 pub(super) struct TransferBuffers<D: Device> {
     posted: BTreeMap<Key, Handle<Payload>>,
-    /// Actions whose receives are posted.
+    /// Number of actions whose receives are posted.
     posted_until: usize,
     arrived: BTreeMap<Key, Vec<f32>>,
     handed: BTreeMap<Key, D::Floats>,
@@ -46,6 +47,7 @@ impl<D: Device> TransferBuffers<D> {
             let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
             let Transfer { flow, edge, peer, .. } = transfer;
             let rows = view.rows(flow, edge)?;
+            // A message without rows is never sent, so nothing is posted for it.
             if rows > 0 {
                 let from = view.job.source(peer, view.placement);
                 let shape = Shape::f32(rows, view.width(edge));
@@ -57,7 +59,7 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Sends what is leaving, or waits for what was posted; nothing if the edge has no rows.
+    /// Sends the rows of a transfer, or waits for its posted receive; does nothing if there are no rows.
     pub(super) fn run(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
         let Transfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
@@ -66,7 +68,8 @@ impl<D: Device> TransferBuffers<D> {
         if transfer.is_send {
             return self.send(view, transfer);
         }
-        let handle = self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.taker, "awaits nothing"))?;
+        let handle =
+            self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
         if let Some(rows) = handle.wait()?.into_f32() {
             self.arrived.insert((flow, edge), rows);
         }
@@ -76,12 +79,13 @@ impl<D: Device> TransferBuffers<D> {
     fn send(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
         let Transfer { flow, edge, peer, .. } = transfer;
         let Some(rows) = self.leaving.remove(&(flow, edge)) else {
-            let part = if flow == Flow::Activations { edge.giver } else { edge.taker };
+            let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
             return Err(order(part, "has nothing to send"));
         };
         let (width, at) = (view.width(edge), view.at_edge(transfer));
         let targets: Vec<usize> = view.job.targets(view.placement, peer).collect();
         let Some((last, others)) = targets.split_last() else { return Ok(()) };
+        // All but the last target need a copy of the rows.
         for &to in others {
             let payload = Payload::f32(rows.len() / width, width, rows.clone())?;
             self.sends.push(view.comm.start_send(to, edge.tag(flow), at, payload)?);
@@ -91,17 +95,19 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Waits until everything has left, and checks that nothing is left over.
+    /// Waits until all sends are done, and checks that no rows are left.
     pub(super) fn finish(&mut self) -> Result<()> {
+        // Sends are awaited here instead of where they start, so that stages compute meanwhile.
         std::mem::take(&mut self.sends).into_iter().try_for_each(Handle::wait)?;
         let left = self.leaving.keys().chain(self.arrived.keys()).chain(self.handed.keys());
         match left.chain(self.posted.keys()).next() {
-            Some((_, edge)) => Err(order(edge.taker, "was given rows that no one asked for")),
+            Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
         }
     }
 
-    /// The rows that a part takes: of the stage beside it, or put together from those of all routes. `None` if it takes none.
+    /// Returns the input rows of a part: from its neighbor stage, or assembled from all routes. `None` if it
+    /// takes none.
     pub(super) fn take(
         &mut self,
         view: &StepView<'_, D>,
@@ -122,6 +128,7 @@ impl<D: Device> TransferBuffers<D> {
         if rows == 0 {
             return Ok(None);
         }
+        // Every row belongs to exactly one medium, so all zeros are overwritten.
         let mut whole = vec![0.0; rows * width];
         for edge in edges {
             if view.rows(flow, edge)? > 0 {
@@ -141,7 +148,7 @@ impl<D: Device> TransferBuffers<D> {
         device.upload(&rows)
     }
 
-    /// Puts what a part computed where the next parts find it: on this rank, or among what is leaving.
+    /// Stores the output rows of a part for the next parts: on this rank, or to be sent.
     pub(super) fn give(
         &mut self,
         view: &StepView<'_, D>,
@@ -167,7 +174,8 @@ impl<D: Device> TransferBuffers<D> {
             }
             return Ok(());
         }
-        let other = if first.giver == part { first.taker } else { first.giver };
+        // A direct neighbor on the same rank gets the rows without a copy through the host.
+        let other = if first.upstream == part { first.downstream } else { first.upstream };
         if view.topology.rank(other) == view.placement.pipeline_rank {
             self.handed.insert((flow, first), rows);
         } else {

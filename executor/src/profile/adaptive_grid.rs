@@ -1,58 +1,60 @@
-//! Which shapes to measure: those between which a prediction would be wrong.
+//! Chooses the shapes to measure: denser where interpolated predictions would be wrong.
 //!
-//! Begins with a coarse geometric grid. Then, level by level, the middle of every interval is measured and held against
-//! the curve that the cost model draws through the points on both sides of it. Where the curve misses by more than
-//! the bound, both halves are looked at in the next level. Points of former levels are measured again together with the new
-//! ones, so that a machine that becomes slower meanwhile does not look like a curve that bends.
+//! Starts with a coarse geometric grid. Then, level by level, the middle of every interval is measured and
+//! compared with the curve that the cost model draws through the points around it. Where the curve misses by
+//! more than the bound, both halves are examined in the next level. Points of earlier levels are measured
+//! again together with the new ones, so that a machine that slows down meanwhile does not look like a curve
+//! that bends.
 //!
-//! Ends where no interval is left, at the largest number of points, or when the source has spent its budget.
+//! Ends when no interval is left, at the maximum number of points, or when the source has spent its budget.
 
 use dflop_costmodel::TimeCurve;
 use dflop_costmodel::profile::Part;
 
 use crate::error::Result;
 
-/// What shapes are chosen for.
+/// Range and stop conditions of the choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Grid {
-    /// Attention grows with the square of its tokens, everything else with them.
+    /// Part of the profile: attention grows with the square of its tokens, everything else linearly.
     pub part: Part,
-    /// Fewest tokens.
+    /// Smallest number of tokens.
     pub tokens_min: u32,
-    /// Most tokens.
+    /// Largest number of tokens.
     pub tokens_max: u32,
-    /// From one point of the first grid to the next, at least 1.25.
+    /// Ratio of neighboring points in the first grid, at least 1.25.
     pub ratio: f64,
-    /// Relative error that interpolation may have in the middle of an interval.
+    /// Largest relative error of interpolation in the middle of an interval.
     pub error_bound: f64,
-    /// Most points.
+    /// Largest number of points.
     pub points_max: usize,
 }
 
-/// Something that takes a time for a number of tokens.
+/// A source of measured times by number of tokens.
 pub trait TimeSource {
-    /// Returns the number of tokens nearest to one that is wanted that there can be.
+    /// Returns the possible number of tokens that is nearest to `tokens`.
     fn snap(&self, tokens: u32) -> u32;
 
-    /// Measures points together, some of them for the second time, and returns their times, all above 0, in one unit.
+    /// Measures points together, some of them for the second time, and returns their times, all above 0, in
+    /// one unit.
     ///
     /// # Errors
-    /// Whatever running them may fail of.
+    /// Errors of the code that is measured.
     fn measure(&mut self, tokens: &[u32]) -> Result<Vec<f64>>;
 
-    /// Returns whether nothing more should be measured.
+    /// Returns whether the budget is spent, so that nothing more should be measured.
     fn is_spent(&self) -> bool;
 }
 
-/// What was chosen, and what is known of the rest.
+/// Chosen points, and the error that is left between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChosenPoints {
     /// Tokens and times, ascending.
     pub points: Vec<(u32, f64)>,
-    /// The largest error of an interval: of those that were looked at, in their middle; of halves that were not, that of
-    /// the whole before it was halved. `None` if no middle was measured.
+    /// Largest error of an interval, taken in its middle; a half that was not examined has the error of the
+    /// whole. `None` if no middle was measured.
     pub error_max: Option<f64>,
-    /// Intervals that the bound has not been shown for.
+    /// Number of intervals whose error is not known to be within the bound.
     pub open: usize,
 }
 
@@ -68,7 +70,7 @@ struct Interval {
 /// Chooses and measures points.
 ///
 /// # Errors
-/// Those of the source.
+/// Errors of the source.
 pub fn choose(grid: &Grid, source: &mut impl TimeSource) -> Result<ChosenPoints> {
     let mut tokens = first_grid(grid, source);
     let times = source.measure(&tokens)?;
@@ -80,7 +82,7 @@ pub fn choose(grid: &Grid, source: &mut impl TimeSource) -> Result<ChosenPoints>
         let mut middles = Vec::new();
         for interval in std::mem::take(&mut open) {
             match middle(interval, source) {
-                // Nothing lies between: what was found before stands.
+                // No number of tokens lies between: the error of the whole interval remains.
                 None => unmet.extend(interval.error),
                 Some(middle) => {
                     open.push(interval);
@@ -98,6 +100,7 @@ pub fn choose(grid: &Grid, source: &mut impl TimeSource) -> Result<ChosenPoints>
         let measured: Vec<(u32, f64)> = tokens.iter().copied().zip(times).collect();
         let (old, new) = measured.split_at(points.len());
         let Some(curve) = TimeCurve::new(grid.part, old) else { break };
+        // Intervals beyond the largest number of points were not measured, and stay open.
         let mut next = open.split_off(new.len());
         for (interval, &(middle, time)) in open.iter().zip(new) {
             let error = (curve.at(middle) / time - 1.0).abs();
@@ -116,7 +119,7 @@ pub fn choose(grid: &Grid, source: &mut impl TimeSource) -> Result<ChosenPoints>
     Ok(ChosenPoints { points, error_max: errors.reduce(f64::max), open: count })
 }
 
-/// Points at equal ratios, both ends among them.
+/// Returns points at equal ratios, including both ends.
 fn first_grid(grid: &Grid, source: &impl TimeSource) -> Vec<u32> {
     let (low, high) = (f64::from(grid.tokens_min.max(1)), f64::from(grid.tokens_max.max(grid.tokens_min)));
     let steps = ((high / low).ln() / grid.ratio.max(1.25).ln()).ceil().max(1.0) as u32;
@@ -127,7 +130,7 @@ fn first_grid(grid: &Grid, source: &impl TimeSource) -> Vec<u32> {
     tokens
 }
 
-/// The geometric mean, if there can be anything between.
+/// Returns the geometric mean, if a possible number of tokens lies strictly between.
 fn middle(interval: Interval, source: &impl TimeSource) -> Option<u32> {
     let mean = (f64::from(interval.low) * f64::from(interval.high)).sqrt();
     Some(source.snap(mean.round() as u32)).filter(|tokens| (interval.low + 1..interval.high).contains(tokens))
@@ -137,7 +140,7 @@ fn middle(interval: Interval, source: &impl TimeSource) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// A time by a function, on a clock that each measurement moves on.
+    /// Times by a function, on a clock that each measurement advances.
     struct Synthetic<F> {
         time: F,
         step: u32,
@@ -178,7 +181,7 @@ mod tests {
         points_max: 64,
     };
 
-    /// A line with a launch cost and a cache that ends at 1000 tokens.
+    /// A line with a launch cost, and a cache that ends at 1000 tokens.
     fn bent(tokens: f64) -> f64 {
         50.0 + 3.0 * tokens + 2.5 * (tokens - 1000.0).max(0.0)
     }
@@ -205,7 +208,7 @@ mod tests {
         }
         let near = chosen.points.iter().filter(|point| (700..1500).contains(&point.0)).count();
         let far = chosen.points.iter().filter(|point| (4000..8000).contains(&point.0)).count();
-        assert!(near > far, "points go where the time bends: {:?}", chosen.points);
+        assert!(near > far, "points are denser where the time bends: {:?}", chosen.points);
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! Predictions held against what microbatches of mixed samples really take.
+//! Compares predictions with measured times of random microbatches.
 //!
-//! Microbatches are drawn from a seed, packed as training packs them, and run through whole modules as one stage each,
-//! several times, all of them once in every round. A microbatch took the **median** of its runs; its **spread** is 1.4826 times their
-//! median absolute deviation, over the median: how far one run of the same microbatch is from another. The error of a
-//! prediction is its distance from the median, over the median.
+//! Microbatches are drawn from a seed, packed as in training, and run several times through whole modules of
+//! one stage each, all of them once per round. The time of a microbatch is the **median** of its runs. Its
+//! **spread** is 1.4826 times their median absolute deviation, over the median: the noise between runs of the
+//! same microbatch. The error of a prediction is its distance from the median, over the median.
 //!
-//! Every run of the first half of the microbatches then goes to the adaptive correction, in two intervals, so that it switches itself
-//! off where it does not pay; the second half says what it is worth. A profile that fits leaves nothing to correct: then both
-//! are the same.
+//! All runs of the first half of the microbatches then go to the adaptive correction, in two intervals, so
+//! that it turns itself off where it does not pay. The second half shows its value. A profile that fits
+//! leaves nothing to correct; then errors with and without correction are the same.
 
 use std::sync::Arc;
 
@@ -30,21 +30,22 @@ use crate::weights::Seed;
 
 /// Bound of the median error.
 pub const MEDIAN_BOUND: f64 = 0.05;
-/// Bound of the 95th percentile of errors where runs agree.
+/// Bound of the 95th percentile of errors if spreads are small.
 pub const P95_BOUND: f64 = 0.12;
-/// The same where they do not, over the 95th percentile of spreads.
+/// Bound of the 95th percentile of errors if spreads are large, as a multiple of the 95th percentile of
+/// spreads.
 pub const P95_SPREADS: f64 = 1.5;
-/// From median absolute deviation to standard deviation.
+/// Ratio of standard deviation to median absolute deviation of a normal distribution.
 const MAD_TO_DEVIATION: f64 = 1.4826;
 
-/// How much is drawn and run.
+/// Number and size of the microbatches that are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckOptions {
-    /// Microbatches, at least 2. Default: 48.
+    /// Number of microbatches, at least 2. Default: 48.
     pub microbatches: usize,
-    /// Runs of each, at least 1. Default: 7.
+    /// Number of runs of each, at least 1. Default: 7.
     pub repeats: usize,
-    /// Most tokens of a microbatch, of each module. Default: 2048.
+    /// Largest number of tokens of a microbatch in each module. Default: 2048.
     pub tokens_max: u32,
     /// Seed of microbatches and weights. Default: 1.
     pub seed: u64,
@@ -56,20 +57,20 @@ impl Default for CheckOptions {
     }
 }
 
-/// One module over one microbatch, forward and backward.
+/// Result of one module over one microbatch, forward and backward.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckedMicrobatch {
     /// The module.
     pub module: Module,
     /// Number of the microbatch, from 0.
     pub microbatch: usize,
-    /// Samples packed into it.
+    /// Number of samples packed into it.
     pub samples: usize,
     /// Tokens inside the module.
     pub tokens: usize,
-    /// What the profile predicts, in nanoseconds.
+    /// Time predicted from the profile, in nanoseconds.
     pub predicted_ns: u64,
-    /// The same with the correction that the first half has taught; `None` in the first half.
+    /// Prediction with the correction learned from the first half; `None` in the first half.
     pub corrected_ns: Option<u64>,
     /// Median of the runs in nanoseconds.
     pub measured_ns: u64,
@@ -80,61 +81,63 @@ pub struct CheckedMicrobatch {
     pub runs_ns: Vec<u64>,
 }
 
-/// Errors over some microbatches, as fractions.
+/// Relative errors of predictions over some microbatches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PredictionErrors {
-    /// Microbatches.
+    /// Number of microbatches.
     pub count: usize,
-    /// Mean signed error: above 0 where predictions are too long.
+    /// Mean signed error: above 0 if predictions are too long.
     pub bias: f64,
-    /// Median of the errors' sizes.
+    /// Median of absolute errors.
     pub median: f64,
-    /// Mean of the errors' sizes.
+    /// Mean of absolute errors.
     pub mean: f64,
-    /// 95 % of the errors are at most this large.
+    /// 95th percentile of absolute errors.
     pub p95: f64,
 }
 
-/// What was found of one module.
+/// Result of one module.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModuleCheck {
     /// The module.
     pub module: Module,
-    /// Of all its microbatches, without correction.
+    /// Errors over all its microbatches, without correction.
     pub errors: PredictionErrors,
     /// Median of the microbatches' spreads.
     pub spread_median: f64,
-    /// 95 % of the spreads are at most this large.
+    /// 95th percentile of the microbatches' spreads.
     pub spread_p95: f64,
-    /// What the 95th percentile of errors is held against.
+    /// Bound that the 95th percentile of errors is compared with.
     pub p95_bound: f64,
     /// Whether median and 95th percentile are within their bounds.
     pub is_within: bool,
-    /// Of the second half, without correction.
+    /// Errors over the second half, without correction.
     pub second_half: PredictionErrors,
-    /// Of the second half, with it.
+    /// Errors over the second half, with correction.
     pub corrected: PredictionErrors,
-    /// Shape bins whose factor is not one.
+    /// Number of shape bins whose correction factor is not 1.
     pub corrected_bins: usize,
 }
 
-/// All that was found.
+/// Results of a check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckReport {
-    /// What measured.
+    /// Clock that measured the runs.
     pub clock: Clock,
-    /// By module, encoders first.
+    /// Results by module, encoders first.
     pub modules: Vec<ModuleCheck>,
-    /// Everything that ran, microbatch by microbatch.
+    /// Results by microbatch and module.
     pub microbatches: Vec<CheckedMicrobatch>,
 }
 
-/// Runs microbatches and compares; `progress` is told what was done, a line at a time.
+/// Runs microbatches and compares their times with predictions; `progress` is called with one line of text at
+/// a time.
 ///
 /// - `predictor`: of the same model, without a correction
 ///
 /// # Errors
-/// Those of stages and predictions; [`Error::Input`] if encoder and cost model disagree on how many tokens media make.
+/// Errors of stages and predictions; [`Error::Input`] if encoder and cost model count different tokens of
+/// media.
 pub fn check(
     model: &MeasuredModel,
     predictor: &CostModel,
@@ -145,6 +148,7 @@ pub fn check(
     let mut dice = RandomMicrobatches::new(&model.spec, options.seed);
     let mut runs = Vec::new();
     for _ in 0..options.microbatches.max(2) {
+        // All microbatches are built first, so that rounds only compute.
         let drawn = dice.microbatch(options.tokens_max)?;
         runs.push(MicrobatchRuns::new(model, device, drawn)?);
     }
@@ -158,7 +162,7 @@ pub fn check(
             model.config.stage(device, &range, Frozen::default(), Activations::Stored, &seed)?,
         ));
     }
-    // The first round touches memory for the first time and is left out.
+    // The first round touches memory for the first time and is not counted.
     for round in 0..=options.repeats.max(1) {
         for runs in &mut runs {
             runs.run(model, &mut stages, round > 0)?;
@@ -168,12 +172,12 @@ pub fn check(
     compare(&runs, predictor, Clock::of(device))
 }
 
-/// A microbatch and what it took.
+/// A microbatch and its measured times.
 struct MicrobatchRuns {
     drawn: RandomMicrobatch,
     contexts: Vec<(Module, Arc<Context<Cpu>>)>,
     media_rows: usize,
-    /// Nanoseconds, by context, then by run.
+    /// Nanoseconds by context, then by run.
     taken_ns: Vec<Vec<u64>>,
 }
 
@@ -188,7 +192,7 @@ impl MicrobatchRuns {
         }
         let media_rows: usize = drawn.samples.iter().map(|sample| sample.media).sum();
         if media_rows != rows {
-            let problem = format!("make {rows} tokens, the cost model counts {media_rows}");
+            let problem = format!("has {rows} tokens in the encoders, {media_rows} in the cost model");
             return Err(Error::Input { input: "media", problem });
         }
         contexts.push((Module::Llm, Arc::new(text_context(device, &model.config.llm, &drawn.samples)?)));
@@ -268,7 +272,7 @@ fn compare(runs: &[MicrobatchRuns], predictor: &CostModel, clock: Clock) -> Resu
     Ok(CheckReport { clock, modules, microbatches })
 }
 
-/// Teaches a correction every run of these microbatches, a step each; `None` if there is nothing to correct.
+/// Fits a correction to all runs of these microbatches, one step each; `None` if there is nothing to correct.
 fn learn(
     runs: &[MicrobatchRuns],
     checked: &[CheckedMicrobatch],
@@ -282,7 +286,7 @@ fn learn(
             |&measured_ns: &u64| Observation { module: row.module, measured_ns, samples: samples.clone() };
         learned.extend(row.runs_ns.iter().filter(|_| !samples.is_empty()).map(observation));
     }
-    // Two intervals: what the first teaches must pay in the second.
+    // Two intervals: the table learned in the first must reduce errors in the second, or tracking stops.
     let interval_steps = (learned.len() / 2).max(1) as u64;
     let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
     let mut tracker = CorrectionTracker::new(options)?;
@@ -294,7 +298,7 @@ fn learn(
     Ok(table.filter(|table| table.changes().next().is_some()))
 }
 
-/// Sizes of samples inside a module, and their shares of what the pack was predicted to take.
+/// Returns sizes of samples inside a module, with their shares of the predicted time of the pack.
 fn shares(
     predictor: &CostModel,
     module: Module,
@@ -306,6 +310,7 @@ fn shares(
         samples.extend(predictor.predict_uncorrected(module, shape)?);
     }
     let sum: u64 = samples.iter().map(|sample| sample.1).sum();
+    // Times of single samples do not add up to that of the pack, as launch costs are shared.
     let scale = predicted_ns as f64 / sum.max(1) as f64;
     Ok(samples.into_iter().map(|(size, ns)| (size, (ns as f64 * scale).round() as u64)).collect())
 }
@@ -336,7 +341,7 @@ impl ModuleCheck {
 }
 
 impl PredictionErrors {
-    /// Errors of predicted against measured times.
+    /// Computes the errors of pairs of predicted and measured times.
     fn of(pairs: impl Iterator<Item = (u64, u64)>) -> Self {
         let errors: Vec<f64> =
             pairs.map(|(predicted, measured)| predicted as f64 / (measured as f64).max(1.0) - 1.0).collect();
@@ -355,7 +360,7 @@ impl PredictionErrors {
     }
 }
 
-/// The value that 95 % are not above; NaN of none.
+/// Returns the 95th percentile; NaN without values.
 fn percentile_95(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * 95).div_ceil(100).max(1) - 1;
@@ -400,7 +405,7 @@ mod tests {
         );
         assert!((good.p95_bound - 0.12).abs() < 1e-9);
         rows[0].predicted_ns = 700;
-        assert!(module(&rows).is_within, "one in twenty may be further off");
+        assert!(module(&rows).is_within, "one in twenty may be outside the bound");
         rows[1].predicted_ns = 870;
         assert!(!module(&rows).is_within, "two may not");
         rows[2].spread = 0.1;

@@ -1,8 +1,8 @@
-//! What computing takes on a device of threads.
+//! Measures computing time on a device: CPU time of one thread, or wall time of several.
 //!
-//! With one thread it is the CPU time of the thread that computes: [`Device::run`] moves the work to the pool's thread,
-//! and there the clock is read, so that what others do on the machine hardly counts. With several threads it is the time
-//! on the wall: threads share out an operation, and a stage takes as long as the last of them.
+//! With one thread, the CPU time of the computing thread is read: [`Device::run`] moves the work to the
+//! pool's thread, and the clock is read there, so that other processes hardly affect it. With several threads
+//! it is wall time: the threads share an operation, and a stage takes as long as the slowest of them.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::device::{Cpu, Device};
 
-/// Which clock measures.
+/// Clock that measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clock {
-    /// CPU time of the one thread that computes.
+    /// CPU time of the single computing thread.
     ThreadCpu,
-    /// Time on the wall.
+    /// Wall time.
     Wall,
 }
 
@@ -36,7 +36,7 @@ impl Clock {
         }
     }
 
-    /// Runs a closure where the device computes, and returns how long it took.
+    /// Runs a closure on the device's threads and returns its result and duration.
     pub fn time<R: Send>(self, device: &Cpu, body: impl FnOnce() -> R + Send) -> (R, Duration) {
         device.run(|| match self {
             Self::ThreadCpu => {
@@ -53,7 +53,7 @@ impl Clock {
     }
 }
 
-/// CPU time of this thread since it began.
+/// Returns the CPU time of this thread since its start.
 #[must_use]
 pub fn thread_cpu() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);

@@ -1,16 +1,17 @@
-//! From dimensions to the `config.json` of a family that has them: what a preset runs as.
+//! Writes a `config.json` with the sizes of a model spec, so that a preset can run.
 //!
-//! Only what a time depends on is stated. What dimensions leave open, such as epsilons, has the family's default.
+//! It has only the fields that times depend on. All others, such as epsilons, have the defaults of the
+//! model's family.
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use dflop_costmodel::tokens::VisionRule;
 use serde_json::{Value, json};
 
-/// Multiply-adds of a square patch of three colors.
+/// Color channels of a pixel.
 const COLORS: u32 = 3;
 
-/// A document whose encoder of images has the dimensions of the model's; `None` if the model has none.
+/// Returns a document whose vision encoder has the sizes of the model's; `None` if the model has none.
 pub(super) fn vision(spec: &ModelSpec) -> Option<Value> {
     let vision = spec.vision.as_ref()?;
     let encoder = &vision.encoder;
@@ -19,6 +20,7 @@ pub(super) fn vision(spec: &ModelSpec) -> Option<Value> {
         "hidden_size": encoder.hidden, "num_hidden_layers": encoder.layers - encoder.details.unused_layers.min(encoder.layers),
         "num_attention_heads": encoder.heads, "intermediate_size": encoder.ffn,
     });
+    // Stem inputs are colors × frames × side².
     let patch = |frames: u32| (encoder.stem_inputs / (COLORS * frames)).isqrt().max(1);
     let squares = |fields: &mut Value, kind: &str, pixels: u32| {
         fields["model_type"] = json!(kind);
@@ -77,11 +79,11 @@ pub(super) fn vision(spec: &ModelSpec) -> Option<Value> {
     }
 }
 
-/// A document whose encoder of audio has the dimensions of the model's; `None` if the model has none.
+/// Returns a document whose audio encoder has the sizes of the model's; `None` if the model has none.
 pub(super) fn audio(spec: &ModelSpec) -> Option<Value> {
     let audio = spec.audio.as_ref()?;
     let encoder = &audio.encoder;
-    // The stem reads six frames of mel bins for a token, and three rows of its own.
+    // The stem reads six frames of mel bins per token, and three rows of its own output.
     let mels = encoder.stem_inputs.saturating_sub(3 * encoder.hidden) / 6;
     Some(json!({
         "model_type": "qwen2_audio",
@@ -94,7 +96,7 @@ pub(super) fn audio(spec: &ModelSpec) -> Option<Value> {
     }))
 }
 
-/// A document with the dimensions of a language model.
+/// Returns a document with the sizes of a language model.
 pub(super) fn llm(spec: &LlmSpec) -> Value {
     let kind = if spec.details.attention_bias == AttentionBias::Qkv { "qwen2" } else { "llama" };
     json!({
@@ -106,7 +108,7 @@ pub(super) fn llm(spec: &LlmSpec) -> Value {
     })
 }
 
-/// Layers of full attention, the last of equal runs of windowed ones.
+/// Returns the layers with full attention, each the last of an equally long run of windowed layers.
 fn full_layers(layers: u32, windowed: u32) -> Vec<u32> {
     let full = layers - windowed.min(layers);
     (1..=full).map(|layer| layer * layers / full - 1).collect()

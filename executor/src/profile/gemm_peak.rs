@@ -1,15 +1,15 @@
-//! What matrix products reach at best on a device: the denominator of utilization.
+//! Measures the peak rate of matrix products on a device: the denominator of MFU.
 
 use super::clock::Clock;
 use crate::device::{Cpu, Device, Layout, Shape};
 use crate::error::Result;
 
-/// Rows, columns and length of the sums of the product that is timed: three matrices of 4 MiB.
+/// Side of the square matrices that are multiplied: three matrices of 4 MiB.
 const SIDE: usize = 1024;
 
-/// Measures the FLOP/s that a large square product of `f32` reaches, the best of so many runs (at least one).
+/// Measures the FLOP/s of a large square `f32` matrix product, the best of `runs` runs (at least one).
 ///
-/// The product is that of [`Device::gemm`], on all threads of the device; one that is not timed comes first.
+/// The product is [`Device::gemm`] on all threads of the device, after one run that is not timed.
 ///
 /// # Errors
 /// [`crate::Error::Memory`].
@@ -25,6 +25,7 @@ pub fn gemm_peak_flops(device: &Cpu, runs: usize) -> Result<f64> {
         let product = || device.gemm(shape, (&a, layout), (&b, layout), false, (&mut c, layout));
         let (done, taken) = Clock::of(device).time(device, product);
         done?;
+        // The first run warms up caches and threads.
         if run > 0 {
             best = best.min(taken.as_secs_f64());
         }

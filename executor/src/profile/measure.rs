@@ -1,9 +1,9 @@
-//! Measures all modules of a model into a profile.
+//! Measures the profile of a model, module by module.
 //!
-//! Each module is measured in two turns. First shapes are chosen ([`super::adaptive`]), with few runs of each. Then all
-//! shapes run in rounds, one after the other in every round, and only these runs go into the profile: whatever else the
-//! machine does meanwhile, it does to all shapes alike, and a shape finds caches and memory as another has left them, as
-//! in training.
+//! Each module is measured twice. First its shapes are chosen ([`super::adaptive_grid`]), with few runs of
+//! each. Then all shapes run in rounds, once per round, and only these runs go into the profile. So other
+//! load on the machine affects all shapes alike, and a shape finds caches and memory as another shape left
+//! them, as in training.
 
 use std::time::{Duration, Instant};
 
@@ -23,32 +23,32 @@ use crate::error::Result;
 
 /// Runs of a shape while shapes are chosen.
 const CHOOSING_RUNS: usize = 3;
-/// Rounds from which on the runs of the choice are left out.
+/// Number of rounds from which on the runs of the choice stay out of the profile.
 const ROUNDS_MIN: usize = 3;
-/// Points of one axis, at most.
+/// Largest number of points per axis.
 const POINTS_MAX: usize = 24;
-/// From one shape to the next, at first.
+/// Ratio of neighboring shapes in the first grid.
 const RATIO: f64 = 4.0;
-/// Shares of a module's time after which shapes of linear work, and then of attention, are chosen no more.
+/// Shares of a module's time budget after which the choice of linear shapes, then of attention shapes, ends.
 const CHOOSING_SHARES: [f64; 2] = [0.3, 0.5];
-/// Weight, gradient and the optimizer's two means of a parameter.
+/// Bytes of weight, gradient and the optimizer's two moments.
 const STATE_BYTES_PER_PARAMETER: u64 = 16;
-/// Bytes in use while a backward runs, over those that forward has kept.
+/// Peak bytes of a backward pass over the bytes that the forward pass saved.
 const TRANSIENT: u64 = 2;
-/// Runs of the product whose best is the peak.
+/// Number of products whose best rate is the peak.
 const PEAK_RUNS: usize = 5;
 
-/// How a model is measured.
+/// Options of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasureOptions {
-    /// Longest sequence, and most tokens of a microbatch inside a module. Default: 4096.
+    /// Length of the longest sequence, and tokens of the largest microbatch inside a module. Default: 4096.
     pub tokens_max: u32,
     /// Relative error of interpolation below which no further shapes are measured. Default: 0.05.
     pub error_bound: f64,
-    /// Time to measure for, on the wall, shared evenly by the modules; a round that is under way is ended, and every shape
-    /// of the first grid runs once whatever the time. Default: 300.
+    /// Wall time to measure for, shared evenly by the modules. A round in progress is completed, and every
+    /// shape of the first grid runs once in any case. Default: 300.
     pub seconds_max: f64,
-    /// Layers of each module that run, at most those of the model. Default: all.
+    /// Number of layers of each module that run, at most the model's. Default: all.
     pub layers: Option<usize>,
     /// Runs of a shape that go into the profile. Default: 7.
     pub repeats: usize,
@@ -62,29 +62,29 @@ impl Default for MeasureOptions {
     }
 }
 
-/// What was measured of a module.
+/// Report of the measurement of a module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModuleReport {
     /// The module.
     pub module: Module,
-    /// Layers that ran.
+    /// Number of layers that ran.
     pub layers: usize,
-    /// Shapes of its layers and ends, chosen by the time of all of them.
+    /// Shapes of the layers and of the parts outside them, chosen by the time of all.
     pub whole: ChosenPoints,
-    /// Lengths of attention in one layer; `None` where all sequences are of one length.
+    /// Attention lengths in one layer; `None` if all sequences have one length.
     pub attention: Option<ChosenPoints>,
-    /// Rounds over all shapes; with fewer than three the runs of the choice are in the profile, too.
+    /// Number of rounds over all shapes; with fewer than three, runs of the choice are in the profile, too.
     pub rounds: usize,
     /// Tokens of the largest microbatch.
     pub tokens: u32,
-    /// Bytes that its layers keep of a token from forward to backward.
+    /// Bytes that its layers save per token from forward to backward.
     pub kept_bytes_per_token: u64,
-    /// FLOP/s that it reaches, forward and backward, of FLOPs that are executed.
+    /// Executed FLOP/s, forward and backward, on the largest microbatch.
     pub flops: f64,
 }
 
 impl ModuleReport {
-    /// Returns the largest error that is left between shapes or lengths, as far as it is known.
+    /// Returns the largest known error between measured shapes or lengths.
     #[must_use]
     pub fn error_max(&self) -> Option<f64> {
         let lengths = self.attention.as_ref().and_then(|lengths| lengths.error_max);
@@ -92,23 +92,23 @@ impl ModuleReport {
     }
 }
 
-/// A profile, and what is known of it.
+/// A measured profile with a report per module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredProfile {
-    /// What predictions are made from.
+    /// The profile that predictions are made from.
     pub file: ProfileFile,
-    /// By module, encoders first.
+    /// Reports by module, encoders first.
     pub modules: Vec<ModuleReport>,
     /// FLOP/s of a large matrix product, see [`gemm_peak_flops`].
     pub peak_flops: f64,
-    /// What measured.
+    /// Clock that measured.
     pub clock: Clock,
 }
 
-/// Measures all modules of a model; `progress` is told what was done, a line at a time.
+/// Measures all modules of a model; `progress` is called with one line of text at a time.
 ///
 /// # Errors
-/// [`crate::Error::NotEnoughMemory`] if a module would not fit into memory; those of stages.
+/// [`crate::Error::NotEnoughMemory`] if a module would not fit into memory; errors of stages.
 pub fn measure(
     model: &MeasuredModel,
     device: &Cpu,
@@ -123,6 +123,7 @@ pub fn measure(
     let (mut reports, modules) = (Vec::new(), model.modules());
     for (index, &module) in modules.iter().enumerate() {
         let left = options.seconds_max - start.elapsed().as_secs_f64();
+        // Time that a module leaves unspent goes to the modules after it.
         let share = left.max(0.0) / (modules.len() - index) as f64;
         let turn = TimeBudget { start: Instant::now(), seconds: share };
         let (rows, report) = measure_module(model, device, options, module, turn, &mut progress)?;
@@ -133,7 +134,7 @@ pub fn measure(
     Ok(MeasuredProfile { file, modules: reports, peak_flops, clock })
 }
 
-/// A span of time that may be spent.
+/// Start and length of the time for a module.
 #[derive(Debug, Clone, Copy)]
 struct TimeBudget {
     start: Instant,
@@ -160,10 +161,11 @@ fn measure_module(
     memory_check::check(module, layers, state_bytes)?;
     let mut subject = ModuleUnderTest::new(model, device, module, layers, options.seed)?;
     let sequences = subject.sequences;
+    // At least one octave, so that the grid has two points.
     let (low, high) = (sequences.tokens_min(), options.tokens_max.max(2 * sequences.tokens_min()));
     let kept_bytes_per_token = subject.kept_bytes(low)? / u64::from(low);
     let kept = kept_bytes_per_token * u64::from(high);
-    // Weights and gradients are there already.
+    // Half of the state, weights and gradients, has been allocated by now.
     memory_check::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
     let grid = |part| Grid {
         part,
@@ -199,6 +201,7 @@ fn measure_module(
         rows.extend(subject.measure_optimizer()?);
         rounds += 1;
     }
+    // Too few rounds for a median: the runs of the choice are better than none.
     if rounds < ROUNDS_MIN {
         rows.extend(chosen_rows);
     }
@@ -223,7 +226,7 @@ fn measure_module(
     ))
 }
 
-/// Every shape once.
+/// Measures every shape once.
 fn round(subject: &mut ModuleUnderTest<'_>, shapes: &[u32], lengths: &[u32]) -> Result<Vec<Measurement>> {
     let mut rows = Vec::new();
     for &tokens in shapes {
@@ -235,7 +238,7 @@ fn round(subject: &mut ModuleUnderTest<'_>, shapes: &[u32], lengths: &[u32]) -> 
     Ok(rows)
 }
 
-/// The executor as a source of times.
+/// Source of times that runs the module.
 struct Source<'s, 'm> {
     subject: &'s mut ModuleUnderTest<'m>,
     is_attention: bool,
@@ -255,6 +258,7 @@ impl TimeSource for Source<'_, '_> {
     fn measure(&mut self, tokens: &[u32]) -> Result<Vec<f64>> {
         let mut times = vec![Vec::new(); tokens.len()];
         for run in 0..CHOOSING_RUNS {
+            // Every point needs one run, even after the budget is spent.
             if run > 0 && self.is_spent() {
                 break;
             }
@@ -276,7 +280,7 @@ impl TimeSource for Source<'_, '_> {
     }
 }
 
-/// The middle of some values, or the mean of the two in the middle; NaN of none.
+/// Returns the median, the mean of the middle two of an even number; NaN without values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match (values.len(), values.len() / 2) {
@@ -286,7 +290,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Bytes of all state of a module with so many layers, and its dimensions.
+/// Returns the bytes of all state of a module with `layers` layers, and its spec if it is an encoder.
 fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Option<EncoderSpec>) {
     let encoder = model.spec.encoders().find(|(of, ..)| *of == module);
     let encoder = encoder.map(|(_, encoder, _)| EncoderSpec { layers, ..encoder });
@@ -297,7 +301,7 @@ fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Opti
     (STATE_BYTES_PER_PARAMETER * parameters, encoder)
 }
 
-/// FLOPs that forward and backward execute.
+/// Returns the FLOPs that forward and backward execute.
 fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequences, tokens: u32) -> f64 {
     let (batch, length) = sequences.packed(tokens);
     let flops = if let Some(encoder) = with_layers(model, module, layers).1 {
@@ -338,7 +342,7 @@ fn metadata(device: &Cpu, clock: Clock, peak_flops: f64) -> Vec<(String, String)
     .to_vec()
 }
 
-/// The processor's name, where the system says it.
+/// Returns the processor's name, or the architecture if the system does not provide it.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

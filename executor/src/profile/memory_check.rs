@@ -1,20 +1,20 @@
-//! Whether what is to be measured fits into memory, asked before it is tried.
+//! Checks free memory before a module is measured.
 
 use dflop_costmodel::Module;
 
 use crate::error::{Error, Result};
 
-/// Share of the free memory that measuring may take.
+/// Share of free memory that a measurement may take.
 const SHARE: f64 = 0.9;
 
-/// Bytes of memory that are free, where the system says it.
+/// Returns the bytes of free memory, if the system reports them.
 fn free_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Fails where so many bytes are not free.
+/// Fails if fewer than `needed_bytes` are free.
 pub(super) fn check(module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
     against(free_bytes(), module, layers, needed_bytes)
 }
@@ -34,7 +34,10 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_before_it_is_tried() {
-        assert!(against(None, Module::Llm, 28, u64::MAX).is_ok(), "a system that does not say");
+        assert!(
+            against(None, Module::Llm, 28, u64::MAX).is_ok(),
+            "a system that does not report free memory"
+        );
         assert!(against(Some(1000), Module::Llm, 28, 900).is_ok());
         let error = against(Some(1000), Module::Llm, 28, 901).unwrap_err().to_string();
         assert!(

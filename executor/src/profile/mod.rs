@@ -1,8 +1,9 @@
-//! Measures what a model's stages take on this device, into the profile that the cost model predicts from.
+//! Measures the stages of a model on this device, as a profile that the cost model predicts from.
 //!
-//! [`measure`] runs parts of each module through the executor at shapes that [`adaptive_grid`] chooses and returns a
-//! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches of mixed samples, runs them as training does
-//! and holds predictions against what they took, with and without the adaptive correction. [`clock`] says what time is.
+//! [`measure`] runs parts of each module at shapes that [`adaptive_grid`] chooses and returns a
+//! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches of mixed samples, runs them as
+//! training does and compares predictions with measured times, with and without the adaptive correction.
+//! [`clock`] measures time.
 //!
 //! Everything here computes on [`crate::device::Cpu`].
 
@@ -31,28 +32,28 @@ pub use gemm_peak::gemm_peak_flops;
 pub use measure::{MeasureOptions, MeasuredProfile, ModuleReport, measure};
 pub use module_under_test::{PassDurations, time_optimizer, time_passes};
 
-/// A model as the executor runs it and as the cost model counts it.
+/// A model for the executor and for the cost model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredModel {
-    /// What runs.
+    /// The model that runs.
     pub config: ModelConfig,
-    /// What is predicted.
+    /// The model that times are predicted for.
     pub spec: ModelSpec,
 }
 
 impl MeasuredModel {
-    /// Takes a model from its `config.json`.
+    /// Reads a model from its `config.json`.
     ///
     /// # Errors
-    /// [`Error::Config`] or [`Error::Model`] if a field makes no sense or the executor has no counterpart to it.
+    /// [`Error::Config`] or [`Error::Model`] if a field is invalid or the executor does not support it.
     pub fn from_config(document: &Value, spec: ModelSpec) -> Result<Self> {
         Self { config: ModelConfig::from_config(document)?, spec }.checked()
     }
 
-    /// Takes a model from its dimensions alone, such as a preset's.
+    /// Builds a model from its sizes alone, such as a preset's.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the module which no family here has.
+    /// [`Error::Config`] that names the module which no supported family has.
     pub fn from_spec(spec: ModelSpec) -> Result<Self> {
         let vision =
             config_json::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;
@@ -61,14 +62,14 @@ impl MeasuredModel {
         Self { config: ModelConfig { vision: vision.flatten(), audio: audio.flatten(), llm }, spec }.checked()
     }
 
-    /// Holds what runs against what is predicted.
+    /// Checks that the model that runs has the sizes of the one that is predicted.
     fn checked(self) -> Result<Self> {
         for (module, encoder, _) in self.spec.encoders() {
             let runs = encoder.layers - encoder.details.unused_layers.min(encoder.layers);
             let found = self.encoder(module)?;
             if found.hidden() != encoder.hidden as usize || found.layers() != runs as usize {
                 let problem = format!(
-                    "makes {} layers of width {} of {module}, the cost model has {runs} of {}",
+                    "gives {module} {} layers of width {}, expected {runs} of {}",
                     found.layers(),
                     found.hidden(),
                     encoder.hidden
@@ -93,11 +94,11 @@ impl MeasuredModel {
         };
         encoder.as_ref().ok_or_else(|| Error::Config {
             field: "model_type".to_owned(),
-            problem: format!("has no encoder {module} here"),
+            problem: format!("has no encoder for {module} that the executor supports"),
         })
     }
 
-    /// What the first layers of a module are made of.
+    /// Returns the specs of the first layers of a module.
     fn layer_specs(&self, module: Module, layers: usize) -> Result<Vec<LayerSpec>> {
         if module == Module::Llm {
             return Ok((0..layers.min(self.config.llm.layers()))
@@ -108,7 +109,7 @@ impl MeasuredModel {
     }
 }
 
-/// The kind of a module in the executor.
+/// Returns the executor's kind of a module.
 const fn kind_of(module: Module) -> ModuleKind {
     match module {
         Module::Vision => ModuleKind::Vision,

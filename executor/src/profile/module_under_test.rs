@@ -1,8 +1,7 @@
-//! One module on the device, cut into the parts of a profile: its layers, what stands before and behind them, and the
-//! attention of a layer alone.
+//! Times one module by the parts of a profile: its layers, the parts outside them, and attention alone.
 //!
-//! Layers run as one stage, as they do in training. Attention is timed by the operation that layers call, on the same
-//! segments and right behind them; **linear work is what the layers took less that**.
+//! Layers run as one stage, as they do in training. Attention is timed by the operation that layers call, on
+//! the same segments and directly after them; **linear work is the time of the layers minus that**.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,26 +25,27 @@ use crate::ops::attention::AttentionShape;
 use crate::stage::{Activations, Stage, StageOptions, StageParts};
 use crate::weights::Seed;
 
-/// Least share of the layers' time that is left for linear work when attention is taken off: a guard against noise.
+/// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
+/// against noise.
 const LINEAR_SHARE_MIN: f64 = 0.02;
 
-/// What one microbatch takes in a stage.
+/// Durations of the passes of one microbatch in a stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassDurations {
     /// The forward pass.
     pub forward: Duration,
     /// The backward pass.
     pub backward: Duration,
-    /// Bytes that forward keeps for backward.
+    /// Bytes that the forward pass saves for the backward pass.
     pub kept_bytes: u64,
 }
 
 /// Times forward and backward of one microbatch; gradients are added to the stage's.
 ///
-/// - `input`: as [`Stage::forward`] takes it; the gradient of rows that come out are these rows
+/// - `input`: as for [`Stage::forward`]; output rows serve as their own gradient
 ///
 /// # Errors
-/// Those of the stage.
+/// Errors of the stage.
 pub fn time_passes(
     clock: Clock,
     stage: &mut Stage<Cpu>,
@@ -65,7 +65,7 @@ pub fn time_passes(
     Ok(PassDurations { forward, backward, kept_bytes })
 }
 
-/// Times a step of the optimizer over all parameters of a stage, after one that is not timed.
+/// Times an optimizer step over all parameters of a stage, after one that is not timed.
 ///
 /// # Errors
 /// [`Error::Memory`].
@@ -76,6 +76,7 @@ pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> 
     let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<Result<Vec<_>>>();
     let (mut means, mut squares) = (zeros()?, zeros()?);
     let mut taken = Duration::ZERO;
+    // The first step touches the memory of the moments for the first time.
     for step in 1..=2 {
         let adamw = AdamW { step, ..AdamW::default() };
         let parameters = stage.parameters_mut();
@@ -93,7 +94,7 @@ pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> 
     Ok(taken)
 }
 
-/// A module with so many layers.
+/// A module with a given number of layers, in stages that are timed separately.
 pub(super) struct ModuleUnderTest<'a> {
     model: &'a MeasuredModel,
     device: Cpu,
@@ -104,17 +105,17 @@ pub(super) struct ModuleUnderTest<'a> {
     windowed: usize,
     shape: AttentionShape,
     hidden: usize,
-    /// Before the layers, the layers, behind them.
+    /// Parts before the layers; `body` has the layers, `last` the parts after them.
     first: Stage<Cpu>,
     body: Stage<Cpu>,
     last: Stage<Cpu>,
 }
 
 impl<'a> ModuleUnderTest<'a> {
-    /// Takes the first `layers` layers of a module.
+    /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Those of the model; [`Error::Memory`].
+    /// Errors of the model; [`Error::Memory`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &Cpu,
@@ -130,6 +131,7 @@ impl<'a> ModuleUnderTest<'a> {
         };
         let attention = &first.attention;
         let all = model.config.layers(kind);
+        // A range without layers has only the parts before the first layer, or after the last.
         let end = |at: usize| {
             let range = StageRange { module: kind, layers: at..at };
             model.config.stage(device, &range, Frozen::default(), Activations::Stored, &Seed(seed))
@@ -156,7 +158,7 @@ impl<'a> ModuleUnderTest<'a> {
         })
     }
 
-    /// Bytes that layers keep of a microbatch.
+    /// Returns the bytes that the layers save of a microbatch.
     pub(super) fn kept_bytes(&mut self, tokens: u32) -> Result<u64> {
         let (batch, length) = self.sequences.packed(tokens);
         let context = self.context(batch, length)?;
@@ -179,7 +181,8 @@ impl<'a> ModuleUnderTest<'a> {
         time_passes(self.clock, &mut self.body, context, Some(input))
     }
 
-    /// Measures everything once at about so many tokens in all; returns rows, and the microseconds of all layers and ends.
+    /// Measures all parts once with about `tokens` tokens; returns measurements, and the microseconds of all
+    /// parts but the separate attention.
     pub(super) fn measure(&mut self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
         let (batch, length) = self.sequences.packed(tokens);
         let context = self.context(batch, length)?;
@@ -197,11 +200,13 @@ impl<'a> ModuleUnderTest<'a> {
             self.rows(part, layers, (batch, tokens), times)
         };
         let attention = |full: Duration, windows: Duration| {
+            // Layers differ only in their segments: whole sequences or windows.
             let full = microseconds(full) * (self.layers - self.windowed) as f64;
             full + microseconds(windows) * self.windowed as f64
         };
         let linear = |all: Duration, attention: f64| {
             let all = microseconds(all);
+            // Noise can make attention alone longer than the layers with it.
             (all - attention).max(LINEAR_SHARE_MIN * all)
         };
         let linear = [
@@ -225,13 +230,14 @@ impl<'a> ModuleUnderTest<'a> {
         Ok((rows, total))
     }
 
-    /// Measures the attention of one layer over one sequence; returns rows, and the microseconds of both passes.
+    /// Measures the attention of one layer over one sequence; returns measurements, and the microseconds of
+    /// both passes.
     pub(super) fn measure_attention(&self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
         let times = both(self.attention(&[0, tokens])?);
         Ok((self.rows(Part::Attention, 1, (1, tokens), times), times.iter().sum()))
     }
 
-    /// Measures the optimizer's step over layers and ends.
+    /// Measures the optimizer step over the layers and the parts outside them.
     pub(super) fn measure_optimizer(&mut self) -> Result<Vec<Measurement>> {
         let setting = |part, layers| Setting {
             module: self.module,
@@ -279,12 +285,12 @@ impl<'a> ModuleUnderTest<'a> {
             Measurement { setting, microseconds, bytes: None }
         };
         let rows = [row(Phase::Forward, forward), row(Phase::Backward, backward)];
-        // What takes no time is no measurement: an end that the module does not have.
+        // A module without such a part takes no time, and a profile has no rows of time 0.
         rows.into_iter().filter(|row| row.microseconds > 0.0).collect()
     }
 }
 
-/// A stage of layers alone, as one inside a pipeline has them.
+/// Builds a stage of layers alone, as inside a pipeline.
 fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<Stage<Cpu>> {
     let mut parts = StageParts::default();
     parts.add(false, |declaration| {
@@ -302,7 +308,7 @@ pub(super) fn microseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// The kind of a module.
+/// Returns the cost model's module of a kind.
 pub(super) const fn module_of(kind: ModuleKind) -> Module {
     match kind {
         ModuleKind::Vision => Module::Vision,

@@ -1,4 +1,4 @@
-//! Microbatches drawn from a seed: samples of mixed lengths, as datasets have them.
+//! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
 
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
@@ -7,31 +7,31 @@ use super::synthetic_inputs::{Media, SampleTokens};
 use crate::error::Result;
 use crate::model::encoder::Shown;
 
-/// Median tokens of a text, and the deviation of their logarithm.
+/// Median number of tokens of a text, and the standard deviation of their logarithm.
 const TEXT_MEDIAN: f64 = 120.0;
 const TEXT_DEVIATION: f64 = 0.9;
-/// Share of samples with a medium.
+/// Share of samples with an image; half of that share have audio.
 const MEDIA_SHARE: f64 = 0.4;
-/// Pixels of an image's sides.
+/// Range of the sides of an image, in pixels.
 const PIXELS: [f64; 2] = [96.0, 900.0];
-/// How often the sides of an image are taken down by a quarter until it fits.
+/// Number of times that the sides of an image are reduced by a quarter to make it fit.
 const SHRINKS_MAX: usize = 6;
-/// Seconds of a window of audio.
+/// Length of an audio window in seconds.
 const WINDOW_SECONDS: u64 = 30;
 
-/// What media put on an encoder.
+/// Encoder, its token rule, and the work that media put on it.
 type Work = (Module, MediaRule, EncoderWork);
 
-/// A microbatch, as it is predicted and as it runs.
+/// A microbatch: shapes to predict from, samples and media to run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RandomMicrobatch {
     pub(super) shapes: Vec<SampleShape>,
     pub(super) samples: Vec<SampleTokens>,
-    /// Of each encoder that has any.
+    /// Media of each encoder that has any.
     pub(super) media: Vec<(Module, Media)>,
 }
 
-/// Draws microbatches.
+/// Source of random microbatches.
 #[derive(Debug)]
 pub(super) struct RandomMicrobatches<'a> {
     spec: &'a ModelSpec,
@@ -43,7 +43,7 @@ impl<'a> RandomMicrobatches<'a> {
         Self { spec, state: seed }
     }
 
-    /// Uniform in `0..1`.
+    /// Draws a number uniformly from `0..1`.
     ///
     /// # Source
     /// `SplitMix64`: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
@@ -59,12 +59,14 @@ impl<'a> RandomMicrobatches<'a> {
     }
 
     fn normal(&mut self) -> f64 {
+        // Box-Muller; 1 - u is above 0, so its logarithm is finite.
         let (first, second) = (1.0 - self.uniform(), self.uniform());
         (-2.0 * libm::log(first)).sqrt() * libm::cos(2.0 * std::f64::consts::PI * second)
     }
 
-    /// Draws samples until one more would not fit into the tokens drawn for the microbatch.
+    /// Draws samples until the next one would exceed the number of tokens drawn for the microbatch.
     pub(super) fn microbatch(&mut self, tokens_max: u32) -> Result<RandomMicrobatch> {
+        // Log-uniform sizes: small microbatches, where fixed costs show, are as frequent as large ones.
         let budget = self.between(f64::from(tokens_max) / 6.0, f64::from(tokens_max)) as u64;
         let mut drawn = RandomMicrobatch { shapes: Vec::new(), samples: Vec::new(), media: Vec::new() };
         let (mut tokens, mut encoder_tokens) = (0, 0);
@@ -73,6 +75,7 @@ impl<'a> RandomMicrobatches<'a> {
             let sample = sample_tokens(&shape, &work);
             tokens += sample.tokens() as u64;
             encoder_tokens += work.iter().map(|(_, _, work)| work.encoder_tokens).max().unwrap_or(0);
+            // A single sample may be larger than the budget; a microbatch has at least one.
             let is_full = tokens > budget || encoder_tokens > u64::from(tokens_max);
             if is_full && !drawn.shapes.is_empty() {
                 return Ok(drawn);
@@ -84,7 +87,7 @@ impl<'a> RandomMicrobatches<'a> {
         }
     }
 
-    /// A sample whose media are small enough for one microbatch; without media if they cannot be.
+    /// Draws a sample whose media fit into one microbatch; drops its media if they do not.
     fn fitting(&mut self, budget: u64, tokens_max: u32) -> Result<(SampleShape, Vec<Work>)> {
         let mut shape = self.sample(budget);
         for _ in 0..SHRINKS_MAX {
@@ -124,7 +127,7 @@ impl<'a> RandomMicrobatches<'a> {
     }
 }
 
-/// Tokens of a sample in the LLM.
+/// Returns the LLM tokens of a sample.
 fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     let mut sample = SampleTokens::text(shape.text_tokens as usize);
     for (_, rule, work) in work {

@@ -1,4 +1,4 @@
-//! Which shapes a module can be measured at: what its sequences are.
+//! Lists the shapes that a module can be measured at, by the kind of its sequences.
 
 use dflop_costmodel::Module;
 use dflop_costmodel::model::ModelSpec;
@@ -8,27 +8,27 @@ use super::synthetic_inputs::Media;
 use crate::error::{Error, Result};
 use crate::model::encoder::Shown;
 
-/// Tokens of each sequence where linear work is measured and the length is free: a tile of attention, so that little of
-/// the time is attention's.
+/// Tokens per sequence in linear measurements, if the length is free: one tile of attention, so that
+/// attention takes little of the time.
 const SHORT: u32 = 64;
-/// Side of the images where linear work is measured and the size is free, in patches.
+/// Side of the images in linear measurements, if the size is free, in patches.
 const IMAGE_SIDE: u32 = 16;
 
-/// The sequences of a module.
+/// Kind of a module's sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sequences {
     /// Samples of any length.
     Text,
-    /// Tiles of so many tokens.
+    /// Image tiles with this number of tokens.
     Tiles(u32),
-    /// Full windows of so many tokens.
+    /// Full audio windows with this number of tokens.
     Windows(u32),
-    /// Images whose sides are multiples of so many patches.
+    /// Images whose sides are multiples of this number of patches.
     Images(u32),
 }
 
 impl Sequences {
-    /// Those of a module of a model.
+    /// Returns the kind of sequences of a module.
     ///
     /// # Errors
     /// [`Error::Config`] if the model has no such module.
@@ -50,12 +50,12 @@ impl Sequences {
         })
     }
 
-    /// Whether sequences differ in length, so that attention is measured over lengths.
+    /// Returns whether sequences differ in length, so that attention is measured by length.
     pub(super) const fn has_free_lengths(self) -> bool {
         matches!(self, Self::Text | Self::Images(_))
     }
 
-    /// Fewest tokens that are measured.
+    /// Returns the smallest number of tokens that is measured.
     pub(super) fn tokens_min(self) -> u32 {
         match self {
             Self::Text => SHORT / 4,
@@ -64,7 +64,7 @@ impl Sequences {
         }
     }
 
-    /// Sequences and tokens of each, for about so many tokens in all.
+    /// Returns the number of sequences and their length, for about `tokens` tokens in all.
     pub(super) fn packed(self, tokens: u32) -> (u32, u32) {
         match self {
             Self::Text if tokens < SHORT => (1, tokens.max(1)),
@@ -77,7 +77,7 @@ impl Sequences {
         }
     }
 
-    /// The length nearest to one that is wanted.
+    /// Returns the possible length that is nearest to `tokens`.
     pub(super) fn snap_length(self, tokens: u32) -> u32 {
         match self {
             Self::Text => tokens.max(1),
@@ -89,7 +89,7 @@ impl Sequences {
         }
     }
 
-    /// Media of sequences of one length; `None` of text.
+    /// Returns the media of `batch` sequences of one length; `None` for text.
     pub(super) fn media(self, batch: u32, tokens: u32) -> Option<Media> {
         match self {
             Self::Text => None,

@@ -1,4 +1,4 @@
-//! Made-up microbatches: lengths that are asked for, contents that do not matter for how long they take.
+//! Builds synthetic microbatches of given lengths; times do not depend on their contents.
 
 use crate::device::Cpu;
 use crate::error::Result;
@@ -6,14 +6,14 @@ use crate::model::context::Context;
 use crate::model::encoder::{EncoderConfig, MediaKind, Medium, Shown};
 use crate::model::llm::{IGNORED, LlmConfig, TextBatch};
 
-/// Tokens of a sample of the LLM.
+/// Tokens of a sample in the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SampleTokens {
-    /// Of its media, which come first and are not learned.
+    /// Tokens of its media, which come first and are not targets.
     pub(super) media: usize,
-    /// Around the media: not learned either.
+    /// Marker tokens around the media, which are not targets.
     pub(super) markers: usize,
-    /// Of its text, all of which is learned, but for a token that nothing stands before.
+    /// Text tokens, which are targets, except a token with none before it.
     pub(super) text: usize,
 }
 
@@ -26,21 +26,22 @@ impl SampleTokens {
         self.media + self.markers + self.text
     }
 
-    /// Tokens that are learned.
+    /// Returns the number of target tokens.
     pub(super) const fn targets(self) -> usize {
         if self.media + self.markers == 0 { self.text.saturating_sub(1) } else { self.text }
     }
 }
 
-/// Numbers around zero, none of them special.
+/// Returns numbers in `-1..1`, without special values.
 pub(super) fn numbers(len: usize) -> Vec<f32> {
     (0..len as u64)
+        // Multiplicative hash: cheap, and the same in every run.
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8)
         .map(|byte| f32::from(byte) / 128.0 - 1.0)
         .collect()
 }
 
-/// The context of an LLM for packed samples.
+/// Returns the context of an LLM for packed samples.
 pub(super) fn text_context(
     device: &Cpu,
     config: &LlmConfig,
@@ -52,6 +53,7 @@ pub(super) fn text_context(
         let first = labels.len();
         places.extend((first..first + sample.media).map(|place| place as u32));
         labels.resize(first + sample.media + sample.markers, IGNORED);
+        // A prime stride spreads tokens over the vocabulary, so that lookups touch many rows.
         labels.extend((0..sample.text as i64).map(|token| (token * 7919 + first as i64) % vocabulary));
         positions.extend(0..sample.tokens() as i64);
         ends.push(labels.len() as i32);
@@ -74,14 +76,14 @@ pub(super) fn text_context(
 pub(super) enum Media {
     /// Runs of tiles.
     Tiles(Vec<Shown>),
-    /// Layers, rows and columns of patches.
+    /// Frames, rows and columns of patches.
     Grids(Vec<[u32; 3]>),
-    /// Full windows.
+    /// Number of full windows.
     Windows(usize),
 }
 
 impl Media {
-    /// The context of an encoder for these media.
+    /// Returns the context of an encoder for these media.
     pub(super) fn context(&self, device: &Cpu, config: &EncoderConfig) -> Result<Context<Cpu>> {
         let elements = match config.media_kind() {
             MediaKind::Tiles { elements }
@@ -102,17 +104,19 @@ impl Media {
         }
     }
 
-    /// Adds media of the same kind behind these.
+    /// Appends media of the same kind.
     pub(super) fn append(&mut self, other: Self) {
         match (self, other) {
             (Self::Tiles(known), Self::Tiles(more)) => known.extend(more),
             (Self::Grids(known), Self::Grids(more)) => known.extend(more),
             (Self::Windows(known), Self::Windows(more)) => *known += more,
-            (known, other) => unreachable!("an encoder has one kind of media: {known:?}, {other:?}"),
+            (known, other) => {
+                unreachable!("an encoder takes one kind of media, found {known:?} and {other:?}")
+            }
         }
     }
 
-    /// Tiles, patches or windows.
+    /// Returns the number of tiles, patches or windows.
     pub(super) fn items(&self) -> usize {
         match self {
             Self::Tiles(shown) => shown.iter().map(Shown::tiles).sum(),

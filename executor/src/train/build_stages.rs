@@ -1,4 +1,4 @@
-//! The stages of a rank.
+//! Builds the stages of a rank and joins the job.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::weights::WeightSource;
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///
 /// # Errors
-/// [`Error::Job`] if the world is not the job's; those of weights; [`Error::Comm`].
+/// [`Error::Job`] if the number of ranks is not the job's; errors of weights; [`Error::Comm`].
 pub fn build_stages<D: Device>(
     comm: &dyn Comm,
     job: &Job,
@@ -30,6 +30,7 @@ pub fn build_stages<D: Device>(
     let place = job.placement(comm.rank())?;
     let color = place.pipeline_rank as u64;
     let group = comm.split(At::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
+    // The split above is collective, so it comes first even if the module is not shared.
     let is_shared = job.modules().iter().any(|own| own.module == place.module && own.tp_size > 1);
     let tensor_parallel =
         group.filter(|_| is_shared).map(|group| Arc::new(TensorParallel::new(Arc::from(group))));
@@ -40,11 +41,11 @@ pub fn build_stages<D: Device>(
     job.ranges(&place).into_iter().map(stage).collect()
 }
 
-/// Builds the stages of this rank and joins the others; all ranks of the job call it together. What fails on one rank ends
-/// the job on all.
+/// Builds the stages of this rank and joins the others; all ranks of the job call it together. A failure on
+/// one rank ends the job on all.
 ///
 /// # Errors
-/// Those of [`build_stages`] and [`PipelineRank::new`].
+/// Errors of [`build_stages`] and [`PipelineRank::new`].
 pub fn join_job<D: Device>(
     comm: Box<dyn Comm>,
     job: &Arc<Job>,
@@ -56,7 +57,7 @@ pub fn join_job<D: Device>(
     match build_stages(&*comm, job, device, frozen, activations, source) {
         Ok(stages) => PipelineRank::new(comm, job.clone(), stages),
         Err(error) => {
-            // The caller gets the reason itself; the failure is for the other ranks.
+            // The caller gets the error itself; the failure message is for the other ranks.
             drop(comm.abort(At::step(0, "build stages"), &error.to_string()));
             Err(error)
         }

@@ -1,4 +1,4 @@
-//! What the cost model and the simulator say of a step before it runs.
+//! Simulates a step before it runs, with the times that the cost model predicts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,23 +9,25 @@ use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::{Job, simulate};
 
-/// Predicted times of a step.
+/// Predicted schedule of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Forecast {
-    /// When the last rank ends, messages and sums of gradients taken as free.
+    /// End of the last rank, with messages and gradient sums taken as free.
     pub makespan_ns: u64,
-    /// When each pass of one rank runs, nanoseconds since the step's begin.
+    /// Times of each pass of one rank, in nanoseconds since the start of the step.
     passes: BTreeMap<(PassKind, Part), Range<u64>>,
 }
 
 impl Forecast {
-    /// Simulates the schedule of a job; a stage takes its share of a module's time by its layers, a third of it forward.
+    /// Simulates the schedule of a job. A stage takes the share of its module's time that its layers have, a
+    /// third of it forward.
     pub(super) fn new(job: &Job, pipeline_rank: usize, predicted: &PredictedTimes) -> Result<Self> {
         let layers = |module: usize| job.model().layers(job.modules()[module].module).max(1) as u64;
         let stage_ns = |stage: u16, microbatch: u32| {
             let stage = &job.stages()[usize::from(stage)];
             let module_ns = predicted.module_ns(stage.module(), microbatch);
             let own = stage.range.layers.len() as u64;
+            // Nanoseconds times layers may exceed 64 bits.
             (u128::from(module_ns) * u128::from(own) / u128::from(layers(stage.module()))) as u64
         };
         let (makespan_ns, events) = simulate(job, predicted.rounds(), stage_ns)?;
@@ -34,7 +36,7 @@ impl Forecast {
         Ok(Self { makespan_ns, passes })
     }
 
-    /// When an action runs, if it is a pass of this rank.
+    /// Returns the predicted time range of an action, if it is a pass of this rank.
     #[must_use]
     pub fn range(&self, action: Action) -> Option<Range<u64>> {
         let pass = action.pass()?;

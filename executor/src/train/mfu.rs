@@ -1,15 +1,15 @@
-//! Model FLOPs utilization: what share of the machine's peak the model's own arithmetic took.
+//! Model FLOPs utilization (MFU): the share of peak FLOP/s that the model's own arithmetic reached.
 //!
 //! # Source
-//! Chowdhery et al.: "`PaLM`: Scaling Language Modeling with Pathways", 2022, arXiv:2204.02311, appendix B: model FLOPs
-//! are those of forward and backward, with attention in full and nothing that is computed anew, over time and peak.
+//! Chowdhery et al.: "`PaLM`: Scaling Language Modeling with Pathways", 2022, arXiv:2204.02311, appendix B:
+//! FLOPs of forward and backward, with full attention and without recomputation, over time and peak.
 
 use dflop_costmodel::flops::{Attention, Recomputation};
 use dflop_costmodel::{CostModel, SampleShape};
 
 use crate::error::{Error, Result};
 
-/// Returns the model's FLOPs of training on the samples of a microbatch or a step, all modules together.
+/// Returns the training FLOPs of the model on the samples of a microbatch or a step, all modules together.
 ///
 /// # Errors
 /// [`Error::Model`] if the model cannot take a medium.
@@ -17,10 +17,10 @@ pub fn model_flops(model: &CostModel, samples: &[SampleShape]) -> Result<u128> {
     total(model, samples, Attention::Full, Recomputation::None)
 }
 
-/// Returns the FLOPs that are executed for it: causal attention over half of the pairs, and what is computed anew.
+/// Returns the FLOPs that are executed: causal attention over half of the pairs, and recomputation.
 ///
 /// # Errors
-/// As [`model_flops`].
+/// See [`model_flops`].
 pub fn executed_flops(
     model: &CostModel,
     samples: &[SampleShape],
@@ -39,10 +39,10 @@ fn total(
     Ok(modules.into_iter().map(|(_, flops)| flops.total()).fold(0, u128::saturating_add))
 }
 
-/// Returns FLOPs over what the machine could have done in that time; 1 is all of it.
+/// Returns the fraction of peak FLOP/s that was reached.
 ///
-/// - `peak_flops_per_second`: of all ranks together. Of a CPU the measured rate of large matrix products on the
-///   threads that are used, as its clock under load is in no data sheet.
+/// - `peak_flops_per_second`: of all ranks together. For a CPU use the measured rate of large matrix products
+///   on the same threads, as no data sheet has its clock rate under load.
 ///
 /// # Errors
 /// [`Error::Setting`] if time or peak is not above 0.
@@ -67,8 +67,9 @@ mod tests {
         CostModel::new(spec, DeviceRate::preset("a100").unwrap())
     }
 
-    /// 13,251,280,896,000 FLOPs of the layers with causal attention over one sample of 1000 tokens, 1,089,994,752,000 of
-    /// the LM head, as the cost model's tests have them from Python; attention once more: 2 * 28 * 28 * 128 * 1000².
+    /// The layers take 13,251,280,896,000 FLOPs with causal attention over one sample of 1000 tokens, the LM
+    /// head 1,089,994,752,000, as the cost model's tests have them from Python; attention once more: 2 * 28 *
+    /// 28 * 128 * 1000².
     #[test]
     fn model_flops_are_three_forwards_with_all_of_attention() {
         let samples = [SampleShape { text_tokens: 1000, target_tokens: 1000, ..SampleShape::default() }];

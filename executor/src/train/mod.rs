@@ -1,10 +1,11 @@
 //! Trains on one rank, step by step: inputs, pipeline, optimizer, corrections of the plan, report, trace.
 //!
-//! [`TrainingRank::step`] is called by all ranks together, as are all methods documented so. Reports are equal on all
-//! ranks except for times measured on their own clocks; print the one of rank 0. Measured times of modules are summed
-//! over ranks and correct the cost model that plans later steps ([`dflop_costmodel::correction`]); every rank computes
-//! the same correction tables without further messages. [`TraceWriter`] writes measured next to predicted times of every
-//! action, [`utilization`] is the MFU of a step.
+//! [`TrainingRank::step`] is called by all ranks together, as are all methods documented so. Reports are
+//! equal on all ranks except for times measured on their own clocks; print the one of rank 0. Measured times
+//! of modules are summed over ranks and correct the cost model that plans later steps
+//! ([`dflop_costmodel::correction`]); every rank computes the same correction tables without further
+//! messages. [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the
+//! MFU of a step.
 
 mod build_stages;
 mod forecast;

@@ -1,4 +1,4 @@
-//! Corrects the cost model behind the plans by measured times.
+//! Corrects the cost model of later plans by measured times.
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker};
 use dflop_loader::plan::{StepPlan, StepPlanner};
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::inputs::PredictedTimes;
 use crate::pipeline::Job;
 
-/// Learns corrections; every rank the same.
+/// Updates correction tables from measured times; every rank computes the same ones.
 pub(super) struct PlanCorrector(CorrectionTracker);
 
 impl PlanCorrector {
@@ -16,7 +16,7 @@ impl PlanCorrector {
         Ok(Self(CorrectionTracker::new(options)?))
     }
 
-    /// Takes the times of a step; at the end of an interval plans may change from a later step on.
+    /// Adds the times of a step. At the end of an interval, the planner may get a new table for later steps.
     pub(super) fn add_step(
         &mut self,
         job: &Job,
@@ -35,7 +35,7 @@ impl PlanCorrector {
         tracing::info!(
             error = interval.error_uncorrected,
             corrected = interval.error_corrected,
-            "predicted against measured stage times"
+            "predicted and measured stage times"
         );
         match interval.table {
             Some(table) => planner.correct(table).map_err(Error::from),

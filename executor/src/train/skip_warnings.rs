@@ -1,21 +1,23 @@
-//! Warnings of samples that nobody learns from.
+//! Logs warnings about skipped samples.
 
 use crate::device::Device;
 use crate::inputs::{InputReader, StepInputs};
 
-/// What was told so far.
+/// Number of skipped samples logged so far.
 #[derive(Debug, Default)]
 pub(super) struct SkipWarnings {
     skipped: usize,
 }
 
 impl SkipWarnings {
-    /// Begins behind what the index found, which is the same on all ranks and told by rank 0.
+    /// Starts after the samples that the index already skipped, which are the same on all ranks; rank 0 logs
+    /// those too.
     pub(super) fn new<D: Device>(rank: usize, inputs: &InputReader<D>) -> Self {
         Self { skipped: if rank == 0 { 0 } else { inputs.loader().skipped().len() } }
     }
 
-    /// Warns of what this rank's loader could not deliver since the last call, and on rank 0 of what the step is without.
+    /// Logs the samples that this rank's loader skipped since the last call, and on rank 0 those left out of
+    /// the step.
     pub(super) fn step<D: Device>(
         &mut self,
         rank: usize,
@@ -30,6 +32,7 @@ impl SkipWarnings {
         }
         self.skipped = skipped.len();
         for skipped in step_inputs.skipped.iter().filter(|_| rank == 0) {
+            // All ranks have the same list, so one of them logs it.
             let row = inputs.planner().row(step_inputs.plan.samples[skipped.index as usize]);
             let (step, key, reason) = (step_inputs.plan.step, row.key(), &skipped.reason);
             tracing::warn!(step, key, reason, "a sample is left out of a step");

@@ -1,8 +1,8 @@
-//! What is said of a step.
+//! Report of one training step.
 
 use serde::Serialize;
 
-/// What a step did; equal on all ranks but for `seconds` and what follows from it.
+/// Measurements of a step; equal on all ranks, except for times and values computed from them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepReport {
     /// Number of the step, from 0.
@@ -13,25 +13,25 @@ pub struct StepReport {
     pub gradient_norm: f64,
     /// Learning rate of the update.
     pub learning_rate: f64,
-    /// Samples that were learned from.
+    /// Samples that were trained on.
     pub samples: u64,
-    /// Samples that no rank learned from, because they are bad.
+    /// Samples that all ranks skipped.
     #[serde(rename = "dropped_samples")]
     pub skipped_samples: u64,
-    /// Tokens of these samples, media included.
+    /// Tokens of the samples trained on, media included.
     pub tokens: u64,
-    /// From the end of the step before to the end of this one.
+    /// Time from the end of the step before to the end of this one.
     pub seconds: f64,
-    /// Tokens over seconds, all ranks together.
+    /// Tokens per second of all ranks together.
     pub tokens_per_second: f64,
-    /// Model FLOPs of the samples over what all ranks could have done: measured rate of large matrix products.
+    /// Model FLOPs utilization: model FLOPs of the samples over peak FLOP/s of all ranks and `seconds`.
     pub mfu: f64,
-    /// Share of the ranks' time in which they computed no pass: pipeline bubbles, messages, optimizer, waits.
+    /// Share of the ranks' time without a pass: pipeline bubbles, messages, optimizer, waits.
     pub bubble_fraction: f64,
     /// Mean time that a rank waited for data.
     pub data_wait_seconds: f64,
-    /// Makespan of the step's passes as the cost model and the simulator have it.
+    /// Makespan of the step's passes as predicted and simulated.
     pub predicted_seconds: f64,
-    /// Makespan of the step's passes as it was: from the pipeline's begin to its end.
+    /// Makespan of the step's passes as measured, from start to end of the pipeline's action list.
     pub pipeline_seconds: f64,
 }

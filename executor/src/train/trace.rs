@@ -1,11 +1,11 @@
-//! The timeline of a run as trace events: what Perfetto and `chrome://tracing` open.
+//! Writes the timeline of a run as trace events, to be opened in Perfetto or `chrome://tracing`.
 //!
-//! Every rank is a process with two threads: `measured`, what its actions took, and `predicted`, where the simulator had
-//! put them. Each event has both times in its arguments. Steps of the predicted thread begin with those of the measured
-//! one, or when the step before has ended there.
+//! Every rank is a process with two threads: `measured` has the actions as they ran, `predicted` as they were
+//! simulated. Each event has both durations in its arguments. A step of the predicted thread starts with the
+//! measured one, or when the predicted step before has ended.
 //!
-//! Events are written as they come, one a line, in the array form of the format, whose end may be missing: the trace of a
-//! run that was killed opens as well.
+//! Events are written as they come, one per line, in the array form of the format, whose end may be missing:
+//! the trace of a killed run can be opened, too.
 //!
 //! # Source
 //! The Chromium project: "Trace Event Format", 2016, complete (`X`) and metadata (`M`) events.
@@ -20,25 +20,25 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::pipeline::TimedAction;
 
-/// Threads of a rank.
+/// Thread numbers of a rank.
 const MEASURED: u32 = 0;
 const PREDICTED: u32 = 1;
 
-/// An action of a step, with times since the step's start.
+/// An action of a step, with times since the start of the step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedAction {
-    /// What was done.
+    /// The action.
     pub action: Action,
-    /// When it was done.
+    /// Measured time range.
     pub measured_ns: Range<u64>,
-    /// Time that the rank computed meanwhile.
+    /// CPU time spent in that range.
     pub cpu_ns: u64,
-    /// When the simulator had it done, if it was asked.
+    /// Simulated time range, if the action was simulated.
     pub predicted_ns: Option<Range<u64>>,
 }
 
 impl TracedAction {
-    /// Takes what a pipeline timed, beside what the simulator said of the same action.
+    /// Combines a timed action with its simulated time range.
     #[must_use]
     pub fn new(timed: &TimedAction, predicted_ns: Option<Range<u64>>) -> Self {
         let TimedAction { action, start_ns, end_ns, cpu_ns } = *timed;
@@ -46,7 +46,7 @@ impl TracedAction {
     }
 }
 
-/// Writes events while a run goes on.
+/// Writes events during a run.
 #[derive(Debug)]
 pub struct TraceWriter<W: Write> {
     output: W,
@@ -56,7 +56,7 @@ pub struct TraceWriter<W: Write> {
 }
 
 impl<W: Write> TraceWriter<W> {
-    /// Begins a trace; `output` should be buffered.
+    /// Starts a trace; `output` should be buffered.
     ///
     /// # Errors
     /// [`Error::Trace`].
@@ -79,21 +79,22 @@ impl<W: Write> TraceWriter<W> {
 
     /// Writes the actions of a step of a rank.
     ///
-    /// - `start_ns`: start of the step since that of the run, not before that of the step before
+    /// - `start_ns`: start of the step since the start of the run; not before the start of the step before
     ///
     /// # Errors
-    /// [`Error::Input`] that names an action which ends before it begins; [`Error::Trace`].
+    /// [`Error::Input`] that names an action which ends before it starts; [`Error::Trace`].
     pub fn step(&mut self, rank: usize, step: u64, start_ns: u64, actions: &[TracedAction]) -> Result<()> {
         for action in actions {
             let ranges = [Some(&action.measured_ns), action.predicted_ns.as_ref()];
             if ranges.into_iter().flatten().any(|range| range.end < range.start) {
-                let problem = format!("action `{}` ends before it begins", action.action);
+                let problem = format!("action `{}` ends before it starts", action.action);
                 return Err(Error::Input { input: "timeline", problem });
             }
         }
         let measured = |action: &TracedAction| Some(action.measured_ns.clone());
         self.thread((rank, MEASURED), step, start_ns, actions, measured)?;
         let until = self.predicted_until_ns.get(&rank).copied().unwrap_or(0);
+        // A predicted step may be longer than the measured one; events of a thread must not overlap.
         let start_ns = start_ns.max(until);
         let predicted = |action: &TracedAction| action.predicted_ns.clone();
         self.thread((rank, PREDICTED), step, start_ns, actions, predicted)?;
@@ -104,7 +105,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Events of one thread, in order.
+    /// Writes the events of one thread, in order.
     fn thread(
         &mut self,
         (rank, tid): (usize, u32),
@@ -127,6 +128,7 @@ impl<W: Write> TraceWriter<W> {
     }
 
     fn event(&mut self, event: &Value) -> Result<()> {
+        // The comma comes first, so that a killed run leaves only complete events before the cut.
         let separator = if self.is_empty { "" } else { "," };
         self.is_empty = false;
         write!(self.output, "{separator}\n{event}").map_err(Error::Trace)
@@ -142,9 +144,9 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
-/// Joins the traces of ranks into one; the cut-off last line of a rank that was killed is left out.
+/// Joins the traces of ranks into one, without the truncated last line of a rank that was killed.
 ///
-/// Returns how many lines were left out.
+/// Returns the output and the number of lines left out.
 ///
 /// # Errors
 /// [`Error::Trace`].
@@ -168,7 +170,7 @@ pub fn join_traces<R: BufRead, W: Write>(
     Ok((writer.finish()?, left_out))
 }
 
-/// What the viewer colors alike.
+/// Returns the category of an action, which the viewer colors alike.
 fn category(action: Action) -> &'static str {
     match action {
         Action::Forward(_) => "forward",
@@ -230,7 +232,7 @@ mod tests {
         let mut writer = TraceWriter::new(Vec::new()).unwrap();
         writer.rank(rank, "rank of the LLM").unwrap();
         writer.step(rank, 4, 1_000, &actions()).unwrap();
-        // begins before the prediction of the step before has ended
+        // Starts before the prediction of the step before has ended.
         writer.step(rank, 5, 8_500, &actions()).unwrap();
         writer.finish().unwrap()
     }
@@ -246,7 +248,7 @@ mod tests {
         let expected = json!({"step": 4, "microbatch": 3, "stage": 1, "measured_ns": 2500, "predicted_ns": 2000,
             "cpu_ns": 7});
         assert_eq!(forward["args"], expected);
-        // of those that begin together the shorter one came first
+        // Of events with the same start, the shorter one comes first.
         assert_eq!(events[5]["cat"], "message");
         assert_eq!(events[7]["name"], "reduce gradients of stage 1");
         assert_eq!(events[7]["args"]["predicted_ns"], Value::Null);
@@ -256,7 +258,7 @@ mod tests {
             let mut end = 0.0;
             for event in of_thread {
                 let (start, length) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
-                // the second measured step began early on purpose
+                // The second measured step starts early on purpose.
                 assert!(event["pid"] == 2 && length >= 0.0 && (start >= end || event["args"]["step"] == 5));
                 assert!(tid == MEASURED || start >= end, "{event}");
                 end = start + length;
@@ -280,7 +282,7 @@ mod tests {
         let mut wrong = actions();
         wrong[1].predicted_ns = Some(Range { start: 5, end: 4 });
         let error = writer.step(0, 0, 0, &wrong).unwrap_err().to_string();
-        assert_eq!(error, "input `timeline`: action `forward 3 in stage 1` ends before it begins");
+        assert_eq!(error, "input `timeline`: action `forward 3 in stage 1` ends before it starts");
         assert_eq!(events(&writer.finish().unwrap()), Vec::<Value>::new());
     }
 }

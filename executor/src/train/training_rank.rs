@@ -1,4 +1,4 @@
-//! One rank of a run.
+//! Trains on one rank: takes steps, reports them, saves checkpoints.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -23,21 +23,21 @@ use crate::inputs::{InputReader, StepInputs};
 use crate::optimizer::JobOptimizer;
 use crate::pipeline::{Job, PipelineRank, StepOutcome};
 
-/// What a run does besides training.
+/// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
-    /// How plans are corrected by what is measured; `None` for not at all.
+    /// Correction of the cost model by measured times; `None` for none.
     pub correction: Option<CorrectionOptions>,
-    /// Rate of large matrix products of this rank, FLOP/s: the denominator of utilization.
+    /// FLOP/s of large matrix products on this rank: its part of the denominator of MFU.
     pub peak_flops_per_second: f64,
-    /// Where the timeline of this rank goes.
+    /// Writer of this rank's timeline, if any.
     pub trace: Option<TraceWriter<Box<dyn Write + Send>>>,
-    /// Seed, for saved states.
+    /// Seed of the run, for checkpoints.
     pub seed: u64,
-    /// How the model was cut, for saved states.
+    /// Layout of the model, for checkpoints.
     pub layout: Value,
 }
 
-/// One rank of a run: its feed, its stages, its part of the optimizer.
+/// One rank of a training run: its inputs, stages and part of the optimizer.
 pub struct TrainingRank<D: Device> {
     pipeline: PipelineRank<D>,
     inputs: InputReader<D>,
@@ -45,18 +45,18 @@ pub struct TrainingRank<D: Device> {
     options: TrainingRankOptions,
     corrector: Option<PlanCorrector>,
     skip_warnings: SkipWarnings,
-    /// Of all ranks together.
+    /// Sum over all ranks.
     peak_flops_per_second: f64,
     began: Instant,
-    /// End of the step before.
+    /// End of the step before, from which the time of a step is taken.
     ended: Instant,
 }
 
 impl<D: Device> TrainingRank<D> {
-    /// Joins the parts of a rank; all ranks call it together.
+    /// Joins pipeline, inputs and optimizer of a rank; all ranks call it together.
     ///
     /// # Errors
-    /// [`crate::Error::Model`] if a setting of the correction makes no sense; [`crate::Error::Comm`],
+    /// [`crate::Error::Model`] if a setting of the correction is invalid; [`crate::Error::Comm`],
     /// [`crate::Error::Trace`].
     pub fn new(
         pipeline: PipelineRank<D>,
@@ -65,8 +65,9 @@ impl<D: Device> TrainingRank<D> {
         mut options: TrainingRankOptions,
     ) -> Result<Self> {
         let comm = pipeline.comm();
+        // Ranks may run on different machines, so the peak of the job is the sum of theirs.
         let mut peak = [options.peak_flops_per_second];
-        comm.all_reduce(At::step(0, "add up peaks"), peak.as_mut_slice().into())?;
+        comm.all_reduce(At::step(0, "sum peaks"), peak.as_mut_slice().into())?;
         let rank = comm.rank();
         if let Some(trace) = &mut options.trace {
             let placement = pipeline.placement();
@@ -90,14 +91,14 @@ impl<D: Device> TrainingRank<D> {
     /// Takes one step; `None` at the end of the data. All ranks call it together.
     ///
     /// # Errors
-    /// Whatever fails on one rank ends the job on all; others get [`crate::Error::Comm`] that says what it was.
+    /// A failure on one rank ends the job on all; the others get a [`crate::Error::Comm`] with its text.
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         let done = self.try_step();
         done.inspect_err(|error| {
             let is_over = matches!(error, crate::Error::Comm(error) if error.failure().is_some());
             if !is_over {
                 let at = At::step(self.optimizer.steps(), "train");
-                // The caller gets the reason itself; the failure is for the other ranks.
+                // The caller gets the error itself; the failure message is for the other ranks.
                 drop(self.pipeline.comm().abort(at, &error.to_string()));
             }
         })
@@ -126,6 +127,7 @@ impl<D: Device> TrainingRank<D> {
             corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?;
         }
         self.trace(&step, &outcome, &forecast, start)?;
+        // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
         self.ended = ended;
         let seconds = ended.duration_since(before).as_secs_f64();
@@ -150,7 +152,7 @@ impl<D: Device> TrainingRank<D> {
         }))
     }
 
-    /// Model FLOPs of the samples that were learned from.
+    /// Returns the model FLOPs of the samples that were trained on.
     fn flops(&self, step: &StepInputs<D>) -> Result<u128> {
         let planner = self.inputs.planner();
         let is_kept = |index: usize| step.skipped.iter().all(|skipped| skipped.index as usize != index);
@@ -186,7 +188,7 @@ impl<D: Device> TrainingRank<D> {
         trace.step(self.pipeline.comm().rank(), step.plan.step, start_ns, &actions)
     }
 
-    /// Saves weights, optimizer and where the loader stands; all ranks call it together.
+    /// Saves weights, optimizer state and loader state; all ranks call it together.
     ///
     /// # Errors
     /// [`crate::Error::File`], [`crate::Error::NotSaved`], [`crate::Error::Comm`].
@@ -205,13 +207,13 @@ impl<D: Device> TrainingRank<D> {
         self.options.trace.map_or(Ok(()), |trace| trace.finish().map(drop))
     }
 
-    /// Returns the steps taken, those before a restored state included.
+    /// Returns the number of steps taken, including those before a restored checkpoint.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.optimizer.steps()
     }
 
-    /// Returns the feed.
+    /// Returns the reader of this rank's inputs.
     #[must_use]
     pub fn inputs(&self) -> &InputReader<D> {
         &self.inputs
@@ -229,7 +231,7 @@ impl<D: Device> TrainingRank<D> {
         self.pipeline.comm()
     }
 
-    /// Walks over the stages of this rank.
+    /// Iterates over the stages of this rank.
     pub fn stages(&self) -> impl Iterator<Item = &crate::stage::Stage<D>> {
         self.pipeline.stages().map(|(_, stage)| stage)
     }

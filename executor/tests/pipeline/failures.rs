@@ -1,4 +1,4 @@
-//! What fails on one rank ends the job on all, by name.
+//! A failure on one rank ends the job on all, with the name of the rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sampl
 use super::job::{Setting, Tamper, run_failing};
 use super::support::ALL;
 
-/// An embedding of one token that is not a number.
+/// Weights with NaN in the embedding of one token.
 struct Poisoned(usize);
 
 impl WeightSource for Poisoned {
@@ -31,7 +31,7 @@ fn two_stages() -> Vec<ModuleParallelism> {
     vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
 }
 
-/// What the ranks that did not fail themselves were told.
+/// Returns the errors of the ranks that did not fail themselves.
 fn told(errors: &[Error], culprit: usize) -> Vec<String> {
     let others = errors.iter().enumerate().filter(|(rank, _)| *rank != culprit);
     others
@@ -85,7 +85,7 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     };
     let tampers: [(Tamper<'_>, &str); 2] = [
         (&missing, "plan of step 0, microbatch 3 of the LLM: has no context"),
-        (&foreign, "plan of step 0, microbatch 0 of the LLM: is none of replica 1"),
+        (&foreign, "plan of step 0, microbatch 0 of the LLM: does not belong to replica 1"),
     ];
     for (tamper, expected) in tampers {
         let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), tamper);
@@ -94,7 +94,7 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     }
 }
 
-/// A clip's context on the rank of images, and images of another size than planned.
+/// A context of audio on the vision rank, and images of another size than planned.
 #[test]
 fn media_that_are_not_those_of_the_plan_end_all_ranks() {
     let model = with_encoders(true, true);
@@ -113,7 +113,7 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
         }
     };
     let errors = run_failing(&setting, (&samples, &vec![vec![0]]), &replaced(image(6)));
-    let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, planned are 4";
+    let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, the plan has 4";
     assert_eq!(errors[0].to_string(), expected);
     assert!(told(&errors, 0).iter().all(|told| told.contains(expected)));
 }
@@ -151,12 +151,12 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
         }
     };
     let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), &scaled);
-    let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, the step ";
+    let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, expected ";
     assert!(errors[1].to_string().starts_with(expected), "{}", errors[1]);
     assert!(told(&errors, 1).iter().all(|told| told.contains(expected)));
 }
 
-/// A rank that is late is named by those that wait for it, with what they wait for.
+/// The ranks that wait name the rank that is late, and the message that they wait for.
 #[test]
 fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
@@ -182,7 +182,7 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     }
 }
 
-/// Two stages of a replica that counted the same text otherwise.
+/// Two stages of a replica with different lengths of the same text.
 #[test]
 fn stages_with_different_texts_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());

@@ -19,7 +19,7 @@ use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::reference::Truth;
 use super::support::{Transport, patient, run};
 
-/// How a global batch is run.
+/// Settings of a run of a global batch.
 #[derive(Clone)]
 pub(crate) struct Setting {
     pub(crate) model: Arc<ModelConfig>,
@@ -31,7 +31,7 @@ pub(crate) struct Setting {
     pub(crate) steps: u64,
     pub(crate) bucket_elements: usize,
     pub(crate) is_plan_checked: bool,
-    /// Planned tokens of every microbatch that turn out not to be there.
+    /// Planned tokens that every microbatch lacks when it runs.
     pub(crate) surplus_tokens: usize,
     pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
@@ -60,7 +60,7 @@ impl Setting {
     }
 }
 
-/// What the ranks of a job have after their last step.
+/// Results of all ranks after their last step.
 pub(crate) struct Ran {
     pub(crate) truth: Truth,
     pub(crate) timelines: Vec<Vec<TimedAction>>,
@@ -69,12 +69,12 @@ pub(crate) struct Ran {
 struct OfRank {
     placement: RankPlacement,
     loss: f64,
-    /// By stage.
+    /// Gradients by stage.
     gradients: Vec<(u16, BTreeMap<String, Vec<f32>>)>,
     timeline: Vec<TimedAction>,
 }
 
-/// The contexts of one rank.
+/// Builds the contexts of one rank.
 pub(crate) fn work(
     job: &Job,
     placement: &RankPlacement,
@@ -119,7 +119,7 @@ pub(crate) fn pipeline(
         .bucket_elements(setting.bucket_elements))
 }
 
-/// Changes what a rank is given before it runs a step.
+/// Changes the inputs of a rank before it runs a step.
 pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut RankStep<Cpu>) + Sync);
 
 fn of_rank(

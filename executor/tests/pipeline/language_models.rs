@@ -1,4 +1,4 @@
-//! A language model alone: stages, schedules, replicas.
+//! Language models without encoders: stages, schedules, replicas.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_executor::model::whole::{Frozen, ModuleKind};
@@ -92,7 +92,8 @@ fn stages_of_replicas_give_the_bits_of_whole_ones() {
     }
 }
 
-/// Sums begin layer by layer within the last backward; one rank has nothing to do in its last microbatch, and another never.
+/// Sums start layer by layer in the last backward pass, also on ranks with an empty last microbatch or no
+/// work at all.
 #[test]
 fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits() {
     let samples = texts(4);
@@ -120,7 +121,7 @@ fn a_rank_without_samples_neither_hangs_nor_changes_a_gradient() {
     }
 }
 
-/// Texts that were planned by an estimate; a microbatch that was planned with tokens turns out to have none.
+/// Texts planned from an estimate; a microbatch planned with tokens turns out to have none.
 #[test]
 fn counted_tokens_may_differ_from_planned_ones() {
     let (model, samples) = (language_model(true), texts(4));
@@ -131,7 +132,7 @@ fn counted_tokens_may_differ_from_planned_ones() {
     assert_eq!(run_job(&estimated, &samples, &cut).truth, whole);
 }
 
-/// Ranks of one pipeline rank: here each computes the whole stage, so that all of them must have the same.
+/// TP ranks of one pipeline rank that each compute the whole stage, so that all must have the same values.
 #[test]
 fn ranks_that_share_a_stage_run_the_same_list() {
     let (model, samples, cut) = (language_model(true), texts(6), round_robin(6, 4));

@@ -1,4 +1,4 @@
-//! Models that see and hear: encoders with DP sizes of their own, routes, media that are missing.
+//! Multimodal models: encoders with DP sizes of their own, routes, missing media.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ fn clip(frames: u32, seed: u32) -> Item {
     Item::Clip { frames, seed }
 }
 
-/// Samples with no, one or several media of uneven sizes, of the modules of a model; one clip has no tokens.
+/// Makes samples with no, one or several media of uneven sizes for the modules of a model; one clip has no
+/// tokens.
 fn samples(model: &ModelConfig) -> Vec<Sample> {
     let media = [
         vec![image(2, 4, 1), clip(40, 2)],
@@ -38,7 +39,7 @@ fn samples(model: &ModelConfig) -> Vec<Sample> {
     (0..).zip(media).map(of).collect()
 }
 
-/// Every module in one stage, each on ranks of its own.
+/// Puts every module in one stage, on ranks of its own.
 fn apart(model: &ModelConfig) -> Vec<ModuleParallelism> {
     let stages = |module| ModuleParallelism::even(module, model.layers(module), 1);
     model.modules().into_iter().map(stages).collect()
@@ -97,7 +98,7 @@ fn a_job_over_tcp_has_the_bits_of_one_over_threads() {
     let (samples, cut) = (samples(&model), round_robin(8, 4));
     let setting = Setting { steps: 2, ..Setting::new(&model, replicated(&apart(&model), 2, 2)) };
     let over_threads = run_job(&setting, &samples, &cut).truth;
-    // A byte of room for what no one awaits yet: sends complete late.
+    // One byte for messages that no receive was posted for: sends complete late.
     let narrow = Setting { comm: setting.comm.buffered_bytes_max(1), ..setting.clone() };
     for other in [setting, narrow.clone()] {
         let over_tcp = Setting { transport: Transport::Tcp, ..other };
@@ -120,7 +121,7 @@ fn balanced_and_data_blind_cuts_have_the_same_gradients() {
     }
 }
 
-/// Microbatches, rounds, ranks and whole steps without images or clips, and ranks without any sample.
+/// Microbatches, rounds, ranks and whole steps without images or audio, and ranks without any sample.
 #[test]
 fn missing_media_neither_hang_nor_change_a_gradient() {
     for model in models() {
@@ -183,7 +184,7 @@ fn ranks_that_share_a_stage_may_be_of_different_numbers() {
     }
 }
 
-/// The large image is encoded on one replica, everything else of the round on the other.
+/// One replica encodes the large image, the other everything else of the round.
 #[test]
 fn encoders_deal_their_media_out_by_cost() {
     let model = with_encoders(true, false);

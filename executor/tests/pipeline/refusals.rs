@@ -1,4 +1,4 @@
-//! Jobs and plans that make no sense are refused before anything runs.
+//! Invalid jobs and plans are refused before anything runs.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::comm::{Settings, threads};
@@ -22,22 +22,26 @@ fn jobs_that_cannot_run_are_refused_by_setting() {
     let one = ScheduleKind::OneForwardOneBackward;
     let cut = |ranges: Vec<std::ops::Range<usize>>| vec![ModuleParallelism::new(ModuleKind::Llm, ranges)];
     for (modules, schedule, expected) in [
-        (vec![], one, "job: `modules` must be vision, audio, the LLM"),
-        (vec![vision.clone()], one, "the last at least: [Vision]"),
+        (vec![], one, "job: `modules` must be encoders in the order vision, audio, then the LLM"),
+        (vec![vision.clone()], one, "then the LLM; found [Vision]"),
         (vec![llm_alone.clone(), vision.clone()], one, "job: `modules` must be"),
         (
             vec![ModuleParallelism::even(ModuleKind::Audio, 2, 1), llm_alone.clone()],
             one,
             "2 layers, the model 0",
         ),
-        (cut(vec![0..2, 3..4]), one, "job: `stages` of Llm must go on with layer 2, not 3..4"),
+        (cut(vec![0..2, 3..4]), one, "job: `stages` of Llm must continue with layer 2, found 3..4"),
         (cut(vec![0..2, 2..2, 2..4]), one, "not 2..2"),
         (cut(vec![0..3]), one, "job: `stages` of Llm have 3 layers, the model 4"),
         (cut(vec![]), one, "have 0 layers"),
         (vec![llm(1).dp_size(0)], one, "must be above 0"),
         (vec![llm(1).tp_size(0)], one, "must be above 0"),
-        (vec![llm(2)], ScheduleKind::ZeroBubble, "job: `schedule` zb-h1 splits backwards"),
-        (vec![vision, llm(2)], ScheduleKind::Interleaved { chunks: 2 }, "interleaved:2 is for an LLM alone"),
+        (vec![llm(2)], ScheduleKind::ZeroBubble, "job: `schedule` zb-h1 splits backward passes"),
+        (
+            vec![vision, llm(2)],
+            ScheduleKind::Interleaved { chunks: 2 },
+            "interleaved:2 is for a language model",
+        ),
         (vec![llm(3)], ScheduleKind::Interleaved { chunks: 2 }, "needs a multiple of 2 stages, found 3"),
         (vec![llm(2)], ScheduleKind::Interleaved { chunks: 0 }, "needs a multiple of 0 stages"),
     ] {
@@ -57,8 +61,8 @@ fn plans_that_do_not_fit_the_job_are_refused_by_microbatch() {
     for (microbatches, expected) in [
         (vec![], "microbatch 0 of the LLM: 0 microbatches for 2 DP ranks"),
         (vec![text(); 3], "3 microbatches for 2 DP ranks"),
-        (vec![text(), with(ModuleKind::Audio, 2)], "microbatch 1 of the LLM: medium 0 is for audio"),
-        (vec![with(ModuleKind::Llm, 2), text()], "microbatch 0 of the LLM: medium 0 is for the LLM"),
+        (vec![text(), with(ModuleKind::Audio, 2)], "microbatch 1 of the LLM: has medium 0 for audio"),
+        (vec![with(ModuleKind::Llm, 2), text()], "microbatch 0 of the LLM: has medium 0 for the LLM"),
         (vec![text(), with(ModuleKind::Vision, 9)], "microbatch 1 of the LLM: has 8 tokens, its media 9"),
     ] {
         let error = PipelineStepPlan::new(&job, 5, 7, microbatches).unwrap_err().to_string();
@@ -83,7 +87,7 @@ fn a_world_or_stages_of_another_job_are_refused() {
     let comm = threads::world(1, Settings::default()).unwrap().remove(0);
     let error = PipelineRank::<Cpu>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
     assert_eq!(error, "job: `stages` of rank 0 are [0], found 0");
-    assert_eq!(job.placement(2).unwrap_err().to_string(), "job: `world size` is 2, there is no rank 2");
+    assert_eq!(job.placement(2).unwrap_err().to_string(), "job: `world size` is 2, found rank 2");
 }
 
 /// Ranks are numbered module by module, replica by replica, stage by stage, and by TP rank last.

@@ -1,4 +1,4 @@
-//! Theorems about routes: what is sent arrives, nothing else does, and gradients take the same way back.
+//! Properties of routes: everything sent arrives, nothing else does, and gradients return the same way.
 
 use dflop_executor::model::whole::ModuleKind;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RouteEnd};
@@ -9,8 +9,8 @@ use super::job::Setting;
 
 const WIDTH: usize = 3;
 
-/// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them) and whether the other encoder
-/// takes it.
+/// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them), and whether the
+/// other encoder takes the medium.
 fn steps() -> impl Strategy<Value = ([usize; 2], Vec<Vec<(usize, bool)>>)> {
     let sizes = prop::sample::select(vec![[1, 4], [4, 1], [3, 2], [4, 4], [5, 3], [1, 1], [2, 3]]);
     let media = || prop::collection::vec((0_usize..7, prop::bool::weighted(0.3)), 0..5);
@@ -41,7 +41,7 @@ proptest! {
         let plan = PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
         prop_assert_eq!(&plan, &PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
 
-        // Every row of a source has a value of its own.
+        // Every row of a source has a different value.
         let mut arrived: Vec<Vec<f32>> =
             (0..media.len()).map(|at| vec![-1.0; plan.media_tokens(at as u32) * WIDTH]).collect();
         let mut seen = 0;
@@ -74,7 +74,7 @@ proptest! {
                 prop_assert_eq!(back, sent);
             }
         }
-        // Every place got exactly one row.
+        // Every row got exactly one value.
         let mut values: Vec<i64> = arrived.concat().into_iter().map(|value| value as i64).collect();
         values.sort_unstable();
         prop_assert!((0..).zip(&values).all(|(at, &value)| value == at));

@@ -1,4 +1,4 @@
-//! Weights and activations of bf16, with masters of `f32`.
+//! Weights and activations in bf16, with master weights in `f32`.
 
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::{Comm, Communicator, threads};
@@ -19,7 +19,7 @@ fn optimizer<D: Device>(stage: &Stage<D>, precision: Precision, comm: &dyn Comm)
     JobOptimizer::new(settings(precision), comm, [stage]).unwrap()
 }
 
-/// Losses of steps on the same samples.
+/// Returns the losses of steps on the same samples.
 fn losses<D: Device>(device: &D, precision: Precision, steps: usize) -> Vec<f64> {
     let comm = alone();
     let mut stage = stage(device, 0..LAYERS, &Seed(1));
@@ -45,7 +45,7 @@ fn losses_of_bf16_are_within_two_percent_of_f32() {
 
 #[test]
 fn weights_and_activations_take_half_the_memory() {
-    /// Bytes of weights and gradients, of what a forward leaves, and of that with 4 bytes a number.
+    /// Bytes of weights and gradients, bytes saved by a forward pass, and the latter at 4 bytes per number.
     fn used<D: Device>(device: &D) -> [u64; 3] {
         let mut stage = stage(device, 0..LAYERS, &Seed(1));
         let weights = device.memory_used_bytes();
@@ -58,16 +58,17 @@ fn weights_and_activations_take_half_the_memory() {
     let own: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum();
     let all: usize = specs.iter().map(ParameterSpec::elements).sum();
     let [full, half] = [used(&Cpu::new(1).unwrap()), used(&CpuBf16::new(1).unwrap())];
-    // gradients are f32 in both, a tied one has two
+    // Gradients are f32 in both; a tied one has two.
     assert_eq!([full[0], half[0]], [4 * (own + all) as u64, (2 * own + 4 * all) as u64]);
-    // statistics of norms and attention stay f32: 6 of every 272 numbers of a row in a layer
+    // Statistics of norms and attention stay f32: 6 of every 272 numbers of a row in a layer.
     assert!(full[1] >= full[2] && full[2] == half[2], "{full:?} {half:?}");
     let share = half[1] as f64 / half[2] as f64;
     assert!((0.5..0.53).contains(&share), "{share}");
     println!("activations of a microbatch: {} bytes of f32, {} of bf16", full[1], half[1]);
 }
 
-/// A norm's scales are 1, below which numbers of bf16 are 0.004 apart: steps of 0.0001 are lost without masters.
+/// Scales of a norm are 1, near which bf16 has steps of 0.004: updates of 0.0001 are lost without master
+/// weights.
 #[test]
 fn masters_add_up_what_bf16_cannot_hold() {
     const STEPS: usize = 100;
@@ -93,7 +94,7 @@ fn masters_add_up_what_bf16_cannot_hold() {
         device.download(values).unwrap()
     };
     assert!(train(Precision::F32).iter().all(|&value| value == 1.0), "bf16 alone stalls");
-    // 100 steps of 0.0001, rounded to 1/256
+    // 100 steps of 0.0001, rounded to 1/256.
     assert!(train(Precision::Bf16).iter().all(|&value| (value - 0.99).abs() <= 0.002), "masters move");
 }
 

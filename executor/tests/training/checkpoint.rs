@@ -1,4 +1,4 @@
-//! Saved states: the same bits after a break, other layouts, damage.
+//! Checkpoints: the same bits after an interruption, other layouts, damage.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,7 @@ fn checkpoints(root: &Path) -> CheckpointDirectory {
     CheckpointDirectory::new(root).companion("config.json", document().to_string().into_bytes())
 }
 
-/// A stage and a trainer of this rank, from a seed or a state.
+/// Builds a stage and an optimizer of this rank, from a seed or a checkpoint.
 fn begin(
     comm: &dyn Comm,
     cuts: &[usize],
@@ -55,7 +55,8 @@ fn go_on(stage: &mut Stage<Cpu>, optimizer: &mut JobOptimizer<Cpu>, comm: &dyn C
     }
 }
 
-/// Trains up to a step on so many stages, from the newest state if there is one, and saves; weights of all ranks.
+/// Trains up to a step on several stages, from the newest checkpoint if any, and saves; returns weights of
+/// all ranks.
 fn train(root: &Path, cuts: &[usize], steps: u64) -> Weights {
     let ranks = run(Transport::Threads, cuts.len() - 1, patient(), |comm| {
         let checkpoints = checkpoints(root);
@@ -153,7 +154,7 @@ fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
     assert_eq!((&state["step"], &state["learning_rate"]["next"]), (&json!(1), &json!(0.01)));
 }
 
-/// Two states, at steps 1 and 2.
+/// Saves two checkpoints, at steps 1 and 2.
 fn two_states(root: &Path) {
     train(root, &[0, 2, 4], 1);
     train(root, &[0, 2, 4], 2);
@@ -181,7 +182,7 @@ fn damaged_states_are_passed_over_and_named_when_asked_for() {
                 *bytes.last_mut().unwrap() ^= 1;
                 fs::write(path, bytes).unwrap();
             },
-            "`model-00001-of-00002.safetensors` is damaged: it has another digest",
+            "`model-00001-of-00002.safetensors` is damaged: its digest differs from the manifest",
         ),
         (|state| fs::write(state.join("state.json"), "{").unwrap(), "`state.json` has 1 bytes, not"),
     ];
@@ -271,7 +272,7 @@ fn the_last_states_are_kept_and_a_step_can_be_saved_again() {
     assert_eq!(names, ["step-00000002", "step-00000003", "step-00000004"]);
 }
 
-/// Before the first update there is no state of the optimizer, and none is missed.
+/// Before the first update there is no optimizer state, and none is missed.
 #[test]
 fn a_state_of_step_0_begins_the_run() {
     let straight = train(tempfile::tempdir().unwrap().path(), &[0, 4], 2);

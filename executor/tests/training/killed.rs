@@ -1,6 +1,6 @@
-//! Processes that train and save are killed at any moment; what they saved is there.
+//! Processes that train and save are killed at any moment; their checkpoints survive.
 //!
-//! This very binary is the program: [`saving_process`] looks into the environment where to save.
+//! This binary is also the program: [`saving_process`] reads from the environment where to save.
 
 use std::fs;
 use std::path::Path;
@@ -19,12 +19,12 @@ use super::support::{Transport, patient, run};
 
 const DIRECTORY: &str = "EXECUTOR_TEST_SAVE_TO";
 const ARGS: [&str; 5] = ["--exact", "killed::saving_process", "--ignored", "--nocapture", "--quiet"];
-/// Kills of one run.
+/// Number of kills in one run.
 const KILLS: usize = 8;
-/// Most states that a process may have saved before it is killed.
+/// Largest number of checkpoints that a process saves before it is killed.
 const STATES_MAX: u64 = 3;
 
-/// Not a test: two ranks train on from the newest state, and save every step, until the process is killed.
+/// Not a test: two ranks train from the newest checkpoint and save every step, until the process is killed.
 #[test]
 #[ignore = "a process of the test below"]
 fn saving_process() {
@@ -56,7 +56,7 @@ fn train_and_save(root: &Path, comm: &dyn Comm) {
     }
 }
 
-/// The last step that a process said it had saved.
+/// Returns the last step that a process reported as saved.
 fn said(root: &Path) -> u64 {
     fs::read_to_string(root.join("saved")).map_or(0, |step| step.parse().unwrap())
 }
@@ -67,7 +67,7 @@ fn spawn(root: &Path) -> Child {
     command.spawn().unwrap()
 }
 
-/// Kills a process some time after it has saved a state, or several.
+/// Kills a process some time after it has saved one or several checkpoints.
 fn kill_after(root: &Path, states: u64, delay: Duration) {
     let before = said(root);
     let (mut child, start) = (spawn(root), Instant::now());
@@ -90,7 +90,7 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // a step with its state takes some milliseconds
+        // A step with its checkpoint takes some milliseconds.
         kill_after(root, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
         let states = root.join("states");
         partial += usize::from(
@@ -102,7 +102,7 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
         assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
         assert_eq!(saved.run().loader, json!(saved.step()));
     }
-    // The weights are those of a run that no one killed, on one rank.
+    // The weights are equal to those of an uninterrupted run on one rank.
     let saved = CheckpointDirectory::new(root.join("states")).latest(&comm).unwrap().unwrap();
     let device = Cpu::new(1).unwrap();
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));

@@ -1,4 +1,4 @@
-//! A tiny language model, and steps of it by hand: on one rank, or with a stage on each.
+//! A tiny language model, with steps written by hand: on one rank, or with one stage per rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) fn settings(precision: Precision) -> JobOptimizerSettings {
     }
 }
 
-/// Target tokens of a step.
+/// Counts the target tokens of a step.
 pub(crate) fn targets() -> u64 {
     LENGTHS.iter().map(|&length| length as u64 - 1).sum()
 }
@@ -85,7 +85,7 @@ pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches
     sum
 }
 
-/// Forward and backward of a step, a stage a rank, one microbatch after the other; the tied gradient is summed.
+/// Runs a step with one stage per rank, one microbatch after another; sums the tied gradient.
 pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step: u64) -> Result<f64> {
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
     let mut sum = 0.0;
@@ -128,13 +128,13 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     device.add(&other, gradient)
 }
 
-/// Mean loss of a step over its target tokens, from the sums of all ranks.
+/// Returns the mean loss of a step over its target tokens, from the sums of all ranks.
 pub(crate) fn mean_loss(mut sum: f64, comm: &dyn Comm, step: u64) -> f64 {
     comm.all_reduce(At::step(step, "loss"), std::slice::from_mut(&mut sum).into()).unwrap();
     sum / targets() as f64
 }
 
-/// Some steps on a rank that has all layers and all microbatches.
+/// Trains some steps on a rank that has all layers and all microbatches.
 pub(crate) fn train_whole<D: Device>(
     stage: &mut Stage<D>,
     optimizer: &mut JobOptimizer<D>,
@@ -150,7 +150,7 @@ pub(crate) fn train_whole<D: Device>(
     reports
 }
 
-/// Weights by name, in bits.
+/// Returns weights by name, in bits.
 pub(crate) fn weights<D: Device>(stage: &Stage<D>) -> BTreeMap<String, Vec<u32>> {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let of = |values| bits(stage.device().download(values).unwrap());

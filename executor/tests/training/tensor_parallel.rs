@@ -1,4 +1,4 @@
-//! Ranks that share stages: one norm, one saved state, whatever the degree.
+//! Ranks that share stages: one norm and one checkpoint for any tensor-parallel degree.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,8 +25,8 @@ fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
     config().stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, source).unwrap()
 }
 
-/// Trains up to a step on a group of this degree, from the newest state if there is one, and saves; returns norms and
-/// the weights of the first rank, whole.
+/// Trains up to a step with this tensor-parallel degree, from the newest checkpoint if any, and saves;
+/// returns norms and the whole weights of the first rank.
 fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
     let mut ranks = run(Transport::Threads, degree, patient(), |comm| {
         let comm: Arc<dyn Comm> = Arc::new(comm);
@@ -66,7 +66,7 @@ fn assert_near(a: &Whole, b: &Whole) {
     }
 }
 
-/// Of degree 4 two ranks each have the same keys and values.
+/// With degree 4, two ranks each have the same keys and values.
 #[test]
 fn a_shared_stage_trains_as_one_rank_to_rounding() {
     let directory = || tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Updates of one rank and of several.
+//! Updates on one rank and on several.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -60,12 +60,12 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
                 seen += 1;
             }
         }
-        // the tied embedding is on the first and the last rank
+        // The tied embedding is on the first and the last rank.
         assert_eq!(seen, whole.len() + 1);
     }
 }
 
-/// Adds up the gradients of replicas, as a pipeline does.
+/// Sums the gradients of replicas, as a pipeline does.
 pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
@@ -101,7 +101,7 @@ fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
     for (name, values) in &whole {
         let pairs = values.iter().zip(&ranks[0].0[name]);
         for (a, b) in pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
-            // a step is at most the learning rate, of which Adam may turn a gradient near zero
+            // A step is at most the learning rate, and Adam may turn the sign of a gradient near zero.
             assert!((a - b).abs() < 1e-3, "{name}: {a} {b}");
         }
     }
@@ -161,7 +161,8 @@ fn frozen_parameters_have_no_state_and_stay() {
     });
 }
 
-/// The recorded weights after three steps of `torch.optim.AdamW` (`tests/record/executor_parity.py`).
+/// Compares with the weights recorded after three steps of `torch.optim.AdamW`
+/// (`tests/record/executor_parity.py`).
 #[test]
 fn three_steps_with_clipping_are_those_of_torch() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor/qwen2");
@@ -211,7 +212,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
         let difference = values.iter().zip(&truth).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         worst = worst.max(difference);
     }
-    // two steps of at most 0.01 were taken
+    // Two steps of at most 0.01 were taken.
     assert!(worst < 2e-6, "{worst}");
     println!("largest difference of a weight: {worst:.1e}");
 }
