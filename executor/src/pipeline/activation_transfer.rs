@@ -48,7 +48,7 @@ pub(super) struct StepView<'a, D: Device> {
 }
 
 impl StageEdge {
-    /// Returns the tag of the message, which tells it from others between the same two ranks.
+    /// Returns the tag of the message, which distinguishes it from others between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
         // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
         let flow = u64::from(flow == Flow::Gradients);

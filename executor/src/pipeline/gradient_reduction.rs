@@ -37,15 +37,15 @@ struct Tied {
 /// Progress of the gradient of a tied parameter.
 enum TiedState {
     /// An all-reduce is in progress.
-    Summed(Handle<Buffer>),
+    Reducing(Handle<Buffer>),
     /// The gradient is here: both copies are on this rank and not yet summed, or there is no other replica to
     /// sum with.
-    Here(Vec<f32>),
+    Local(Vec<f32>),
 }
 
 /// Parameters of a stage whose gradients are not yet in a started bucket.
 #[derive(Default)]
-struct Pending {
+struct PendingGradients {
     /// Trained parameters, the last one first; parameters that two blocks share come after all others.
     parameters: Vec<usize>,
     /// Number of parameters that a single block uses, at the start of `parameters`.
@@ -62,7 +62,7 @@ pub(super) struct GradientReduction<'a> {
     /// Elements of a bucket; a larger tensor has a bucket to itself.
     bucket_elements: usize,
     step: u64,
-    pending: BTreeMap<u16, Pending>,
+    pending: BTreeMap<u16, PendingGradients>,
     buckets: Vec<Bucket>,
     tied: Vec<Tied>,
 }
@@ -97,7 +97,7 @@ impl<'a> GradientReduction<'a> {
         let Some(replicas) = self.groups.replicas(stage) else { return Ok(()) };
         let ends = self.job.llm_ends().filter(|ends| ends.contains(&stage));
         let tied: &[String] = if ends.is_some() { &self.job.tied } else { &[] };
-        let pending = self.pending.entry(stage).or_insert_with(|| Pending::new(parameters, tied));
+        let pending = self.pending.entry(stage).or_insert_with(|| PendingGradients::new(parameters, tied));
         // Parameters of two blocks wait for `complete`: an earlier block still adds to their gradients.
         while pending.next < pending.in_one_block && pending.parameters[pending.next] >= first {
             self.buckets.extend(pending.take(
@@ -134,8 +134,8 @@ impl<'a> GradientReduction<'a> {
             if self.job.tied.contains(&spec.name) {
                 let own = device.download(gradient)?;
                 let state = match self.groups.tie() {
-                    Some(tie) => TiedState::Summed(tie.start_all_reduce(at, Buffer::F32(own))?),
-                    None => TiedState::Here(own),
+                    Some(tie) => TiedState::Reducing(tie.start_all_reduce(at, Buffer::F32(own))?),
+                    None => TiedState::Local(own),
                 };
                 self.tied.push(Tied { stage: number, parameter, state });
             }
@@ -153,8 +153,8 @@ impl<'a> GradientReduction<'a> {
         }
         for Tied { stage, parameter, state } in tied {
             let sum = match state {
-                TiedState::Summed(sum) => sum.wait()?,
-                TiedState::Here(sum) => Buffer::F32(sum),
+                TiedState::Reducing(sum) => sum.wait()?,
+                TiedState::Local(sum) => Buffer::F32(sum),
             };
             write(stages, stage, &[parameter], sum)?;
         }
@@ -162,7 +162,7 @@ impl<'a> GradientReduction<'a> {
     }
 }
 
-impl Pending {
+impl PendingGradients {
     /// - `tied`: names of parameters that are summed separately
     fn new<D: Device>(parameters: &Parameters<D>, tied: &[String]) -> Self {
         let specs = parameters.specs();
@@ -210,29 +210,29 @@ impl Pending {
 
 /// Waits for the sums over both copies of tied parameters and starts those over replicas.
 fn sum_copies(tied: Vec<Tied>, groups: &GradientGroups, at: At) -> Result<Vec<Tied>> {
-    let (mut sums, mut here) = (Vec::with_capacity(tied.len()), Vec::new());
+    let (mut sums, mut local) = (Vec::with_capacity(tied.len()), Vec::new());
     for Tied { stage, parameter, state } in tied {
         match state {
-            TiedState::Summed(sum) => {
+            TiedState::Reducing(sum) => {
                 if let Buffer::F32(sum) = sum.wait()? {
                     sums.push((stage, parameter, sum));
                 }
             }
-            TiedState::Here(own) => here.push((stage, parameter, own)),
+            TiedState::Local(own) => local.push((stage, parameter, own)),
         }
     }
     // Both stages declare their shared parameters in the same order, so sorting pairs the copies.
-    here.sort_by_key(|&(stage, parameter, _)| (stage, parameter));
-    let last = here.split_off(here.len() / 2);
-    for (mut first, mut last) in here.into_iter().zip(last) {
+    local.sort_by_key(|&(stage, parameter, _)| (stage, parameter));
+    let last = local.split_off(local.len() / 2);
+    for (mut first, mut last) in local.into_iter().zip(last) {
         first.2.iter_mut().zip(&last.2).for_each(|(sum, other)| *sum += other);
         last.2.clone_from(&first.2);
         sums.extend([first, last]);
     }
     let over_replicas = |(stage, parameter, sum): (u16, usize, Vec<f32>)| {
         let state = match groups.replicas(stage) {
-            Some(replicas) => TiedState::Summed(replicas.start_all_reduce(at, Buffer::F32(sum))?),
-            None => TiedState::Here(sum),
+            Some(replicas) => TiedState::Reducing(replicas.start_all_reduce(at, Buffer::F32(sum))?),
+            None => TiedState::Local(sum),
         };
         Ok(Tied { stage, parameter, state })
     };

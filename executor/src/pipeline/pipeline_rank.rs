@@ -128,7 +128,8 @@ impl<D: Device> PipelineRank<D> {
             rank_step,
         };
         let StepResult { losses, timeline } =
-            StepExecution::new(view, &self.groups, self.bucket_elements, &mut self.stages).list(list, at)?;
+            StepExecution::new(view, &self.groups, self.bucket_elements, &mut self.stages)
+                .execute(list, at)?;
         let loss = self.mean_loss(rank_step, losses, *at)?;
         Ok(StepOutcome { loss, timeline })
     }

@@ -21,7 +21,7 @@ use crate::stage::Stage;
 pub(super) struct StepExecution<'a, D: Device> {
     view: StepView<'a, D>,
     stages: &'a mut BTreeMap<u16, Stage<D>>,
-    exchange: TransferBuffers<D>,
+    transfers: TransferBuffers<D>,
     reduction: GradientReduction<'a>,
     /// Microbatch of the last backward pass of every stage.
     last_backward: BTreeMap<u16, u32>,
@@ -48,7 +48,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         Self {
             view,
             stages,
-            exchange: TransferBuffers::default(),
+            transfers: TransferBuffers::default(),
             reduction,
             last_backward: BTreeMap::new(),
             losses,
@@ -56,7 +56,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
     }
 
     /// Executes the list; `at` follows the current action, for errors.
-    pub(super) fn list(mut self, list: &[Action], at: &mut At) -> Result<StepResult> {
+    pub(super) fn execute(mut self, list: &[Action], at: &mut At) -> Result<StepResult> {
         for action in list {
             // The last backward pass of a stage completes its gradients, so their sums start there.
             if let Action::Backward(part) = action {
@@ -66,21 +66,21 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let mut clock = Clock::start(list.len());
         for (index, &action) in list.iter().enumerate() {
             // Posted early, messages arrive while earlier actions compute.
-            self.exchange.post(&self.view, list, index)?;
+            self.transfers.post_receives(&self.view, list, index)?;
             *at = self.view.at(action);
             self.view.comm.note(*at);
             let start_ns = clock.now_ns();
-            let cpu_ns = self.act(action)?;
+            let cpu_ns = self.execute_action(action)?;
             clock.add(action, start_ns, cpu_ns);
         }
         *at = At::step(self.view.rank_step.plan.step(), "finish the step");
-        self.exchange.finish()?;
+        self.transfers.finish()?;
         self.reduction.finish(self.stages)?;
         Ok(StepResult { losses: self.losses, timeline: clock.into_timeline() })
     }
 
     /// Runs one action and returns its CPU time.
-    fn act(&mut self, action: Action) -> Result<u64> {
+    fn execute_action(&mut self, action: Action) -> Result<u64> {
         match action {
             Action::Forward(part) => self.forward(part),
             Action::Backward(part) => self.backward(part),
@@ -100,7 +100,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
                         problem: format!("has no edge for {action}"),
                     });
                 };
-                let (done, cpu_ns) = cpu_timed(|| self.exchange.run(&self.view, transfer));
+                let (done, cpu_ns) = cpu_timed(|| self.transfers.transfer(&self.view, transfer));
                 done.map(|()| cpu_ns)
             }
         }
@@ -112,13 +112,13 @@ impl<'a, D: Device> StepExecution<'a, D> {
         }
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         let device = stage.device().clone();
-        let input = self.exchange.take(&self.view, &device, Flow::Activations, part)?;
+        let input = self.transfers.take_input(&self.view, &device, Flow::Activations, part)?;
         let context = Arc::clone(self.view.rank_step.context(self.view.module(part), part.microbatch)?);
         let microbatch = part.microbatch as usize;
         let (output, cpu_ns) = device.run(|| cpu_timed(|| stage.forward(microbatch, context, input)));
         match output? {
             Output::Rows(rows) => {
-                self.exchange.give(&self.view, &device, Flow::Activations, part, Some(rows))?;
+                self.transfers.put_output(&self.view, &device, Flow::Activations, part, Some(rows))?;
             }
             Output::Loss(loss) => self.losses[microbatch] = loss,
         }
@@ -131,7 +131,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
             return Ok(0);
         }
         let device = stage.device().clone();
-        let gradient = self.exchange.take(&self.view, &device, Flow::Gradients, part)?;
+        let gradient = self.transfers.take_input(&self.view, &device, Flow::Gradients, part)?;
         let microbatch = part.microbatch as usize;
         let is_last = self.last_backward.get(&part.stage) == Some(&part.microbatch);
         let is_reduced = is_last && self.reduction.has_replicas(part.stage);
@@ -140,7 +140,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
             if is_reduced { reduction.advance(part.stage, &device, parameters, first) } else { Ok(()) }
         };
         let (input, cpu_ns) = device.run(|| cpu_timed(|| stage.backward_with(microbatch, gradient, done)));
-        self.exchange.give(&self.view, &device, Flow::Gradients, part, input?)?;
+        self.transfers.put_output(&self.view, &device, Flow::Gradients, part, input?)?;
         Ok(cpu_ns)
     }
 }

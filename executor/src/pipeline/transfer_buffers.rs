@@ -41,7 +41,12 @@ impl<D: Device> Default for TransferBuffers<D> {
 
 impl<D: Device> TransferBuffers<D> {
     /// Posts the receives of the next actions.
-    pub(super) fn post(&mut self, view: &StepView<'_, D>, list: &[Action], next: usize) -> Result<()> {
+    pub(super) fn post_receives(
+        &mut self,
+        view: &StepView<'_, D>,
+        list: &[Action],
+        next: usize,
+    ) -> Result<()> {
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[self.posted_until.min(until)..until] {
             let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
@@ -60,7 +65,7 @@ impl<D: Device> TransferBuffers<D> {
     }
 
     /// Sends the rows of a transfer, or waits for its posted receive; does nothing if there are no rows.
-    pub(super) fn run(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
+    pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
         let Transfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
             return Ok(());
@@ -108,7 +113,7 @@ impl<D: Device> TransferBuffers<D> {
 
     /// Returns the input rows of a part: from its neighbor stage, or assembled from all routes. `None` if it
     /// takes none.
-    pub(super) fn take(
+    pub(super) fn take_input(
         &mut self,
         view: &StepView<'_, D>,
         device: &D,
@@ -118,7 +123,7 @@ impl<D: Device> TransferBuffers<D> {
         let edges = view.edges(flow, part, false);
         let Some(&first) = edges.first() else { return Ok(None) };
         if !view.is_routed(first) {
-            return self.take_direct(device, flow, first, part).map(Some);
+            return self.take_from_neighbor(device, flow, first, part).map(Some);
         }
         let width = view.width(first);
         let rows = match flow {
@@ -140,7 +145,13 @@ impl<D: Device> TransferBuffers<D> {
         device.upload(&whole).map(Some)
     }
 
-    fn take_direct(&mut self, device: &D, flow: Flow, edge: StageEdge, part: Part) -> Result<D::Floats> {
+    fn take_from_neighbor(
+        &mut self,
+        device: &D,
+        flow: Flow,
+        edge: StageEdge,
+        part: Part,
+    ) -> Result<D::Floats> {
         if let Some(rows) = self.handed.remove(&(flow, edge)) {
             return Ok(rows);
         }
@@ -149,7 +160,7 @@ impl<D: Device> TransferBuffers<D> {
     }
 
     /// Stores the output rows of a part for the next parts: on this rank, or to be sent.
-    pub(super) fn give(
+    pub(super) fn put_output(
         &mut self,
         view: &StepView<'_, D>,
         device: &D,

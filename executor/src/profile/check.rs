@@ -145,11 +145,11 @@ pub fn check(
     options: &CheckOptions,
     mut progress: impl FnMut(&str),
 ) -> Result<CheckReport> {
-    let mut dice = RandomMicrobatches::new(&model.spec, options.seed);
+    let mut source = RandomMicrobatches::new(&model.spec, options.seed);
     let mut runs = Vec::new();
     for _ in 0..options.microbatches.max(2) {
         // All microbatches are built first, so that rounds only compute.
-        let drawn = dice.microbatch(options.tokens_max)?;
+        let drawn = source.microbatch(options.tokens_max)?;
         runs.push(MicrobatchRuns::new(model, device, drawn)?);
     }
     let mut stages = Vec::new();

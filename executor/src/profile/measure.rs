@@ -125,8 +125,8 @@ pub fn measure(
         let left = options.seconds_max - start.elapsed().as_secs_f64();
         // Time that a module leaves unspent goes to the modules after it.
         let share = left.max(0.0) / (modules.len() - index) as f64;
-        let turn = TimeBudget { start: Instant::now(), seconds: share };
-        let (rows, report) = measure_module(model, device, options, module, turn, &mut progress)?;
+        let budget = TimeBudget { start: Instant::now(), seconds: share };
+        let (rows, report) = measure_module(model, device, options, module, budget, &mut progress)?;
         file.widths.extend(ModuleWidths::from_spec(&model.spec, module).map(|widths| (module, widths)));
         file.measurements.extend(rows);
         reports.push(report);
@@ -152,7 +152,7 @@ fn measure_module(
     device: &Cpu,
     options: &MeasureOptions,
     module: Module,
-    turn: TimeBudget,
+    budget: TimeBudget,
     progress: &mut impl FnMut(&str),
 ) -> Result<(Vec<Measurement>, ModuleReport)> {
     let all = model.config.layers(kind_of(module));
@@ -178,17 +178,17 @@ fn measure_module(
     let mut source = Source {
         subject: &mut subject,
         is_attention: false,
-        end: turn.end_of(CHOOSING_SHARES[0]),
+        end: budget.end_of(CHOOSING_SHARES[0]),
         rows: Vec::new(),
     };
     let whole = choose(&grid(Part::Linear), &mut source)?;
-    progress(&format!("{module}: {}", shown(&whole, "shapes")));
+    progress(&format!("{module}: {}", summary(&whole, "shapes")));
     source.is_attention = true;
-    source.end = turn.end_of(CHOOSING_SHARES[1]);
+    source.end = budget.end_of(CHOOSING_SHARES[1]);
     let lengths =
         sequences.has_free_lengths().then(|| choose(&grid(Part::Attention), &mut source)).transpose()?;
     if let Some(lengths) = &lengths {
-        progress(&format!("{module}: {}", shown(lengths, "lengths of attention")));
+        progress(&format!("{module}: {}", summary(lengths, "lengths of attention")));
     }
     let chosen_rows = std::mem::take(&mut source.rows);
     let shapes: Vec<u32> = whole.points.iter().map(|point| point.0).collect();
@@ -196,7 +196,7 @@ fn measure_module(
         lengths.iter().flat_map(|lengths| &lengths.points).map(|point| point.0).collect();
     let mut rows = Vec::new();
     let mut rounds = 0;
-    while rounds < options.repeats.max(1) && Instant::now() < turn.end_of(1.0) {
+    while rounds < options.repeats.max(1) && Instant::now() < budget.end_of(1.0) {
         rows.extend(round(&mut subject, &shapes, &attention)?);
         rows.extend(subject.measure_optimizer()?);
         rounds += 1;
@@ -323,7 +323,7 @@ fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequence
     flops.total() as f64
 }
 
-fn shown(chosen: &ChosenPoints, what: &str) -> String {
+fn summary(chosen: &ChosenPoints, what: &str) -> String {
     let error =
         chosen.error_max.map_or_else(|| "not known".to_owned(), |error| format!("{:.1} %", 100.0 * error));
     format!("{} {what}, largest error between them {error}, {} left open", chosen.points.len(), chosen.open)

@@ -16,10 +16,10 @@ fn free_bytes() -> Option<u64> {
 
 /// Fails if fewer than `needed_bytes` are free.
 pub(super) fn check(module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
-    against(free_bytes(), module, layers, needed_bytes)
+    check_against(free_bytes(), module, layers, needed_bytes)
 }
 
-fn against(free_bytes: Option<u64>, module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
+fn check_against(free_bytes: Option<u64>, module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
     match free_bytes {
         Some(free_bytes) if needed_bytes as f64 > SHARE * free_bytes as f64 => {
             Err(Error::NotEnoughMemory { module, layers, needed_bytes, free_bytes })
@@ -35,11 +35,11 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_before_it_is_tried() {
         assert!(
-            against(None, Module::Llm, 28, u64::MAX).is_ok(),
+            check_against(None, Module::Llm, 28, u64::MAX).is_ok(),
             "a system that does not report free memory"
         );
-        assert!(against(Some(1000), Module::Llm, 28, 900).is_ok());
-        let error = against(Some(1000), Module::Llm, 28, 901).unwrap_err().to_string();
+        assert!(check_against(Some(1000), Module::Llm, 28, 900).is_ok());
+        let error = check_against(Some(1000), Module::Llm, 28, 901).unwrap_err().to_string();
         assert!(
             error.starts_with("measuring 28 layers of llm takes about 901 bytes of memory, 1000 are free")
         );

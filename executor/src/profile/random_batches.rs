@@ -178,8 +178,8 @@ mod tests {
         for name in ["tiny", "llava-ov-qwen2.5-7b", "qwen2.5-vl-7b"] {
             let spec = ModelSpec::preset(name).unwrap();
             let draw = |seed| {
-                let mut dice = RandomMicrobatches::new(&spec, seed);
-                (0..20).map(|_| dice.microbatch(8192).unwrap()).collect::<Vec<_>>()
+                let mut microbatches = RandomMicrobatches::new(&spec, seed);
+                (0..20).map(|_| microbatches.microbatch(8192).unwrap()).collect::<Vec<_>>()
             };
             assert_eq!(draw(1), draw(1));
             assert_ne!(draw(1), draw(2));

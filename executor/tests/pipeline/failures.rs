@@ -32,7 +32,7 @@ fn two_stages() -> Vec<ModuleParallelism> {
 }
 
 /// Returns the errors of the ranks that did not fail themselves.
-fn told(errors: &[Error], culprit: usize) -> Vec<String> {
+fn errors_of_others(errors: &[Error], culprit: usize) -> Vec<String> {
     let others = errors.iter().enumerate().filter(|(rank, _)| *rank != culprit);
     others
         .map(|(rank, error)| {
@@ -62,8 +62,8 @@ fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch() {
         let expected = "stage Llm 2..4, microbatch 3: the loss is NaN";
         assert!(matches!(errors[3], Error::Loss { microbatch: 3, .. }), "{}", errors[3]);
         assert_eq!(errors[3].to_string(), expected);
-        for told in told(&errors, 3) {
-            assert!(told.contains(expected) && told.contains("forward, stage 1"), "{told}");
+        for error in errors_of_others(&errors, 3) {
+            assert!(error.contains(expected) && error.contains("forward, stage 1"), "{error}");
         }
     }
 }
@@ -90,7 +90,7 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     for (tamper, expected) in tampers {
         let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), tamper);
         assert_eq!(errors[2].to_string(), expected);
-        assert!(told(&errors, 2).iter().all(|told| told.contains(expected)));
+        assert!(errors_of_others(&errors, 2).iter().all(|error| error.contains(expected)));
     }
 }
 
@@ -115,7 +115,7 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
     let errors = run_failing(&setting, (&samples, &vec![vec![0]]), &replaced(image(6)));
     let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, the plan has 4";
     assert_eq!(errors[0].to_string(), expected);
-    assert!(told(&errors, 0).iter().all(|told| told.contains(expected)));
+    assert!(errors_of_others(&errors, 0).iter().all(|error| error.contains(expected)));
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
     let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), &scaled);
     let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, expected ";
     assert!(errors[1].to_string().starts_with(expected), "{}", errors[1]);
-    assert!(told(&errors, 1).iter().all(|told| told.contains(expected)));
+    assert!(errors_of_others(&errors, 1).iter().all(|error| error.contains(expected)));
 }
 
 /// The ranks that wait name the rank that is late, and the message that they wait for.
