@@ -1,4 +1,4 @@
-"""`dflop.BalancedLoader`: microbatches, ranks, state, padding, corrections."""
+"""Tests `dflop.BalancedLoader`: microbatches, ranks, state, padding, corrections."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""`dflop.Loader`: batches, passes, state, errors."""
+"""Tests `dflop.Loader`: batches, passes, state, errors."""
 
 import io
 import json

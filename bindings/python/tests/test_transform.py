@@ -1,4 +1,4 @@
-"""Functions of users in the pipeline."""
+"""Tests user functions in the pipeline."""
 
 import threading
 import unittest
