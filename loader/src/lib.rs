@@ -91,4 +91,3 @@ pub mod transform;
 pub mod watchdog;
 pub mod write;
 
-pub use error::{Error, Result};

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::output::{Failure, Output, write_json};
 use crate::report::render_accuracy;
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 /// Compare what a measured profile predicts with other measurements: errors by module, part and size.
 #[derive(Debug, Args)]

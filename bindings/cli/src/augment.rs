@@ -1,7 +1,7 @@
 //! The arguments that change images at random.
 
 use clap::Args;
-use dflop_loader::augment::{Augment, ColorJitter};
+use dflop_loader::media::augment::{Augment, ColorJitter};
 
 use crate::output::Failure;
 

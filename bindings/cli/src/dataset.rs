@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use dflop_loader::dataset::Dataset;
+use dflop_loader::dataset::{Dataset, Splits};
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::shard::{Shard, expand_shards_in};
-use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
 
 use crate::output::Failure;

@@ -15,8 +15,7 @@ use serde::Serialize;
 use crate::model::spec_of;
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::profile::warn;
-use dflop_loader::model_directory::ModelDirectory;
-use dflop_loader::model_source::{checkpoint_path, read_profile};
+use dflop_loader::model::{ModelDirectory, checkpoint_path, read_profile};
 
 /// Measure stages of a model on this machine's CPU through the executor, into a profile that `--profile` reads.
 ///

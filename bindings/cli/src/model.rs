@@ -5,7 +5,8 @@ use std::sync::Arc;
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, Error, Frozen, ModelSpec};
-use dflop_loader::model_source::{self, image_processor_of};
+use dflop_loader::model as model_source;
+use dflop_loader::model::image_processor_of;
 use dflop_loader::prepare::image::ImageProcessor;
 
 use crate::output::Failure;

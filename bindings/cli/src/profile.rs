@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use dflop_costmodel::profile::ProfileOptions;
 use dflop_costmodel::{CostModel, ModelSpec};
-use dflop_loader::model_source::{profile_options, read_profile};
+use dflop_loader::model::{profile_options, read_profile};
 
 use crate::output::Failure;
 

@@ -1,7 +1,7 @@
 //! The arguments that say which frames of videos are shown to the model.
 
 use clap::{Args, ValueEnum};
-use dflop_loader::decode::VideoSampling;
+use dflop_loader::media::VideoSampling;
 
 use crate::output::Failure;
 

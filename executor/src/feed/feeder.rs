@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use futures::StreamExt;
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 use dflop_loader::prepare::{PreparedSample, Preparer, PreparerBuilder};
-use dflop_loader::state::LoaderState;
-use futures::StreamExt;
+use dflop_loader::order::LoaderState;
 
 use super::dealt::Dealt;
 use super::figures::{Dropped, Figures};

@@ -6,24 +6,19 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::IndexOptions;
+use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
-use crate::compression::{Compression, decompress, sniff_compression};
-use crate::decode::{DecodeLimits, VideoSampling, decode};
-use crate::error::{Error, Result};
-use crate::measure::{FieldFault, FieldShape, measure_sampled};
-use crate::probe::is_video_extension;
-use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
-use crate::sample::RawSample;
-use crate::shard::Shard;
-use crate::skip::{Skipped, reason_of};
+use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, MappedSamples, RawSample, Shard, ShardItem, StreamedSamples, decompress, sniff_compression};
+use crate::media::{DecodeLimits, VideoSampling, decode, is_video_extension};
+use crate::error::{Error, Result, Skipped, reason_of};
+use crate::sample::{FieldFault, FieldShape, measure_sampled};
 use crate::store::{Identity, Opened, open, read_error};
-use crate::text::TextLength;
+use crate::sample::text::TextLength;
 
 /// The columns of one shard, extensions still numbered by this shard's own list.
 #[derive(Debug, Default)]
@@ -361,7 +356,7 @@ impl ShardColumns {
     }
 }
 
-/// The medium of a field and its shape, as in [`super::schema`].
+/// The medium of a field and its shape, as in [`crate::index`].
 type EncodedShape = (u8, [u32; 2]);
 
 /// # Errors

@@ -10,31 +10,29 @@ mod build;
 mod cache;
 mod file;
 pub mod foreign;
-mod parts;
-mod place;
+mod merge;
+mod location;
 mod remote;
 mod rows;
 mod schema;
 mod text_counts;
-mod written;
+mod writer;
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use arrow_array::RecordBatch;
-pub use cache::IndexOptions;
-pub use parts::ShardFault;
-pub use rows::{FieldRow, SampleRow};
-pub use schema::IndexedShard;
-pub use text_counts::{TextCounter, TextCounts};
-pub(crate) use written::WrittenIndex;
+pub use self::cache::IndexOptions;
+pub use self::rows::{FieldRow, SampleRow};
+pub use self::schema::IndexedShard;
+pub use self::text_counts::{TextCounter, TextCounts};
+pub(crate) use self::writer::WrittenIndex;
 
-use crate::decode::VideoSampling;
-use crate::error::{Error, Result};
+use crate::media::VideoSampling;
+use crate::error::{Error, Result, Skipped};
 use crate::shard::Shard;
-use crate::skip::Skipped;
-use rows::ShardRows;
+use self::rows::ShardRows;
 
 /// The index of a dataset, open for reading.
 #[derive(Debug)]

@@ -9,17 +9,14 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use super::build::Builder;
-use crate::compression::{Compression, decompress, sniff_compression};
+use crate::shard::{Compression, FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, StreamedSamples, decompress, sniff_compression, split_key};
 use crate::error::Result;
-use crate::group::split_key;
-use crate::measure::measure_sample;
-use crate::probe::{ImageFormat, MediumKind, kind_of_extension};
-use crate::read::{FIELD_BYTES_MAX, RangedSamples, ShardItem, StreamedSamples};
-use crate::sample::RawSample;
-use crate::shard::Shard;
+use crate::sample::measure_sample;
+use crate::media::probe::ImageFormat;
+use crate::media::{MediumKind, kind_of_extension};
 use crate::store::{Identity, RemoteObject, ShardBody, Task, read_error, spawn};
-use crate::tar::Entry;
-use crate::tar::ranged::Archive;
+use crate::shard::tar::Entry;
+use crate::shard::tar::ranged::Archive;
 
 /// Payloads up to this length are read whole: a request costs as much as these bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
@@ -35,7 +32,7 @@ const PACKED_BYTES_AHEAD: u64 = 16 << 20;
 /// Reads a remote shard into `builder`, whose compression is set on the way.
 ///
 /// # Errors
-/// [`crate::Error::Read`] if the store fails for good.
+/// [`crate::error::Error::Read`] if the store fails for good.
 pub(super) fn push_remote(
     builder: &mut Builder,
     shard: &Shard,

@@ -6,16 +6,13 @@ use std::sync::Arc;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
-use super::padding::PAD_TO_TOKENS_MAX;
-use super::{CostFunction, Meet, PadTo, PlanConfig, Source, StepPlanner};
-use crate::error::{Error, Result, check_at_most};
-use crate::mix::{Mixture, Origin, POSITION_MAX};
-use crate::order::Shuffle;
-use crate::pace::{Pace, PaceInput};
-use crate::prepare::Layout;
-use crate::skip::reason_of;
-use crate::state::{LoaderState, Restored, Run};
-use crate::steps::{Steps, Tail};
+use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
+use super::cost_function::CostFunction;
+use super::lockstep::Meet;
+use super::{PlanConfig, Source, StepPlanner};
+use crate::error::{Error, Result, check_at_most, reason_of};
+use crate::order::{LoaderState, Mixture, Origin, POSITION_MAX, Pace, PaceInput, Restored, Run, Shuffle, Steps, Tail};
+use crate::sample::Layout;
 
 /// Largest global batch, in samples.
 const GLOBAL_BATCH_MAX: u64 = 1 << 24;

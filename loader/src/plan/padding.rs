@@ -16,9 +16,9 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 use super::{StepPlan, StepPlanner, is_blind};
 use crate::error::{Error, Result};
-use crate::prepare::Layout;
-use crate::simulate::simulate_plan;
-use crate::steps::StepSample;
+use crate::sample::Layout;
+use super::compare_strategies::simulate_plan;
+use crate::order::StepSample;
 
 /// Items by rank and microbatch.
 type Ranks = Vec<Vec<Vec<u32>>>;

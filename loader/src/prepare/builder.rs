@@ -11,13 +11,15 @@ use super::count::MarkerTokens;
 use super::expand::Expander;
 use super::family::Family;
 use super::labels::Labeler;
-use super::media::{
-    AudioProcessor, AudioTensors, CountedAudio, CountedImages, CountedVideos, ImageProcessor, ImageTensors,
-    VideoTensors,
-};
-use super::pack::{Layout, Packer};
+use super::audio::AudioProcessor;
+use super::media::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
+use super::video::{CountedVideos, VideoTensors};
+use super::image::ImageProcessor;
+use crate::sample::Layout;
+use super::pack::Packer;
 use super::tokenizer::Tokenizer;
-use super::{LongSample, PlainText, Preparer};
+use super::length::LongSample;
+use super::{PlainText, Preparer};
 use crate::error::{Error, Result};
 
 /// Token by which a vocabulary shows that its turns are written in the manner of Llama 3.

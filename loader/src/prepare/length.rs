@@ -82,8 +82,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::prepare::expand::MediaRun;
-    use crate::text::MediumSlot;
+    use super::expand::MediaRun;
+    use crate::sample::text::MediumSlot;
 
     const MEDIA: u32 = 9;
     const MARKER: u32 = 8;

@@ -11,7 +11,7 @@ use super::labels::IGNORED;
 use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
 use super::tensors::NamedTensor;
-use crate::text::MediumSlot;
+use crate::sample::text::MediumSlot;
 
 /// How the samples of a microbatch share tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -87,7 +87,7 @@ impl Packer {
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; positions are the model's to count;
     /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images and 2
     ///   for videos;
-    /// - media as `super::pixels` says.
+    /// - media as `crate::prepare` says.
     pub(super) fn pack(&self, mut samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         let tokens = samples.iter().map(|sample| sample.tokens() as u64).sum();
         samples.extend(self.padding(&samples));

@@ -1,7 +1,9 @@
 //! Pixels and mel values of a microbatch, laid out as their family takes them.
 
 use super::family::PixelLayout;
-use super::media::{AudioFeatures, PixelValues, VideoValues};
+use super::audio::AudioFeatures;
+use super::image::PixelValues;
+use super::video::VideoValues;
 use super::tensors::{NamedTensor, TensorValues};
 
 /// The tensors of all images, by sample; none where there is no image, and no `pixel_values` where images

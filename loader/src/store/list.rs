@@ -13,7 +13,7 @@ use crate::shard::Shard;
 /// Asks whether a remote shard is there.
 ///
 /// # Errors
-/// [`crate::Error::Read`] if the store does not say.
+/// [`crate::error::Error::Read`] if the store does not say.
 pub(crate) fn exists(shard: &Shard) -> Result<bool> {
     let Some(object) = shard.remote().cloned() else { return Ok(false) };
     match spawn(async move { object.identity().await }).wait().flatten() {
@@ -65,7 +65,8 @@ mod tests {
     use object_store::{ObjectStore, ObjectStoreExt};
 
     use crate::shard::expand_shards_in;
-    use crate::store::{Stores, spawn};
+    use super::stores::Stores;
+    use super::tasks::spawn;
 
     fn bucket(names: &[&str]) -> Stores {
         let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
@@ -98,7 +99,7 @@ mod tests {
     fn objects_are_read_by_range_and_missing_ones_are_named() {
         let stores = bucket(&["f/b.tar"]);
         let object = |url: &str| stores.object(&Arc::from(url)).unwrap();
-        let read = async |object: crate::store::RemoteObject| {
+        let read = async |object: super::object::RemoteObject| {
             let identity = object.identity().await?;
             object.read(2..5, &identity).await
         };

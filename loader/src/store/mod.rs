@@ -3,6 +3,7 @@
 //! Local files are mapped; pipes are streams; everything with a URL is reached through [`Stores`], whose settings say
 //! how requests are tried again, how many are in flight, and whether whole shards are kept on a local disk.
 
+mod location;
 mod body;
 mod cache;
 mod coalesce;
@@ -15,8 +16,6 @@ mod list;
 pub(crate) mod local;
 mod object;
 mod observed;
-pub(crate) mod ranges;
-mod remote;
 mod retry;
 mod settings;
 mod stores;
@@ -30,18 +29,19 @@ use std::process::Stdio;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 
-pub(crate) use body::{RemoteShard, ShardBody, ShardsAhead};
-pub(crate) use list::{exists, list_directory};
-pub(crate) use object::Identity;
-pub use object::RemoteObject;
-pub use retry::{Backoff, RetryConfig};
-pub use settings::{ShardCache, StoresBuilder};
-pub use stores::Stores;
-pub(crate) use tasks::{Task, spawn};
-pub(crate) use url::{is_remote, without_query};
+pub(crate) use self::body::{RemoteShard, ShardBody, ShardsAhead};
+pub(crate) use self::list::{exists, list_directory};
+pub(crate) use self::object::Identity;
+pub use self::object::RemoteObject;
+pub use self::retry::{Backoff, RetryConfig};
+pub use self::settings::{ShardCache, StoresBuilder};
+pub use self::stores::Stores;
+pub(crate) use self::tasks::{Task, spawn};
+pub(crate) use self::url::{is_remote, without_query};
 
 use crate::error::{Error, Result};
-use crate::shard::{Shard, ShardSource};
+use crate::shard::Shard;
+use self::location::Location;
 /// Buffer between a pipe and its reader.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;
 
@@ -63,18 +63,18 @@ pub(crate) enum Opened {
 /// read through [`ShardsAhead`] or [`ranges`].
 pub(crate) fn open(shard: &Shard) -> Result<Opened> {
     match &shard.source {
-        ShardSource::File(path) => {
+        Location::File(path) => {
             let mapped = local::map_file(path);
             Ok(Opened::Mapped(mapped.map_err(|source| read_error(shard, source))?))
         }
-        ShardSource::Remote(_) => {
+        Location::Remote(_) => {
             Err(read_error(shard, std::io::Error::other("a remote shard is no file of this machine")))
         }
-        ShardSource::StandardInput => {
+        Location::StandardInput => {
             let input: Pin<Box<dyn AsyncRead + Send>> = Box::pin(tokio::io::stdin());
             Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, input), None))
         }
-        ShardSource::Pipe(command) => {
+        Location::Pipe(command) => {
             let mut child = tokio::process::Command::new("sh")
                 .args(["-c", command])
                 .stdin(Stdio::null())
@@ -92,3 +92,7 @@ pub(crate) fn open(shard: &Shard) -> Result<Opened> {
 pub(crate) fn read_error(shard: &Shard, source: std::io::Error) -> Error {
     Error::Read { shard: shard.url.to_string(), source }
 }
+pub(crate) use self::cache::{CacheKey, blocking};
+pub(crate) use self::cache::Room;
+pub(crate) use self::fetch::fetch_ranges;
+pub use self::location::Location;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
-use crate::shard::{Shard, ShardSource};
-use crate::store::{Stores, exists, is_remote, list_directory};
+use crate::shard::Shard;
+use crate::store::{Location, Stores, exists, is_remote, list_directory};
 
 /// Takes over finished shards.
 #[derive(Debug)]
@@ -78,11 +78,11 @@ impl Destination {
         match self {
             Self::Directory(directory) => {
                 let path = directory.join(name);
-                Ok(Shard { url: path.to_string_lossy().into(), source: ShardSource::File(path) })
+                Ok(Shard { url: path.to_string_lossy().into(), source: Location::File(path) })
             }
             Self::Store { stores, url, .. } => {
                 let url: Arc<str> = format!("{url}{name}").into();
-                Ok(Shard { source: ShardSource::Remote(stores.object(&url)?), url })
+                Ok(Shard { source: Location::Remote(stores.object(&url)?), url })
             }
         }
     }

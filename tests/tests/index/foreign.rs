@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use dflop_loader::index::foreign::{ForeignIndexes, energon};
-use dflop_loader::index::{FieldRow, Index, IndexOptions};
-use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::media::jpeg;
 use dflop_tests::tar::TarBytes;
 use proptest::prelude::*;
 use serde_json::json;
+use dflop_loader::index::foreign::{ForeignIndexes, energon};
+use dflop_loader::index::{FieldRow, Index, IndexOptions};
+use dflop_loader::shard::{Shard, expand_shards};
 
 /// Members that tools treat differently, among ordinary ones.
 fn odd_archive(shard: usize) -> TarBytes {
@@ -83,7 +83,7 @@ impl Place {
     /// webshart's JSON: payloads by name, a name that comes again replacing the first.
     fn webshart(&self, shard: usize) -> Vec<u8> {
         let archive = std::fs::read(self.0.path().join(format!("shard-{shard}.tar"))).unwrap();
-        let entries = dflop_loader::tar::slice::SliceEntries::new(archive.clone().into());
+        let entries = dflop_loader::shard::tar::slice::SliceEntries::new(archive.clone().into());
         let files = entries.map(|entry| entry.unwrap().0).map(|entry| {
             (
                 entry.name.clone(),

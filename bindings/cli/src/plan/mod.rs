@@ -16,7 +16,7 @@ use dflop_costmodel::{DeviceRate, ModelSpec};
 
 use crate::model::spec_of;
 use crate::output::{Failure, Output, write_json};
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::SimulateArgs;
 use crate::output::{Failure, Output, write_json};
 use crate::plan::{DegreesJson, links, shapes};
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 const BATCHES: u64 = 50;

@@ -11,7 +11,6 @@
 pub mod energon;
 pub mod walk;
 pub mod webshart;
-pub mod wids;
 
 mod beside;
 mod yaml;
@@ -20,7 +19,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-pub(super) use beside::{Claims, Layout, claims, layout};
+pub(super) use self::beside::{Claims, Layout, claims, layout};
 
 use super::build::BuiltShard;
 use crate::error::{Error, Result};
@@ -40,7 +39,7 @@ pub enum ForeignIndexes {
 }
 
 /// Reads a whole file of at most `bytes_max`; `None` if there is none.
-fn read_file(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
+pub(crate) fn read_file(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     let error = |source| Error::File { path: path.display().to_string(), source };
     let file = match File::open(path) {
         Ok(file) => file,

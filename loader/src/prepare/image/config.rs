@@ -9,7 +9,11 @@ use serde_json::Value;
 
 use super::filter::Filter;
 use super::normalize::Normalization;
-use super::{ImageProcessor, InternVl, LlavaOneVision, QwenVl, Square};
+use super::ImageProcessor;
+use super::intern_vl::InternVl;
+use super::llava_onevision::LlavaOneVision;
+use super::qwen_vl::QwenVl;
+use super::clip::Square;
 use crate::error::{Error, Result};
 
 /// Patches of the encoders whose configuration does not say it.

@@ -37,7 +37,7 @@ pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENE
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use self::rgb_view::RgbView;
-use crate::decode::{RgbImage, Video};
+use crate::media::{RgbImage, Video};
 use crate::error::{Error, Result};
 
 /// One image, or all tiles or patches of it, or a video, ready for the vision tower.

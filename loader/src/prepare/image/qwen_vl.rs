@@ -114,9 +114,9 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::decode::RgbImage;
     use std::num::NonZeroU16;
+    use super::*;
+    use crate::media::RgbImage;
 
     const SMALL: QwenVl = QwenVl {
         rule: NativeResolution {

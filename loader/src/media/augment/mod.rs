@@ -1,0 +1,148 @@
+//! Random changes of images for training, the same wherever a sample is decoded.
+//!
+//! What is drawn for an image depends on seed, epoch, sample and the name of the image's field, by integer
+//! hashing: not on ranks, workers, loader, order, resume or the fields that are read beside it. A sample is known by
+//! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness, contrast, saturation, hue,
+//! flip. [`crate::decode`] applies it while decoding; [`ImageAugment::apply`] works on any decoded image.
+//!
+//! # Examples
+//! ```
+//! use dflop_loader::augment::{Augment, SampleId};
+//! use dflop_loader::media::RgbImage;
+//!
+//! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
+//! let sample = SampleId { shard: "shards/a.tar", offset: 0, key: "kite" };
+//! let image = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
+//! let changed = augment.image(sample, 3, "jpg").apply(&image, 6, 4)?;
+//! assert_eq!(changed, augment.image(sample, 3, "jpg").apply(&image, 6, 4)?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod builder;
+mod colors;
+mod crop;
+mod random;
+
+use dflop_costmodel::ImageSize;
+
+pub use self::builder::{AugmentBuilder, ColorJitter};
+pub(crate) use self::colors::Colors;
+pub(crate) use self::crop::Crop;
+
+use self::builder::RandomCrop;
+use self::random::{Draws, Quantity};
+use crate::sample::Sample;
+use super::error::DecodeError;
+use super::image::{RgbImage, resize_crop};
+use crate::shard::RawSample;
+
+/// Which changes are drawn, and from which ranges.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Augment {
+    seed: u64,
+    crop: Option<RandomCrop>,
+    flip_probability: f64,
+    jitter: ColorJitter,
+}
+
+impl Augment {
+    /// Starts with no change at all.
+    #[must_use]
+    pub fn builder() -> AugmentBuilder {
+        AugmentBuilder::default()
+    }
+
+    /// Returns the changes of one image.
+    ///
+    /// - `epoch`: that of the sample, from 0
+    /// - `field`: extension of the image's field, which tells it from the others of its sample
+    #[must_use]
+    pub fn image(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> ImageAugment {
+        let draws = Draws::new(self.seed, sample, epoch, field);
+        ImageAugment { augment: *self, draws }
+    }
+}
+
+/// The number from which a transform draws all that it draws for a field, see [`crate::decode`].
+pub(crate) fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str, transform: u64) -> u64 {
+    Draws::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
+}
+
+/// What tells a sample from all others of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleId<'a> {
+    /// URL of the shard; only its base name counts.
+    pub shard: &'a str,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Key of the sample.
+    pub key: &'a str,
+}
+
+impl RawSample {
+    /// Returns what tells the sample from all others.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+}
+
+impl Sample {
+    /// Returns what tells the sample from all others.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+}
+
+/// The changes of one image; what they are in pixels depends on its size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ImageAugment {
+    augment: Augment,
+    draws: Draws,
+}
+
+impl ImageAugment {
+    /// Draws the changes of an image of this size, after it was turned as its EXIF orientation says.
+    pub(crate) fn draw(&self, shown: ImageSize) -> ImageDraw {
+        let Augment { crop, flip_probability, jitter, .. } = self.augment;
+        ImageDraw {
+            crop: crop.map(|crop| crop.draw(self.draws, shown)),
+            is_flipped: self.draws.fraction(Quantity::Flip) < flip_probability,
+            colors: jitter.draw(self.draws),
+        }
+    }
+
+    /// Changes a decoded image; the result has `width` x `height` pixels.
+    ///
+    /// Without a random crop the whole image is resized, where its size differs.
+    ///
+    /// # Errors
+    /// [`DecodeError::Codec`] if a side is zero, or if `image` has not the pixels that it says.
+    pub fn apply(&self, image: &RgbImage, width: u32, height: u32) -> Result<RgbImage, DecodeError> {
+        let shown = ImageSize { width: image.width, height: image.height };
+        let draw = self.draw(shown);
+        let crop = draw.crop.unwrap_or(Crop { left: 0, top: 0, width: shown.width, height: shown.height });
+        let mut changed = resize_crop(image, crop, ImageSize { width, height })?;
+        let (pixels, _) = changed.pixels.as_chunks_mut::<3>();
+        draw.colors.apply(pixels);
+        if draw.is_flipped {
+            pixels.chunks_exact_mut(width as usize).for_each(<[_]>::reverse);
+        }
+        Ok(changed)
+    }
+}
+
+/// The changes of one image in pixels; by default none.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ImageDraw {
+    /// The part that is kept; without it, what the caller keeps anyway.
+    pub(crate) crop: Option<Crop>,
+    /// Whether left and right are exchanged, last of all.
+    pub(crate) is_flipped: bool,
+    /// How colors change.
+    pub(crate) colors: Colors,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! Reads the shape of a medium from its header bytes, never by decoding it.
+//!
+//! A *shape* is what the cost model needs to know: the width and height of an image as it will be shown, the
+//! frames and the rate of a clip, the bytes of a text. The *kind* of a field follows from the last dot-part
+//! of its extension and says which decoder claims it; within a kind the content decides, so a PNG named
+//! `.jpg` is a PNG. Shapes agree with what [`crate::media`] delivers, and a test holds them together.
+
+mod audio;
+mod exif;
+mod flac;
+mod image;
+mod jpeg;
+mod ogg;
+mod wav;
+
+use dflop_costmodel::{AudioLength, ImageSize};
+
+use super::error::DecodeError;
+
+pub use self::audio::AudioFormat;
+pub use self::image::ImageFormat;
+
+pub(crate) use self::audio::{audio_format, audio_track, counted_frames, open_reader, symphonia_error};
+pub(crate) use self::image::{ImageHeader, image_header};
+pub(crate) use self::jpeg::{JpegHeader, read_jpeg_header};
+pub(crate) use self::wav::{WavHeader, read_wav_header};
+
+/// What the header of one field says about its medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MediumShape {
+    /// An image, or the first frame of an animation.
+    Image(ImageSize),
+    /// An audio clip.
+    Audio {
+        /// Frames and rate.
+        length: AudioLength,
+        /// Channels, at least 1.
+        channels: u16,
+    },
+    /// A text.
+    Text {
+        /// Bytes of the field, as stored.
+        bytes: u64,
+    },
+    /// Anything whose cost does not depend on its content.
+    Opaque,
+}
+
+/// Which decoder claims a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MediumKind {
+    /// [`super::decode_rgb`]: JPEG, PNG, WebP, GIF, BMP, TIFF.
+    Image,
+    /// [`super::decode_audio`]: WAV, FLAC, MP3, Ogg Vorbis.
+    Audio,
+    /// FFmpeg: MP4, MOV, Matroska, WebM, AVI.
+    #[cfg(feature = "video")]
+    Video,
+    /// [`super::decode_text`]: UTF-8.
+    Text,
+    /// [`super::decode_json`].
+    Json,
+    /// [`super::decode_npy`]: one NumPy array.
+    Npy,
+    /// No decoder: the bytes are delivered as they are.
+    Opaque,
+}
+
+/// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
+/// name.
+///
+/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are images, `txt.gz` is
+/// opaque.
+///
+/// # Examples
+/// ```
+/// use dflop_loader::media::{MediumKind, kind_of_extension};
+/// assert_eq!(kind_of_extension("left.jpg"), MediumKind::Image);
+/// assert_eq!(kind_of_extension("txt.gz"), MediumKind::Opaque);
+/// ```
+#[must_use]
+pub fn kind_of_extension(extension: &str) -> MediumKind {
+    match last_part(extension).as_str() {
+        "jpg" | "jpeg" | "jpe" | "jfif" | "png" | "webp" | "gif" | "bmp" | "tif" | "tiff" => {
+            MediumKind::Image
+        }
+        "wav" | "wave" | "flac" | "mp3" | "ogg" | "oga" => MediumKind::Audio,
+        #[cfg(feature = "video")]
+        "mp4" | "mkv" | "webm" | "avi" | "mov" => MediumKind::Video,
+        "txt" | "text" | "caption" => MediumKind::Text,
+        "json" => MediumKind::Json,
+        "npy" => MediumKind::Npy,
+        _ => MediumKind::Opaque,
+    }
+}
+
+/// Whether a field with this extension holds a video.
+#[must_use]
+pub fn is_video_extension(extension: &str) -> bool {
+    matches!(last_part(extension).as_str(), "mp4" | "mkv" | "webm" | "avi" | "mov")
+}
+
+/// Reads the shape of one field from `prefix`, its first bytes, without decoding it.
+///
+/// - `prefix`: the whole field, or as much of its beginning as is at hand
+/// - `field_bytes`: length of the whole field
+/// - `extension`: WebDataset extension, see [`kind_of_extension`]
+///
+/// JPEG, PNG, GIF, BMP, WAV and FLAC need a few kB at most, unless long metadata come first; TIFF, WebP with
+/// EXIF, MP3 and Ogg need the whole field. The number of frames of an MP3 without Xing or VBRI header is an
+/// estimate from its bit rate. Ogg Opus has a shape although no decoder claims it.
+///
+/// # Errors
+/// [`DecodeError::PrefixTooShort`] if the header goes on behind `prefix`; the other variants if the field is
+/// damaged or is not what its extension says.
+pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediumShape, DecodeError> {
+    let shape = match kind_of_extension(extension) {
+        MediumKind::Image => {
+            image::image_header(prefix).map(|header| MediumShape::Image(header.shown_size()))
+        }
+        MediumKind::Audio => audio::audio_shape(prefix, field_bytes),
+        MediumKind::Opaque if last_part(extension) == "opus" => audio::audio_shape(prefix, field_bytes),
+        MediumKind::Text => Ok(MediumShape::Text { bytes: field_bytes }),
+        #[cfg(feature = "video")]
+        MediumKind::Video => Ok(MediumShape::Opaque),
+        MediumKind::Json | MediumKind::Npy | MediumKind::Opaque => Ok(MediumShape::Opaque),
+    };
+    match shape {
+        Err(DecodeError::Truncated { .. }) if (prefix.len() as u64) < field_bytes => {
+            Err(DecodeError::PrefixTooShort { prefix_bytes: prefix.len() as u64 })
+        }
+        other => other,
+    }
+}
+
+fn last_part(extension: &str) -> String {
+    extension.rsplit('.').next().unwrap_or(extension).to_ascii_lowercase()
+}
+
+/// Reads big- and little-endian integers that may lie behind the end of the bytes.
+pub(crate) mod field {
+    fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+        bytes.get(offset..offset.checked_add(N)?)?.try_into().ok()
+    }
+
+    pub(crate) fn u16_be(bytes: &[u8], offset: usize) -> Option<u16> {
+        array(bytes, offset).map(u16::from_be_bytes)
+    }
+
+    pub(crate) fn u16_le(bytes: &[u8], offset: usize) -> Option<u16> {
+        array(bytes, offset).map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32_be(bytes: &[u8], offset: usize) -> Option<u32> {
+        array(bytes, offset).map(u32::from_be_bytes)
+    }
+
+    pub(crate) fn u32_le(bytes: &[u8], offset: usize) -> Option<u32> {
+        array(bytes, offset).map(u32::from_le_bytes)
+    }
+}

@@ -1,0 +1,2 @@
+//! TODO sample::batch_layout.
+

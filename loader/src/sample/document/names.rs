@@ -1,0 +1,89 @@
+//! Names of media in a JSON document, and the fields that they stand for.
+
+use serde_json::Value;
+
+use super::{content, slot_of_extension};
+use crate::sample::decoded::Field;
+use crate::import::record::{MEDIA_COLUMNS, named_path};
+use crate::sample::text::MediumSlot;
+
+/// Digits of a field's number; longer ones are names of files, as in COCO.
+const NUMBER_DIGITS_MAX: usize = 4;
+
+/// The media of one kind that a document names, in its order: in a column, else in the parts of its messages.
+///
+/// A column that holds no name of this kind, such as a caption under `image`, names nothing.
+pub(super) fn named_in(json: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
+    // The order of the columns is that of `MediumSlot::ALL`.
+    let columns = MEDIA_COLUMNS[slot as usize];
+    columns.iter().find_map(|column| names_of(json.get(*column)?, slot)).or_else(|| {
+        let names: Option<Vec<&str>> = content::media_parts(json, slot).collect();
+        names.filter(|names| !names.is_empty())
+    })
+}
+
+/// A name, or a list of names; gaps of a list that interleaves images with texts are left out.
+fn names_of(value: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
+    let names: Option<Vec<&str>> = match value {
+        Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
+        value => named_path(value).map(|name| vec![name]),
+    };
+    names.filter(|names| names.iter().any(|name| slot_of_extension(name) == Some(slot)))
+}
+
+/// The field of each name; fails with the first name that has none, and why.
+///
+/// - `fields`: all fields of the kind, in order
+pub(super) fn resolve<'a, 'n>(
+    key: &str,
+    fields: &[&'a Field],
+    names: &[&'n str],
+) -> Result<Vec<&'a Field>, (&'n str, String)> {
+    let found: Vec<Option<&'a Field>> = names.iter().map(|name| field_named(key, fields, name)).collect();
+    let is_field =
+        |name: &&str| is_numbered(name) && fields.iter().any(|field| is_numbered(&field.extension));
+    if found.iter().all(Option::is_none) && !names.iter().any(is_field) {
+        return packed(fields, names);
+    }
+    names
+        .iter()
+        .zip(found)
+        .map(|(&name, field)| field.ok_or_else(|| (name, "the sample has no such field".to_owned())))
+        .collect()
+}
+
+/// The field with this extension, or with this entry name, directories aside.
+pub(super) fn field_named<'a>(key: &str, fields: &[&'a Field], name: &str) -> Option<&'a Field> {
+    let key_base = key.rsplit('/').next().unwrap_or_default();
+    let base = name.rsplit('/').next().unwrap_or_default();
+    let of_entry = base.strip_prefix(key_base).and_then(|rest| rest.strip_prefix('.'));
+    let is_named = |field: &&&Field| {
+        field.extension.eq_ignore_ascii_case(name)
+            || of_entry.is_some_and(|extension| field.extension.eq_ignore_ascii_case(extension))
+    };
+    fields.iter().find(is_named).copied()
+}
+
+/// Whether it is `NUMBER.EXTENSION`, as fields are called of which a sample has several.
+fn is_numbered(name: &str) -> bool {
+    let Some((number, extension)) = name.split_once('.') else { return false };
+    (1..=NUMBER_DIGITS_MAX).contains(&number.len())
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+        && !extension.contains(['.', '/'])
+}
+
+/// Files by path: the packer calls the n-th `N.EXTENSION`, or `EXTENSION` where there is one. Fields that are called
+/// otherwise, or were stored in another format, are the n-th if there are as many.
+fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Field>, (&'n str, String)> {
+    let last_part = |name: &str| name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let field = |(number, &name): (usize, &&'n str)| {
+        let extension = last_part(name);
+        let expected = if names.len() > 1 { format!("{number}.{extension}") } else { extension };
+        let found = fields.iter().find(|field| *field.extension == *expected);
+        let counts = format!("{} names for {} fields", names.len(), fields.len());
+        let reason = || format!("the sample has neither this field nor `{expected}`, and {counts}");
+        found.copied().ok_or_else(|| (name, reason()))
+    };
+    let packed: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
+    if packed.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { packed }
+}

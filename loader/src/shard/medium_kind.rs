@@ -1,0 +1,2 @@
+//! TODO shard::medium_kind.
+

@@ -1,0 +1,2 @@
+//! TODO store::location.
+
