@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use futures::StreamExt;
-use dflop_loader::loader::BalancedLoader;
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::BalancedLoader;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{PlainText, Preparer};
 use dflop_loader::shard::expand_shards;
+use futures::StreamExt;
 
 #[path = "shared/small_data.rs"]
 mod small_data;

@@ -2,9 +2,9 @@
 //!
 //! Without an argument it makes a small shard first.
 
-use futures::StreamExt;
 use dflop_loader::loader::Loader;
 use dflop_loader::shard::expand_shards;
+use futures::StreamExt;
 
 #[path = "shared/small_data.rs"]
 mod small_data;

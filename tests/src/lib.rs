@@ -11,8 +11,8 @@ pub mod samples;
 pub mod streaming;
 pub mod tar;
 
-use futures::StreamExt;
 use dflop_loader::shard::{ShardItem, expand_shards, scan_shards};
+use futures::StreamExt;
 
 /// Reads everything that a pattern names.
 ///

@@ -1,7 +1,7 @@
 //! Media made by integer arithmetic, as `tests/record/processors.py` makes them, and what was recorded of them.
 
-use serde_json::Value;
 use dflop_loader::media::{Audio, RgbImage};
+use serde_json::Value;
 
 /// Reads a file of recorded cases.
 ///

@@ -1,10 +1,10 @@
 //! Whole global batches, as the loaders of all ranks deliver them.
 
-use futures::{StreamExt, TryStreamExt};
-use dflop_loader::loader::{BalancedLoader, Step};
 use dflop_loader::decode::Decode;
-use dflop_loader::plan::StepPlanner;
+use dflop_loader::loader::{BalancedLoader, Step};
 use dflop_loader::order::LoaderState;
+use dflop_loader::plan::StepPlanner;
+use futures::{StreamExt, TryStreamExt};
 
 /// A delivered sample: shard, key and epoch.
 pub type Delivered = (String, String, u64);

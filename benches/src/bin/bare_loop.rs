@@ -13,11 +13,11 @@ use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 
+use dflop_loader::shard::expand_shards;
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use dflop_loader::shard::expand_shards;
 
 const SIDE: u32 = 224;
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];

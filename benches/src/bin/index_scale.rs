@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::expand_shards;
 use dflop_loader::write::{ShardCompression, ShardWriter};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
 
 const SAMPLES: u64 = 1_000_000;
 const ROUNDS: usize = 15;

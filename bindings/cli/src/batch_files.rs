@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensorError};
 use dflop_loader::loader::Microbatch;
 use dflop_loader::prepare::{NamedTensor, TensorValues};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError};
 
 use crate::output::Failure;
 

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use dflop_loader::error::Skipped;
+use dflop_loader::index::TextCounts;
+use dflop_loader::loader::{BalancedLoader, Microbatch};
+use dflop_loader::prepare::{LongSample, ModelInputs, NamedTensor, PrepareReport, Preparer, TensorValues};
+use dflop_loader::sample::{Layout, PaddingSide};
 use futures::StreamExt;
 use serde::Serialize;
-use dflop_loader::loader::{BalancedLoader, Microbatch};
-use dflop_loader::index::TextCounts;
-use dflop_loader::sample::{Layout, PaddingSide};
-use dflop_loader::prepare::{LongSample, ModelInputs, NamedTensor, PrepareReport, Preparer, TensorValues};
-use dflop_loader::error::Skipped;
 
 use crate::batch_files;
 use crate::mixture::MixtureArgs;

@@ -9,12 +9,12 @@ use clap::Args;
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use futures::StreamExt;
-use serde::Serialize;
-use dflop_loader::loader::BalancedLoader;
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::BalancedLoader;
 use dflop_loader::plan::{StepPlan, StepPlanner, simulate_plan};
 use dflop_loader::shard::expand_shards;
+use futures::StreamExt;
+use serde::Serialize;
 
 use crate::dataset::index_options;
 use crate::demo_data::{DemoData, write_demo_data};

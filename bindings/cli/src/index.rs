@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
-use dflop_loader::media::VideoSampling;
+use dflop_loader::error::Skipped;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::error::Skipped;
+use dflop_loader::media::VideoSampling;
+use serde::Serialize;
 
 use crate::dataset::{DatasetArgs, index_options};
 use crate::model::spec_of;

@@ -6,11 +6,11 @@ use std::io::Write;
 use bytes::Bytes;
 use clap::Args;
 use dflop_costmodel::SampleShape;
+use dflop_loader::error::Skipped;
+use dflop_loader::shard::{RawSample, Shard, ShardItem, scan_shards};
 use futures::StreamExt;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use dflop_loader::shard::{RawSample, Shard, ShardItem, scan_shards};
-use dflop_loader::error::Skipped;
 
 use crate::dataset::DatasetArgs;
 use crate::index::print_skipped;

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde::Deserialize;
 use dflop_loader::dataset::Dataset;
 use dflop_loader::index::{IndexOptions, TextCounts};
 use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::expand_shards_in;
 use dflop_loader::store::Stores;
+use serde::Deserialize;
 
 use crate::dataset::{IndexPlaceArgs, open_dataset};
 use crate::output::Failure;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use dflop_balancer::Strategy;
-use serde::Serialize;
 use dflop_loader::plan::{StepPlan, StepPlanner};
+use serde::Serialize;
 
 use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, write_json};

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use serde::Serialize;
 use dflop_loader::import::{PackOptions, SkippedSource, pack};
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
+use serde::Serialize;
 
 use crate::output::{Failure, Output, shown_bytes, write_json};
 use crate::progress::Bars;

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use serde::Serialize;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::order::ShuffleQuality;
+use dflop_loader::plan::StepPlanner;
+use serde::Serialize;
 
 use crate::output::{Failure, Output, write_json};
 use crate::planner::PlanArgs;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
+use dflop_loader::loader::Loader;
+use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::shard::FieldSelection;
-use dflop_loader::loader::Loader;
-use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
-use dflop_loader::error::Skipped;
 
 use crate::augment::AugmentArgs;
 use crate::dataset::DatasetArgs;

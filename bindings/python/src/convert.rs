@@ -1,13 +1,13 @@
 //! Delivered samples → the classes of `dflop.batches`.
 
+use dflop_loader::decode::Batch;
+use dflop_loader::media::{Audio, Media, NpyArray, RgbImage, Video};
+use dflop_loader::prepare::{NamedTensor, TensorValues};
+use dflop_loader::sample::{Field, Sample};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyModule, PyString};
-use dflop_loader::decode::Batch;
-use dflop_loader::sample::{Field, Sample};
-use dflop_loader::media::{Audio, Media, NpyArray, RgbImage, Video};
-use dflop_loader::prepare::{NamedTensor, TensorValues};
 
 use crate::array::{Array, numpy_of_stored};
 use crate::error::to_python;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use dflop_costmodel::{Module, ModuleTimes};
-use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyMapping};
 use dflop_loader::error::BoxError;
 use dflop_loader::plan::{CostFunction, CostInput};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyMapping};
 
 /// Most seconds of a sample: about 290 years.
 const SECONDS_MAX: f64 = 9.2e9;

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
 use dflop_loader::dataset::{Dataset as LoaderDataset, Splits};
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::store::{ShardCache, Stores};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
 
 use crate::convert::skipped;
 use crate::error::Raised;

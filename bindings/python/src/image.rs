@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use pyo3::prelude::*;
 use dflop_loader::media::augment::{Augment, ColorJitter};
+use pyo3::prelude::*;
 
 use crate::error::Raised;
 

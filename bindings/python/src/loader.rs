@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures::StreamExt;
-use pyo3::prelude::*;
 use dflop_loader::decode::Decode;
-use dflop_loader::shard::FieldSelection;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
 use dflop_loader::order::ShuffleBuffer;
-use dflop_loader::flow::ErrorBudget;
+use dflop_loader::shard::FieldSelection;
+use futures::StreamExt;
+use pyo3::prelude::*;
 
 use crate::convert::{self, Delivery};
 use crate::dataset::Source;

@@ -7,10 +7,10 @@ use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{
     AudioLength, CostModel, DeviceRate, Frozen, ImageSize, ModelSpec, SampleCost, SampleShape, VideoShape,
 };
-use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use dflop_loader::dataset::cost_table;
 use dflop_loader::model::{profile_options, read_profile, spec_of};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::dataset::Dataset;
 use crate::error::Raised;

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
-use pyo3::exceptions::PyTypeError;
-use pyo3::prelude::*;
 use dflop_loader::index::TextCounts;
 use dflop_loader::model::{checkpoint_path, spec_of};
 use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
 
 use crate::error::Raised;
 use crate::names::Names;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use dflop_loader::decode::{Transform, TransformInput, Transforms};
+use dflop_loader::error::BoxError;
+use dflop_loader::media::{Audio, CustomMedia, Media, RgbImage};
+use dflop_loader::shard::FieldSelection;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
-use dflop_loader::media::{Audio, CustomMedia, Media, RgbImage};
-use dflop_loader::error::BoxError;
-use dflop_loader::shard::FieldSelection;
-use dflop_loader::decode::{Transform, TransformInput, Transforms};
 
 use crate::convert::{class, json_text, media};
 use crate::error::Raised;

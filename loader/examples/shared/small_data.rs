@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::io::Cursor;
 
+use dflop_loader::write::ShardWriter;
 use image::{ImageFormat, RgbImage};
 use tempfile::TempDir;
-use dflop_loader::write::ShardWriter;
 
 /// Returns the shards, and the directory that holds them while it lives, if they were made.
 pub(crate) fn shards_or_small_data() -> Result<(Option<TempDir>, Vec<String>), Box<dyn Error>> {

@@ -1,7 +1,7 @@
 //! A tokenizer for the examples: every byte is a token, beside those that write turns and media.
 
-use serde_json::{Map, Value, json};
 use dflop_loader::prepare::Tokenizer;
+use serde_json::{Map, Value, json};
 
 const TOKENS: [&str; 6] =
     ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"];

@@ -3,23 +3,22 @@
 mod cost_table;
 mod selection;
 mod split;
-use std::ops::Range;
+
 use std::sync::Arc;
 
-use crate::shard::Compression;
+pub use self::cost_table::cost_table;
+pub(crate) use self::selection::Selection;
+pub use self::split::{SPLITS_FILE, Splits};
+
 use crate::error::{Result, Skipped};
 use crate::index::Index;
-use crate::order::{Order, Shuffle};
-use crate::permutation::mix64;
-use self::selection::Selection;
-use self::split::Splits;
 
 /// A dataset to draw from.
 ///
 /// # Examples
 /// ```
 /// # use std::sync::Arc;
-/// # use dflop_loader::dataset::DataSet;
+/// # use dflop_loader::dataset::Dataset;
 /// # use dflop_loader::index::{Index, IndexOptions};
 /// # use dflop_loader::dataset::Splits;
 /// # fn main() -> dflop_loader::Result<()> {
@@ -31,8 +30,8 @@ use self::split::Splits;
 /// let shards = dflop_loader::shard::expand_shards(&[pattern])?;
 /// let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default())?);
 /// let splits = Splits::parse(r#"{"splits": {"train": {"fraction": [0, 0.5]}, "held_out": {"fraction": [0.5, 1]}}}"#)?;
-/// let train = DataSet::from(index.clone()).split(&splits, "train")?.repeat(3);
-/// let held_out = DataSet::from(index.clone()).split(&splits, "held_out")?;
+/// let train = Dataset::from(index.clone()).split(&splits, "train")?.repeat(3);
+/// let held_out = Dataset::from(index.clone()).split(&splits, "held_out")?;
 /// assert_eq!(train.len() + held_out.len(), index.len());
 /// # Ok(())
 /// # }
@@ -117,6 +116,11 @@ impl Dataset {
         &self.skipped
     }
 
+    /// The selected samples of the index.
+    pub(crate) fn selection(&self) -> &Arc<Selection> {
+        &self.selection
+    }
+
     /// Number of its samples below a sample number of the index.
     pub(crate) fn places_below(&self, sample: u64) -> u64 {
         self.selection.places_below(sample)
@@ -125,24 +129,6 @@ impl Dataset {
     /// Digest of the selected samples; `None` for the whole index.
     pub(crate) fn split_digest(&self) -> Option<u64> {
         self.split.is_some().then(|| self.selection.digest())
-    }
-
-    /// Returns the order of its samples. `twins` is the number of datasets before it in a mixture that
-    /// are equal to it: they are shuffled differently.
-    ///
-    /// # Errors
-    /// [`crate::error::Error::Config`] if the shuffle's blocks are too many, or a size is zero.
-    pub fn order(&self, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Order> {
-        shuffle.check()?;
-        let shards: Vec<(Range<u64>, bool)> = (0..self.index.shards().len())
-            .map(|shard| {
-                let compression = self.index.indexed_shards()[shard].compression;
-                (self.index.shard_samples(shard), compression != Compression::None)
-            })
-            .collect();
-        let seed = if twins == 0 { seed } else { mix64(seed ^ mix64(twins)) };
-        let blocks = self.selection.blocks(shuffle, &shards);
-        Order::shuffled(self.selection.clone(), blocks, shuffle, self.index.fingerprint(), seed)
     }
 
     /// Whether another dataset has the same samples.
@@ -156,6 +142,3 @@ impl Dataset {
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))
     }
 }
-pub use self::cost_table::cost_table;
-pub(crate) use self::selection::Selection;
-pub use self::split::{FILE_NAME, Splits};

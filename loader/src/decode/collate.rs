@@ -1,38 +1,23 @@
 //! Undecoded samples to batches: hands fields to the decode pool and puts the answers together in order.
 
-
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-pub(crate) use super::fields::{Decoded, FieldError, PendingFields, Preparing};
-use super::fields::{FieldWork, answered, decode_fields, prepare, undecoded};
-
-use crate::media::augment::{Augment, ImageAugment};
 use super::batch::{Batch, Pixels};
-use crate::sample::{Field, Sample, decoded_bytes};
-use crate::media::{DecodeError, DecodeLimits, MediumKind, VideoSampling, kind_of_extension};
-use crate::error::{Error, Result, Skipped, reason_of};
-use crate::flow::{Metrics, SkipLog, Stage};
+use super::fields::{
+    FieldError, FieldWork, PendingFields, Preparing, answered, decode_fields, prepare, undecoded,
+};
+use super::mode::Decode;
 use super::pool::{DecodePool, Pending};
-use crate::prepare::Preparer;
-use crate::shard::{RawField, RawSample};
 use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;
-
-/// What is done with the bytes of a sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decode {
-    /// Nothing: fields are delivered as stored.
-    Raw,
-    /// Every field becomes what its extension says: pixels, PCM, text, JSON, arrays.
-    Media,
-    /// Images into one tensor: shorter side to `side` (bilinear, antialiased), center crop, normalized. Other fields, where
-    /// they are asked for by name, become what their extensions say.
-    Pixels {
-        /// Height and width in pixels.
-        side: NonZeroU32,
-    },
-}
+use crate::error::{Error, Result, Skipped, reason_of};
+use crate::flow::{Metrics, SkipLog, Stage};
+use crate::media::augment::{Augment, ImageAugment};
+use crate::media::{DecodeError, DecodeLimits, MediumKind, VideoSampling, kind_of_extension};
+use crate::prepare::{PreparedSample, Preparer};
+use crate::sample::{Sample, decoded_bytes};
+use crate::shard::{RawField, RawSample};
 
 /// Turns samples into batches.
 #[derive(Debug, Clone)]
@@ -47,14 +32,6 @@ pub(crate) struct Collator {
     limits: DecodeLimits,
 }
 
-/// Refuses to change images that stay undecoded.
-pub(crate) fn check_augment(decode: Decode, augment: Option<&Augment>) -> Result<()> {
-    if decode != Decode::Raw || augment.is_none() {
-        return Ok(());
-    }
-    Err(Error::Config { setting: "augment", reason: "only decoded images can be changed".into() })
-}
-
 /// A batch whose fields are being decoded.
 #[derive(Debug)]
 pub(crate) enum PendingBatch {
@@ -67,6 +44,14 @@ pub(crate) enum PendingBatch {
 pub(crate) struct PendingSample {
     raw: RawSample,
     fields: PendingFields,
+}
+
+/// A decoded sample.
+#[derive(Debug)]
+pub(crate) struct FinishedSample {
+    pub(crate) sample: Sample,
+    /// The model inputs, where samples are prepared.
+    pub(crate) prepared: Option<PreparedSample>,
 }
 
 #[derive(Debug)]
@@ -275,7 +260,7 @@ impl Collator {
             PendingBatch::Fields(pending) => {
                 let mut samples = Vec::with_capacity(pending.len());
                 for sample in pending {
-                    samples.extend(self.finish_sample(sample).await?);
+                    samples.extend(self.finish_sample(sample).await?.map(|finished| finished.sample));
                 }
                 Batch { samples, pixels: None }
             }
@@ -285,12 +270,11 @@ impl Collator {
     }
 
     /// Waits for a sample; a bad one is accounted for.
-    pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<Sample>> {
+    pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<FinishedSample>> {
         let bytes = pending.raw.bytes();
         match pending.fields.finish().await? {
             Ok((fields, prepared)) => {
-                let sample = delivered(pending.raw, bytes, fields);
-                Ok(Some(Sample { prepared: prepared.map(Box::new), ..sample }))
+                Ok(Some(FinishedSample { sample: Sample::of_raw(pending.raw, bytes, fields), prepared }))
             }
             Err(error) => {
                 self.skip(&pending.raw, error);
@@ -324,7 +308,7 @@ impl Collator {
             } else {
                 rows.push(kept..kept + images);
                 kept += images;
-                samples.push(delivered(sample.raw, bytes, others));
+                samples.push(Sample::of_raw(sample.raw, bytes, others));
             }
         }
         let tensor = pending.slots.join(slots, &is_kept);
@@ -347,9 +331,4 @@ fn is_image(field: &RawField) -> bool {
 fn read_bytes(raw: &RawSample) -> u64 {
     let is_read = |field: &&RawField| is_image(field) || field.payload.is_some();
     raw.fields.iter().filter(is_read).map(|field| field.bytes).sum()
-}
-
-pub(crate) fn delivered(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Sample {
-    let (shard, offset, epoch) = (raw.shard, raw.offset, raw.epoch);
-    Sample { key: raw.key, shard, offset, epoch, bytes, fields, prepared: None }
 }

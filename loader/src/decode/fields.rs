@@ -5,16 +5,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dflop_costmodel::ImageSize;
 
-use super::collate::delivered;
-use crate::media::augment::ImageAugment;
-use crate::sample::Field;
-use crate::media::{DecodeLimits, Media, RgbImage, decode};
+use super::pool::{DecodePool, Pending};
+use super::transform::PendingTransforms;
 use crate::error::{Error, Result, reason_of};
 use crate::flow::Stage;
-use super::pool::{DecodePool, Pending};
+use crate::media::augment::ImageAugment;
+use crate::media::{DecodeLimits, Media, RgbImage, decode};
 use crate::prepare::{PrepareError, PreparedSample, Preparer};
+use crate::sample::{Field, Sample};
 use crate::shard::{RawField, RawSample};
-use super::transform::PendingTransforms;
 
 /// What became of the fields of a sample.
 pub(crate) type Decoded = (Vec<Field>, Option<PreparedSample>);
@@ -146,7 +145,7 @@ pub(super) fn prepare(
     raw: &RawSample,
     fields: Vec<Field>,
 ) -> Result<Decoded, FieldError> {
-    let sample = delivered(raw.clone(), raw.bytes(), fields);
+    let sample = Sample::of_raw(raw.clone(), raw.bytes(), fields);
     let refusal = |error: PrepareError| FieldError {
         field: error.field().map(str::to_owned),
         is_dropped: error.is_dropped(),

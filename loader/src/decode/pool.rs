@@ -13,11 +13,11 @@ use crossbeam::channel::{Sender, bounded};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::media::augment::ImageAugment;
-use crate::media::{DecodeError, ImageLimits, Rgb224};
 use crate::error;
 use crate::error::Error;
 use crate::flow::{Metrics, Stage};
+use crate::media::augment::ImageAugment;
+use crate::media::{DecodeError, ImageLimits, Rgb224};
 
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;

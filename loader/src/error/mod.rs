@@ -3,10 +3,14 @@
 mod archive;
 mod index_shard;
 mod skipped;
-use self::BoxError;
-use self::index_shard::ShardFault;
-use self::skipped::Skipped;
-use self::archive::ArchiveFault;
+
+pub use self::archive::{ArchiveFault, TarFault};
+pub use self::index_shard::ShardFault;
+pub use self::skipped::Skipped;
+pub(crate) use self::skipped::reason_of;
+
+/// Cause of an error in user code or in a crate that this one depends on.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What every fallible function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -146,7 +150,3 @@ pub(crate) fn check_at_most(setting: &'static str, value: u64, most: u64) -> Res
     }
     Err(Error::Config { setting, reason: format!("{value} is more than {most}") })
 }
-pub use self::archive::{ArchiveFault, TarFault};
-pub use self::index_shard::ShardFault;
-pub use self::skipped::Skipped;
-pub(crate) use self::skipped::reason_of;

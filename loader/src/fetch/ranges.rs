@@ -13,10 +13,10 @@ use futures::future::try_join_all;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 
 use super::remote::{IndexedRemote, Wanted};
-use crate::store::{Opened, open, read_error};
-use crate::shard::{Compression, decompress};
 use crate::error::{Error, Result};
 use crate::index::{Index, IndexedShard};
+use crate::shard::{Compression, decompress};
+use crate::store::Opened;
 
 /// Shards that are mapped at the same time; a map costs address space only, but their number is limited.
 const MAPPED_SHARDS_MAX: usize = 4_096;
@@ -42,7 +42,7 @@ impl ShardRanges {
     }
 
     /// Whether a shard has to be fetched before it is read.
-    pub(crate) fn is_remote(&self, shard: usize) -> bool {
+    fn is_remote(&self, shard: usize) -> bool {
         self.index.shards()[shard].remote().is_some()
     }
 
@@ -64,7 +64,7 @@ impl ShardRanges {
                 let object = object.ok_or(Error::StageEnded { stage: "store" })?;
                 let wanted = Wanted { ranges, whole };
                 let fetched = IndexedRemote { object, known }.fetch(wanted).await;
-                Ok::<_, Error>((number, fetched.map_err(|source| read_error(shard, source))?))
+                Ok::<_, Error>((number, fetched.map_err(|source| shard.read_error(source))?))
             }
         });
         let all = try_join_all(fetches.collect::<Vec<_>>()).await?;
@@ -115,12 +115,14 @@ impl ShardRanges {
             return Ok(whole);
         }
         let source = &self.index.shards()[shard];
-        let Opened::Mapped(archive) = open(source)? else { return Err(Error::StageEnded { stage: "store" }) };
+        let Opened::Mapped(archive) = source.open()? else {
+            return Err(Error::StageEnded { stage: "store" });
+        };
         let whole = if compression == Compression::None {
             archive
         } else {
             let unpacked = unpack(&archive[..], &self.index.indexed_shards()[shard]);
-            unpacked.map_err(|error| read_error(source, error))?
+            unpacked.map_err(|error| source.read_error(error))?
         };
         recent.put(shard, whole.clone());
         Ok(whole)

@@ -9,10 +9,10 @@ use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
 
-use crate::store::{CacheKey, Identity, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn};
 use super::ranges::unpack;
-use crate::shard::Compression;
 use crate::index::IndexedShard;
+use crate::shard::Compression;
+use crate::store::{CacheKey, Identity, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn};
 
 /// Bytes of a compressed shard that are under way while it is unpacked.
 const PACKED_BYTES_AHEAD: u64 = 64 << 20;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use crate::error::{Error, Result};
 use super::metrics::Gauge;
+use crate::error::{Error, Result};
 
 /// Bytes that may wait between two stages.
 ///

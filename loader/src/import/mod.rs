@@ -21,7 +21,7 @@ mod lines;
 mod medium;
 mod packer;
 mod parts;
-pub(crate) mod record;
+mod record;
 mod source;
 mod table;
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::key::{Keys, wanted_key};
 use super::medium::{read_medium, resolve_medium};
+use super::parts::SourcePart;
 use super::record::Record;
 use super::{PackOptions, Packed, SkippedSource};
-use super::parts::SourcePart;
 use crate::error::{Error, Result};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};

@@ -18,8 +18,8 @@ use super::packer::Packer;
 use super::source::Source;
 use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
 use crate::error::{Error, Result};
-use crate::index::{Index, IndexOptions};
 use crate::index::foreign::ForeignIndexes;
+use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
 use crate::write::{PartDirectory, ShardPart};
 

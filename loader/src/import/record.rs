@@ -8,13 +8,7 @@ use serde_json::{Map, Value};
 
 use super::medium::split_extension;
 use crate::media::{MediumKind, kind_of_extension};
-
-/// Columns that name media, one kind per row, first come first.
-pub(crate) const MEDIA_COLUMNS: [&[&str]; 3] = [
-    &["image", "images", "image_path"],
-    &["audio_filepath", "audio", "audios", "wav", "audio_path", "sound"],
-    &["video", "videos", "video_path"],
-];
+use crate::sample::document::{MEDIA_COLUMNS, named_path};
 
 /// The row of [`MEDIA_COLUMNS`] for recordings.
 const AUDIO: usize = 1;
@@ -113,15 +107,6 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
         Value::Array(values) => values.iter().map(named_path).collect(),
         value => Some(vec![named_path(value)?]),
     }
-}
-
-/// A path, or an object that holds one; `None` for anything else.
-pub(crate) fn named_path(value: &Value) -> Option<&str> {
-    let path = match value {
-        Value::Object(object) => ["file", "path"].iter().find_map(|column| object.get(*column)?.as_str()),
-        value => value.as_str(),
-    };
-    path.filter(|path| !path.trim().is_empty())
 }
 
 /// A conversation is in the entry itself; its `text`, if it has one, is something else.

@@ -13,12 +13,15 @@ use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
-use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, MappedSamples, RawSample, Shard, ShardItem, StreamedSamples, decompress, sniff_compression};
-use crate::media::{DecodeLimits, VideoSampling, decode, is_video_extension};
 use crate::error::{Error, Result, Skipped, reason_of};
-use crate::sample::{FieldFault, FieldShape, measure_sampled};
-use crate::store::{Identity, Opened, open, read_error};
+use crate::media::{DecodeLimits, VideoSampling, decode, is_video_extension};
 use crate::sample::text::TextLength;
+use crate::sample::{FieldFault, FieldShape, measure_sampled};
+use crate::shard::{
+    Assembler, Compression, FIELD_BYTES_MAX, MappedSamples, RawSample, Shard, ShardItem, StreamedSamples,
+    decompress, sniff_compression,
+};
+use crate::store::{Identity, Opened};
 
 /// The columns of one shard, extensions still numbered by this shard's own list.
 #[derive(Debug, Default)]
@@ -73,7 +76,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
-    let Opened::Mapped(archive) = open(shard)? else {
+    let Opened::Mapped(archive) = shard.open()? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "dataset", reason });
     };
@@ -110,7 +113,7 @@ pub(super) fn stat(shard: &Shard) -> Result<Identity> {
         setting: "dataset",
         reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),
     })?;
-    let metadata = std::fs::metadata(path).map_err(|source| read_error(shard, source))?;
+    let metadata = std::fs::metadata(path).map_err(|source| shard.read_error(source))?;
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let modified_ns = modified.map_or(0, |since| since.as_nanos() as u64);
     Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })

@@ -22,13 +22,13 @@ use super::rows::ShardRows;
 use super::schema::IndexedShard;
 use super::text_counts::{TextCounts, carry_over};
 use super::{Index, no_samples};
-use crate::shard::{Compression, Shard, split_key};
-use crate::media::VideoSampling;
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{NoProgress, Progress};
+use crate::media::VideoSampling;
+use crate::shard::tar::slice::SliceEntries;
+use crate::shard::{Compression, Shard, split_key};
 use crate::store::local::map_file;
 use crate::store::{Identity, without_query};
-use crate::shard::tar::slice::SliceEntries;
 
 /// Remote shards that are read at the same time, at least.
 const REMOTE_THREADS: usize = 16;

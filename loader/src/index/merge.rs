@@ -14,15 +14,15 @@ use bytes::{Buf, BufMut, Bytes};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::cache::{IndexOptions, check_options, is_version, stats, write_and_open};
 use super::build::{BuiltShard, build_shard, digest_of, hash_sample};
+use super::cache::{IndexOptions, check_options, is_version, stats, write_and_open};
 use super::file::{DecodedIndex, decode_index, encode_index};
 use super::foreign::{ForeignIndexes, claims, differences};
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
 use super::{Index, no_samples};
+use crate::error::{Error, Result, ShardFault, Skipped};
 use crate::media::VideoSampling;
-use crate::error::{Error, Result, Skipped};
 use crate::shard::Shard;
 use crate::store::Identity;
 
@@ -30,35 +30,6 @@ const MAGIC: &[u8; 16] = b"dflop index part";
 /// Changes with the layout of a part; what is inside has a version of its own.
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
-
-/// Why parts do not make the index of a dataset, at one of its shards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-#[non_exhaustive]
-pub enum ShardFault {
-    /// No part covers it.
-    #[error("no part covers it; index it and merge again")]
-    Missing,
-    /// More than one part covers it.
-    #[error("it is covered more than once; give each part once")]
-    Repeated,
-    /// Its length, time of change or entity tag is another now.
-    #[error("it has changed since its part was made; make the part again")]
-    Changed,
-    /// It is none of the dataset's.
-    #[error("a part covers it, but it is not in the dataset; parts and dataset have to name the same shards")]
-    Unknown,
-    /// Its texts were counted by other tokenizers than those of the first shard.
-    #[error(
-        "its texts were counted by other tokenizers than those of the first shard; make all parts with the same"
-    )]
-    OtherCounters,
-    /// Its texts were not counted by the tokenizer that is asked for.
-    #[error("its texts were not counted by the tokenizer that is asked for; make its part with it")]
-    NotCounted,
-    /// Its videos were sampled otherwise than is asked for.
-    #[error("its videos were sampled otherwise than is asked for; make its part with the same sampling")]
-    OtherSampling,
-}
 
 /// A shard as a part tells of it.
 struct PartShard {

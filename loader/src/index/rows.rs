@@ -11,8 +11,8 @@ use super::build::ShardColumns;
 use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
 use super::text_counts;
 use super::text_counts::CountedTexts;
-use crate::sample::FieldShape;
 use crate::media::is_video_extension;
+use crate::sample::FieldShape;
 use crate::sample::text::TextLength;
 
 /// Bytes of a tar block, the unit of `start_blocks`.

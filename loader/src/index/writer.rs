@@ -7,15 +7,15 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 
-use super::cache::{IndexOptions, stats, store};
 use super::build::{Builder, BuiltShard, build_shard, indexed};
+use super::cache::{IndexOptions, stats, store};
 use super::foreign::ForeignIndexes;
 use super::merge::encode_part;
-use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, Shard};
-use crate::media::{MediumKind, VideoSampling, kind_of_extension};
 use crate::error::Result;
-use crate::store::Identity;
+use crate::media::{MediumKind, VideoSampling, kind_of_extension};
 use crate::shard::tar::Entry;
+use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, Shard};
+use crate::store::Identity;
 
 /// Rows of finished shards, and of the one under construction.
 #[derive(Debug, Default)]

@@ -1,11 +1,12 @@
-//! TODO loader.
+//! Delivers samples: [`Loader`] streams shards in order, [`BalancedLoader`] delivers planned steps.
 
 mod balanced;
 mod stream;
 mod watchdog;
-pub use self::balanced::{BalancedLoader, Microbatch, Step, StepStream};
+
 pub use self::balanced::BalancedLoaderBuilder;
+pub use self::balanced::{BalancedLoader, Microbatch, Step, StepStream};
 pub use self::stream::{BatchStream, Loader};
-pub use self::stream::{LoaderBuilder, RestoredInput};
 pub use self::stream::{HELD_BYTES_MAX, StreamState};
+pub use self::stream::{LoaderBuilder, RestoredInput};
 pub use self::watchdog::{LogStalls, Stall, StallListener};

@@ -14,7 +14,10 @@ use symphonia::core::formats::FormatReader;
 
 use super::error::DecodeError;
 use super::limits::{AudioLimits, Strictness, check_limit};
-use super::probe::{AudioFormat, WavHeader, audio_format, audio_track, counted_frames, open_reader, read_wav_header, symphonia_error};
+use super::probe::{
+    AudioFormat, WavHeader, audio_format, audio_track, counted_frames, open_reader, read_wav_header,
+    symphonia_error,
+};
 
 const SAMPLE_BYTES: u64 = size_of::<f32>() as u64;
 
@@ -220,7 +223,7 @@ fn append(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use super::fixtures::{RAMP_FLAC, SINE_MP3, bytes_of_hex, wav};
+    use crate::media::fixtures::{RAMP_FLAC, SINE_MP3, bytes_of_hex, wav};
 
     const PCM: u16 = 1;
     const FLOAT: u16 = 3;

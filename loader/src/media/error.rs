@@ -1,7 +1,6 @@
 //! Why a field could not be decoded or probed.
 
-/// Cause inside a decoder that this crate depends on.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::error::BoxError;
 
 /// Why the bytes of one field are not a medium.
 ///

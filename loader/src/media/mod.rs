@@ -5,9 +5,8 @@
 //! ([`kind_of_extension`]); within images and audio the content says the format. Threads and the
 //! bookkeeping of bad samples are the caller's.
 
-pub mod augment;
-pub mod probe;
 mod audio;
+pub mod augment;
 mod custom;
 mod error;
 #[cfg(test)]
@@ -16,6 +15,7 @@ mod image;
 mod json;
 mod limits;
 mod numpy;
+pub mod probe;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -24,17 +24,16 @@ mod video;
 use bytes::Bytes;
 use serde_json::Value;
 
-use self::{MediumKind, kind_of_extension};
+pub use crate::shard::medium_kind::{MediumKind, is_video_extension, kind_of_extension};
 
 pub use self::audio::{Audio, decode_audio};
 pub use self::custom::CustomMedia;
 pub use self::error::DecodeError;
+pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
 pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
 pub use self::json::decode_json;
 pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};
 pub use self::numpy::{NpyArray, decode_npy};
-pub(crate) use self::image::resize_crop;
-pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
 pub use self::text::decode_text;
 #[cfg(feature = "video")]
 pub(crate) use self::video::video_shape;
@@ -86,4 +85,3 @@ pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Me
         MediumKind::Opaque => Ok(Media::Opaque(bytes)),
     }
 }
-pub use crate::shard::medium_kind::{MediumKind, is_video_extension, kind_of_extension};

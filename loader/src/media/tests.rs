@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use ::image::{DynamicImage, ImageFormat as Encoding};
 use proptest::prelude::*;
 
-use super::fixtures::{ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, RAMP_FLAC, SINE_MP3, bytes_of_hex, encode, exif_body, gradient, wav, with_segment};
-use crate::media::*;
+use super::fixtures::{
+    ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, RAMP_FLAC, SINE_MP3, bytes_of_hex, encode, exif_body, gradient, wav,
+    with_segment,
+};
 use super::probe::{MediumShape, probe_shape};
+use crate::media::*;
 
 /// One file of every kind, with its extension.
 fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {

@@ -10,9 +10,9 @@ use dflop_costmodel::config::ModelPart;
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
 
-use crate::error::{Error, Result};
-use super::hub_cache::cached_checkpoint;
 use super::directory::ModelDirectory;
+use super::hub_cache::cached_checkpoint;
+use crate::error::{Error, Result};
 use crate::prepare::image::ImageProcessor;
 
 /// Returns the model of one name, or the one that several make together.

@@ -9,65 +9,19 @@
 //! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
-
+use super::shuffle::Shuffle;
+use crate::dataset::{Dataset, Selection};
 use crate::error::{Error, Result};
 use crate::permutation::{Permutation, mix64};
-use crate::dataset::Selection;
+use crate::shard::Compression;
 
 /// Laid-out epochs that an order keeps.
 const EPOCHS_KEPT: usize = 4;
 /// Most blocks of a dataset: an epoch's layout then takes half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
-
-/// How the samples of an epoch are shuffled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Shuffle {
-    /// All samples at once where every shard is read by range. Where some are compressed, and so read whole, each
-    /// shard is a block: shards are permuted, then the samples inside each.
-    #[default]
-    Global,
-    /// For media that are slow to seek: samples are cut into runs that never cross a shard, the runs are permuted,
-    /// and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards are open at
-    /// once, twice as many where a batch spans two windows. A compressed shard is one run, whatever its length.
-    Blocks {
-        /// Most samples of a run.
-        block_samples: u64,
-        /// Runs of a window.
-        open_blocks: u64,
-    },
-    /// In the order of the index.
-    None,
-}
-
-impl fmt::Display for Shuffle {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Global => formatter.write_str("of the whole epoch"),
-            Self::Blocks { block_samples, open_blocks } => {
-                write!(formatter, "of blocks of {block_samples} samples, {open_blocks} open at once")
-            }
-            Self::None => formatter.write_str("of nothing"),
-        }
-    }
-}
-
-impl Shuffle {
-    /// Checks the sizes.
-    pub(crate) fn check(self) -> Result<()> {
-        let Self::Blocks { block_samples, open_blocks } = self else { return Ok(()) };
-        if block_samples == 0 || open_blocks == 0 {
-            let reason = "`block_samples` and `open_blocks` must be at least 1".into();
-            return Err(Error::Config { setting: "shuffle", reason });
-        }
-        Ok(())
-    }
-}
 
 type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
 
@@ -94,11 +48,29 @@ impl Order {
         Self::shuffled(Arc::new(Selection::All { samples }), blocks, Shuffle::Global, fingerprint, seed)
     }
 
+    /// Orders the samples of a dataset. `twins` is the number of datasets before it in a mixture that
+    /// are equal to it: they are shuffled differently.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the shuffle's blocks are too many, or a size is zero.
+    pub fn of_dataset(dataset: &Dataset, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Self> {
+        shuffle.check()?;
+        let shards: Vec<(Range<u64>, bool)> = (0..dataset.index().shards().len())
+            .map(|shard| {
+                let compression = dataset.index().indexed_shards()[shard].compression;
+                (dataset.index().shard_samples(shard), compression != Compression::None)
+            })
+            .collect();
+        let seed = if twins == 0 { seed } else { mix64(seed ^ mix64(twins)) };
+        let blocks = blocks(dataset.selection(), shuffle, &shards);
+        Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
+    }
+
     /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's numbers.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample, or are too many.
-    pub(crate) fn shuffled(
+    pub(super) fn shuffled(
         selection: Arc<Selection>,
         blocks: Vec<Range<u64>>,
         shuffle: Shuffle,
@@ -169,6 +141,31 @@ impl Order {
     }
 }
 
+/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` are the samples of every
+/// shard of the index, and whether it is compressed.
+pub(super) fn blocks(
+    selection: &Selection,
+    shuffle: Shuffle,
+    shards: &[(Range<u64>, bool)],
+) -> Vec<Range<u64>> {
+    let is_seekable = shards.iter().all(|(_, is_compressed)| !is_compressed);
+    let places = |range: &Range<u64>| selection.places_below(range.start)..selection.places_below(range.end);
+    match shuffle {
+        Shuffle::None => vec![0..selection.len()],
+        Shuffle::Global if is_seekable => vec![0..selection.len()],
+        Shuffle::Global => shards.iter().map(|(range, _)| places(range)).collect(),
+        Shuffle::Blocks { block_samples, .. } => {
+            let runs = shards.iter().flat_map(|(range, is_compressed)| {
+                let Range { start, end } = places(range);
+                let length = if *is_compressed { end - start } else { block_samples };
+                let starts = (start..end).step_by(length.max(1) as usize);
+                starts.map(move |at| at..end.min(at.saturating_add(length)))
+            });
+            runs.collect()
+        }
+    }
+}
+
 /// The order of one epoch.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
@@ -222,7 +219,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn shuffled(blocks: Vec<Range<u64>>, shuffle: Shuffle, seed: u64) -> Order {
+    pub(super) fn shuffled(blocks: Vec<Range<u64>>, shuffle: Shuffle, seed: u64) -> Order {
         let samples = blocks.last().unwrap().end;
         Order::shuffled(Arc::new(Selection::All { samples }), blocks, shuffle, "fingerprint", seed).unwrap()
     }
@@ -309,5 +306,22 @@ mod tests {
     #[test]
     fn a_dataset_without_samples_is_refused() {
         assert!(Order::new(vec![0..0], "f", 0).is_err());
+    }
+
+    #[test]
+    fn a_list_and_the_ranges_that_it_fills_are_cut_alike() {
+        let shards = [(0..10, false), (10..16, true), (16..30, false)];
+        let ranges = Selection::ranges([2..5, 5..5, 12..16, 20..21]);
+        let list = Selection::List(vec![2, 3, 4, 12, 13, 14, 15, 20]);
+        assert_eq!((ranges.len(), list.len()), (8, 8));
+        for place in 0..8 {
+            assert_eq!(ranges.sample_at(place), list.sample_at(place));
+        }
+        for shuffle in [Shuffle::Global, Shuffle::Blocks { block_samples: 2, open_blocks: 1 }, Shuffle::None]
+        {
+            assert_eq!(blocks(&ranges, shuffle, &shards), blocks(&list, shuffle, &shards), "{shuffle:?}");
+        }
+        let runs = blocks(&list, Shuffle::Blocks { block_samples: 2, open_blocks: 1 }, &shards);
+        assert_eq!(runs, [0..2, 2..3, 3..7, 7..8]);
     }
 }

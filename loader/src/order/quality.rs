@@ -9,9 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::epoch::Order;
+use super::shuffle::Shuffle;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use super::shuffle::Shuffle;
 
 /// Most positions that are looked at; of a longer epoch, batches spread evenly over it.
 const POSITIONS_MAX: u64 = 1 << 22;
@@ -46,7 +47,7 @@ impl ShuffleQuality {
         if batch == 0 {
             return Err(Error::Config { setting: "batch", reason: "must be at least 1".into() });
         }
-        let order = dataset.order(shuffle, seed, 0)?.epoch(epoch);
+        let order = Order::of_dataset(dataset, shuffle, seed, 0)?.epoch(epoch);
         let shard_ends: Vec<u64> = (0..dataset.index().shards().len())
             .map(|shard| dataset.places_below(dataset.index().shard_samples(shard).end))
             .collect();
@@ -125,8 +126,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use super::epoch::Order;
     use crate::dataset::Selection;
+    use crate::order::epoch::blocks;
 
     const SHARDS: u64 = 64;
     const PER_SHARD: u64 = 1_000;
@@ -135,7 +136,7 @@ mod tests {
         let shards: Vec<(Range<u64>, bool)> =
             (0..SHARDS).map(|shard| (shard * PER_SHARD..(shard + 1) * PER_SHARD, false)).collect();
         let selection = Selection::All { samples: SHARDS * PER_SHARD };
-        let blocks = selection.blocks(shuffle, &shards);
+        let blocks = blocks(&selection, shuffle, &shards);
         let epoch = Order::shuffled(Arc::new(selection), blocks, shuffle, "f", 1).unwrap().epoch(0);
         let ends: Vec<u64> = shards.iter().map(|(range, _)| range.end).collect();
         ShuffleQuality::measure(|position| epoch.sample_at(position), &ends, 32)

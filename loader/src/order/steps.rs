@@ -7,10 +7,9 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use crate::error::Result;
-use super::mixture::{MixRules, Origin};
 use super::epoch::{EpochOrder, Order};
-use super::steps::{Pace, PaceInput};
+use super::mixture::{Layout, LayoutInput, MixRules, Origin, POSITION_MAX};
+use crate::error::{Error, Result};
 
 /// What happens to the samples of an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -130,64 +129,6 @@ impl Steps {
         Ok(self.pace.layout.draws(positions).into_iter().map(sample).collect())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn steps(samples: u64, global_batch: u64, tail: Tail) -> Steps {
-        let order = Order::new(vec![0..samples], "f", 1).unwrap();
-        Steps::new(order, NonZeroU64::new(global_batch).unwrap(), tail, 0).unwrap()
-    }
-
-    fn sorted(steps: &Steps, range: std::ops::Range<u64>) -> Vec<u64> {
-        let mut seen: Vec<_> =
-            range.flat_map(|step| steps.samples(step).unwrap()).map(|item| item.sample).collect();
-        seen.sort_unstable();
-        seen
-    }
-
-    #[test]
-    fn carry_fills_every_step_and_visits_every_sample() {
-        let steps = steps(10, 4, Tail::Carry);
-        assert!((0..10).all(|step| steps.samples(step).unwrap().len() == 4));
-        let twice: Vec<u64> = (0..10).flat_map(|sample| [sample, sample]).collect();
-        assert_eq!(sorted(&steps, 0..5), twice);
-        assert_eq!(steps.samples(2).unwrap().iter().map(|item| item.epoch).collect::<Vec<_>>(), [0, 0, 1, 1]);
-    }
-
-    #[test]
-    fn drop_and_short_end_with_the_epoch() {
-        let drop = steps(10, 4, Tail::Drop);
-        assert_eq!(
-            (drop.per_epoch(), drop.samples(2).unwrap().len(), drop.samples(2).unwrap()[0].epoch),
-            (2, 4, 1)
-        );
-        let short = steps(10, 4, Tail::Short);
-        assert_eq!((short.per_epoch(), short.samples(2).unwrap().len()), (3, 2));
-        assert_eq!(sorted(&short, 0..3), (0..10).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn a_batch_may_span_several_epochs() {
-        let steps = steps(3, 8, Tail::Carry);
-        let epochs: Vec<_> = steps.samples(0).unwrap().iter().map(|item| item.epoch).collect();
-        assert_eq!(epochs, [0, 0, 0, 1, 1, 1, 2, 2]);
-    }
-
-    #[test]
-    fn dropping_everything_is_refused() {
-        let order = Order::new(vec![0..3], "f", 1).unwrap();
-        assert!(Steps::new(order, NonZeroU64::new(4).unwrap(), Tail::Drop, 0).is_err());
-    }
-}
-
-// ==== MERGE pace.rs
-//! Step → positions: where each step begins in the draws of a run, and how many it takes.
-
-use crate::error::{Error, Result};
-use super::mixture::{Layout, LayoutInput, MixRules, Origin, POSITION_MAX};
-use super::steps::Tail;
 
 /// Steps of a run over its draws.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -322,5 +263,56 @@ impl Pace {
     pub(crate) fn draws_before(&self, step: u64) -> Result<Vec<u64>> {
         let draws = self.layout.draws_before(self.position(step)?);
         Ok(draws.unwrap_or_else(|| self.origin.draws.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(samples: u64, global_batch: u64, tail: Tail) -> Steps {
+        let order = Order::new(vec![0..samples], "f", 1).unwrap();
+        Steps::new(order, NonZeroU64::new(global_batch).unwrap(), tail, 0).unwrap()
+    }
+
+    fn sorted(steps: &Steps, range: std::ops::Range<u64>) -> Vec<u64> {
+        let mut seen: Vec<_> =
+            range.flat_map(|step| steps.samples(step).unwrap()).map(|item| item.sample).collect();
+        seen.sort_unstable();
+        seen
+    }
+
+    #[test]
+    fn carry_fills_every_step_and_visits_every_sample() {
+        let steps = steps(10, 4, Tail::Carry);
+        assert!((0..10).all(|step| steps.samples(step).unwrap().len() == 4));
+        let twice: Vec<u64> = (0..10).flat_map(|sample| [sample, sample]).collect();
+        assert_eq!(sorted(&steps, 0..5), twice);
+        assert_eq!(steps.samples(2).unwrap().iter().map(|item| item.epoch).collect::<Vec<_>>(), [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn drop_and_short_end_with_the_epoch() {
+        let drop = steps(10, 4, Tail::Drop);
+        assert_eq!(
+            (drop.per_epoch(), drop.samples(2).unwrap().len(), drop.samples(2).unwrap()[0].epoch),
+            (2, 4, 1)
+        );
+        let short = steps(10, 4, Tail::Short);
+        assert_eq!((short.per_epoch(), short.samples(2).unwrap().len()), (3, 2));
+        assert_eq!(sorted(&short, 0..3), (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_batch_may_span_several_epochs() {
+        let steps = steps(3, 8, Tail::Carry);
+        let epochs: Vec<_> = steps.samples(0).unwrap().iter().map(|item| item.epoch).collect();
+        assert_eq!(epochs, [0, 0, 0, 1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn dropping_everything_is_refused() {
+        let order = Order::new(vec![0..3], "f", 1).unwrap();
+        assert!(Steps::new(order, NonZeroU64::new(4).unwrap(), Tail::Drop, 0).is_err());
     }
 }

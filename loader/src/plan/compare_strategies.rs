@@ -6,8 +6,8 @@
 use dflop_balancer::schedule::{Layout, ScheduleKind};
 use dflop_balancer::{Simulation, Strategy, simulate};
 
-use crate::error::{Error, Result};
 use super::{StepPlan, StepPlanner};
+use crate::error::{Error, Result};
 
 /// What a strategy costs over several steps.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,8 +3,8 @@
 //! A pure function of the index, the cost model and a few settings; reads no payload, knows no rank of its own.
 //! Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
 
-mod compare_strategies;
 mod builder;
+mod compare_strategies;
 mod correction;
 mod cost_function;
 mod lockstep;
@@ -21,6 +21,7 @@ use dflop_costmodel::correction::Corrections;
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 pub use self::builder::StepPlannerBuilder;
+pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::lockstep::Meet;
 use self::lockstep::{alike_together, one_after_the_other};
@@ -377,4 +378,3 @@ fn digest(step: u64, ranks: &[Vec<Vec<u32>>], samples: &[StepSample]) -> PlanDig
     }
     digest
 }
-pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};

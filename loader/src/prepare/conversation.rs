@@ -6,9 +6,9 @@
 
 use super::chat_template::{Message, MessagePart};
 use super::error::PrepareError;
-use crate::sample::{Field, Sample};
 use crate::sample::document::{Part, SampleMedia, Turn};
 use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, turns};
+use crate::sample::{Field, Sample};
 
 /// What a sample says, with the places of its media.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,17 +6,17 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::chat_template::MessagePart;
 use super::conversation::{Conversation, read_conversation};
+use super::error::PrepareError;
 use super::image::PixelValues;
 use super::labels::{IGNORED, target_tokens};
-use super::video::VideoValues;
-use super::chat_template::MessagePart;
-use super::error::PrepareError;
-use super::{Preparer, labels};
 use super::tokenizer::Tokenizer;
-use crate::sample::Sample;
+use super::video::VideoValues;
+use super::{Preparer, labels};
 use crate::error::BoxError;
 use crate::index::TextCounter;
+use crate::sample::Sample;
 use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, TextLength};
 
 /// Counts what a [`Preparer`] writes beside the media: words, chat template and special tokens.

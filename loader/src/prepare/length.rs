@@ -82,7 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use super::expand::MediaRun;
+    use crate::prepare::expand::MediaRun;
     use crate::sample::text::MediumSlot;
 
     const MEDIA: u32 = 9;

@@ -7,9 +7,9 @@ use dflop_costmodel::ModelSpec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::prepare::*;
-use crate::sample::Field;
 use crate::media::{Audio, RgbImage};
+use crate::prepare::*;
+use crate::sample::{Field, PaddingSide};
 
 const CHATML: &[u8] = include_bytes!("../../../tests/golden/model_inputs/chatml/tokenizer.json");
 

@@ -1,11 +1,9 @@
 //! Samples, decoded or not, as a loader delivers them.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::media::Media;
-use crate::prepare::PreparedSample;
-use crate::decode::Tensor;
+use crate::shard::{RawSample, SampleId};
 
 /// A field of a delivered sample.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,21 +30,24 @@ pub struct Sample {
     /// The fields, in shard order; without images where those went into a tensor, without images and clips where
     /// the sample was prepared for a model.
     pub fields: Vec<Field>,
-    /// The sample as a model takes it, until it is packed into the tensors of its microbatch.
-    pub(crate) prepared: Option<Box<PreparedSample>>,
 }
 
 impl Sample {
+    /// Makes a sample of the decoded fields of a raw one, of which `bytes` payload bytes were read.
+    pub(crate) fn of_raw(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Self {
+        Self { key: raw.key, shard: raw.shard, offset: raw.offset, epoch: raw.epoch, bytes, fields }
+    }
+
+    /// Returns what identifies the sample in its dataset.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+
     /// Makes a sample of decoded fields, as a loader delivers it.
     #[must_use]
     pub fn new(key: impl Into<String>, fields: Vec<Field>) -> Self {
-        Self { key: key.into(), shard: "".into(), offset: 0, epoch: 0, bytes: 0, fields, prepared: None }
-    }
-
-    /// Takes the sample as a model takes it, where a preparer made it and it is not packed.
-    #[must_use]
-    pub fn take_prepared(&mut self) -> Option<PreparedSample> {
-        self.prepared.take().map(|prepared| *prepared)
+        Self { key: key.into(), shard: "".into(), offset: 0, epoch: 0, bytes: 0, fields }
     }
 
     /// Returns the content of the field with this extension.
@@ -54,24 +55,4 @@ impl Sample {
     pub fn field(&self, extension: &str) -> Option<&Media> {
         self.fields.iter().find(|field| &*field.extension == extension).map(|field| &field.media)
     }
-}
-
-/// Samples that are delivered together.
-#[derive(Debug)]
-pub struct Batch {
-    /// The samples, in order.
-    pub samples: Vec<Sample>,
-    /// All images of the samples, if they were asked for as pixels.
-    pub pixels: Option<Pixels>,
-}
-
-/// The images of a batch as one tensor.
-#[derive(Debug)]
-pub struct Pixels {
-    /// `[images, 3, side, side]` f32: resized, cropped, normalized by the `ImageNet` mean and deviation.
-    pub tensor: Tensor,
-    /// Height and width of every image.
-    pub side: u32,
-    /// For every sample the rows of its images; empty for a sample without an image.
-    pub rows: Vec<Range<usize>>,
 }

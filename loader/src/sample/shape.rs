@@ -8,11 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
-use crate::media::{DecodeLimits, MediumKind, VideoSampling, decode_json, decode_text, kind_of_extension};
-use crate::media::probe::{MediumShape, probe_shape};
-use crate::shard::{RawField, RawSample};
-use crate::error::{Skipped, reason_of};
 use super::text::{TextLength, has_content, measure_json, measure_text};
+use crate::error::{Skipped, reason_of};
+use crate::media::probe::{MediumShape, probe_shape};
+use crate::media::{DecodeLimits, MediumKind, VideoSampling, decode_json, decode_text, kind_of_extension};
+use crate::shard::{RawField, RawSample};
 
 /// The shape of a field's medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

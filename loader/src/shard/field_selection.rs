@@ -6,8 +6,8 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
 use super::medium_kind::{MediumKind, is_video_extension, kind_of_extension};
+use crate::error::{Error, Result};
 
 /// A selection of fields.
 ///

@@ -8,9 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
 use super::wids::listed_shards;
-use crate::store::{RemoteObject, Stores, is_remote, list_directory, without_query};
+use crate::error::{Error, Result};
+use crate::store::{Location, Opened, RemoteObject, Stores, is_remote, list_directory, open, without_query};
 
 /// Most shards that a pattern may stand for.
 const SHARDS_MAX: usize = 10_000_000;
@@ -19,45 +19,45 @@ const SUBSTITUTION_ROUNDS: usize = 10;
 /// File names that a directory contributes.
 const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
 
-/// Where the bytes of a shard come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Location {
-    /// A local file.
-    File(PathBuf),
-    /// Standard input, named `-`.
-    StandardInput,
-    /// The output of a shell command, named `pipe:COMMAND`.
-    Pipe(String),
-    /// An object on a remote store.
-    Remote(RemoteObject),
-}
-
 /// A shard of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
     /// The name as given, after expansion.
     pub url: Arc<str>,
     /// What the name means.
-    pub source: Location,
+    pub location: Location,
 }
 
 impl Shard {
     fn new(url: String, stores: &Stores) -> Result<Self> {
         let url: Arc<str> = url.into();
-        let source = match &*url {
+        let location = match &*url {
             "-" => Location::StandardInput,
             "pipe:" => return Err(invalid(&url, "no command follows `pipe:`")),
             _ if url.starts_with("pipe:") => Location::Pipe(url["pipe:".len()..].to_owned()),
             _ if is_remote(&url) => Location::Remote(stores.object(&url)?),
             _ => Location::File(local_path(&url)?),
         };
-        Ok(Self { url, source })
+        Ok(Self { url, location })
+    }
+
+    /// Opens a shard that is not remote.
+    ///
+    /// # Errors
+    /// [`Error::Read`] if the file cannot be mapped, the command cannot be started, or the shard is remote.
+    pub(crate) fn open(&self) -> Result<Opened> {
+        open(&self.location).map_err(|source| self.read_error(source))
+    }
+
+    /// Names the shard in an error of its store.
+    pub(crate) fn read_error(&self, source: std::io::Error) -> Error {
+        Error::Read { shard: self.url.to_string(), source }
     }
 
     /// Returns the path of a local file, `None` for streams.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
-        match &self.source {
+        match &self.location {
             Location::File(path) => Some(path),
             _ => None,
         }
@@ -66,7 +66,7 @@ impl Shard {
     /// Returns the object on a remote store, `None` for what is not remote.
     #[must_use]
     pub fn remote(&self) -> Option<&RemoteObject> {
-        match &self.source {
+        match &self.location {
             Location::Remote(object) => Some(object),
             _ => None,
         }

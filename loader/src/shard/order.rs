@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::list::Shard;
 use crate::error::{Error, Result};
 use crate::permutation::{Permutation, mix64};
-use super::list::Shard;
 use crate::store::Location;
 
 /// Bytes at the start of a shard that its digest covers: the first header.
@@ -187,7 +187,7 @@ impl Passes {
 
 /// Whether the bytes of a shard can be read a second time.
 pub(crate) fn is_rereadable(shard: &Shard) -> bool {
-    !matches!(shard.source, Location::StandardInput | Location::Pipe(_))
+    !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
 }
 
 /// What tells a shard from another one in its place.

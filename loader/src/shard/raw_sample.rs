@@ -35,7 +35,24 @@ pub struct RawSample {
     pub fields: Vec<RawField>,
 }
 
+/// What tells a sample from all others of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleId<'a> {
+    /// URL of the shard; only its base name counts.
+    pub shard: &'a str,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Key of the sample.
+    pub key: &'a str,
+}
+
 impl RawSample {
+    /// Returns what identifies the sample in its dataset.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+
     /// Returns the field with this extension.
     #[must_use]
     pub fn field(&self, extension: &str) -> Option<&RawField> {

@@ -17,14 +17,14 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::compression::{Compression, decompress, sniff_compression};
-use crate::error::{Error, Result, Skipped};
 use super::field_selection::FieldSelection;
-use crate::flow::{ByteBudget, ByteLease, Metrics, Stage};
-use super::order::{HEADER_BYTES, ItemPlace, KnownShards, Pass, Passes, ShardIdentity};
-use super::samples::{MappedSamples, ShardItem, StreamedSamples};
-use super::raw_sample::RawSample;
 use super::list::Shard;
-use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead, open, read_error};
+use super::order::{HEADER_BYTES, ItemPlace, KnownShards, Pass, Passes, ShardIdentity};
+use super::raw_sample::RawSample;
+use super::samples::{MappedSamples, ShardItem, StreamedSamples};
+use crate::error::{Error, Result, Skipped};
+use crate::flow::{ByteBudget, ByteLease, Metrics, Stage};
+use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead};
 
 /// Samples that may wait, however small they are.
 const SAMPLES_WAITING: usize = 256;
@@ -140,7 +140,7 @@ impl Reader {
         self.resume_work();
         let opened = {
             let _runtime = self.runtime.enter();
-            open(shard)
+            shard.open()
         };
         match opened {
             Ok(Opened::Mapped(archive)) => match self.config.known.check(pass.shard, shard, &archive) {
@@ -202,7 +202,7 @@ impl Reader {
                 }
             }
             Some(Ok(RemoteShard::Body(body))) => self.runtime.block_on(self.read_body(shard, pass, body)),
-            Some(Err(source)) => Ok(Err(read_error(shard, source))),
+            Some(Err(source)) => Ok(Err(shard.read_error(source))),
             None => Ok(Err(Error::StageEnded { stage: "store" })),
         }
     }
@@ -224,7 +224,7 @@ impl Reader {
         let reading = async {
             let mut header = Vec::with_capacity(HEADER_BYTES);
             if let Err(source) = (&mut body).take(HEADER_BYTES as u64).read_to_end(&mut header).await {
-                return Ok(Err(read_error(shard, source)));
+                return Ok(Err(shard.read_error(source)));
             }
             let identity = ShardIdentity::of_header(bytes, &header);
             if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
@@ -238,7 +238,7 @@ impl Reader {
             () = self.sender.closed() => return self.give_up(),
         };
         let failed = failure.lock().expect("no holder panics").take();
-        Ok(failed.map_or(read, |source| Err(read_error(shard, source))))
+        Ok(failed.map_or(read, |source| Err(shard.read_error(source))))
     }
 
     async fn read_input(
@@ -251,7 +251,7 @@ impl Reader {
         let mut first = Vec::with_capacity(SNIFFED_BYTES);
         let sniffed = (&mut input).take(SNIFFED_BYTES as u64).read_to_end(&mut first).await;
         if let Err(source) = sniffed {
-            return Ok(Err(read_error(shard, source)));
+            return Ok(Err(shard.read_error(source)));
         }
         match sniff_compression(&shard.url, &first) {
             Ok(compression) => {
@@ -295,9 +295,9 @@ impl Reader {
         match command.wait().await {
             Ok(status) if status.success() => Ok(Ok(())),
             Ok(status) => {
-                Ok(Err(read_error(shard, std::io::Error::other(format!("the command ended with {status}")))))
+                Ok(Err(shard.read_error(std::io::Error::other(format!("the command ended with {status}")))))
             }
-            Err(source) => Ok(Err(read_error(shard, source))),
+            Err(source) => Ok(Err(shard.read_error(source))),
         }
     }
 

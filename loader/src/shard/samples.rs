@@ -12,11 +12,11 @@ use tokio::io::AsyncRead;
 use super::field_selection::FieldSelection;
 use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
 use super::raw_sample::RawSample;
-use crate::error::{ArchiveFault, Skipped};
+use super::tar::Entry;
 use super::tar::ranged::{Archive, RangedEntries};
 use super::tar::slice::SliceEntries;
 use super::tar::stream::{StreamEntries, StreamFault};
-use super::tar::Entry;
+use crate::error::{ArchiveFault, Skipped};
 
 /// Default limit of one field: 1 GiB. A longer one makes its sample bad.
 pub const FIELD_BYTES_MAX: u64 = 1 << 30;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
-use crate::error::Result;
 use super::field_selection::FieldSelection;
-use crate::flow::{ByteBudget, Metrics};
-use super::order::{KnownShards, Passes};
-use super::samples::{FIELD_BYTES_MAX, ShardItem};
 use super::list::Shard;
+use super::order::{KnownShards, Passes};
 use super::reader::{SourceConfig, read_shards};
+use super::samples::{FIELD_BYTES_MAX, ShardItem};
+use crate::error::Result;
+use crate::flow::{ByteBudget, Metrics};
 
 /// Payload bytes that may wait.
 const BUFFERED_BYTES_MAX: u64 = 64 << 20;

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::store::local::read_file;
 
 /// Longest list that is read.
 const BYTES_MAX: u64 = 1 << 30;
@@ -82,7 +83,7 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
 pub fn listed_shards(path: &Path) -> Result<Vec<String>> {
     let shown = || path.display().to_string();
     let invalid = |reason: String| Error::Index { path: shown(), reason };
-    let bytes = crate::index::foreign::read_file(path, BYTES_MAX)?.ok_or_else(|| invalid("no such file".to_owned()))?;
+    let bytes = read_file(path, BYTES_MAX)?.ok_or_else(|| invalid("no such file".to_owned()))?;
     let list = parse_shard_list(&bytes).map_err(invalid)?;
     if list.shards.is_empty() {
         return Err(invalid("it lists no shard".to_owned()));

@@ -49,10 +49,10 @@ mod cloud {
     use object_store::http::HttpBuilder;
     use object_store::{ClientConfigKey, RetryConfig};
 
-    use self::{Arc, Duration, ObjectStore};
+    use super::super::http::Connector;
+    use super::super::url::StoreKind;
+    use super::{Arc, Duration, ObjectStore};
     use super::{RemoteUrl, Retries};
-    use super::http::Connector;
-    use super::url::StoreKind;
 
     fn retry_config(retries: Retries) -> RetryConfig {
         let mut config = RetryConfig { max_retries: 0, ..RetryConfig::default() };

@@ -23,11 +23,11 @@ mod shard_file;
 
 use std::path::PathBuf;
 
-use crate::shard::Compression;
 use crate::error::{Error, Result};
 use crate::index::WrittenIndex;
-use crate::store::Stores;
+use crate::shard::Compression;
 use crate::shard::tar::Entry;
+use crate::store::Stores;
 
 use self::check::check_sample;
 use self::destination::Destination;
@@ -341,4 +341,3 @@ impl ShardWriter {
 
 #[cfg(test)]
 mod tests;
-pub(crate) use self::check::check_sample;

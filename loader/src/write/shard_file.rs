@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::ShardCompression;
 use super::check::entry_name;
 use super::destination::Destination;
-use super::ShardCompression;
 use super::part::ShardPart;
 use crate::error::{Error, Result};
 use crate::shard::tar::Entry;

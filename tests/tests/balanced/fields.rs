@@ -2,21 +2,21 @@
 
 use std::path::PathBuf;
 
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
+use dflop_loader::media::Media;
+use dflop_loader::order::Tail;
+use dflop_loader::sample::Sample;
+use dflop_loader::sample::document::{MediaFault, Part, SampleMedia};
+use dflop_loader::shard::{FieldSelection, expand_shards};
 use dflop_tests::dataset::{Stored, store};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
-use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
-use dflop_loader::sample::Sample;
-use dflop_loader::decode::Decode;
-use dflop_loader::media::Media;
-use dflop_loader::shard::{FieldSelection, expand_shards};
-use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::sample::document::{MediaFault, Part, SampleMedia};
-use dflop_loader::flow::ErrorBudget;
-use dflop_loader::order::Tail;
 
 /// Text alone, one image, five images, a clip with its words, two lists of images, one of them wrong, and
 /// texts between images.

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, Stage};
+use dflop_loader::loader::{BalancedLoader, Loader, Step};
+use dflop_loader::order::Tail;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
-use dflop_loader::loader::{BalancedLoader, Loader, Step};
-use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, Stage};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::order::Tail;
 
 /// Every queue is empty and every sample is somewhere once a stream has ended.
 fn check_ended(metrics: &MetricsSnapshot) {

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use dflop_loader::Error;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{BalancedLoader, Loader, Step};
+use dflop_loader::order::Tail;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
-use dflop_loader::Error;
-use dflop_loader::loader::{BalancedLoader, Loader, Step};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::flow::ErrorBudget;
-use dflop_loader::order::Tail;
 
 #[test]
 fn a_number_of_bad_samples_ends_the_stream_before_a_share_does() {

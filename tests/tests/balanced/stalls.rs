@@ -3,17 +3,17 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use dflop_loader::Error;
+use dflop_loader::flow::Stage;
+use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
+use dflop_loader::order::Tail;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::StreamExt;
-use dflop_loader::Error;
-use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
-use dflop_loader::flow::Stage;
-use dflop_loader::shard::expand_shards;
-use dflop_loader::order::Tail;
 
 #[derive(Debug, Default)]
 struct Heard(Mutex<Vec<Stall>>);

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use dflop_loader::decode::Decode;
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::index::Index;
+use dflop_loader::loader::{BalancedLoader, Step};
+use dflop_loader::media::Media;
+use dflop_loader::order::Tail;
+use dflop_loader::plan::StepPlanner;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
-use dflop_loader::loader::{BalancedLoader, Step};
-use dflop_loader::decode::Decode;
-use dflop_loader::media::Media;
-use dflop_loader::index::Index;
-use dflop_loader::plan::StepPlanner;
-use dflop_loader::flow::ErrorBudget;
-use dflop_loader::error::Skipped;
-use dflop_loader::order::Tail;
 
 fn steps_of(planner: &StepPlanner, dp_rank: usize, steps: u64) -> Vec<Step> {
     let loader = BalancedLoader::builder(planner.clone(), dp_rank).steps(steps).build().unwrap();

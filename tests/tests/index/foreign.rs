@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use dflop_loader::index::foreign::{ForeignIndexes, energon};
+use dflop_loader::index::{FieldRow, Index, IndexOptions};
+use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::media::jpeg;
 use dflop_tests::tar::TarBytes;
 use proptest::prelude::*;
 use serde_json::json;
-use dflop_loader::index::foreign::{ForeignIndexes, energon};
-use dflop_loader::index::{FieldRow, Index, IndexOptions};
-use dflop_loader::shard::{Shard, expand_shards};
 
 /// Members that tools treat differently, among ordinary ones.
 fn odd_archive(shard: usize) -> TarBytes {

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
-use dflop_tests::dataset::{Dataset, Stored, store};
-use dflop_tests::tar::TarBytes;
-use dflop_loader::{Error, Result};
-use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::error::ShardFault;
+use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::prepare::{Preparer, Tokenizer};
 use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::{Error, Result};
+use dflop_tests::dataset::{Dataset, Stored, store};
+use dflop_tests::tar::TarBytes;
 
 /// Shards of all kinds: good ones, one compressed, one with a repeated key and a bad image, one that cannot be read, one
 /// without a sample; and a list of another tool that is wrong about one, and one that is no list.

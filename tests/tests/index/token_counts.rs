@@ -4,15 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
+use dflop_loader::index::{Index, IndexOptions, TextCounter, TextCounts};
+use dflop_loader::loader::BalancedLoader;
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::prepare::{PlainText, Preparer, Tokenizer};
+use dflop_loader::shard::expand_shards;
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::index::{Index, IndexOptions, TextCounter, TextCounts};
-use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::{PlainText, Preparer, Tokenizer};
-use dflop_loader::shard::expand_shards;
 
 const SEEING: [&str; 4] = ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"];
 const HEARING: &str = "qwen2-audio-7b";

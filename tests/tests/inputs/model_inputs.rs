@@ -7,17 +7,19 @@ use std::sync::Arc;
 
 use dflop_balancer::Caps;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{BalancedLoader, Step};
+use dflop_loader::media::{Audio, Media, RgbImage};
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::prepare::{
+    IGNORED, LongSample, ModelInputs, PlainText, PreparedSample, Preparer, TensorValues, Tokenizer,
+};
+use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::TryStreamExt;
 use serde_json::Value;
-use dflop_loader::loader::{BalancedLoader, Step};
-use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
-use dflop_loader::decode::Decode;
-use dflop_loader::media::{Audio, Media, RgbImage};
-use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::{IGNORED, LongSample, ModelInputs, PlainText, PreparedSample, Preparer, TensorValues, Tokenizer};
-use dflop_loader::flow::ErrorBudget;
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/model_inputs")

@@ -1,12 +1,12 @@
 //! Tensors of images, videos and clips are those of the Hugging Face processors, as recorded.
 
 use dflop_costmodel::{ImageSize, ModelSpec};
-use dflop_tests::recorded::{chirp, image, mix, recorded, silence, tones};
-use proptest::prelude::*;
-use serde_json::Value;
 use dflop_loader::media::RgbImage;
 use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
 use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
+use dflop_tests::recorded::{chirp, image, mix, recorded, silence, tones};
+use proptest::prelude::*;
+use serde_json::Value;
 
 pub(crate) fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).expect("recorded numbers")

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use dflop_costmodel::tokens::dynamic_tiles::label_tokens;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape, VideoShape};
+use dflop_loader::media::{Media, Video};
+use dflop_loader::prepare::{
+    ModelInputs, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues, Tokenizer,
+};
+use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
 use dflop_tests::recorded::image;
 use serde_json::{Value, json};
-use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
-use dflop_loader::media::{Media, Video};
-use dflop_loader::prepare::{ModelInputs, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues, Tokenizer};
 
 use super::processors::{numbers, samples};
 

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
+use dflop_loader::media::augment::{Augment, ColorJitter};
+use dflop_loader::media::{Media, RgbImage};
+use dflop_loader::order::Tail;
+use dflop_loader::sample::Sample;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
-use dflop_loader::media::augment::{Augment, ColorJitter};
-use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
-use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::sample::Sample;
-use dflop_loader::media::{Media, RgbImage};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::order::Tail;
 
 /// Images by epoch and key.
 type Images = BTreeMap<(u64, String), RgbImage>;

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::Loader;
+use dflop_loader::media::{Media, VideoSampling};
+use dflop_loader::sample::FieldShape;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
-use dflop_loader::media::{Media, VideoSampling};
-use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::Loader;
-use dflop_loader::sample::FieldShape;
-use dflop_loader::shard::expand_shards;
 
 /// Writes a shard with one video and a text.
 fn shard(directory: &Path, video: &[u8]) -> String {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use dflop_loader::dataset::Dataset as Source;
+use dflop_loader::order::{Mixture, Stop, Tail};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::{builder, planner};
 use dflop_tests::streaming::{Delivered, stream_all_ranks};
-use dflop_loader::dataset::Dataset as Source;
-use dflop_loader::order::{Mixture, Stop, Tail};
 
 /// How often each sample of a dataset was delivered, by epoch and key.
 fn visits(batches: &[Vec<Delivered>], data: &Dataset) -> BTreeMap<(u64, String), usize> {

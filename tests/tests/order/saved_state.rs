@@ -1,12 +1,12 @@
 //! Saved states: a run goes on exactly, on any number of ranks, or says what is in its way.
 
+use dflop_loader::dataset::Dataset as Source;
+use dflop_loader::order::{LoaderState, Mixture, Shuffle, StepSample, Tail};
+use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;
 use proptest::prelude::*;
-use dflop_loader::dataset::Dataset as Source;
-use dflop_loader::order::{LoaderState, Mixture, Shuffle, StepSample, Tail};
-use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 
 fn saved(planner: &StepPlanner, step: u64) -> LoaderState {
     LoaderState::from_json(&planner.state(step).unwrap().to_json()).unwrap()

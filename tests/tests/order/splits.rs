@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use dflop_loader::dataset::{Dataset as Source, Splits};
+use dflop_loader::order::Shuffle;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;
-use dflop_loader::dataset::{Dataset as Source, Splits};
-use dflop_loader::order::Shuffle;
 
 const HALVES: &str = r#"{"splits": {
     "train": {"fraction": [0, 0.6]}, "held_out": {"fraction": [0.6, 1]},

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, FACTOR_ONE, Tracker};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, Module};
-use dflop_tests::tar::TarBytes;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::plan::{StepPlan, StepPlanner};
 use dflop_loader::shard::expand_shards;
+use dflop_tests::tar::TarBytes;
 
 const DP_SIZE: usize = 2;
 const MICROBATCHES: usize = 4;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_costmodel::{Module, ModuleTimes};
+use dflop_loader::Error;
+use dflop_loader::error::BoxError;
+use dflop_loader::loader::BalancedLoader;
+use dflop_loader::plan::{CostFault, CostFunction, CostInput, StepPlan, StepPlanner};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::builder;
 use dflop_tests::run;
 use futures::StreamExt;
-use dflop_loader::Error;
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::error::BoxError;
-use dflop_loader::plan::{CostFault, CostFunction, CostInput, StepPlan, StepPlanner};
 
 /// What to say of the samples of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! Plans for ranks that run all modules one after the other on one device.
 
 use dflop_balancer::Strategy;
-use dflop_tests::dataset::{Dataset, Stored};
-use dflop_tests::planning;
 use dflop_loader::Error;
 use dflop_loader::plan::{Meet, StepPlan, StepPlannerBuilder};
 use dflop_loader::sample::Layout;
+use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::planning;
 
 fn data() -> Dataset {
     Dataset::new(2, 30, Stored::Plain)

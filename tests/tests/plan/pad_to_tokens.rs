@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepStream};
+use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
+use dflop_loader::prepare::{
+    IGNORED, ModelInputs, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer,
+};
+use dflop_loader::sample::{Layout, PaddingSide};
+use dflop_loader::{Error, Result};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
-use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepStream};
-use dflop_loader::{Error, Result};
-use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::{IGNORED, ModelInputs, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer};
-use dflop_loader::sample::{Layout, PaddingSide};
-use dflop_loader::flow::ErrorBudget;
 
 const TOKENS: u64 = 1_500;
 const RANKS: usize = 2;

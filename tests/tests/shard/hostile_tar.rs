@@ -1,8 +1,8 @@
 //! Archives with random damage: the two readers never panic and always agree.
 
+use dflop_loader::shard::{MappedSamples, ShardItem, StreamedSamples};
 use dflop_tests::tar::TarBytes;
 use proptest::prelude::*;
-use dflop_loader::shard::{MappedSamples, ShardItem, StreamedSamples};
 
 const FIELD_BYTES_MAX: u64 = 4_096;
 

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use dflop_loader::decode::Batch;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::Loader;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Stored, store};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;
 use dflop_tests::{run, shared_data};
 use futures::TryStreamExt;
-use dflop_loader::decode::Batch;
-use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::Loader;
-use dflop_loader::shard::expand_shards;
-use dflop_loader::flow::ErrorBudget;
 
 /// Files that no decoder can read, by name.
 fn bad_files() -> Vec<(&'static str, Vec<u8>)> {

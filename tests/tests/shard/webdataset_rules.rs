@@ -2,10 +2,10 @@
 //!
 //! Every case is read mapped, through a pipe, gzipped and with Zstandard: the four ways must agree.
 
+use dflop_loader::shard::ShardItem;
 use dflop_tests::dataset::{Stored, store};
 use dflop_tests::scan;
 use dflop_tests::tar::{BLOCK, TarBytes};
-use dflop_loader::shard::ShardItem;
 
 /// `key[ext ext]` for each sample, `!reason` for what is skipped.
 fn shown(items: &[ShardItem]) -> Vec<String> {

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use dflop_tests::media::{jpeg, png, wav};
-use proptest::prelude::*;
 use dflop_loader::Error;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards};
+use dflop_tests::media::{jpeg, png, wav};
+use proptest::prelude::*;
 
 type Sample = (String, Vec<(&'static str, Vec<u8>)>);
 

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dflop_loader::shard::{expand_shards, expand_shards_in};
+use dflop_loader::store::{ShardCache, Stores};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::fault_server::{Behavior, FaultServer};
 use dflop_tests::samples::plain;
-use dflop_loader::shard::{expand_shards, expand_shards_in};
-use dflop_loader::store::{ShardCache, Stores};
 
 const SHARDS: usize = 10;
 const PROCESSES: usize = 5;

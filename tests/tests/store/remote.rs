@@ -3,6 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dflop_loader::decode::Decode;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::{BalancedLoader, Loader};
+use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
+use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilder};
 use dflop_tests::dataset::{Dataset, Stored, store};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
 use dflop_tests::media::jpeg;
@@ -10,11 +15,6 @@ use dflop_tests::run;
 use dflop_tests::samples::{Run, balanced, plain};
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
-use dflop_loader::loader::{BalancedLoader, Loader};
-use dflop_loader::decode::Decode;
-use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
-use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilder};
 
 const SHARDS: usize = 4;
 const STEPS: u64 = 9;

@@ -6,14 +6,14 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use dflop_tests::dataset::{Dataset, Stored};
-use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
-use dflop_tests::samples::{balanced, plain};
-use dflop_tests::tar::TarBytes;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
 use dflop_loader::store::{ShardCache, Stores};
 use dflop_loader::write::{ShardWriter, ShardWriterBuilder};
+use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
+use dflop_tests::samples::{balanced, plain};
+use dflop_tests::tar::TarBytes;
 
 const BUCKET: &str = "dflop-shards";
 /// One test at a time has the proxy's port.

@@ -2,16 +2,16 @@
 
 use std::num::NonZeroU32;
 
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{Loader, LoaderBuilder};
+use dflop_loader::media::Media;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::media::{jpeg, png};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::{StreamExt, TryStreamExt};
-use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::media::Media;
-use dflop_loader::loader::{Loader, LoaderBuilder};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::flow::ErrorBudget;
 
 const SIDE: NonZeroU32 = NonZeroU32::new(32).unwrap();
 

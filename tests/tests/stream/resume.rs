@@ -1,16 +1,16 @@
 //! A stream that goes on from a state delivers what the uninterrupted one would have.
 
+use dflop_loader::decode::Batch;
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
+use dflop_loader::order::ShuffleBuffer;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::Stored;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 use proptest::prelude::*;
-use dflop_loader::decode::Batch;
-use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::order::ShuffleBuffer;
-use dflop_loader::flow::ErrorBudget;
-use dflop_loader::error::Skipped;
 
 /// Key, epoch and fields of every sample.
 type Seen = Vec<Vec<(String, u64, String)>>;

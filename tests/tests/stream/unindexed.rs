@@ -2,6 +2,11 @@
 
 use std::num::NonZeroU32;
 
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{Loader, LoaderBuilder};
+use dflop_loader::order::ShuffleBuffer;
+use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::Stored;
 use dflop_tests::media::jpeg;
 use dflop_tests::mixed::MixedTexts;
@@ -9,11 +14,6 @@ use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
 use proptest::prelude::*;
-use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::loader::{Loader, LoaderBuilder};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::order::ShuffleBuffer;
-use dflop_loader::flow::ErrorBudget;
 
 fn builder(names: &[String]) -> LoaderBuilder {
     Loader::builder(expand_shards(names).unwrap()).error_budget(ErrorBudget::new(1.0).unwrap())

@@ -97,8 +97,10 @@ fn write_shards(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_loader::media::{AudioLimits, ImageLimits, MediumKind, decode_audio, decode_rgb, decode_text, kind_of_extension};
     use dflop_loader::flow::NoProgress;
+    use dflop_loader::media::{
+        AudioLimits, ImageLimits, MediumKind, decode_audio, decode_rgb, decode_text, kind_of_extension,
+    };
     use dflop_loader::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
     const SAMPLES: usize = 24;

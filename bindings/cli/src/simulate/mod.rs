@@ -8,8 +8,8 @@ use clap::builder::ArgPredicate;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
-use serde::Serialize;
 use dflop_loader::plan::{StepPlanner, StrategySummary, compare_strategies};
+use serde::Serialize;
 
 use crate::mixture::MixtureArgs;
 use crate::output::{Failure, Output, write_json};

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_costmodel::{CostModel, DataProfile, SampleShape};
-use serde::Serialize;
 use dflop_loader::dataset::Dataset;
 use dflop_loader::permutation::Permutation;
+use serde::Serialize;
 
 /// Samples of a part; parts are joined in order, so that results do not depend on the number of threads.
 const PART_SAMPLES: u64 = 1 << 16;

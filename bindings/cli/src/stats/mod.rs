@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use dflop_costmodel::{Histogram, Module, Quantiles, SKETCH_ERROR};
-use serde::Serialize;
 use dflop_loader::dataset::Dataset;
+use serde::Serialize;
 
 use crate::dataset::IndexedArgs;
 use crate::model::ModelArgs;

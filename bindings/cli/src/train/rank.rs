@@ -16,8 +16,8 @@ use dflop_executor::training::{
     Decay, LearningRate, OptimizerSettings, Precision, TraceWriter, Trainer, TrainerSettings,
 };
 use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
-use serde_json::json;
 use dflop_loader::order::LoaderState;
+use serde_json::json;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
 use super::setup::Setup;

@@ -11,10 +11,10 @@ use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::model::ModelDirectory;
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::order::LoaderState;
 
 use super::config::{ModuleTable, TrainConfig};
 use super::synthetic::Generated;

@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
+use dflop_loader::write::ShardWriter;
 use jpeg_encoder::{ColorType, Encoder};
 use serde_json::{Value, json};
-use dflop_loader::write::ShardWriter;
 
 use super::config::{GenerateTable, ModelTable};
 use super::inline::name_of;

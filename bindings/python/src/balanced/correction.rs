@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use dflop_costmodel::Module;
 use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, Tracker};
-use pyo3::prelude::*;
 use dflop_loader::plan::StepPlan;
+use pyo3::prelude::*;
 
 use super::recipe::Built;
 use crate::error::Raised;

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
+use dflop_loader::loader::StepStream;
 use futures::StreamExt;
 use pyo3::prelude::*;
-use dflop_loader::loader::StepStream;
 
 pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};

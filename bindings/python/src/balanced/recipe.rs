@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_costmodel::correction::CorrectionTable;
-use pyo3::prelude::*;
-use serde_json::Value;
 use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::Preparer;
-use dflop_loader::order::LoaderState;
+use pyo3::prelude::*;
+use serde_json::Value;
 
 use crate::error::Raised;
 use crate::runtime::Threaded;

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::ModelSpec;
-use pyo3::prelude::*;
-use dflop_loader::loader::BalancedLoaderBuilder;
 use dflop_loader::decode::{Decode, Transforms};
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::TextCounts;
+use dflop_loader::loader::BalancedLoaderBuilder;
 use dflop_loader::model::image_processor_of;
 use dflop_loader::order::{Shuffle, Tail};
 use dflop_loader::plan::{CostFunction, Meet, StepPlanner, StepPlannerBuilder};
-use dflop_loader::sample::{Layout, PaddingSide};
 use dflop_loader::prepare::{LongSample, Preparer};
-use dflop_loader::flow::ErrorBudget;
+use dflop_loader::sample::{Layout, PaddingSide};
+use pyo3::prelude::*;
 
 use super::recipe::Recipe;
 use crate::dataset::Source;

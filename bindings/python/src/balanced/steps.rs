@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use dflop_costmodel::CostModel;
+use dflop_loader::loader::{Microbatch, Step};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use dflop_loader::loader::{Microbatch, Step};
 
 use super::correction::Plan;
 use crate::convert::{Delivery, class, samples, tensors};

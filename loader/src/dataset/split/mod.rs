@@ -29,13 +29,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::selection::Selection;
 use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
-use super::selection::Selection;
 use crate::shard::{Shard, expand_name};
 
 /// Name of the splits file in the shards' directory.
-pub const FILE_NAME: &str = "splits.json";
+pub const SPLITS_FILE: &str = "splits.json";
 /// Units of a whole: what a fraction's boundaries are rounded to.
 const UNITS: u64 = 1_000_000_000;
 
@@ -107,7 +107,7 @@ impl Splits {
         let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let directory =
             directory.ok_or_else(|| invalid("the shards are in no local directory; name the splits file"))?;
-        let own = directory.join(FILE_NAME);
+        let own = directory.join(SPLITS_FILE);
         if !own.exists()
             && let Some(splits) = energon::find(directory)?
         {

@@ -9,11 +9,11 @@ use tokio::task::AbortHandle;
 
 use super::pool::{CallAnswer, TransformPool};
 use super::{TransformFault, TransformInput, Transforms};
-use crate::media::augment::field_seed;
 use crate::decode::fields::{Decoded, FieldError, PendingFields, Preparing};
-use crate::media::Media;
 use crate::error::{Error, Result, reason_of};
 use crate::flow::{Metrics, Stage};
+use crate::media::Media;
+use crate::media::augment::field_seed;
 use crate::shard::RawSample;
 
 /// Runs transforms of batches.

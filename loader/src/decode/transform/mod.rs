@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 pub(crate) use self::batch::{PendingTransforms, TransformStage};
 
-use super::collate::Decode;
+use super::mode::Decode;
 use crate::error::{BoxError, Error, Result, check_at_most};
 use crate::media::Media;
 use crate::shard::FieldSelection;

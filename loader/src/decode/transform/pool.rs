@@ -10,8 +10,8 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{Transform, TransformInput};
 use crate::error::{BoxError, Error, Result};
-use crate::media::Media;
 use crate::flow::{Metrics, Stage};
+use crate::media::Media;
 
 /// Calls that wait for each thread, beside the one that it works on.
 const CALLS_WAITING: usize = 2;

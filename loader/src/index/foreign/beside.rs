@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{energon, read_file};
+use super::energon;
 use super::energon::{parse_info, parse_tar_index};
 use super::webshart::parse_payloads;
 use crate::shard::{Shard, parse_shard_list};
+use crate::store::local::read_file;
 
 /// Directories above a shard in which `.nv-meta` is looked for, the shard's own included.
 const DIRECTORIES_UP_MAX: usize = 4;

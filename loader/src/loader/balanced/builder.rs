@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::BalancedLoader;
-use crate::fetch::{DpShare, Share};
-use crate::media::augment::Augment;
-use crate::decode::{Decode, DecodePool, SIDE_WITHOUT_PIXELS, TransformStage, Transforms, WORKERS_MAX, check_augment};
 use crate::dataset::Dataset;
-use crate::media::VideoSampling;
+use crate::decode::{
+    Decode, DecodePool, SIDE_WITHOUT_PIXELS, TransformStage, Transforms, WORKERS_MAX, check_augment,
+};
 use crate::error::{Error, Result, check_at_most};
-use crate::shard::FieldSelection;
+use crate::fetch::{DpShare, Share};
+use crate::flow::{ErrorBudget, SkipLog};
+use crate::loader::watchdog::{StallListener, StallSettings};
+use crate::media::VideoSampling;
+use crate::media::augment::Augment;
+use crate::order::LoaderState;
 use crate::plan::StepPlanner;
 use crate::prepare::Preparer;
-use crate::flow::{ErrorBudget, SkipLog};
-use crate::order::LoaderState;
-use crate::loader::watchdog::{StallListener, StallSettings};
+use crate::shard::FieldSelection;
 
 /// Most steps that may wait as plans.
 const STEPS_AHEAD_MAX: u64 = 1 << 16;
@@ -192,8 +194,9 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Leaves prepared samples as they are, for who packs them later ([`Sample::take_prepared`](crate::sample::Sample::take_prepared),
-    /// [`Preparer::pack`]): microbatches have no tensors.
+    /// Leaves prepared samples as they are, for callers that pack them themselves ([`Microbatch::prepared`](super::Microbatch::prepared),
+    /// [`Preparer::pack`]):
+    /// microbatches have no tensors.
     #[must_use]
     pub fn unpacked(mut self) -> Self {
         self.is_packed = false;

@@ -13,22 +13,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use async_stream::try_stream;
-use dflop_costmodel::SampleCost;
+use dflop_costmodel::{SampleCost, SampleShape};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 
 pub use self::builder::BalancedLoaderBuilder;
-use crate::fetch::StepReader;
+use crate::fetch::{Demand, StepReader, StepReaderSettings};
+use crate::index::SampleRow;
 
-use crate::sample::Sample;
-use crate::decode::{Collator, DecodePool, PendingSample, TransformStage};
+use super::watchdog::Watchdog;
+use crate::decode::{Collator, DecodePool, PendingSample, TransformStage, Transforms};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteBudget, ByteLease, Metrics, MetricsSnapshot, SkipLog, Stage, metered, run_ahead};
-use crate::plan::{StepPlan, StepPlanner};
-use crate::prepare::{ModelInputs, PrepareLog, PrepareReport};
 use crate::order::LoaderState;
-use super::watchdog::Watchdog;
+use crate::plan::{StepPlan, StepPlanner};
+use crate::prepare::{ModelInputs, PrepareLog, PrepareReport, PreparedSample, Preparer};
+use crate::sample::Sample;
 
 /// Steps in order; an error is the last item.
 pub type StepStream = BoxStream<'static, Result<Step>>;
@@ -55,6 +56,9 @@ pub struct Microbatch {
     pub places: Vec<u32>,
     /// What each of `samples` costs.
     pub costs: Vec<SampleCost>,
+    /// Model inputs of each of `samples`, where the loader has a preparer and
+    /// [leaves them unpacked](BalancedLoaderBuilder::unpacked); else empty.
+    pub prepared: Vec<PreparedSample>,
     /// The samples as tensors, where the loader has a preparer and there is a sample, or a length to pad to.
     pub inputs: Option<ModelInputs>,
     /// LLM positions of `samples`: counted where the loader has a preparer, else as planned.
@@ -125,7 +129,7 @@ impl BalancedLoader {
         let settings = self.settings.clone();
         let (pool, skips, at_step) = (self.pool.clone(), self.skips.clone(), self.next_step.clone());
         let transforms = self.transforms.clone();
-        let packing = inputs::Packing::new(&settings, self.prepared.clone());
+        let packing = packing::Packing::new(&settings, self.prepared.clone());
         let steps = try_stream! {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
@@ -181,6 +185,27 @@ impl BalancedLoader {
     }
 }
 
+/// Limits what is read to what transforms and the preparer need.
+#[derive(Debug)]
+struct InputDemand {
+    preparer: Option<Arc<Preparer>>,
+    transforms: Transforms,
+}
+
+impl Demand for InputDemand {
+    fn needs_pixels(&self, extension: &str) -> bool {
+        let is_size_enough = self.preparer.as_ref().is_some_and(|preparer| !preparer.reads_pixels());
+        !is_size_enough || self.transforms.takes(extension)
+    }
+
+    fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64 {
+        let Some(preparer) = &self.preparer else { return 0 };
+        let mut shape = SampleShape::default();
+        row.read_shape(&mut shape);
+        preparer.tensor_bytes(&shape)
+    }
+}
+
 /// A step whose samples are being decoded.
 struct PendingStep {
     plan: Arc<StepPlan>,
@@ -226,17 +251,25 @@ fn begin_steps(
         let until = until.min(settings.planner.steps().len().unwrap_or(u64::MAX));
         let steps = settings.from_step..until;
         let mut plans = plan_ahead(settings.planner.clone(), steps, settings.steps_ahead, metrics.clone());
-        let mut reader = Some(StepReader::new(&settings, collator.skips(), metrics.clone()));
+        let demand = InputDemand { preparer: settings.preparer, transforms: settings.transforms };
+        let read_settings = StepReaderSettings {
+            planner: settings.planner,
+            share: settings.share,
+            fields: settings.fields,
+            demand: Arc::new(demand),
+            unpacked_bytes_max: settings.unpacked_bytes_max,
+        };
+        let mut reader = Some(StepReader::new(read_settings, collator.skips(), metrics.clone()));
         while let Some(plan) = plans.recv().await {
             metrics.stage(Stage::Plan).depth.remove(1);
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
-            let share = at_work.share(&plan)?;
-            let lease = budget.lease(at_work.resident_bytes(&plan, &share)).await?;
-            metered(metrics.stage(Stage::Read), at_work.fetch(&plan, &share)).await?;
-            let (its_plan, its_metrics) = (plan.clone(), metrics.clone());
+            let mut reads = at_work.plan(&plan)?;
+            let lease = budget.lease(reads.resident_bytes).await?;
+            metered(metrics.stage(Stage::Read), at_work.fetch(&mut reads)).await?;
+            let its_metrics = metrics.clone();
             let reading = tokio::task::spawn_blocking(move || {
-                (its_metrics.stage(Stage::Read).timed(|| at_work.read(&its_plan, &share)), at_work)
+                (its_metrics.stage(Stage::Read).timed(|| at_work.read(reads)), at_work)
             });
             let (microbatches, done) = reading.await.map_err(|_| Error::StageEnded { stage: "read" })?;
             reader = Some(done);
@@ -259,7 +292,7 @@ fn begin_steps(
 async fn next_step(
     begun: &mut mpsc::Receiver<Result<PendingStep>>,
     collator: &Collator,
-    packing: &inputs::Packing,
+    packing: &packing::Packing,
     planner: &StepPlanner,
 ) -> Result<Option<Step>> {
     let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
@@ -280,16 +313,17 @@ async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPl
     let loss_scale_sum =
         if plan.target_tokens == 0 { 0.0 } else { planner.dp_size() as f64 / plan.target_tokens as f64 };
     for microbatch in microbatches {
-        let (mut samples, mut places) = (Vec::new(), Vec::new());
+        let (mut samples, mut places, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (place, sample) in microbatch {
-            if let Some(sample) = collator.finish_sample(sample).await? {
-                samples.push(sample);
+            if let Some(finished) = collator.finish_sample(sample).await? {
+                samples.push(finished.sample);
+                prepared.extend(finished.prepared);
                 places.push(place);
             }
         }
         collator.skips().delivered(samples.len() as u64);
         let costs = places.iter().map(|&place| plan.costs[place as usize]).collect();
-        let mut microbatch = Microbatch { places, ..microbatch_of(samples, costs, loss_scale_sum) };
+        let mut microbatch = Microbatch { places, prepared, ..microbatch_of(samples, costs, loss_scale_sum) };
         pad(&mut microbatch, plan.step, planner);
         finished.push(microbatch);
     }
@@ -314,6 +348,7 @@ fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f
     let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).sum();
     Microbatch {
         places: Vec::new(),
+        prepared: Vec::new(),
         inputs: None,
         tokens,
         target_tokens,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::builder::BalancedLoaderBuilder;
 use super::{Microbatch, Step};
-use crate::sample::Sample;
 use crate::decode::Collator;
 use crate::error::{Error, Result};
 use crate::plan::PadTo;
@@ -41,9 +40,9 @@ impl Packing {
     pub(super) async fn pack(&self, collator: &Collator, step: &mut Step) -> Result<()> {
         let Some(preparer) = &self.preparer else { return Ok(()) };
         for microbatch in &mut step.microbatches {
-            let prepared = || microbatch.samples.iter().filter_map(|sample| sample.prepared.as_ref());
-            microbatch.tokens = prepared().map(|sample| sample.tokens() as u64).sum();
-            microbatch.target_tokens = prepared().map(|sample| sample.target_tokens() as u64).sum();
+            let prepared = &microbatch.prepared;
+            microbatch.tokens = prepared.iter().map(|sample| sample.tokens() as u64).sum();
+            microbatch.target_tokens = prepared.iter().map(|sample| sample.target_tokens() as u64).sum();
             if let Some(to) = self.pad_to {
                 microbatch.padding_tokens = to.padding_tokens(microbatch.samples.len(), microbatch.tokens);
             }
@@ -52,7 +51,7 @@ impl Packing {
         for microbatch in &mut step.microbatches {
             self.log_cut(microbatch);
             if self.is_packed {
-                let samples = microbatch.samples.iter_mut().filter_map(Sample::take_prepared).collect();
+                let samples = std::mem::take(&mut microbatch.prepared);
                 let preparer = preparer.clone();
                 microbatch.inputs = collator.run(move || preparer.pack(samples)).await?;
             }
@@ -82,10 +81,8 @@ impl Packing {
 
     /// Writes down which samples were cut.
     fn log_cut(&self, microbatch: &Microbatch) {
-        for sample in &microbatch.samples {
-            let Some(prepared) = sample.prepared.as_ref().filter(|prepared| prepared.cut_tokens > 0) else {
-                continue;
-            };
+        let cut = microbatch.samples.iter().zip(&microbatch.prepared);
+        for (sample, prepared) in cut.filter(|(_, prepared)| prepared.cut_tokens > 0) {
             let cut_tokens = prepared.cut_tokens as u64;
             let tokens = prepared.tokens() as u64 + cut_tokens;
             let (shard, key) = (sample.shard.to_string(), sample.key.clone());

@@ -4,17 +4,24 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 
 use super::Loader;
-use self::Input;
-use crate::media::augment::Augment;
-use crate::decode::{Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms, WORKERS_MAX, check_augment};
-use crate::media::VideoSampling;
+use super::stream_state::{StreamKind, StreamState, Tracker};
+use crate::decode::{
+    Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms, WORKERS_MAX,
+    check_augment,
+};
 use crate::error::{Error, Result, check_at_most};
-use crate::shard::{FIELD_BYTES_MAX, FieldSelection, Shard};
 use crate::flow::{ErrorBudget, SkipLog};
-use crate::loader::watchdog::StallSettings;
+use crate::loader::watchdog::{StallListener, StallSettings};
+use crate::media::VideoSampling;
+use crate::media::augment::Augment;
+use crate::order::ShuffleBuffer;
+use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Passes, Position, Shard, ShardOrder};
 
 /// Largest batch, in samples.
 const BATCH_SIZE_MAX: u64 = 1 << 20;
+
+/// Largest epoch to begin with; far from where its arithmetic would overflow.
+const FIRST_EPOCH_MAX: u64 = 1 << 40;
 
 /// Settings of a [`Loader`].
 #[derive(Debug, Clone)]
@@ -237,112 +244,6 @@ impl LoaderBuilder {
         if has_choice { self.fields.clone() } else { FieldSelection::images() }
     }
 
-    /// Batches between the dispatcher and the consumer.
-    pub(super) fn batches_ahead(&self) -> usize {
-        let Decode::Pixels { side } = self.decode else { return 2 };
-        let row_bytes = 3 * u64::from(side.get()).pow(2) * size_of::<f32>() as u64;
-        let batch_bytes = row_bytes.saturating_mul(self.batch_size as u64);
-        // One is filled and one is consumed beside those that wait.
-        (self.decoded_bytes_max / batch_bytes.max(1)).saturating_sub(2).clamp(1, 64) as usize
-    }
-}
-
-fn check_video(sampling: Option<VideoSampling>) -> Result<()> {
-    let Some(sampling) = sampling else { return Ok(()) };
-    let reason = if cfg!(feature = "video") {
-        sampling.fault()
-    } else {
-        Some("this build has no FFmpeg; build with the feature `video`")
-    };
-    match reason {
-        Some(reason) => Err(Error::Config { setting: "video_sampling", reason: reason.into() }),
-        None => Ok(()),
-    }
-}
-
-// ==== MERGE loader/input.rs
-//! Settings of a [`LoaderBuilder`] that say in which order input comes, from where, and how long it may take.
-
-use std::sync::Arc;
-
-use self::LoaderBuilder;
-use super::stream_state::{StreamKind, StreamState, Tracker};
-use crate::decode::Decode;
-use crate::error::{Result, check_at_most};
-use crate::shard::{KnownShards, Passes, Position, ShardOrder};
-use crate::order::ShuffleBuffer;
-use crate::loader::watchdog::StallListener;
-
-/// Largest epoch to begin with; far from where its arithmetic would overflow.
-const FIRST_EPOCH_MAX: u64 = 1 << 40;
-
-/// Where standard input or a pipe begins when a stream goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RestoredInput {
-    /// At its beginning, as it was; what was consumed is read again and passed over.
-    #[default]
-    Start,
-    /// Behind what was consumed, as an archive of its own.
-    Rest,
-}
-
-/// Order and origin of the input.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Input {
-    pub(super) order: ShardOrder,
-    pub(super) shuffle: Option<ShuffleBuffer>,
-    pub(super) restored: Option<Arc<StreamState>>,
-    /// That of the builder; a restored state has its own.
-    first_epoch: u64,
-    begins: RestoredInput,
-}
-
-impl Input {
-    pub(super) fn check(&self, kind: &StreamKind<'_>) -> Result<()> {
-        self.order.check(kind.shards.len())?;
-        check_at_most("first_epoch", self.first_epoch, FIRST_EPOCH_MAX)?;
-        if let Some(buffer) = &self.shuffle {
-            buffer.check()?;
-        }
-        match &self.restored {
-            Some(state) => state.check(kind),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn passes(&self, epochs: u64) -> Passes {
-        let start = Position { epoch: self.first_epoch, ..Position::default() };
-        let end_epoch = self.first_epoch().saturating_add(epochs);
-        match &self.restored {
-            Some(state) => state.passes(end_epoch, self.begins == RestoredInput::Rest),
-            None => Passes { order: self.order, end_epoch, start, ..Passes::default() },
-        }
-    }
-
-    /// The epoch from which epochs are counted.
-    fn first_epoch(&self) -> u64 {
-        self.restored.as_ref().map_or(self.first_epoch, |state| state.first_epoch())
-    }
-
-    /// Where a stream begins.
-    pub(super) fn tracker(&self) -> Result<Tracker> {
-        match &self.restored {
-            Some(state) => Tracker::restore(state),
-            None => Ok(Tracker::begin(self.first_epoch)),
-        }
-    }
-
-    /// Epoch that a stream begins in, and samples of it that left the shuffle buffer before.
-    pub(super) fn shuffled(&self) -> (u64, u64) {
-        self.restored.as_ref().map_or((self.first_epoch, 0), |state| (state.epoch(), state.drawn()))
-    }
-
-    pub(super) fn known(&self) -> KnownShards {
-        self.restored.as_ref().map_or_else(KnownShards::default, |state| state.known())
-    }
-}
-
-impl LoaderBuilder {
     /// What another loader must have in common with this one to go on from its state.
     pub(super) fn kind(&self) -> StreamKind<'_> {
         let has_videos = cfg!(feature = "video") && self.decode == Decode::Media;
@@ -426,5 +327,93 @@ impl LoaderBuilder {
     pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
         self.stalls.listener = listener;
         self
+    }
+
+    /// Batches between the dispatcher and the consumer.
+    pub(super) fn batches_ahead(&self) -> usize {
+        let Decode::Pixels { side } = self.decode else { return 2 };
+        let row_bytes = 3 * u64::from(side.get()).pow(2) * size_of::<f32>() as u64;
+        let batch_bytes = row_bytes.saturating_mul(self.batch_size as u64);
+        // One is filled and one is consumed beside those that wait.
+        (self.decoded_bytes_max / batch_bytes.max(1)).saturating_sub(2).clamp(1, 64) as usize
+    }
+}
+
+fn check_video(sampling: Option<VideoSampling>) -> Result<()> {
+    let Some(sampling) = sampling else { return Ok(()) };
+    let reason = if cfg!(feature = "video") {
+        sampling.fault()
+    } else {
+        Some("this build has no FFmpeg; build with the feature `video`")
+    };
+    match reason {
+        Some(reason) => Err(Error::Config { setting: "video_sampling", reason: reason.into() }),
+        None => Ok(()),
+    }
+}
+
+/// Where standard input or a pipe begins when a stream goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RestoredInput {
+    /// At its beginning, as it was; what was consumed is read again and passed over.
+    #[default]
+    Start,
+    /// Behind what was consumed, as an archive of its own.
+    Rest,
+}
+
+/// Order and origin of the input.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Input {
+    pub(super) order: ShardOrder,
+    pub(super) shuffle: Option<ShuffleBuffer>,
+    pub(super) restored: Option<Arc<StreamState>>,
+    /// That of the builder; a restored state has its own.
+    first_epoch: u64,
+    begins: RestoredInput,
+}
+
+impl Input {
+    pub(super) fn check(&self, kind: &StreamKind<'_>) -> Result<()> {
+        self.order.check(kind.shards.len())?;
+        check_at_most("first_epoch", self.first_epoch, FIRST_EPOCH_MAX)?;
+        if let Some(buffer) = &self.shuffle {
+            buffer.check()?;
+        }
+        match &self.restored {
+            Some(state) => state.check(kind),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn passes(&self, epochs: u64) -> Passes {
+        let start = Position { epoch: self.first_epoch, ..Position::default() };
+        let end_epoch = self.first_epoch().saturating_add(epochs);
+        match &self.restored {
+            Some(state) => state.passes(end_epoch, self.begins == RestoredInput::Rest),
+            None => Passes { order: self.order, end_epoch, start, ..Passes::default() },
+        }
+    }
+
+    /// The epoch from which epochs are counted.
+    fn first_epoch(&self) -> u64 {
+        self.restored.as_ref().map_or(self.first_epoch, |state| state.first_epoch())
+    }
+
+    /// Where a stream begins.
+    pub(super) fn tracker(&self) -> Result<Tracker> {
+        match &self.restored {
+            Some(state) => Tracker::restore(state),
+            None => Ok(Tracker::begin(self.first_epoch)),
+        }
+    }
+
+    /// Epoch that a stream begins in, and samples of it that left the shuffle buffer before.
+    pub(super) fn shuffled(&self) -> (u64, u64) {
+        self.restored.as_ref().map_or((self.first_epoch, 0), |state| (state.epoch(), state.drawn()))
+    }
+
+    pub(super) fn known(&self) -> KnownShards {
+        self.restored.as_ref().map_or_else(KnownShards::default, |state| state.known())
     }
 }

@@ -5,9 +5,9 @@
 //! small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
 
 mod batching;
+mod buffered_sample;
 mod builder;
 mod shuffle_stage;
-mod buffered_sample;
 mod stream_state;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,11 +25,11 @@ pub use self::builder::RestoredInput;
 use self::stream_state::Tracker;
 pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 
+use super::watchdog::Watchdog;
 use crate::decode::{Batch, Collator, DecodePool, TransformStage};
 use crate::error::{Result, Skipped};
 use crate::flow::{MetricsSnapshot, SkipLog, Stage, metered, run_ahead};
 use crate::shard::{KnownShards, Shard};
-use super::watchdog::Watchdog;
 
 /// Batches in order; an error is the last item.
 pub type BatchStream = BoxStream<'static, Result<Batch>>;

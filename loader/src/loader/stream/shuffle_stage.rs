@@ -9,8 +9,8 @@ use super::buffered_sample::{Held, HeldState};
 use super::stream_state::{Change, Progressed};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteLease, Metrics, Stage};
-use crate::shard::{Position, RawSample, Shard, ShardItem, SourceItem, is_rereadable};
 use crate::order::{ShuffleBuffer, Shuffler};
+use crate::shard::{Position, RawSample, Shard, ShardItem, SourceItem, is_rereadable};
 
 /// What comes next.
 #[derive(Debug)]

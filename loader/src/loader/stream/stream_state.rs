@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::buffered_sample::{Held, HeldState};
-use crate::media::VideoSampling;
 use crate::error::{Error, Result, Skipped};
-use crate::shard::{KnownShards, Passes, Position, Shard, ShardIdentity, ShardOrder};
+use crate::media::VideoSampling;
 use crate::order::ShuffleBuffer;
+use crate::shard::{KnownShards, Passes, Position, Shard, ShardIdentity, ShardOrder};
 
 /// Payload bytes of samples that a state writes out; a shuffle buffer over streams is bounded below.
 pub const HELD_BYTES_MAX: u64 = 256 << 20;

@@ -31,10 +31,9 @@ pub(crate) use self::crop::Crop;
 
 use self::builder::RandomCrop;
 use self::random::{Draws, Quantity};
-use crate::sample::Sample;
 use super::error::DecodeError;
 use super::image::{RgbImage, resize_crop};
-use crate::shard::RawSample;
+use crate::shard::SampleId;
 
 /// Which changes are drawn, and from which ranges.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,33 +65,6 @@ impl Augment {
 /// The number from which a transform draws all that it draws for a field, see [`crate::decode`].
 pub(crate) fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str, transform: u64) -> u64 {
     Draws::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
-}
-
-/// What tells a sample from all others of a dataset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SampleId<'a> {
-    /// URL of the shard; only its base name counts.
-    pub shard: &'a str,
-    /// Offset of the sample's first header in the shard, after decompression.
-    pub offset: u64,
-    /// Key of the sample.
-    pub key: &'a str,
-}
-
-impl RawSample {
-    /// Returns what tells the sample from all others.
-    #[must_use]
-    pub fn id(&self) -> SampleId<'_> {
-        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
-    }
-}
-
-impl Sample {
-    /// Returns what tells the sample from all others.
-    #[must_use]
-    pub fn id(&self) -> SampleId<'_> {
-        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
-    }
 }
 
 /// The changes of one image; what they are in pixels depends on its size.

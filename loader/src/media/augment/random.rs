@@ -2,8 +2,8 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::SampleId;
 use crate::permutation::mix64;
+use crate::shard::SampleId;
 
 /// What a number is drawn for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-use crate::media::augment::*;
 use crate::error::Error;
+use crate::media::augment::*;
 
 fn sample(key: &str) -> SampleId<'_> {
     SampleId { shard: "data/shard-000.tar", offset: 512, key }

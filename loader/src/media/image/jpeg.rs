@@ -11,11 +11,11 @@ use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::errors::DecodeErrors;
 
-use super::reduction::Reduction;
-use super::jpeg_source::{EndTrace, JpegSource};
-use crate::media::limits::{ImageLimits, Strictness, check_limit};
-use crate::media::error::DecodeError;
 use super::RgbImage;
+use super::jpeg_source::{EndTrace, JpegSource};
+use super::reduction::Reduction;
+use crate::media::error::DecodeError;
+use crate::media::limits::{ImageLimits, Strictness, check_limit};
 use crate::media::probe::{JpegHeader, read_jpeg_header};
 
 const FORMAT: &str = "jpeg";

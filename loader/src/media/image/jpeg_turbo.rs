@@ -9,8 +9,8 @@ use std::cell::RefCell;
 
 use turbojpeg::{Decompressor, Error, Image, PixelFormat, ScalingFactor};
 
-use super::reduction::Reduction;
 use super::RgbImage;
+use super::reduction::Reduction;
 use crate::media::error::DecodeError;
 use crate::media::probe::JpegHeader;
 
@@ -87,7 +87,7 @@ fn surplus_bytes(message: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{*, decode_rgb, decode_stored_into, jpeg, stored_header};
+    use super::{decode_rgb, decode_stored_into, jpeg, stored_header, *};
     use crate::media::fixtures::{encode, gradient};
     use crate::media::limits::ImageLimits;
 

@@ -5,14 +5,14 @@
 //! agree.
 
 mod crop;
-mod resize;
-mod to_tensor;
 mod jpeg;
 mod jpeg_source;
 #[cfg(feature = "turbojpeg")]
 mod jpeg_turbo;
 mod raster;
 mod reduction;
+mod resize;
+mod to_tensor;
 
 use image::metadata::Orientation;
 
@@ -21,6 +21,8 @@ use super::limits::{ImageLimits, check_limit};
 use super::probe::{ImageFormat, ImageHeader, image_header};
 
 pub(super) use self::reduction::Reduction;
+pub(crate) use self::resize::resize_crop;
+pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
 
 /// A decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,8 +125,10 @@ mod tests {
     use image::{DynamicImage, GrayImage, ImageBuffer, ImageFormat as Encoding, Luma, Rgba, RgbaImage};
 
     use super::*;
-    use super::limits::Strictness;
-    use super::fixtures::{ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, bytes_of_hex, encode, exif_body, gradient, with_segment};
+    use crate::media::fixtures::{
+        ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, bytes_of_hex, encode, exif_body, gradient, with_segment,
+    };
+    use crate::media::limits::Strictness;
 
     fn decoded(bytes: &[u8]) -> RgbImage {
         decode_rgb(bytes, &ImageLimits::default()).unwrap()
@@ -297,5 +301,3 @@ mod tests {
         assert_eq!(refused(&file).to_string(), "unsupported jpeg: 12 bits in coding 0xC0");
     }
 }
-pub(crate) use self::resize::resize_crop;
-pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};

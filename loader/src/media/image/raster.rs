@@ -8,9 +8,9 @@ use std::io::Cursor;
 
 use image::{ColorType, DynamicImage, ImageDecoder, ImageReader, Limits};
 
-use crate::media::limits::{ImageLimits, check_limit};
-use crate::media::error::DecodeError;
 use super::RgbImage;
+use crate::media::error::DecodeError;
+use crate::media::limits::{ImageLimits, check_limit};
 use crate::media::probe::ImageFormat;
 
 /// Decodes the stored image, not turned, into `image`.

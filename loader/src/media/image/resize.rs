@@ -5,10 +5,10 @@ use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
-use crate::media::error::DecodeError;
-use super::crop::CropBox;
 use super::RgbImage;
+use super::crop::CropBox;
 use crate::media::augment::Crop;
+use crate::media::error::DecodeError;
 
 /// Cuts a part out of an image and resizes it.
 pub(crate) fn resize_crop(image: &RgbImage, crop: Crop, size: ImageSize) -> Result<RgbImage, DecodeError> {

@@ -10,13 +10,13 @@ use dflop_costmodel::ImageSize;
 use fast_image_resize::Resizer;
 use image::metadata::Orientation;
 
-use crate::media::error::DecodeError;
 use super::crop::CropBox;
 use super::reduction::Reduction;
-use super::{RgbImage, decode_stored_into, stored_header};
-use crate::media::limits::ImageLimits;
 use super::resize::resize_part;
+use super::{RgbImage, decode_stored_into, stored_header};
 use crate::media::augment::{ImageAugment, ImageDraw};
+use crate::media::error::DecodeError;
+use crate::media::limits::ImageLimits;
 use crate::media::probe::ImageHeader;
 
 /// Mean of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
@@ -202,8 +202,9 @@ mod tests {
     use image::ImageFormat as Encoding;
 
     use super::*;
-    use crate::media::augment::{Augment, SampleId};
+    use crate::media::augment::Augment;
     use crate::media::fixtures::{encode, exif_body, gradient, with_segment};
+    use crate::shard::SampleId;
 
     fn square_of(bytes: &[u8]) -> Vec<f32> {
         let mut kernel = Rgb224::new(ImageLimits::default());
@@ -247,7 +248,7 @@ mod tests {
         let plain = encode(gradient(300, 260), Encoding::Jpeg);
         for value in 1..=8 {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
-            let shown = super::decode_rgb(&file, &ImageLimits::default()).unwrap();
+            let shown = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
             let shown = image::RgbImage::from_raw(shown.width, shown.height, shown.pixels).unwrap();
             let expected = square_of(&encode(shown, Encoding::Png));
             for (actual, expected) in square_of(&file).iter().zip(&expected) {
@@ -274,7 +275,7 @@ mod tests {
         let mut out = vec![0.0; kernel.values()];
         for value in 1..=8 {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
-            let shown = super::decode_rgb(&file, &ImageLimits::default()).unwrap();
+            let shown = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
             for number in 0..4 {
                 let image =
                     augment.image(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"));

@@ -2,9 +2,9 @@
 
 use image::metadata::Orientation;
 
-use super::{ImageSize, exif, jpeg};
 use super::exif::is_turned_sideways;
 use super::field::{u16_le, u32_be, u32_le};
+use super::{ImageSize, exif, jpeg};
 use crate::media::error::DecodeError;
 
 /// An image format that [`crate::media::decode_rgb`] reads, recognized by its first bytes.

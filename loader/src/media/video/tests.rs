@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::media::video::*;
-use crate::media::tests::shared_files;
 use crate::media::is_video_extension;
+use crate::media::tests::shared_files;
+use crate::media::video::*;
 
 const ALL: VideoSampling = VideoSampling::Uniform { frames: u32::MAX };
 

@@ -15,13 +15,13 @@ mod shards;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dataset::Dataset;
-use crate::error::{Error, Result};
+use self::sampling::SavedSampling;
+use self::shards::ShardList;
 use super::mixture::{MixRules, Origin, POSITION_MAX};
 use super::shuffle::Shuffle;
 use super::steps::{Pace, PaceInput, Tail};
-use self::sampling::SavedSampling;
-use self::shards::ShardList;
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
 
 /// Changes with every change of the meaning of a state.
 const VERSION: u32 = 1;

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::media::VideoSampling;
 use crate::index::Index;
+use crate::media::VideoSampling;
 
 /// The sampling of an index, as it is written in a state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

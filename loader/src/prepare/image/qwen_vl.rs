@@ -114,9 +114,9 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU16;
     use super::*;
     use crate::media::RgbImage;
+    use std::num::NonZeroU16;
 
     const SMALL: QwenVl = QwenVl {
         rule: NativeResolution {

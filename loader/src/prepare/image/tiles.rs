@@ -67,7 +67,7 @@ impl<'a> Tiles<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use super::normalize::Normalization;
+    use crate::prepare::image::normalize::Normalization;
 
     #[test]
     fn a_row_is_cut_where_tiles_meet() {

@@ -17,13 +17,14 @@ mod parts;
 
 use serde_json::Value;
 
+pub(crate) use self::names::{MEDIA_COLUMNS, named_path};
 pub use self::parts::{Part, Turn};
 
 use self::names::{named_in, resolve};
 use super::decoded::{Field, Sample};
-use crate::media::{Media, MediumKind, is_video_extension, kind_of_extension};
-use crate::error::Skipped;
 use super::text::{MediumSlot, has_content};
+use crate::error::Skipped;
+use crate::media::{Media, MediumKind, is_video_extension, kind_of_extension};
 
 /// A sample whose document does not fit its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,11 +4,17 @@ use serde_json::Value;
 
 use super::{content, slot_of_extension};
 use crate::sample::decoded::Field;
-use crate::import::record::{MEDIA_COLUMNS, named_path};
 use crate::sample::text::MediumSlot;
 
 /// Digits of a field's number; longer ones are names of files, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;
+
+/// Columns that name media, one kind per row, first come first.
+pub(crate) const MEDIA_COLUMNS: [&[&str]; 3] = [
+    &["image", "images", "image_path"],
+    &["audio_filepath", "audio", "audios", "wav", "audio_path", "sound"],
+    &["video", "videos", "video_path"],
+];
 
 /// The media of one kind that a document names, in its order: in a column, else in the parts of its messages.
 ///
@@ -86,4 +92,13 @@ fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Fie
     };
     let packed: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
     if packed.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { packed }
+}
+
+/// A path, or an object that holds one; `None` for anything else.
+pub(crate) fn named_path(value: &Value) -> Option<&str> {
+    let path = match value {
+        Value::Object(object) => ["file", "path"].iter().find_map(|column| object.get(*column)?.as_str()),
+        value => value.as_str(),
+    };
+    path.filter(|path| !path.trim().is_empty())
 }

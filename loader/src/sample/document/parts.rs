@@ -1,10 +1,10 @@
 //! Content in order: texts, and between them the numbers of images, clips and videos.
 
-use super::{MediaFault, SampleMedia, are_numbered, content, documents, in_order, is_text, slot_of};
 use super::content::{Content, Spoken};
 use super::names::field_named;
-use crate::sample::decoded::Field;
+use super::{MediaFault, SampleMedia, are_numbered, content, documents, in_order, is_text, slot_of};
 use crate::media::Media;
+use crate::sample::decoded::Field;
 use crate::sample::text;
 use crate::sample::text::MediumSlot;
 

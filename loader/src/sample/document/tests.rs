@@ -1,7 +1,7 @@
 use serde_json::json;
 
-use crate::sample::document::*;
 use crate::media::RgbImage;
+use crate::sample::document::*;
 
 fn sample(fields: Vec<(&str, Media)>) -> Sample {
     let fields = fields.into_iter().map(|(name, media)| Field { extension: name.into(), media }).collect();

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{TextLength, measure_text};
 use super::estimate::estimate_tokens;
+use super::{TextLength, measure_text};
 
 /// Names that datasets give to the side whose words are learned.
 pub(crate) const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];

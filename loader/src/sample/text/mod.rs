@@ -7,7 +7,9 @@ mod conversation;
 mod estimate;
 mod placeholder;
 
-pub(crate) use self::conversation::{ASSISTANT_ROLES, CAPTIONS, PAIRS, content, has_content, interleaved, turns};
+pub(crate) use self::conversation::{
+    ASSISTANT_ROLES, CAPTIONS, PAIRS, content, has_content, interleaved, turns,
+};
 pub use self::conversation::{has_turns, measure_json};
 pub use self::estimate::estimate_tokens;
 pub use self::placeholder::{MediumSlot, Piece, split_placeholders};

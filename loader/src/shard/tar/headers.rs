@@ -5,9 +5,9 @@
 
 use std::fmt::Write;
 
+use super::Entry;
 use super::header::{BLOCK_BYTES, Header, Kind, parse_header, until_nul};
 use super::pax::{PaxRecords, parse_pax};
-use super::Entry;
 use crate::error::TarFault;
 
 /// Largest payload of an extension header; names are far shorter.

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::header::BLOCK_BYTES;
 use super::headers::{Headers, Next};
 use super::stream::{StreamFault, TAIL_BYTES_MAX};
-use crate::error::{ArchiveFault, TarFault};
 use super::{Entry, padded};
+use crate::error::{ArchiveFault, TarFault};
 
 /// An archive somewhere else.
 pub(crate) trait Archive {
@@ -48,7 +48,7 @@ impl<A: Archive> RangedEntries<A> {
             match next {
                 Next::Entry(entry) => {
                     let passed = self.pass(payload_offset, entry.bytes, offset);
-                    passed.map_err(|fault| fault.in_entry(&entry))?;
+                    passed.map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))?;
                     let wanted = (self.wanted)(&entry).min(entry.bytes);
                     let payload = self.read(payload_offset..payload_offset + wanted)?;
                     return Ok(Some((entry, payload)));

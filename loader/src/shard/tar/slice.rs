@@ -4,8 +4,8 @@ use bytes::Bytes;
 
 use super::header::BLOCK_BYTES;
 use super::headers::{Headers, Next};
-use crate::error::{ArchiveFault, TarFault};
 use super::{Entry, padded};
+use crate::error::{ArchiveFault, TarFault};
 
 /// Iterates over the entries of an archive with their payloads.
 ///
@@ -44,7 +44,8 @@ impl SliceEntries {
             match next {
                 Next::Entry(entry) => {
                     let payload = self.payload(payload_offset, entry.bytes, offset);
-                    let payload = payload.map_err(|fault| fault.in_entry(&entry))?;
+                    let payload =
+                        payload.map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))?;
                     return Ok(Some((entry, payload)));
                 }
                 Next::Extension { bytes } => {

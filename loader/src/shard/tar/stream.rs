@@ -5,8 +5,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::header::BLOCK_BYTES;
 use super::headers::{Headers, Next};
-use crate::error::{ArchiveFault, TarFault};
 use super::{Entry, padded};
+use crate::error::{ArchiveFault, TarFault};
 
 /// How far behind the end mark a stream is searched for bytes that should not be there.
 pub(super) const TAIL_BYTES_MAX: u64 = 1 << 20;
@@ -119,7 +119,9 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
             self.pass_over(entry.header_offset, entry.bytes).await.map(|()| None)
         };
         payload.map_err(|fault| match fault {
-            StreamFault::Archive(fault) => StreamFault::Archive(fault.in_entry(entry)),
+            StreamFault::Archive(fault) => {
+                StreamFault::Archive(fault.in_entry(&entry.name, entry.header_offset))
+            }
             read @ StreamFault::Read { .. } => read,
         })
     }

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dflop_loader::decode::{Decode, TransformInput, Transforms};
+use dflop_loader::loader::{LoaderBuilder, StreamState};
+use dflop_loader::media::{CustomMedia, Media};
+use dflop_loader::sample::Sample;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
-use dflop_loader::sample::Sample;
-use dflop_loader::decode::{Decode, TransformInput, Transforms};
-use dflop_loader::media::{CustomMedia, Media};
-use dflop_loader::loader::{LoaderBuilder, StreamState};
 
 use super::{balanced, balanced_samples, decoder, each, loader, of, one, samples};
 

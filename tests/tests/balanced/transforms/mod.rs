@@ -8,17 +8,17 @@ mod prepared;
 use std::fmt;
 use std::sync::Arc;
 
+use dflop_loader::decode::{Batch, Transform, TransformInput, Transforms};
+use dflop_loader::error::BoxError;
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Loader, LoaderBuilder, Step};
+use dflop_loader::media::Media;
+use dflop_loader::order::Tail;
+use dflop_loader::sample::Sample;
+use dflop_loader::shard::{FieldSelection, expand_shards};
 use dflop_tests::dataset::Dataset;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
-use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Loader, LoaderBuilder, Step};
-use dflop_loader::decode::{Batch, Transform, TransformInput, Transforms};
-use dflop_loader::sample::Sample;
-use dflop_loader::error::BoxError;
-use dflop_loader::media::Media;
-use dflop_loader::shard::{FieldSelection, expand_shards};
-use dflop_loader::order::Tail;
 
 /// What a call answers.
 type Answers = Result<Vec<Result<Media, BoxError>>, BoxError>;

@@ -4,19 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
+use dflop_loader::decode::Transforms;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::{BalancedLoader, Microbatch, Step};
+use dflop_loader::media::{DecodeLimits, Media, RgbImage, decode_rgb};
+use dflop_loader::order::Tail;
+use dflop_loader::prepare::{Preparer, Tokenizer};
+use dflop_loader::shard::expand_shards;
 use dflop_tests::media::png;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
-use dflop_loader::loader::{BalancedLoader, Microbatch, Step};
-use dflop_loader::media::{DecodeLimits, Media, RgbImage, decode_rgb};
-use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::prepare::{Preparer, Tokenizer};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::flow::ErrorBudget;
-use dflop_loader::order::Tail;
-use dflop_loader::decode::Transforms;
 
 use super::{decoder, each, one};
 

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_executor::model::whole::ModelConfig;
-use dflop_tests::media::{jpeg, png, wav};
-use dflop_tests::tar::TarBytes;
-use serde_json::{Value, json};
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
+use dflop_tests::media::{jpeg, png, wav};
+use dflop_tests::tar::TarBytes;
+use serde_json::{Value, json};
 
 /// Tokens of the recorded tokenizer.
 const VOCABULARY: u64 = 1215;
