@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub use self::cache::IndexOptions;
 pub use self::rows::{FieldRow, SampleRow};
 pub use self::schema::IndexedShard;
-pub use self::text_counts::{TextCounter, TextCounts};
+pub use self::text_counts::{TextCounter, TokenCounts};
 pub(crate) use self::writer::WrittenIndex;
 pub use arrow_array::RecordBatch;
 
@@ -132,7 +132,7 @@ impl Index {
 
     /// Returns the digest of the counter whose token counts of texts are answered with; `None` for estimates.
     #[must_use]
-    pub fn text_counts(&self) -> Option<&str> {
+    pub fn token_counts(&self) -> Option<&str> {
         self.text_counts.as_deref()
     }
 

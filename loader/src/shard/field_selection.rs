@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 ///
 /// # Examples
 /// ```
-/// use dflop_loader::field_selection::FieldSelection;
+/// use dflop_loader::shard::FieldSelection;
 /// let fields = FieldSelection::new(["txt", "images"])?;
 /// assert!(fields.wants("txt") && fields.wants("0.webp") && !fields.wants("json"));
 /// # Ok::<(), dflop_loader::Error>(())

@@ -1,29 +1,29 @@
 //! Tells the modality of a field from its extension.
 
-/// Which decoder claims a field.
+/// Decoder that handles a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediumKind {
-    /// [`super::decode_rgb`]: JPEG, PNG, WebP, GIF, BMP, TIFF.
+    /// [`crate::media::decode_rgb`]: JPEG, PNG, WebP, GIF, BMP, TIFF.
     Image,
-    /// [`super::decode_audio`]: WAV, FLAC, MP3, Ogg Vorbis.
+    /// [`crate::media::decode_audio`]: WAV, FLAC, MP3, Ogg Vorbis.
     Audio,
     /// FFmpeg: MP4, MOV, Matroska, WebM, AVI.
     #[cfg(feature = "video")]
     Video,
-    /// [`super::decode_text`]: UTF-8.
+    /// [`crate::media::decode_text`]: UTF-8.
     Text,
-    /// [`super::decode_json`].
+    /// [`crate::media::decode_json`].
     Json,
-    /// [`super::decode_npy`]: one NumPy array.
+    /// [`crate::media::decode_npy`]: one NumPy array.
     Npy,
-    /// No decoder: the bytes are delivered as they are.
+    /// No decoder: the bytes are delivered unchanged.
     Opaque,
 }
 
 /// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
 /// name.
 ///
-/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are images, `txt.gz` is
+/// Only the part after the last dot counts, ignoring case: `seg.png` and `0.PNG` are images, `txt.gz` is
 /// opaque.
 ///
 /// # Examples
@@ -48,7 +48,7 @@ pub fn kind_of_extension(extension: &str) -> MediumKind {
     }
 }
 
-/// Whether a field with this extension holds a video.
+/// Returns whether a field with this extension holds a video, also without the feature `video`.
 #[must_use]
 pub fn is_video_extension(extension: &str) -> bool {
     matches!(last_part(extension).as_str(), "mp4" | "mkv" | "webm" | "avi" | "mov")

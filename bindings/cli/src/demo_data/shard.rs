@@ -1,4 +1,4 @@
-//! Writes one shard, whole or not at all.
+//! Writes one shard atomically.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -7,16 +7,16 @@ use std::path::Path;
 
 use dflop_loader::flow::Progress;
 
-use super::dice::Dice;
+use super::rng::Rng;
 use super::sample::{Field, make_sample};
 
 /// Writes the samples of a range to a tar file and returns its size.
 ///
-/// The file appears under its name only once it is complete. Times and owners are zero, so that equal
-/// samples make equal files.
+/// The file appears under its name only once it is complete. Times and owners are zero, so that equal samples
+/// make equal files.
 ///
 /// # Errors
-/// If the file cannot be written, or an encoder refuses a medium.
+/// If the file cannot be written, or an encoder refuses its input.
 pub(super) fn write_shard(
     path: &Path,
     samples: Range<usize>,
@@ -29,7 +29,7 @@ pub(super) fn write_shard(
         Ok(bytes)
     });
     if written.is_err() {
-        // the first error is the one to report, and the file may not even exist
+        // The first error is the one to report, and the file may not even exist.
         let _ = fs::remove_file(&partial);
     }
     written
@@ -39,7 +39,7 @@ fn write_tar(path: &Path, samples: Range<usize>, seed: u64, progress: &dyn Progr
     let mut archive = tar::Builder::new(BufWriter::new(File::create(path)?));
     for sample in samples {
         let key = format!("{sample:06}");
-        for field in make_sample(&key, &mut Dice::new(seed, sample))? {
+        for field in make_sample(&key, &mut Rng::new(seed, sample))? {
             append(&mut archive, &key, &field)?;
         }
         progress.advance(1);

@@ -44,7 +44,7 @@ pub enum Stop {
 /// # use std::sync::Arc;
 /// # use dflop_loader::dataset::DataSet;
 /// # use dflop_loader::index::Index;
-/// # use dflop_loader::mix::{Mixture, Stop};
+/// # use dflop_loader::order::{Mixture, Stop};
 /// # fn mixture(images: Arc<Index>, clips: Arc<Index>) -> Mixture {
 /// Mixture::new()
 ///     .dataset(images, 0.7)

@@ -37,7 +37,7 @@ const VERSION: u32 = 1;
 /// # use dflop_loader::index::{Index, IndexOptions};
 /// # use dflop_loader::order::Mixture;
 /// # use dflop_loader::plan::StepPlanner;
-/// # use dflop_loader::state::LoaderState;
+/// # use dflop_loader::order::LoaderState;
 /// # fn index(samples: usize) -> dflop_loader::Result<Arc<Index>> {
 /// #     let directory = tempfile::tempdir().unwrap().keep().join("shards");
 /// #     let mut writer = dflop_loader::write::ShardWriter::builder(&directory).build()?;

@@ -1,0 +1,108 @@
+//! Arguments of `dflop stream` for the order of the input, its share per rank, and resumption.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
+use dflop_loader::order::ShuffleBuffer;
+
+use crate::failure::Failure;
+
+/// Order of the input, share of the shards, and saved state.
+#[derive(Debug, Args)]
+pub(crate) struct InputArgs {
+    /// Shuffle samples in a buffer of this many samples.
+    #[arg(long, value_name = "N")]
+    shuffle_buffer: Option<usize>,
+    /// Payload bytes at which the shuffle buffer counts as full.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, requires = "shuffle_buffer")]
+    shuffle_bytes: u64,
+    /// Samples that the shuffle buffer collects before the first sample of an epoch leaves [default: its
+    /// size].
+    #[arg(long, value_name = "N", requires = "shuffle_buffer")]
+    shuffle_initial: Option<usize>,
+    /// Shuffle the order of shards, differently in every epoch.
+    #[arg(long)]
+    shuffle_shards: bool,
+    /// Seed of both shuffles and of random augmentation.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// Read only every WORLD-th shard, starting with shard RANK.
+    #[arg(long, value_name = "RANK/WORLD", value_parser = parse_share)]
+    shards_of_rank: Option<(usize, usize)>,
+    /// Write the state at the end of the stream, also after an error.
+    #[arg(long, value_name = "FILE")]
+    state_out: Option<PathBuf>,
+    /// Resume from a written state; shards and shuffles must be the same.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Start of standard input or of a pipe in a resumed stream.
+    #[arg(long, value_enum, default_value_t = ResumedInput::Start, requires = "resume")]
+    resumed_input: ResumedInput,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ResumedInput {
+    /// The beginning; samples read before are passed over.
+    Start,
+    /// The first sample that was not read yet: the input is an archive that starts there.
+    Rest,
+}
+
+fn parse_share(text: &str) -> Result<(usize, usize), String> {
+    let share =
+        text.split_once('/').and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
+    share.ok_or_else(|| "expected RANK/WORLD, such as 0/8".to_owned())
+}
+
+impl InputArgs {
+    /// Returns the seed of both shuffles and of augmentation.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.resume.is_some()
+    }
+
+    /// Sets order, share and state of a loader builder.
+    pub(crate) fn apply(&self, mut builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
+        if let Some(samples) = self.shuffle_buffer {
+            let samples_initial = self.shuffle_initial.unwrap_or(samples);
+            let (samples_max, bytes_max, seed) = (samples, self.shuffle_bytes, self.seed);
+            builder = builder.shuffle(ShuffleBuffer { samples_max, bytes_max, samples_initial, seed });
+        }
+        if self.shuffle_shards {
+            builder = builder.shuffle_shards(self.seed);
+        }
+        if let Some((rank, world)) = self.shards_of_rank {
+            builder = builder.shards_of_rank(rank, world);
+        }
+        if let Some(path) = &self.resume {
+            let begins = match self.resumed_input {
+                ResumedInput::Start => RestoredInput::Start,
+                ResumedInput::Rest => RestoredInput::Rest,
+            };
+            builder = builder.restore(read_state(path)?).restored_input(begins);
+        }
+        Ok(builder)
+    }
+
+    /// Writes the state, if `--state-out` is given.
+    pub(crate) fn save(&self, loader: &Loader) -> Result<(), Failure> {
+        let Some(path) = &self.state_out else { return Ok(()) };
+        let text =
+            serde_json::to_vec(&loader.state()?).map_err(|error| Failure::Failed(error.to_string()))?;
+        // Written under another name and renamed: a truncated state is worse than an old one.
+        let mut partial = path.clone().into_os_string();
+        partial.push(".partial");
+        let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path));
+        written.map_err(|error| Failure::from(error).in_file(path))
+    }
+}
+
+fn read_state(path: &Path) -> Result<StreamState, Failure> {
+    let text = std::fs::read(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let state = serde_json::from_slice(&text);
+    state.map_err(|error| Failure::Failed(format!("expected the state of a stream: {error}")).in_file(path))
+}

@@ -1,0 +1,210 @@
+//! `dflop train`: trains a model through the executor, configured in TOML.
+//!
+//! Without the environment of a launcher, the command launches the ranks of the job as processes of this
+//! machine; under `torchrun`, Slurm or Open MPI it is one rank.
+
+mod config;
+mod demo;
+mod inline;
+mod print;
+mod rank;
+mod setup;
+mod synthetic;
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use dflop_executor::comm::{Settings, tcp};
+use dflop_executor::launch::{Launcher, Layout, end_with_launcher};
+use dflop_executor::run::StepReport;
+use dflop_executor::training::join_traces;
+
+pub(crate) use config::{StrategyName, TrainConfig};
+pub(crate) use demo::{Trained, train as train_demo};
+use print::Printer;
+pub(crate) use rank::{RankTask, run_threads};
+pub(crate) use setup::Setup;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::reexec::Invocation;
+
+/// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
+///
+/// Prints a line per step. Starts the ranks of the job as processes of this machine, unless a launcher
+/// (torchrun, Slurm, Open MPI) started this process as one of them.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// Configuration of the run, TOML.
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Seed of initial weights and of the global order [default: the configuration's].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// End after this step; the learning rate follows the steps of the configuration [default: these].
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Pipeline stages of all modules together; encoders keep theirs. With 1, encoder and LLM take turns in
+    /// one process [default: the configuration's].
+    #[arg(long, value_name = "N")]
+    pipeline_stages: Option<usize>,
+    /// Strategy of the step plans [default: the configuration's].
+    #[arg(long, value_enum)]
+    strategy: Option<StrategyName>,
+    /// Number of ranks to start on this machine; must equal the ranks of the job [default: the ranks of the
+    /// job].
+    #[arg(long, value_name = "N")]
+    local_ranks: Option<usize>,
+    /// Directory of saved states [default: the configuration's].
+    #[arg(long, value_name = "DIR")]
+    checkpoints: Option<PathBuf>,
+    /// Resume from the last complete state in the directory of saved states; start from step 0 if there is
+    /// none.
+    #[arg(long)]
+    resume: bool,
+    /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object per line.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
+    show_warnings();
+    let config = args.config()?;
+    let layout = Layout::from_environment().map_err(dflop_executor::Error::from)?;
+    if layout.rendezvous.is_some() {
+        return run_rank(args, &config, &layout, out);
+    }
+    let setup = Setup::new(&config)?;
+    let ranks = setup.job.world_size();
+    if let Some(asked) = args.local_ranks.filter(|asked| *asked != ranks) {
+        return Err(Failure::Misuse(format!(
+            "`--local-ranks {asked}`: expected {ranks}, the ranks of the job"
+        )));
+    }
+    // Builds the index once, before several ranks would do so at the same time.
+    drop(setup.planner(&config, None)?);
+    let done = if ranks == 1 || args.pipeline_stages == Some(1) {
+        train_in_threads(args, &config, &setup, out)
+    } else {
+        launch(&config, ranks, invocation)
+    };
+    // The timeline of a failed run is joined too: it shows where the run failed.
+    let joined = args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks));
+    done.and(joined)
+}
+
+/// Trains with all ranks as threads of this process.
+fn train_in_threads(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    setup: &Setup,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let mut printer = Printer::new(out, args.json);
+    let mut tell = |report: &StepReport| printer.step(report);
+    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone() };
+    run_threads(config, setup, &task, &mut tell)?;
+    printer.end()
+}
+
+/// Prints the warnings of the libraries on standard error, such as skipped samples.
+fn show_warnings() {
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    // Fails if the process has a subscriber already, which then stays in place.
+    drop(lines.with_ansi(false).with_target(false).without_time().try_init());
+}
+
+/// Runs one rank under a launcher.
+fn run_rank(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    layout: &Layout,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    end_with_launcher().map_err(dflop_executor::Error::from)?;
+    let setup = Setup::new(config)?;
+    let session = tcp::connect(layout, settings(config)).map_err(dflop_executor::Error::from)?;
+    let trace = args.trace.as_deref().map(|trace| rank::part(trace, layout.rank));
+    let task = RankTask { is_resumed: args.resume, trace };
+    if layout.rank > 0 {
+        return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(()));
+    }
+    let mut printer = Printer::new(out, args.json);
+    rank::run(config, &setup, Box::new(session.comm), &task, &mut |report| printer.step(report))?;
+    printer.end()
+}
+
+/// Starts the ranks and waits for them.
+fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result<(), Failure> {
+    let launcher = Launcher::new(invocation.path()?, ranks).map_err(dflop_executor::Error::from)?;
+    // One thread pool per rank, of the configured size: by default each would take all cores.
+    let launcher = launcher
+        .args(invocation.args())
+        .first_rank_prints_plainly()
+        .variable("RAYON_NUM_THREADS", config.parallel.threads.to_string());
+    let outcome = launcher.run().map_err(dflop_executor::Error::from)?;
+    if let Some(failed) = outcome.failed {
+        let reason = format!("rank {} ended the run: {}", failed.rank, failed.status);
+        // Some arguments are only checked on the ranks; their misuse is the misuse of this command.
+        return Err(match failed.status.code() {
+            Some(2) => Failure::Misuse(reason),
+            _ => Failure::Failed(reason),
+        });
+    }
+    match outcome.interrupted {
+        Some(signal) => Err(Failure::Failed(format!("interrupted by signal {signal}"))),
+        None => Ok(()),
+    }
+}
+
+/// Joins the timelines of all ranks into one file.
+fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
+    let parts: Vec<PathBuf> =
+        (0..ranks).map(|rank| rank::part(trace, rank)).filter(|part| part.is_file()).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let files =
+        parts.iter().map(|part| File::open(part).map(BufReader::new)).collect::<Result<Vec<_>, _>>()?;
+    let output = File::create(trace).map_err(|error| Failure::from(error).in_file(trace))?;
+    join_traces(files, BufWriter::new(output))?;
+    for part in parts {
+        std::fs::remove_file(part)?;
+    }
+    Ok(())
+}
+
+/// Returns the settings of the communicator.
+fn settings(config: &TrainConfig) -> Settings {
+    Settings::default().wait(Duration::from_secs_f64(config.parallel.timeout_seconds))
+}
+
+impl TrainArgs {
+    /// Reads the configuration and applies the arguments to it.
+    fn config(&self) -> Result<TrainConfig, Failure> {
+        let mut config = TrainConfig::read(&self.config)?;
+        config.seed = self.seed.unwrap_or(config.seed);
+        config.until = self.steps;
+        config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
+        if let Some(directory) = &self.checkpoints {
+            config.checkpoint.directory = Some(directory.clone());
+        }
+        if self.resume && config.checkpoint.directory.is_none() {
+            return Err(Failure::Misuse(
+                "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),
+            ));
+        }
+        match self.pipeline_stages {
+            Some(1) => config.one_stage_each(),
+            Some(stages) => config.pipeline_stages(stages)?,
+            None => {}
+        }
+        Ok(config)
+    }
+}

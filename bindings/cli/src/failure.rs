@@ -1,0 +1,143 @@
+//! Failures of a command: their messages, their causes and the exit status.
+
+use std::io::Write;
+
+/// Prints the message of the argument parser, which may be requested help, and returns the exit status.
+pub(crate) fn show_usage(error: &clap::Error) -> u8 {
+    // A closed pipe is not an error here: the exit status carries the outcome.
+    let _ = error.print().and_then(|()| std::io::stdout().flush());
+    error.exit_code().try_into().unwrap_or(2)
+}
+
+/// Outcome of a command that did not complete, by exit status.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments make no sense: exit status 2.
+    Misuse(String),
+    /// The command started and failed: exit status 1.
+    Failed(String),
+    /// The run ended because another rank failed, which reports the cause itself: exit status 75.
+    Secondary(String),
+    /// Standard output was closed, as `head` does at the end of a pipe: exit status 0, without a message.
+    Closed,
+}
+
+/// Error of a command that was run for its output, see [`crate::answer_from`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error and its causes, one per line.
+    pub message: String,
+    /// Whether the arguments make no sense; otherwise the command started and failed.
+    pub is_misuse: bool,
+}
+
+impl Failure {
+    /// Names the file that the failure is about.
+    pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
+        self.named(&format!("`{}`", path.display()))
+    }
+
+    /// Names the training step that failed.
+    pub(crate) fn in_step(self, step: u64) -> Self {
+        self.named(&format!("step {step}"))
+    }
+
+    fn named(self, what: &str) -> Self {
+        let name = |message| format!("{what}: {message}");
+        match self {
+            Self::Misuse(message) => Self::Misuse(name(message)),
+            Self::Failed(message) => Self::Failed(name(message)),
+            Self::Secondary(message) => Self::Secondary(name(message)),
+            Self::Closed => Self::Closed,
+        }
+    }
+
+    /// Converts to the printed message and whether the arguments are at fault.
+    pub(crate) fn into_refusal(self) -> Refusal {
+        let (message, is_misuse) = match self {
+            Self::Misuse(message) => (message, true),
+            Self::Failed(message) | Self::Secondary(message) => (message, false),
+            Self::Closed => ("standard output was closed".to_owned(), false),
+        };
+        Refusal { message, is_misuse }
+    }
+
+    /// Prints the error and returns the exit status.
+    #[expect(clippy::print_stderr, reason = "errors go to standard error")]
+    pub(crate) fn report(&self) -> u8 {
+        let (message, code) = match self {
+            Self::Misuse(message) => (message, 2),
+            Self::Failed(message) => (message, 1),
+            Self::Secondary(message) => (message, 75),
+            Self::Closed => return 0,
+        };
+        eprintln!("dflop: {message}");
+        code
+    }
+}
+
+/// Joins an error and its causes, one per line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
+}
+
+impl From<dflop_loader::Error> for Failure {
+    fn from(error: dflop_loader::Error) -> Self {
+        use dflop_loader::Error::{Config, Model, RunEnded, ShardList};
+        match error {
+            Model(error) => error.into(),
+            Config { .. } | RunEnded { .. } | ShardList { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_costmodel::Error> for Failure {
+    fn from(error: dflop_costmodel::Error) -> Self {
+        use dflop_costmodel::Error::{ProfileFormat, ProfileLacks, ProfileMixed};
+        match error {
+            // The arguments are right, the file that they name is not.
+            ProfileFormat { .. } | ProfileLacks { .. } | ProfileMixed { .. } => {
+                Self::Failed(with_causes(&error))
+            }
+            _ => Self::Misuse(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_balancer::Error> for Failure {
+    fn from(error: dflop_balancer::Error) -> Self {
+        match error {
+            dflop_balancer::Error::Config { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_executor::Error> for Failure {
+    fn from(error: dflop_executor::Error) -> Self {
+        use dflop_executor::Error::{Comm, Config, Job, Loader, Model, NotSaved, Setting, TensorParallel};
+        match error {
+            Model(error) => error.into(),
+            Loader(error) => error.into(),
+            Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
+            // The rank that could not save reports the reason; this one only ends with it.
+            NotSaved { .. } => Self::Secondary(with_causes(&error)),
+            Config { .. } | Job { .. } | Setting { .. } | TensorParallel { .. } => {
+                Self::Misuse(with_causes(&error))
+            }
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            Self::Closed
+        } else {
+            Self::Failed(with_causes(&error))
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Holds the floor plan: inside a crate a room imports only rooms below it, so that no two rooms need each other.
+//!
+//! A *room* is a top-level module of a crate. [`FLOORS`] lists the rooms of every crate from the ground up.
+//! Imports are `use` declarations and paths that start with `crate`, `super` or `self`; test code is left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::source::{code_of, root, shown};
+
+/// The source directory of each crate and its rooms, from the ground up.
+pub(super) const FLOORS: [(&str, &[&str]); 6] = [
+    ("costmodel/src", &[]),
+    ("balancer/src", &[]),
+    ("loader/src", &[]),
+    ("executor/src", &[]),
+    ("bindings/cli/src", &[]),
+    ("bindings/python/src", &[]),
+];
+
+#[test]
+fn rooms_import_only_rooms_below_them() {
+    let mut faults = Vec::new();
+    for (source, floors) in FLOORS {
+        let house = House::read(&root().join(source));
+        let listed: BTreeSet<&str> = floors.iter().copied().collect();
+        let found: BTreeSet<&str> = house.rooms.iter().map(String::as_str).collect();
+        assert_eq!(listed, found, "{source}: FLOORS lists the rooms that the crate has");
+        let floor = |room: &str| floors.iter().position(|listed| *listed == room).unwrap();
+        for ((from, to), example) in &house.imports {
+            if floor(to) > floor(from) {
+                faults.push(format!("{source}: `{from}` imports `{to}`, which lies above it: {example}"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_floor_plan_sees_upward_imports() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("lib.rs", "mod low; mod high; pub use high::Tall;\n#[cfg(test)] mod tests;");
+    write("low.rs", "use crate::{Tall, low};\nfn f() { super::high::g() }");
+    write("high.rs", "#[cfg(test)] mod tests { use crate::low; }\npub struct Tall; pub fn g() {}");
+    write("tests.rs", "use crate::low;");
+    let house = House::read(directory.path());
+    assert_eq!(house.rooms, BTreeSet::from(["high".to_owned(), "low".to_owned()]));
+    let arrows: Vec<_> = house.imports.keys().map(|(from, to)| (from.as_str(), to.as_str())).collect();
+    assert_eq!(arrows, [("low", "high")]);
+}
+
+/// The rooms of a crate and the imports between them.
+#[derive(Default)]
+struct House {
+    rooms: BTreeSet<String>,
+    /// Importing and imported room, with one place where it happens.
+    imports: BTreeMap<(String, String), String>,
+    /// Items that the root of the crate re-exports, and their rooms.
+    reexports: BTreeMap<String, String>,
+}
+
+impl House {
+    /// Reads a crate from its root file downwards, following `mod` declarations.
+    fn read(source: &Path) -> Self {
+        let mut house = Self::default();
+        let file =
+            ["lib.rs", "main.rs"].map(|name| source.join(name)).into_iter().find(|path| path.is_file());
+        let code = without_tests(&code_of(&read(&file.expect("a crate has a root file"))));
+        house.rooms = modules_of(&code).into_iter().collect();
+        for path in imports_of(&code) {
+            let path: Vec<String> =
+                path.into_iter().skip_while(|part| part == "crate" || part == "self").collect();
+            if let [room, .., name] = path.as_slice()
+                && house.rooms.contains(room)
+            {
+                house.reexports.insert(name.clone(), room.clone());
+            }
+        }
+        for module in modules_of(&code) {
+            house.read_module(source, &[], &module);
+        }
+        house
+    }
+
+    /// Reads the file of a module below `directory`, and those of its submodules.
+    fn read_module(&mut self, directory: &Path, parents: &[String], name: &str) {
+        let own = [parents, &[name.to_owned()]].concat();
+        let inside = directory.join(name);
+        let files = [directory.join(format!("{name}.rs")), inside.join("mod.rs")];
+        let file = files.into_iter().find(|path| path.is_file()).expect("a module has a file");
+        let code = without_tests(&code_of(&read(&file)));
+        for path in imports_of(&code).into_iter().chain(inline_paths_of(&code)) {
+            self.note(&own, &path, &file);
+        }
+        for module in modules_of(&code) {
+            self.read_module(&inside, &own, &module);
+        }
+    }
+
+    /// Records an import, if it leaves its room.
+    fn note(&mut self, own: &[String], path: &[String], place: &Path) {
+        let up = path.iter().take_while(|part| *part == "super").count();
+        let target = match path.first().map(String::as_str) {
+            Some("crate") => path[1..].to_vec(),
+            Some("super") => [&own[..own.len().saturating_sub(up)], &path[up..]].concat(),
+            _ => return,
+        };
+        let Some(name) = target.first() else { return };
+        let Some(room) = self.rooms.get(name).or_else(|| self.reexports.get(name)).cloned() else { return };
+        if room != own[0] {
+            let example = format!("{}: {}", shown(place), path.join("::"));
+            self.imports.entry((own[0].clone(), room)).or_insert(example);
+        }
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Returns code without the items that only tests compile.
+fn without_tests(code: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = code;
+    while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|start| rest.find(start)).min()
+    {
+        kept.push_str(&rest[..at]);
+        let item = at + rest[at..].find(']').map_or(0, |end| end + 1);
+        // The item ends at its semicolon or at the brace that closes it.
+        let mut depth = 0;
+        let end = rest[item..].find(|next| {
+            depth += i32::from(['(', '[', '{'].contains(&next)) - i32::from([')', ']', '}'].contains(&next));
+            depth == 0 && (next == ';' || next == '}')
+        });
+        rest = end.map_or("", |end| &rest[item + end + 1..]);
+    }
+    kept + rest
+}
+
+/// Returns the modules that code declares in files of their own.
+fn modules_of(code: &str) -> Vec<String> {
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let declared = words.windows(2).filter(|pair| pair[0] == "mod" && pair[1].ends_with(';'));
+    declared.map(|pair| pair[1].trim_end_matches(';').to_owned()).collect()
+}
+
+/// Returns the paths of all `use` declarations, groups expanded.
+fn imports_of(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("use ") {
+        let is_word =
+            code[..at].chars().next_back().is_none_or(|last| !last.is_alphanumeric() && last != '_');
+        if let (true, Some(end)) = (is_word, code[at..].find(';')) {
+            found.extend(expand(&code[at + 4..at + end]));
+        }
+    }
+    found
+}
+
+/// Expands a `use` tree to its paths.
+fn expand(tree: &str) -> Vec<Vec<String>> {
+    let Some(open) = tree.find('{') else {
+        let path = tree.split(" as ").next().unwrap_or_default();
+        return vec![path.split("::").map(|part| part.trim().to_owned()).collect()];
+    };
+    let prefix: Vec<String> =
+        tree[..open].split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect();
+    let inside = &tree[open + 1..tree.rfind('}').unwrap_or(tree.len())];
+    let mut depth = 0;
+    let members = inside.split(|next: char| {
+        depth += i32::from(next == '{') - i32::from(next == '}');
+        next == ',' && depth == 0
+    });
+    let members = members.filter(|member| !member.trim().is_empty()).flat_map(expand);
+    members.map(|path| [prefix.clone(), path].concat()).collect()
+}
+
+/// Returns the paths outside of `use` declarations that start with `crate` or `super`.
+fn inline_paths_of(code: &str) -> Vec<Vec<String>> {
+    let is_path = |next: char| next.is_alphanumeric() || next == '_' || next == ':';
+    let paths = code.split(|next| !is_path(next)).filter(|path| path.contains("::"));
+    let paths = paths.filter(|path| path.starts_with("crate::") || path.starts_with("super::"));
+    paths.map(|path| path.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect()).collect()
+}
