@@ -1,6 +1,6 @@
 //! Converts the errors of the crates to the exceptions of `dflop.errors`.
 
-use dflop_loader::skip::Skipped;
+use dflop_loader::error::Skipped;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
