@@ -9,7 +9,7 @@ use super::directory;
 use super::manifest::Manifest;
 use super::save::CheckpointDirectory;
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::parameters::ParameterSpec;
@@ -38,7 +38,7 @@ impl CheckpointDirectory {
     /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank does not see the
     /// checkpoint that rank 0 found. Then the job ends on all ranks; the others get [`Error::Comm`].
     pub fn latest(&self, comm: &dyn Comm) -> Result<Option<SavedCheckpoint>> {
-        let at = At::step(0, "find state");
+        let at = StepContext::step(0, "find state");
         let end = |error: Error| {
             comm.abort(at, &error.to_string());
             error
@@ -143,7 +143,7 @@ impl SavedCheckpoint {
         let moment = |kind: &str| {
             let tensor = || format!("{kind}{}", spec.name);
             let values = self.values(kind, spec)?.ok_or_else(|| Error::MissingTensor { tensor: tensor() })?;
-            device.upload_exact(&values)
+            device.upload_f32(&values)
         };
         // Master weights have the bits that bf16 rounds off, which also a run with f32 weights resumes from.
         let exact = match self.values(MASTER, spec)? {
@@ -152,14 +152,14 @@ impl SavedCheckpoint {
         };
         let master = match precision {
             Precision::F32 => None,
-            Precision::Bf16 => Some(device.upload_exact(&exact)?),
+            Precision::Bf16 => Some(device.upload_f32(&exact)?),
         };
         Ok((ParameterState { mean: moment(MEAN)?, square: moment(SQUARE)?, master }, device.upload(&exact)?))
     }
 }
 
 impl<D: Device> JobOptimizer<D> {
-    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. Frozen weights
+    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. FrozenModules weights
     /// come from [`SavedCheckpoint::weights`], which the stages are built from.
     ///
     /// With the layout that wrote the checkpoint, training continues with the bits of an uninterrupted run.

@@ -11,7 +11,7 @@ use super::directory;
 use super::manifest::{FileDigest, Manifest, write_file};
 use super::tensors::{FileTensor, TensorData, write};
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::parameters::ParameterSpec;
@@ -253,10 +253,10 @@ fn rows<'a, D: Device>(
                 buffers.extend(state.master.as_ref().map(|master| (MASTER, master, Dtype::F32)));
             }
             let is_written = optimizer.ownership.own(spec).is_some() && seen.insert(&spec.name);
-            // `whole` is a collective of the tensor-parallel group, so it runs also for tensors that others
+            // `model_config` is a collective of the tensor-parallel group, so it runs also for tensors that others
             // write.
             for (prefix, buffer, dtype) in buffers {
-                let Some(numbers) = whole(stage, spec, buffer)?.filter(|_| is_written) else { continue };
+                let Some(numbers) = model_config(stage, spec, buffer)?.filter(|_| is_written) else { continue };
                 let (name, shape) = (format!("{prefix}{}", spec.name), spec.shape.clone());
                 let rows = if prefix.is_empty() { &mut weights } else { &mut states };
                 rows.push(FileTensor { name, shape, numbers, dtype });
@@ -268,7 +268,7 @@ fn rows<'a, D: Device>(
 
 /// Returns a whole tensor, assembled if it has parts; `None` on all ranks of a tensor-parallel group but the
 /// first.
-fn whole<'a, D: Device>(
+fn model_config<'a, D: Device>(
     stage: &'a Stage<D>,
     spec: &ParameterSpec,
     buffer: &'a D::Floats,
@@ -310,7 +310,7 @@ fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) ->
         Err(_) => row[0] = 1,
     }
     let gathered =
-        comm.all_gather(At::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
+        comm.all_gather(StepContext::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
     own?;
     gathered?;
     let all = words.as_chunks::<WORDS>().0.to_vec();

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 use dflop_loader::prepare::{PreparedSample, Preparer, PreparerBuilder};
-use dflop_loader::state::LoaderState;
 use futures::StreamExt;
 
 use super::predicted_times::PredictedTimes;
@@ -19,7 +19,7 @@ use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::context::Context;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
 
 /// Inputs of a step that is ready to run.
@@ -59,7 +59,7 @@ impl<D: Device> InputReader<D> {
     /// - `configure`: sets further settings of the loader, such as its start
     ///
     /// # Errors
-    /// [`Error::Job`] if the planner's DP size is not the LLM's; [`Error::Loader`].
+    /// [`Error::InvalidSetting`] if the planner's DP size is not the LLM's; [`Error::Loader`].
     pub fn new(
         device: D,
         job: Arc<Job>,
@@ -71,7 +71,7 @@ impl<D: Device> InputReader<D> {
         let llm = job.modules().last().map_or(0, |llm| llm.dp_size);
         if planner.dp_size() != llm {
             let problem = format!("is {llm} for the LLM, the loader's plan has {}", planner.dp_size());
-            return Err(Error::Job { setting: "dp_size", problem });
+            return Err(Error::InvalidSetting { setting: "dp_size", reason: problem });
         }
         let is_llm = placement.module == ModuleKind::Llm;
         let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
@@ -169,7 +169,7 @@ impl<D: Device> InputReader<D> {
         let model = self.job.model();
         let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
         let problem = || format!("have {:?}, which the model lacks", self.placement.module);
-        encoder.as_ref().ok_or_else(|| Error::Job { setting: "modules", problem: problem() })
+        encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
     }
 
     /// Returns the error for a sample that other ranks could prepare and this one could not.
@@ -207,9 +207,7 @@ impl<D: Device> InputReader<D> {
 fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {
-        for (mut sample, place) in microbatch.samples.into_iter().zip(microbatch.places) {
-            all.extend(sample.take_prepared().map(|prepared| (place, prepared)));
-        }
+        all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
     }
     all
 }

@@ -1,12 +1,14 @@
 //! Builds the context of an encoder's microbatch from prepared samples.
 
-use dflop_loader::prepare::{AudioFeatures, PixelValues, PreparedSample};
+use dflop_loader::prepare::PreparedSample;
+use dflop_loader::prepare::audio::AudioFeatures;
+use dflop_loader::prepare::image::PixelValues;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::context::Context;
 use crate::model::encoder::{EncoderConfig, Medium, Shown};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 
 /// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
 pub(super) fn context<D: Device>(

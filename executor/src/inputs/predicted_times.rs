@@ -6,7 +6,7 @@ use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::step_media::StepMedia;
 use crate::error::Result;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan};
 
 /// Predicted times of whole modules over the microbatches of a step, with both numbered as in the job.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use dflop_loader::balanced::Share;
+use dflop_loader::fetch::Share;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::step_media::StepMedia;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::Job;
 
 /// The samples whose media a replica of an encoder encodes, out of those of all LLM ranks, balanced round by
@@ -32,6 +32,6 @@ impl Share for ReplicaShare {
         let dealt = StepMedia::new(&self.job, &self.planner, plan);
         dealt
             .encoded_by(&self.job, self.module, self.replica)
-            .map_err(|error| dflop_loader::Error::Config { setting: "share", reason: error.to_string() })
+            .map_err(|error| dflop_loader::Error::ModelConfig { setting: "share", reason: error.to_string() })
     }
 }

@@ -4,7 +4,7 @@ use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use crate::error::{Error, Result};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
 
 /// All media of one sample for one encoder; a single medium in the pipeline's plan.
@@ -99,7 +99,7 @@ impl StepMedia {
         let plan = self.plan(job, 0, |_| 2, |_| 1)?;
         let Some(route) = plan.route(job, module) else {
             let problem = format!("have no {module:?}");
-            return Err(Error::Job { setting: "modules", problem });
+            return Err(Error::InvalidSetting { setting: "modules", reason: problem });
         };
         let of_microbatch = |source: u32| {
             let sample = |media: &MicrobatchMedia, medium: usize| media.media[medium].sample;

@@ -4,9 +4,9 @@ use dflop_loader::prepare::PreparedSample;
 use dflop_loader::text::MediumSlot;
 
 use super::step_media::StepMedia;
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::error::Result;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, RankPlacement};
 
 /// Columns of the table.
@@ -61,7 +61,7 @@ impl TokenCounts {
                 count(&mut table[at as usize * COLUMNS..][..COLUMNS], placement.module, sample);
             });
         }
-        comm.all_reduce(At::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         Ok(Self { table, encoders })
     }

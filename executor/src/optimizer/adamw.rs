@@ -69,7 +69,7 @@ impl AdamWSettings {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`Error::Setting`].
+    /// [`Error::InvalidSetting`].
     pub fn check(&self) -> Result<()> {
         let rows = [
             ("beta1", self.beta1, (0.0..1.0).contains(&self.beta1)),
@@ -79,7 +79,7 @@ impl AdamWSettings {
         ];
         match rows.into_iter().find(|(_, _, is_good)| !is_good) {
             Some((setting, value, _)) => {
-                Err(Error::Setting { setting, reason: format!("{value} is out of range") })
+                Err(Error::InvalidSetting { setting, reason: format!("{value} is out of range") })
             }
             None => Ok(()),
         }
@@ -113,7 +113,7 @@ impl<D: Device> AdamWOptimizer<D> {
     /// Creates an optimizer that has taken no step.
     ///
     /// # Errors
-    /// [`Error::Setting`] if a setting is out of range.
+    /// [`Error::InvalidSetting`] if a setting is out of range.
     pub fn new(settings: AdamWSettings) -> Result<Self> {
         settings.check()?;
         Ok(Self { settings, steps: 0, states: Vec::new() })
@@ -189,7 +189,7 @@ impl<D: Device> AdamWOptimizer<D> {
 
 impl<D: Device> ParameterState<D> {
     fn new(device: &D, weights: &D::Floats, precision: Precision) -> Result<Self> {
-        let zeros = || device.exact_zeros(weights.len());
+        let zeros = || device.zeros_f32(weights.len());
         let master = match precision {
             Precision::F32 => None,
             Precision::Bf16 => {

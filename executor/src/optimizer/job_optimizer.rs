@@ -4,7 +4,7 @@ use super::adamw::{AdamWOptimizer, AdamWSettings};
 use super::gradient_norm::{clip_factor, gradient_norm};
 use super::learning_rate::LearningRate;
 use super::ownership::Ownership;
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -33,7 +33,7 @@ impl JobOptimizerSettings {
         match self.gradient_norm_max {
             Some(norm) if norm.is_nan() || norm <= 0.0 => {
                 let reason = format!("{norm} is not above 0");
-                Err(Error::Setting { setting: "gradient_norm_max", reason })
+                Err(Error::InvalidSetting { setting: "gradient_norm_max", reason })
             }
             _ => Ok(()),
         }
@@ -70,7 +70,7 @@ impl<D: Device> JobOptimizer<D> {
     /// - `stages`: of this rank, in the order of later calls of [`update`](Self::update)
     ///
     /// # Errors
-    /// [`Error::Setting`] if a setting is invalid, [`Error::Comm`].
+    /// [`Error::InvalidSetting`] if a setting is invalid, [`Error::Comm`].
     pub fn new<'a>(
         settings: JobOptimizerSettings,
         comm: &dyn Comm,
@@ -78,10 +78,10 @@ impl<D: Device> JobOptimizer<D> {
     ) -> Result<Self> {
         settings.check()?;
         let adamw = AdamWOptimizer::new(settings.adamw)?;
-        let own = comm.split(At::step(0, "split for the optimizer"), Some(0), comm.rank() as u64)?;
+        let own = comm.split(StepContext::step(0, "split for the optimizer"), Some(0), comm.rank() as u64)?;
         let Some(comm) = own else {
             let reason = "expected a communicator with this rank, found none after a split".to_owned();
-            return Err(Error::Setting { setting: "comm", reason });
+            return Err(Error::InvalidSetting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
         Ok(Self { settings, adamw, ownership, comm })

@@ -7,10 +7,10 @@ use super::rank_map::RankPlacement;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 
 /// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,7 +144,7 @@ impl<D: Device> StepView<'_, D> {
     }
 
     /// Returns step, microbatch and name of an action, for errors.
-    pub(super) fn at(&self, action: Action) -> At {
+    pub(super) fn at(&self, action: Action) -> StepContext {
         let step = self.rank_step.plan.step();
         let (name, part) = match action {
             Action::Recv(message) => ("recv", message.part()),
@@ -155,14 +155,14 @@ impl<D: Device> StepView<'_, D> {
             Action::Backward(part) | Action::BackwardInput(part) | Action::BackwardWeight(part) => {
                 ("backward", part)
             }
-            Action::ReduceGrads(stage) => return At::step(step, &format!("reduce stage {stage}")),
+            Action::ReduceGrads(stage) => return StepContext::step(step, &format!("reduce stage {stage}")),
         };
-        At::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
+        StepContext::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
     }
 
     /// Returns step, microbatch and name of a message. Both ends pass the same step and microbatch, which are
     /// checked.
-    pub(super) fn at_edge(&self, transfer: Transfer) -> At {
+    pub(super) fn at_edge(&self, transfer: Transfer) -> StepContext {
         let name = match (transfer.flow, transfer.is_send) {
             (Flow::Activations, true) => "send",
             (Flow::Activations, false) => "recv",
@@ -175,6 +175,6 @@ impl<D: Device> StepView<'_, D> {
             transfer.edge.downstream
         };
         let name = format!("{name}, stage {}", own.stage);
-        At::microbatch(self.rank_step.plan.step(), transfer.edge.downstream.microbatch, &name)
+        StepContext::microbatch(self.rank_step.plan.step(), transfer.edge.downstream.microbatch, &name)
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
-use crate::comm::{At, Buffer, Comm, Handle};
+use crate::comm::{StepContext, Buffer, Comm, Handle};
 use crate::device::{Buffer as _, Device};
 use crate::error::Result;
 use crate::model::parameters::Parameters;
@@ -75,8 +75,8 @@ impl<'a> GradientReduction<'a> {
 
     /// Returns step and name of the collectives of a stage. Replicas start them during passes of different
     /// microbatches, so the name has no microbatch.
-    fn at(&self, stage: u16) -> At {
-        At::step(self.step, &format!("reduce stage {stage}"))
+    fn at(&self, stage: u16) -> StepContext {
+        StepContext::step(self.step, &format!("reduce stage {stage}"))
     }
 
     /// Returns whether gradients of a stage are summed over replicas.
@@ -145,7 +145,7 @@ impl<'a> GradientReduction<'a> {
 
     /// Waits for all sums and writes them over the gradients.
     pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>) -> Result<()> {
-        let at = At::step(self.step, "reduce tied parameters");
+        let at = StepContext::step(self.step, "reduce tied parameters");
         // Sums of tied parameters over replicas start before the wait for buckets, to overlap with it.
         let tied = sum_copies(self.tied, self.groups, at)?;
         for bucket in self.buckets {
@@ -184,7 +184,7 @@ impl PendingGradients {
         parameters: &Parameters<D>,
         bucket_elements: usize,
         replicas: &dyn Comm,
-        at: At,
+        at: StepContext,
     ) -> Result<Option<Bucket>> {
         let index = self.parameters[self.next];
         self.next += 1;
@@ -198,7 +198,7 @@ impl PendingGradients {
     }
 
     /// Starts to sum the open bucket.
-    fn close(&mut self, stage: u16, replicas: &dyn Comm, at: At) -> Result<Option<Bucket>> {
+    fn close(&mut self, stage: u16, replicas: &dyn Comm, at: StepContext) -> Result<Option<Bucket>> {
         if self.open.is_empty() {
             return Ok(None);
         }
@@ -209,7 +209,7 @@ impl PendingGradients {
 }
 
 /// Waits for the sums over both copies of tied parameters and starts those over replicas.
-fn sum_copies(tied: Vec<Tied>, groups: &GradientGroups, at: At) -> Result<Vec<Tied>> {
+fn sum_copies(tied: Vec<Tied>, groups: &GradientGroups, at: StepContext) -> Result<Vec<Tied>> {
     let (mut sums, mut local) = (Vec::with_capacity(tied.len()), Vec::new());
     for Tied { stage, parameter, state } in tied {
         match state {
@@ -253,7 +253,7 @@ fn write<D: Device>(
         let Some(gradient) = stage.parameters_mut().gradient_at_mut(index) else { continue };
         let elements = gradient.len();
         // Gradients are f32 on every device, also where weights are bf16.
-        *gradient = device.upload_exact(&sum[taken..taken + elements])?;
+        *gradient = device.upload_f32(&sum[taken..taken + elements])?;
         taken += elements;
     }
     Ok(())
@@ -269,7 +269,7 @@ mod tests {
     use crate::comm::{Settings, threads};
     use crate::device::Cpu;
     use crate::model::llm::TextBatch;
-    use crate::model::whole::{Frozen, ModelConfig, ModuleKind};
+    use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
     use crate::pipeline::ModuleParallelism;
     use crate::stage::Activations;
     use crate::weights::Seed;
@@ -279,7 +279,7 @@ mod tests {
         let device = Cpu::new(1)?;
         let placement = job.placement(comm.rank())?;
         let range = &job.ranges(&placement)[0];
-        let mut stage = job.model.stage(&device, range, Frozen::default(), Activations::Stored, &Seed(1))?;
+        let mut stage = job.model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
         let batch = TextBatch {
             input_ids: &[1, 2, 3],
             labels: &[1, 2, 3],
@@ -311,7 +311,7 @@ mod tests {
         let model = ModelConfig::from_config(&document).unwrap();
         let layout = ModuleParallelism::even(ModuleKind::Llm, 2, 1).dp_size(2);
         let schedule = ScheduleKind::OneForwardOneBackward;
-        let job = Job::new(model, Frozen::default(), vec![layout], schedule).unwrap();
+        let job = Job::new(model, FrozenModules::default(), vec![layout], schedule).unwrap();
         let ranks = threads::world(2, Settings::default()).unwrap();
         let counts = std::thread::scope(|scope| {
             let count = |comm: threads::ThreadComm| collectives(&job, &comm).unwrap();

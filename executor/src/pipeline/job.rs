@@ -6,7 +6,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use crate::device::Cpu;
 use crate::error::{Error, Result};
-use crate::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
 /// Parallelism of one module of a job: its stages, replicas and tensor-parallel degree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,11 +100,11 @@ impl Job {
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
     /// # Errors
-    /// [`Error::Job`] if layers are missing or repeated, a number is 0, or the schedule is not supported:
+    /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not supported:
     /// split backward passes, or several chunks per rank in a job with encoders.
     pub fn new(
         model: ModelConfig,
-        frozen: Frozen,
+        frozen: FrozenModules,
         modules: Vec<ModuleParallelism>,
         schedule: ScheduleKind,
     ) -> Result<Self> {
@@ -175,7 +175,7 @@ impl Job {
 }
 
 fn refuse<T>(setting: &'static str, problem: String) -> Result<T> {
-    Err(Error::Job { setting, problem })
+    Err(Error::InvalidSetting { setting, reason: problem })
 }
 
 fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<()> {
@@ -226,7 +226,7 @@ fn check_schedule(modules: &[ModuleParallelism], schedule: ScheduleKind) -> Resu
 
 fn describe(
     model: &ModelConfig,
-    frozen: Frozen,
+    frozen: FrozenModules,
     module: usize,
     layout: &ModuleParallelism,
     layers: Range<usize>,
@@ -249,7 +249,7 @@ fn describe(
     Ok(JobStage { range, has_backward, output_width, module })
 }
 
-fn tied(model: &ModelConfig, frozen: Frozen, stages: &[JobStage]) -> Result<Vec<String>> {
+fn tied(model: &ModelConfig, frozen: FrozenModules, stages: &[JobStage]) -> Result<Vec<String>> {
     let llm: Vec<&JobStage> = stages.iter().filter(|stage| stage.range.module == ModuleKind::Llm).collect();
     let [first, .., last] = llm.as_slice() else { return Ok(Vec::new()) };
     let specs = |stage: &JobStage| -> Result<Vec<_>> {

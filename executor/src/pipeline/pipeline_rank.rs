@@ -13,7 +13,7 @@ use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::timeline::TimedAction;
 use super::topology::Topology;
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -50,11 +50,11 @@ impl<D: Device> PipelineRank<D> {
     /// - `stages`: built from [`Job::ranges`] of this rank, in order
     ///
     /// # Errors
-    /// [`Error::Job`] if the number of ranks or the stages do not match the job, which ends the job on all
+    /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the job on all
     /// ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
-        let placement = checked.map_err(|error| end(comm.as_ref(), At::step(0, "join the job"), error))?;
+        let placement = checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
         let groups = GradientGroups::split(&job, &placement, comm.as_ref())?;
         let stages = placement.stages.iter().copied().zip(stages).collect();
         Ok(Self {
@@ -94,19 +94,19 @@ impl<D: Device> PipelineRank<D> {
     /// [`Error::Comm`]. A failure here ends the job on all ranks; the others get an [`Error::Comm`] with its
     /// text.
     pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {
-        let mut at = At::step(step.plan.step(), "start the step");
+        let mut at = StepContext::step(step.plan.step(), "start the step");
         let done = self.run(step, &mut at);
         done.map_err(|error| end(self.comm.as_ref(), at, error))
     }
 
-    fn run(&mut self, rank_step: &RankStep<D>, at: &mut At) -> Result<StepOutcome> {
+    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<StepOutcome> {
         let plan = &rank_step.plan;
         if self.is_plan_checked {
             self.comm.check_digest(plan.step(), plan.digest(&self.job))?;
         }
         rank_step.check(&self.job, &self.placement)?;
         for stage in self.stages.values_mut() {
-            stage.begin_step(plan.step());
+            stage.start_step(plan.step());
             // A failed step may have left activations.
             stage.forget();
             let device = stage.device().clone();
@@ -136,7 +136,7 @@ impl<D: Device> PipelineRank<D> {
 
     /// Sums the losses of the step. Every microbatch comes from one rank, so the sum has the same bits for
     /// any layout.
-    fn mean_loss(&self, rank_step: &RankStep<D>, mut losses: Vec<f64>, at: At) -> Result<f64> {
+    fn mean_loss(&self, rank_step: &RankStep<D>, mut losses: Vec<f64>, at: StepContext) -> Result<f64> {
         // All TP ranks of a stage compute the same loss; the first one counts.
         if self.placement.tp_rank > 0 {
             losses.fill(0.0);
@@ -175,7 +175,7 @@ impl<D: Device> PipelineRank<D> {
 }
 
 /// Ends the job on all ranks, unless it has ended already.
-fn end(comm: &dyn Comm, at: At, error: Error) -> Error {
+fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     let is_over = matches!(&error, Error::Comm(error) if error.failure().is_some());
     if !is_over {
         // The caller gets the error itself; the failure message is for the other ranks.
@@ -187,10 +187,10 @@ fn end(comm: &dyn Comm, at: At, error: Error) -> Error {
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<RankPlacement> {
     if comm.size() != job.world_size() {
         let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
-        return Err(Error::Job { setting: "world size", problem });
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let placement = job.placement(comm.rank())?;
-    let refuse = |problem| Err(Error::Job { setting: "stages", problem });
+    let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
     if stages.len() != placement.stages.len() {
         return refuse(format!("of rank {} are {:?}, found {}", comm.rank(), placement.stages, stages.len()));
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::job::Job;
 use crate::error::{Error, Result};
-use crate::model::whole::{ModuleKind, StageRange};
+use crate::model::model_config::{ModuleKind, StageRange};
 
 /// Role of a world rank in a job: its coordinates and stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Job {
     /// Returns the role of a world rank.
     ///
     /// # Errors
-    /// [`Error::Job`] if the job has no such rank.
+    /// [`Error::InvalidSetting`] if the job has no such rank.
     pub fn placement(&self, world_rank: usize) -> Result<RankPlacement> {
         let (mut world, mut pipeline) = (0, 0);
         for (index, module) in self.modules.iter().enumerate() {
@@ -59,7 +59,7 @@ impl Job {
             world += ranks * module.tp_size;
             pipeline += ranks;
         }
-        Err(Error::Job { setting: "world size", problem: format!("is {world}, found rank {world_rank}") })
+        Err(Error::InvalidSetting { setting: "world size", reason: format!("is {world}, found rank {world_rank}") })
     }
 
     /// Returns the layers of a rank's stages, to build them from.

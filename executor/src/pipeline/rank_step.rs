@@ -9,7 +9,7 @@ use super::step_plan::{PipelineStepPlan, name};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::context::{Context, Inputs};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///

@@ -10,7 +10,7 @@ use super::gradient_groups::GradientGroups;
 use super::gradient_reduction::GradientReduction;
 use super::timeline::{Clock, TimedAction, cpu_timed};
 use super::transfer_buffers::TransferBuffers;
-use crate::comm::At;
+use crate::comm::StepContext;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Output;
@@ -56,7 +56,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
     }
 
     /// Executes the list; `at` follows the current action, for errors.
-    pub(super) fn execute(mut self, list: &[Action], at: &mut At) -> Result<StepResult> {
+    pub(super) fn execute(mut self, list: &[Action], at: &mut StepContext) -> Result<StepResult> {
         for action in list {
             // The last backward pass of a stage completes its gradients, so their sums start there.
             if let Action::Backward(part) = action {
@@ -73,7 +73,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
             let cpu_ns = self.execute_action(action)?;
             clock.add(action, start_ns, cpu_ns);
         }
-        *at = At::step(self.view.rank_step.plan.step(), "finish the step");
+        *at = StepContext::step(self.view.rank_step.plan.step(), "finish the step");
         self.transfers.finish()?;
         self.reduction.finish(self.stages)?;
         Ok(StepResult { losses: self.losses, timeline: clock.into_timeline() })
@@ -84,7 +84,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         match action {
             Action::Forward(part) => self.forward(part),
             Action::Backward(part) => self.backward(part),
-            Action::BackwardInput(part) | Action::BackwardWeight(part) => Err(Error::Job {
+            Action::BackwardInput(part) | Action::BackwardWeight(part) => Err(Error::InvalidSetting {
                 setting: "schedule",
                 problem: format!("splits the backward pass of {part}"),
             }),
@@ -95,7 +95,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
                 let Some(transfer) = self.view.transfer(action) else {
-                    return Err(Error::Job {
+                    return Err(Error::InvalidSetting {
                         setting: "schedule",
                         problem: format!("has no edge for {action}"),
                     });
@@ -146,5 +146,5 @@ impl<'a, D: Device> StepExecution<'a, D> {
 }
 
 fn missing(stage: u16) -> Error {
-    Error::Job { setting: "stages", problem: format!("of this rank lack stage {stage}") }
+    Error::InvalidSetting { setting: "stages", reason: format!("of this rank lack stage {stage}") }
 }

@@ -6,7 +6,7 @@ use super::assign_media::assign_media;
 use super::job::Job;
 use super::route::{RoutePlan, RoutedMedium};
 use crate::error::{Error, Result};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 
 /// An image, video or audio clip of a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use super::{MeasuredModel, kind_of};
 use crate::device::{Cpu, Device};
 use crate::error::{Error, Result};
 use crate::model::context::Context;
-use crate::model::whole::{Frozen, StageRange};
+use crate::model::model_config::{FrozenModules, StageRange};
 use crate::stage::{Activations, Stage};
 use crate::weights::Seed;
 
@@ -159,7 +159,7 @@ pub fn check(
         let seed = Seed(options.seed);
         stages.push((
             module,
-            model.config.stage(device, &range, Frozen::default(), Activations::Stored, &seed)?,
+            model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &seed)?,
         ));
     }
     // The first round touches memory for the first time and is not counted.

@@ -12,7 +12,7 @@ const SIDE: usize = 1024;
 /// The product is [`Device::gemm`] on all threads of the device, after one run that is not timed.
 ///
 /// # Errors
-/// [`crate::Error::Memory`].
+/// [`crate::Error::OutOfMemory`].
 pub fn gemm_peak_flops(device: &Cpu, runs: usize) -> Result<f64> {
     let values = |seed: usize| -> Vec<f32> {
         (0..SIDE * SIDE).map(|at| ((at * 31 + seed) % 61) as f32 / 61.0 - 0.5).collect()

@@ -25,7 +25,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::model::encoder::EncoderConfig;
 use crate::model::layer::LayerSpec;
-use crate::model::whole::{ModelConfig, ModuleKind};
+use crate::model::model_config::{ModelConfig, ModuleKind};
 
 pub use clock::Clock;
 pub use gemm_peak::gemm_peak_flops;
@@ -45,7 +45,7 @@ impl MeasuredModel {
     /// Reads a model from its `config.json`.
     ///
     /// # Errors
-    /// [`Error::Config`] or [`Error::Model`] if a field is invalid or the executor does not support it.
+    /// [`Error::ModelConfig`] or [`Error::Model`] if a field is invalid or the executor does not support it.
     pub fn from_config(document: &Value, spec: ModelSpec) -> Result<Self> {
         Self { config: ModelConfig::from_config(document)?, spec }.checked()
     }
@@ -53,7 +53,7 @@ impl MeasuredModel {
     /// Builds a model from its sizes alone, such as a preset's.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the module which no supported family has.
+    /// [`Error::ModelConfig`] that names the module which no supported family has.
     pub fn from_spec(spec: ModelSpec) -> Result<Self> {
         let vision =
             config_json::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;
@@ -74,7 +74,7 @@ impl MeasuredModel {
                     found.hidden(),
                     encoder.hidden
                 );
-                return Err(Error::Config { field: "model_type".to_owned(), problem });
+                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
             }
         }
         Ok(self)
@@ -92,7 +92,7 @@ impl MeasuredModel {
             Module::Audio => &self.config.audio,
             Module::Llm => &None,
         };
-        encoder.as_ref().ok_or_else(|| Error::Config {
+        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
             field: "model_type".to_owned(),
             problem: format!("has no encoder for {module} that the executor supports"),
         })

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::model::attention::Sight;
 use crate::model::context::Context;
 use crate::model::layer::{Layer, LayerSpec};
-use crate::model::whole::{Frozen, ModuleKind, StageRange};
+use crate::model::model_config::{FrozenModules, ModuleKind, StageRange};
 use crate::model::{Block, Output};
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
@@ -68,7 +68,7 @@ pub fn time_passes(
 /// Times an optimizer step over all parameters of a stage, after one that is not timed.
 ///
 /// # Errors
-/// [`Error::Memory`].
+/// [`Error::OutOfMemory`].
 pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
     let lengths: Vec<usize> =
@@ -115,7 +115,7 @@ impl<'a> ModuleUnderTest<'a> {
     /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Errors of the model; [`Error::Memory`].
+    /// Errors of the model; [`Error::OutOfMemory`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &Cpu,
@@ -127,14 +127,14 @@ impl<'a> ModuleUnderTest<'a> {
         let specs = model.layer_specs(module, layers)?;
         let Some(first) = specs.first() else {
             let problem = format!("leaves no layer of {module} to measure");
-            return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         };
         let attention = &first.attention;
         let all = model.config.layers(kind);
         // A range without layers has only the parts before the first layer, or after the last.
         let end = |at: usize| {
             let range = StageRange { module: kind, layers: at..at };
-            model.config.stage(device, &range, Frozen::default(), Activations::Stored, &Seed(seed))
+            model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &Seed(seed))
         };
         Ok(Self {
             device: device.clone(),

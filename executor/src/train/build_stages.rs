@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::whole::{Frozen, StageSettings};
+use crate::model::model_config::{FrozenModules, StageSettings};
 use crate::pipeline::{Job, PipelineRank};
 use crate::stage::{Activations, Stage};
 use crate::weights::WeightSource;
@@ -14,22 +14,22 @@ use crate::weights::WeightSource;
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///
 /// # Errors
-/// [`Error::Job`] if the number of ranks is not the job's; errors of weights; [`Error::Comm`].
+/// [`Error::InvalidSetting`] if the number of ranks is not the job's; errors of weights; [`Error::Comm`].
 pub fn build_stages<D: Device>(
     comm: &dyn Comm,
     job: &Job,
     device: &D,
-    frozen: Frozen,
+    frozen: FrozenModules,
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<Vec<Stage<D>>> {
     if comm.size() != job.world_size() {
         let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
-        return Err(Error::Job { setting: "world size", problem });
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let place = job.placement(comm.rank())?;
     let color = place.pipeline_rank as u64;
-    let group = comm.split(At::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
+    let group = comm.split(StepContext::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
     // The split above is collective, so it comes first even if the module is not shared.
     let is_shared = job.modules().iter().any(|own| own.module == place.module && own.tp_size > 1);
     let tensor_parallel =
@@ -50,7 +50,7 @@ pub fn join_job<D: Device>(
     comm: Box<dyn Comm>,
     job: &Arc<Job>,
     device: &D,
-    frozen: Frozen,
+    frozen: FrozenModules,
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<PipelineRank<D>> {
@@ -58,7 +58,7 @@ pub fn join_job<D: Device>(
         Ok(stages) => PipelineRank::new(comm, job.clone(), stages),
         Err(error) => {
             // The caller gets the error itself; the failure message is for the other ranks.
-            drop(comm.abort(At::step(0, "build stages"), &error.to_string()));
+            drop(comm.abort(StepContext::step(0, "build stages"), &error.to_string()));
             Err(error)
         }
     }

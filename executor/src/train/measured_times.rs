@@ -1,6 +1,6 @@
 //! Sums measured times of modules over the ranks that hold their stages.
 
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::{Job, RankPlacement, TimedAction};
@@ -45,7 +45,7 @@ impl MeasuredTimes {
             }
         }
         ns[cells + 1] = waited_ns;
-        comm.all_reduce(At::step(step, "sum times"), ns.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(step, "sum times"), ns.as_mut_slice().into())?;
         let (busy_ns, waited_ns) = (ns[cells], ns[cells + 1]);
         ns.truncate(cells);
         Ok(Self { starts, ns, busy_ns, waited_ns })

@@ -16,7 +16,7 @@ use super::skip_warnings::SkipWarnings;
 use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, RunState};
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::Result;
 use crate::inputs::{InputReader, StepInputs};
@@ -67,7 +67,7 @@ impl<D: Device> TrainingRank<D> {
         let comm = pipeline.comm();
         // Ranks may run on different machines, so the peak of the job is the sum of theirs.
         let mut peak = [options.peak_flops_per_second];
-        comm.all_reduce(At::step(0, "sum peaks"), peak.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(0, "sum peaks"), peak.as_mut_slice().into())?;
         let rank = comm.rank();
         if let Some(trace) = &mut options.trace {
             let placement = pipeline.placement();
@@ -97,7 +97,7 @@ impl<D: Device> TrainingRank<D> {
         done.inspect_err(|error| {
             let is_over = matches!(error, crate::Error::Comm(error) if error.failure().is_some());
             if !is_over {
-                let at = At::step(self.optimizer.steps(), "train");
+                let at = StepContext::step(self.optimizer.steps(), "train");
                 // The caller gets the error itself; the failure message is for the other ranks.
                 drop(self.pipeline.comm().abort(at, &error.to_string()));
             }
@@ -105,7 +105,7 @@ impl<D: Device> TrainingRank<D> {
     }
 
     fn try_step(&mut self) -> Result<Option<StepReport>> {
-        self.pipeline.comm().note(At::step(self.optimizer.steps(), "read data"));
+        self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
         let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
         let forecast =

@@ -6,7 +6,7 @@ use dflop_executor::device::Cpu;
 use dflop_executor::model::context::Context;
 use dflop_executor::model::encoder::{EncoderConfig, Medium};
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::model::whole::{ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
 use serde_json::{Value, json};
 

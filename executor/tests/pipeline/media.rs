@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, ScheduleKind};
 use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::ModuleParallelism;
 use dflop_executor::stage::Activations;
 
@@ -59,7 +59,7 @@ fn models() -> [Arc<ModelConfig>; 3] {
 fn encoders_and_llm_of_any_dp_sizes_agree() {
     for model in models() {
         let samples = samples(&model);
-        let truth = one_by_one(&model, Frozen::default(), &samples);
+        let truth = one_by_one(&model, FrozenModules::default(), &samples);
         for (encoders, llm, microbatches) in
             [(1, 1, 4), (1, 2, 4), (2, 2, 4), (3, 2, 4), (1, 4, 4), (3, 1, 2), (2, 3, 6)]
         {
@@ -74,7 +74,7 @@ fn encoders_and_llm_of_any_dp_sizes_agree() {
 fn stages_of_encoders_and_llm_give_the_same_bits() {
     for model in models() {
         let (samples, cut) = (samples(&model), round_robin(8, 4));
-        let whole = run_job(&Setting::new(&model, apart(&model)), &samples, &cut).truth;
+        let model_config = run_job(&Setting::new(&model, apart(&model)), &samples, &cut).truth;
         let cut_up: Vec<ModuleParallelism> = apart(&model)
             .into_iter()
             .map(|layout| ModuleParallelism::even(layout.module, model.layers(layout.module), 2))
@@ -86,7 +86,7 @@ fn stages_of_encoders_and_llm_give_the_same_bits() {
             ] {
                 let setting = Setting::new(&model, cut_up.clone());
                 let setting = Setting { schedule, activations, transport, ..setting };
-                assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+                assert_eq!(run_job(&setting, &samples, &cut).truth, model_config);
             }
         }
     }
@@ -111,7 +111,7 @@ fn a_job_over_tcp_has_the_bits_of_one_over_threads() {
 fn balanced_and_data_blind_cuts_have_the_same_gradients() {
     for model in models() {
         let samples = samples(&model);
-        let truth = one_by_one(&model, Frozen::default(), &samples);
+        let truth = one_by_one(&model, FrozenModules::default(), &samples);
         let balanced: Cut = vec![vec![7], vec![3, 1], vec![2, 4], vec![0, 5, 6]];
         let reversed: Cut = vec![vec![6, 5, 4, 3, 2, 1, 0], vec![7]];
         for cut in [balanced, reversed, round_robin(8, 8), round_robin(8, 2)] {
@@ -140,7 +140,7 @@ fn missing_media_neither_hang_nor_change_a_gradient() {
             let renumbered =
                 |of: &Vec<usize>| of.iter().map(|index| used.binary_search(index).unwrap()).collect();
             let cut: Cut = cut.iter().map(renumbered).collect();
-            let truth = one_by_one(&model, Frozen::default(), &samples);
+            let truth = one_by_one(&model, FrozenModules::default(), &samples);
             for encoders in [1, 3] {
                 let setting = Setting::new(&model, replicated(&apart(&model), encoders, 2));
                 truth.assert_close(&run_job(&setting, &samples, &cut).truth);
@@ -164,7 +164,7 @@ fn frozen_modules_get_no_gradients_and_change_no_other() {
             (parts(true, true), parts(false, false), true),
             (parts(false, true), parts(true, true), false),
         ] {
-            let frozen = Frozen { vision, audio, is_llm_frozen };
+            let frozen = FrozenModules { vision, audio, is_llm_frozen };
             let truth = one_by_one(&model, frozen, &samples);
             let setting = Setting { frozen, ..Setting::new(&model, replicated(&layouts, 2, 2)) };
             truth.assert_close(&run_job(&setting, &samples, &round_robin(8, 4)).truth);
@@ -176,11 +176,11 @@ fn frozen_modules_get_no_gradients_and_change_no_other() {
 fn ranks_that_share_a_stage_may_be_of_different_numbers() {
     let model = with_encoders(true, true);
     let (samples, cut) = (samples(&model), round_robin(8, 4));
-    let whole = run_job(&Setting::new(&model, replicated(&apart(&model), 2, 2)), &samples, &cut).truth;
+    let model_config = run_job(&Setting::new(&model, replicated(&apart(&model), 2, 2)), &samples, &cut).truth;
     for [vision, audio, llm] in [[1, 1, 2], [3, 1, 2], [2, 1, 1]] {
         let mut modules = replicated(&apart(&model), 2, 2);
         modules.iter_mut().zip([vision, audio, llm]).for_each(|(module, size)| module.tp_size = size);
-        assert_eq!(run_job(&Setting::new(&model, modules), &samples, &cut).truth, whole);
+        assert_eq!(run_job(&Setting::new(&model, modules), &samples, &cut).truth, model_config);
     }
 }
 

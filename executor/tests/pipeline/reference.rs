@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::Output;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::Seed;
 
@@ -26,7 +26,7 @@ fn rows(output: Output<Cpu>) -> Vec<f32> {
 }
 
 /// Runs every sample and every medium of it separately.
-pub(crate) fn one_by_one(model: &ModelConfig, frozen: Frozen, samples: &[Sample]) -> Truth {
+pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[Sample]) -> Truth {
     let device = Cpu::new(1).unwrap();
     let stage = |module: ModuleKind| -> Stage<Cpu> {
         let range = StageRange { module, layers: 0..model.layers(module) };

@@ -1,6 +1,6 @@
 //! Properties of routes: everything sent arrives, nothing else does, and gradients return the same way.
 
-use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::model::model_config::ModuleKind;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RouteEnd};
 use proptest::prelude::*;
 

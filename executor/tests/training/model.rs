@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::Result;
-use dflop_executor::comm::{At, Comm, Payload, Shape};
+use dflop_executor::comm::{StepContext, Comm, Payload, Shape};
 use dflop_executor::device::{Buffer, Device};
 use dflop_executor::model::Output;
 use dflop_executor::model::context::Context;
 use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision, UpdateReport,
 };
@@ -38,7 +38,7 @@ pub(crate) fn stage<D: Device>(
     source: &dyn WeightSource,
 ) -> Stage<D> {
     let range = StageRange { module: ModuleKind::Llm, layers };
-    config().stage(device, &range, Frozen::default(), Activations::Stored, source).unwrap()
+    config().stage(device, &range, FrozenModules::default(), Activations::Stored, source).unwrap()
 }
 
 pub(crate) fn settings(precision: Precision) -> JobOptimizerSettings {
@@ -90,7 +90,7 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
     let mut sum = 0.0;
     for (microbatch, &length) in LENGTHS.iter().enumerate() {
-        let at = At::microbatch(step, microbatch as u32, "rows");
+        let at = StepContext::microbatch(step, microbatch as u32, "rows");
         let shape = Shape::f32(length, WIDTH);
         let receive = |from: usize| -> Result<D::Floats> {
             device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))
@@ -118,19 +118,19 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     if comm.size() == 1 {
         return Ok(());
     }
-    let (device, at) = (stage.device().clone(), At::step(step, "tied"));
+    let (device, at) = (stage.device().clone(), StepContext::step(step, "tied"));
     let mut all = stage.parameters_mut().trained_mut();
     let (_, _, gradient) = all.find(|(spec, ..)| spec.name == TIED).expect("first and last have it");
     let shape = Shape::f32(1, gradient.len());
     comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
     let other =
-        device.upload_exact(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
+        device.upload_f32(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
     device.add(&other, gradient)
 }
 
 /// Returns the mean loss of a step over its target tokens, from the sums of all ranks.
 pub(crate) fn mean_loss(mut sum: f64, comm: &dyn Comm, step: u64) -> f64 {
-    comm.all_reduce(At::step(step, "loss"), std::slice::from_mut(&mut sum).into()).unwrap();
+    comm.all_reduce(StepContext::step(step, "loss"), std::slice::from_mut(&mut sum).into()).unwrap();
     sum / targets() as f64
 }
 

@@ -8,7 +8,7 @@ use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModuleKind, StageRange, StageSettings};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange, StageSettings};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::{Seed, WeightSource};
@@ -22,7 +22,7 @@ fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
     let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
     let shared = (group.place().size > 1).then(|| Arc::clone(group));
     let settings = StageSettings { activations: Activations::Stored, tensor_parallel: shared };
-    config().stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, source).unwrap()
+    config().stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, source).unwrap()
 }
 
 /// Trains up to a step with this tensor-parallel degree, from the newest checkpoint if any, and saves;
@@ -41,17 +41,17 @@ fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
         }
         let mut norms = Vec::new();
         while optimizer.steps() < steps {
-            group.begin_step(optimizer.steps());
+            group.start_step(optimizer.steps());
             run_whole(&mut stage, optimizer.steps(), &[0, 1]);
             norms.push(optimizer.update([&mut stage]).unwrap().gradient_norm);
         }
         checkpoints.save(&optimizer, [&stage], &RunState::default()).unwrap();
-        let mut whole = Whole::new();
+        let mut model_config = Whole::new();
         for (spec, values) in stage.parameters().owned() {
             let values = stage.device().download(values).unwrap();
-            whole.extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
+            model_config.extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
         }
-        (norms, whole)
+        (norms, model_config)
     });
     assert!(ranks.iter().all(|(norms, _)| *norms == ranks[0].0), "norms are the same bits on all ranks");
     ranks.swap_remove(0)

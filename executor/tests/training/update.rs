@@ -7,7 +7,7 @@ use dflop_executor::Error;
 use dflop_executor::comm::{Comm, Communicator};
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
 };
@@ -43,7 +43,7 @@ fn staged(comm: &Communicator, cuts: &[usize], steps: usize) -> Trained {
 
 #[test]
 fn stages_on_ranks_train_to_the_bits_of_one_stage() {
-    let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
+    let (model_config, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
     let (first, last) = (&reports[0], &reports[2]);
     assert_eq!(
         (first.1.learning_rate, last.1.learning_rate),
@@ -56,12 +56,12 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
         for (rank, (own, own_reports)) in ranks.iter().enumerate() {
             assert_eq!(own_reports, &reports, "{cuts:?}, rank {rank}");
             for (name, values) in own {
-                assert_eq!(values, &whole[name], "{cuts:?}, rank {rank}, {name}");
+                assert_eq!(values, &model_config[name], "{cuts:?}, rank {rank}, {name}");
                 seen += 1;
             }
         }
         // The tied embedding is on the first and the last rank.
-        assert_eq!(seen, whole.len() + 1);
+        assert_eq!(seen, model_config.len() + 1);
     }
 }
 
@@ -71,15 +71,15 @@ pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn C
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {
         let mut values = device.download(gradient).unwrap();
-        let at = dflop_executor::comm::At::step(step, "gradients");
+        let at = dflop_executor::comm::StepContext::step(step, "gradients");
         comm.all_reduce(at, values.as_mut_slice().into()).unwrap();
-        *gradient = device.upload_exact(&values).unwrap();
+        *gradient = device.upload_f32(&values).unwrap();
     }
 }
 
 #[test]
 fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
-    let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
+    let (model_config, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
         let device = Cpu::new(1).unwrap();
         let mut stage = stage(&device, 0..LAYERS, &Seed(1));
@@ -98,7 +98,7 @@ fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
         let (norm, own) = (report.gradient_norm, own_report.gradient_norm);
         assert!((norm - own).abs() < 1e-5 * norm, "{norm} {own}");
     }
-    for (name, values) in &whole {
+    for (name, values) in &model_config {
         let pairs = values.iter().zip(&ranks[0].0[name]);
         for (a, b) in pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
             // A step is at most the learning rate, and Adam may turn the sign of a gradient near zero.
@@ -151,7 +151,7 @@ fn frozen_parameters_have_no_state_and_stay() {
         let device = Cpu::new(1).unwrap();
         let config = super::model::config();
         let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
-        let frozen = Frozen { is_llm_frozen: true, ..Frozen::default() };
+        let frozen = FrozenModules { is_llm_frozen: true, ..FrozenModules::default() };
         let mut stage = config.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap();
         let before = weights(&stage);
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
@@ -186,7 +186,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
     let context = Arc::new(config.llm.context(&device, &batch).unwrap());
     let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
     let source = Checkpoint::open(&directory).unwrap();
-    let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &source).unwrap();
+    let mut stage = config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &source).unwrap();
     let settings = JobOptimizerSettings {
         learning_rate: LearningRate::cosine(0.01, 2, 6),
         adamw: AdamWSettings::default(),

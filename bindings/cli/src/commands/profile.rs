@@ -17,8 +17,8 @@ use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
 use crate::output::{Output, shown_bytes, write_json};
-use dflop_loader::model_directory::ModelDirectory;
-use dflop_loader::model_source::{checkpoint_path, read_profile};
+use dflop_loader::model::ModelDirectory;
+use dflop_loader::model::{checkpoint_path, read_profile};
 
 /// Measure the modules of a model on this machine's CPU, through the executor, into a profile that
 /// `--profile` reads.
@@ -222,11 +222,11 @@ impl MeasuredJson {
         let module = |report: &ModuleReport| ModuleJson {
             module: report.module,
             layers: report.layers,
-            shapes: report.whole.points.len(),
+            shapes: report.model_config.points.len(),
             attention_lengths: report.attention.as_ref().map_or(0, |lengths| lengths.points.len()),
             rounds: report.rounds,
             error_max: report.error_max(),
-            intervals_open: report.whole.open + report.attention.as_ref().map_or(0, |lengths| lengths.open),
+            intervals_open: report.model_config.open + report.attention.as_ref().map_or(0, |lengths| lengths.open),
             tokens: report.tokens,
             kept_bytes_per_token: report.kept_bytes_per_token,
             flops: report.flops,

@@ -10,14 +10,14 @@ use dflop_executor::Result;
 use dflop_executor::comm::{Comm, Settings, threads};
 use dflop_executor::device::Cpu;
 use dflop_executor::inputs::{InputReader, SkippedSample};
-use dflop_executor::model::whole::{Frozen, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleParallelism, RankPlacement};
 use dflop_executor::stage::Activations;
 use dflop_executor::train::join_job;
 use dflop_executor::weights::Seed;
-use dflop_loader::metrics::MetricsSnapshot;
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
 use dflop_loader::prepare::PreparerBuilder;
-use dflop_loader::skip::{ErrorBudget, Skipped};
 
 use super::corpus::Corpus;
 
@@ -50,7 +50,7 @@ impl Setting {
             ModuleParallelism::even(module, corpus.model.layers(module), stages).dp_size(dp_size)
         };
         let modules = corpus.model.modules().into_iter().map(layout).collect();
-        Job::new(corpus.model.clone(), Frozen::default(), modules, ScheduleKind::OneForwardOneBackward)
+        Job::new(corpus.model.clone(), FrozenModules::default(), modules, ScheduleKind::OneForwardOneBackward)
             .expect("the layout fits")
     }
 }
@@ -142,7 +142,7 @@ fn of_rank(
         InputReader::new(device.clone(), job.clone(), place.clone(), planner, preparer, |loader| {
             loader.workers(1).steps(setting.steps).error_budget(budget)
         })?;
-    let frozen = Frozen::default();
+    let frozen = FrozenModules::default();
     let mut pipeline =
         join_job(Box::new(comm), job, &device, frozen, Activations::Stored, &Seed(1))?.check_plans(true);
     let (mut steps, mut gradients) = (Vec::new(), Vec::new());

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use dflop_costmodel::correction::CorrectionOptions;
 use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
-use dflop_executor::comm::{At, Comm, threads};
+use dflop_executor::comm::{StepContext, Comm, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
 use dflop_executor::inputs::InputReader;
 use dflop_executor::optimizer::{
@@ -16,7 +16,7 @@ use dflop_executor::profile::gemm_peak_flops;
 use dflop_executor::stage::Activations;
 use dflop_executor::train::{StepReport, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
 use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
-use dflop_loader::state::LoaderState;
+use dflop_loader::order::LoaderState;
 use serde_json::json;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
@@ -94,7 +94,7 @@ fn run_on<D: Device>(
         rank.save(checkpoints)?;
     }
     // Ranks end together: one that left early would cut the connections that others still use.
-    rank.comm().barrier(At::step(rank.steps(), "end the run")).map_err(dflop_executor::Error::from)?;
+    rank.comm().barrier(StepContext::step(rank.steps(), "end the run")).map_err(dflop_executor::Error::from)?;
     Ok(rank.finish()?)
 }
 
