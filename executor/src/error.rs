@@ -104,7 +104,7 @@ pub enum Error {
 
 impl Error {
     /// Says what memory was for, if the error is that there was none.
-    pub(crate) fn for_what(self, what: impl FnOnce() -> String) -> Self {
+    pub(crate) fn while_allocating(self, what: impl FnOnce() -> String) -> Self {
         match self {
             Self::Memory { bytes, used } => Self::OutOfMemory { what: what(), bytes, used },
             error => error,

@@ -6,8 +6,8 @@
 
 mod support;
 
-use dflop_executor::comm::{At, Comm, Communicator, Result, Settings, tcp};
-use dflop_executor::launch::{EXIT_SECONDARY, Launcher, Layout, Outcome, end_with_launcher};
+use dflop_executor::comm::{Comm, Communicator, EXIT_SECONDARY, Result, Settings, StepContext, tcp};
+use dflop_executor::launch::{JobOutcome, Launcher, end_with_launcher, identity_from_environment};
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
@@ -44,7 +44,7 @@ fn said(directory: &Path, rank: usize) -> String {
 }
 
 /// Runs a job and says how long it took.
-fn outcome(what: &str, ranks: usize) -> (Outcome, TempDir, Duration) {
+fn outcome(what: &str, ranks: usize) -> (JobOutcome, TempDir, Duration) {
     let (directory, begin) = (directory(), Instant::now());
     let outcome = launcher(what, ranks, directory.path()).run().unwrap();
     (outcome, directory, begin.elapsed())
@@ -56,11 +56,11 @@ fn outcome(what: &str, ranks: usize) -> (Outcome, TempDir, Duration) {
 fn rank_process() {
     let (Ok(what), Ok(directory)) = (std::env::var(WHAT), std::env::var(DIRECTORY)) else { return };
     end_with_launcher().unwrap();
-    let layout = Layout::from_environment().unwrap();
-    let file = Path::new(&directory).join(format!("rank-{}", layout.rank));
+    let identity = identity_from_environment().unwrap();
+    let file = Path::new(&directory).join(format!("rank-{}", identity.rank));
     std::fs::write(file.with_extension("pid"), std::process::id().to_string()).unwrap();
     let settings = Settings::default().wait(Duration::from_secs(2)).rendezvous(Duration::from_secs(20));
-    let ended = tcp::connect(&layout, settings).and_then(|session| run_rank(&what, &session.comm));
+    let ended = tcp::connect(&identity, settings).and_then(|session| run_rank(&what, &session.comm));
     if let Err(error) = ended {
         std::fs::write(file, error.to_string()).unwrap();
         std::process::exit(i32::from(error.exit_status()));
@@ -71,7 +71,7 @@ fn rank_process() {
 fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
     let rank = comm.rank();
     for step in 0..u64::MAX {
-        let at = At::microbatch(step, 1, "forward");
+        let at = StepContext::microbatch(step, 1, "forward");
         comm.note(at);
         let mut values = floats(rank, 1000);
         comm.all_reduce(at.action("gradients"), values.as_mut_slice().into())?;

@@ -3,7 +3,7 @@
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
 use dflop_executor::device::Cpu;
-use dflop_executor::model::whole::ModelConfig;
+use dflop_executor::model::model_config::ModelConfig;
 use serde_json::{Value, json};
 
 /// Published configurations, cut to what changes parameters; in old and in new forms.

@@ -2,7 +2,7 @@
 
 use dflop_executor::Error;
 use dflop_executor::model::encoder::EncoderConfig;
-use dflop_executor::model::whole::ModelConfig;
+use dflop_executor::model::model_config::ModelConfig;
 use serde_json::{Value, json};
 
 fn refusal<T>(result: dflop_executor::Result<T>) -> String {

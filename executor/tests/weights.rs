@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_executor::Error;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::Activations;
 use dflop_executor::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE, write};
 
@@ -27,7 +27,7 @@ fn tensors(config: &ModelConfig, checkpoint: &Checkpoint) -> Vec<Tensor> {
     let mut tensors = Vec::new();
     for module in config.modules() {
         let range = StageRange { module, layers: 0..config.layers(module) };
-        let frozen = Frozen::default();
+        let frozen = FrozenModules::default();
         let stage = config.stage(&device, &range, frozen, Activations::Stored, checkpoint).unwrap();
         for (spec, values) in stage.parameters().owned() {
             let values = device.download(values).unwrap();
@@ -150,7 +150,7 @@ fn a_seed_gives_every_stage_what_it_gives_the_whole() {
     let device = Cpu::new(1).unwrap();
     let stage = |layers: std::ops::Range<usize>, seed| {
         let range = StageRange { module: ModuleKind::Llm, layers };
-        config.stage(&device, &range, Frozen::default(), Activations::Stored, &Seed(seed)).unwrap()
+        config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(seed)).unwrap()
     };
     let values = |layers: std::ops::Range<usize>, seed| {
         let stage = stage(layers, seed);

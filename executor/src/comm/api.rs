@@ -1,9 +1,9 @@
 //! The trait that all transports implement.
 
-use super::at::At;
+use super::step_context::StepContext;
 use super::error::{Cause, Error, Failure, Result};
 use super::handle::Handle;
-use super::payload::{Buffer, Payload, Shape};
+use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
 use std::fmt::Debug;
 
@@ -34,27 +34,27 @@ pub trait Comm: Send + Sync + Debug {
     ///
     /// # Errors
     /// As said of the trait.
-    fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>>;
+    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>>;
 
     /// Begins to receive. Handles of the same sender and tag take messages in the order of these calls; one that
     /// is dropped takes its message all the same, and no one sees it.
     ///
     /// # Errors
     /// As said of the trait.
-    fn start_recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Handle<Payload>>;
+    fn start_recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Handle<Payload>>;
 
     /// Begins to add up over all ranks, while the caller computes. The sum is that of
     /// [`all_reduce`](Self::all_reduce), bit by bit.
     ///
     /// # Errors
     /// As said of the trait.
-    fn start_all_reduce(&self, at: At, buffer: Buffer) -> Result<Handle<Buffer>>;
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>>;
 
     /// Adds up over all ranks, element by element, in an order that depends on the number of ranks alone.
     ///
     /// # Errors
     /// As said of the trait; [`Error::NotSummable`] for bytes.
-    fn all_reduce(&self, at: At, values: Slice<'_>) -> Result<()>;
+    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()>;
 
     /// Adds up as [`all_reduce`](Self::all_reduce) does, but leaves rank `r` with the sum of part `r` alone.
     ///
@@ -63,38 +63,38 @@ pub trait Comm: Send + Sync + Debug {
     ///
     /// # Errors
     /// As said of the trait; [`Error::Parts`]; [`Error::NotSummable`] for bytes.
-    fn reduce_scatter(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
     /// Gives every rank the parts of all others; each brings its own, where it lies.
     ///
     /// # Errors
     /// As said of the trait; [`Error::Parts`].
-    fn all_gather(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
     /// Gives every rank what `root` has.
     ///
     /// # Errors
     /// As said of the trait.
-    fn broadcast(&self, at: At, root: usize, values: Slice<'_>) -> Result<()>;
+    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()>;
 
     /// Waits until every rank is here.
     ///
     /// # Errors
     /// As said of the trait.
-    fn barrier(&self, at: At) -> Result<()>;
+    fn barrier(&self, at: StepContext) -> Result<()>;
 
     /// Makes communicators of the ranks that say the same color, in order of `key`, then of rank. A rank
     /// without a color takes part in the call and gets none.
     ///
     /// # Errors
     /// As said of the trait.
-    fn split(&self, at: At, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
 
     /// Says what this rank does between messages, so that a rank that waits too long can name it.
-    fn note(&self, at: At);
+    fn note(&self, at: StepContext);
 
     /// Ends the job on all ranks, for a reason of the caller, and returns the error to give back.
-    fn abort(&self, at: At, reason: &str) -> Error;
+    fn abort(&self, at: StepContext, reason: &str) -> Error;
 
     /// Ends the job on all ranks with this failure, if it is the first, and returns the error to give back.
     fn fail(&self, failure: Failure) -> Error;
@@ -103,7 +103,7 @@ pub trait Comm: Send + Sync + Debug {
     ///
     /// # Errors
     /// As said of the trait.
-    fn send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<()> {
+    fn send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<()> {
         self.start_send(to, tag, at, payload)?.wait()
     }
 
@@ -111,7 +111,7 @@ pub trait Comm: Send + Sync + Debug {
     ///
     /// # Errors
     /// As said of the trait.
-    fn recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Payload> {
+    fn recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Payload> {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
@@ -120,10 +120,10 @@ pub trait Comm: Send + Sync + Debug {
     ///
     /// # Errors
     /// As said of the trait.
-    fn group(&self, at: At, exchanges: Vec<Exchange>) -> Result<Vec<Payload>> {
+    fn group(&self, at: StepContext, exchanges: Vec<P2pOp>) -> Result<Vec<Payload>> {
         let size = self.size();
-        let peer = |exchange: &Exchange| match *exchange {
-            Exchange::Send { to: rank, .. } | Exchange::Recv { from: rank, .. } => rank,
+        let peer = |exchange: &P2pOp| match *exchange {
+            P2pOp::Send { to: rank, .. } | P2pOp::Recv { from: rank, .. } => rank,
         };
         if let Some(rank) = exchanges.iter().map(peer).find(|&rank| rank >= size) {
             return Err(Error::Rank { rank, size });
@@ -131,8 +131,8 @@ pub trait Comm: Send + Sync + Debug {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for exchange in exchanges {
             match exchange {
-                Exchange::Send { to, tag, payload } => sends.push(self.start_send(to, tag, at, payload)?),
-                Exchange::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
+                P2pOp::Send { to, tag, payload } => sends.push(self.start_send(to, tag, at, payload)?),
+                P2pOp::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
             }
         }
         let received = receives.into_iter().map(Handle::wait).collect::<Result<_>>()?;
@@ -146,7 +146,7 @@ pub trait Comm: Send + Sync + Debug {
     /// [`Error::Failed`] with [`Cause::Digest`] where one differs; it names both sides, and blames the one that
     /// has fewer ranks behind it.
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
-        let at = At::step(step, "check digest");
+        let at = StepContext::step(step, "check digest");
         let mut digests = vec![0; self.size()];
         digests[self.rank()] = digest;
         self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
@@ -163,7 +163,7 @@ pub trait Comm: Send + Sync + Debug {
 
 /// One part of a [`Comm::group`].
 #[derive(Debug)]
-pub enum Exchange {
+pub enum P2pOp {
     /// Sends a message.
     Send {
         /// Receiving rank.
@@ -180,7 +180,7 @@ pub enum Exchange {
         /// Tag of the message.
         tag: u64,
         /// What it has to be.
-        shape: Shape,
+        shape: PayloadShape,
     },
 }
 

@@ -1,10 +1,13 @@
 //! The one error type of messages and launching, and what a job failed of.
 
-use super::at::At;
-use super::payload::Dtype;
+use super::dtype::Dtype;
+use super::step_context::StepContext;
 use std::fmt;
 use std::io;
 use std::time::Duration;
+
+/// Exit status of a rank that ended because another one failed: the launcher looks for the other one.
+pub const EXIT_SECONDARY: u8 = 75;
 
 /// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -16,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The job is over, on every rank, for a reason that the failure names.
     #[error("{failure} (rank {rank} was at {at})")]
-    Failed { failure: Box<Failure>, rank: usize, at: Box<At> },
+    Failed { failure: Box<Failure>, rank: usize, at: Box<StepContext> },
     /// There is no such rank.
     #[error("there is no rank {rank} in a communicator of {size}")]
     Rank { rank: usize, size: usize },
@@ -31,7 +34,7 @@ pub enum Error {
     NotSummable { dtype: Dtype },
     /// A setting makes no sense.
     #[error("invalid `{setting}`: {reason}")]
-    Config { setting: &'static str, reason: String },
+    InvalidSetting { setting: &'static str, reason: String },
     /// An environment variable of the launcher is missing or makes no sense.
     #[error("environment variable `{variable}` of {launcher}: {reason}")]
     Environment { variable: &'static str, launcher: &'static str, reason: String },
@@ -76,6 +79,12 @@ impl Error {
     pub fn is_secondary(&self) -> bool {
         matches!(self, Self::Failed { failure, rank, .. } if failure.culprit.unwrap_or(failure.by) != *rank)
     }
+
+    /// Exit status that a rank with this error should have: [`EXIT_SECONDARY`] or 1.
+    #[must_use]
+    pub fn exit_status(&self) -> u8 {
+        if self.is_secondary() { EXIT_SECONDARY } else { 1 }
+    }
 }
 
 /// What ended a job. Every rank keeps the first that it learns of, and passes it on.
@@ -88,7 +97,7 @@ pub struct Failure {
     /// Rank that noticed.
     pub by: usize,
     /// Where the rank was that noticed.
-    pub at: At,
+    pub at: StepContext,
     /// What happened, in words.
     pub message: String,
 }

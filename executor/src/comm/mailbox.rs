@@ -3,10 +3,10 @@
 //! One per rank, filled by a transport. Knows who left, what the job failed of and what this rank waits
 //! for, which other ranks may ask. Every wait ends: with the message, the job's failure, or the time limit.
 
-use super::at::At;
+use super::step_context::StepContext;
 use super::error::Failure;
 use super::message::{Key, Message};
-use super::recycled::Recycled;
+use super::receive_buffers::ReceiveBufferPool;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Status {
     /// Rank that is waited for longest, and where.
-    pub(super) wait: Option<(usize, At)>,
+    pub(super) wait: Option<(usize, StepContext)>,
     /// What was done, or begun, last.
-    pub(super) last: Option<At>,
+    pub(super) last: Option<StepContext>,
 }
 
 /// Why a wait ended without what it waited for.
@@ -47,16 +47,16 @@ struct Peer {
     /// Nothing more can be written.
     is_broken: bool,
     has_left: bool,
-    heard: Option<At>,
+    heard: Option<StepContext>,
 }
 
 #[derive(Debug)]
 struct State {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
-    waits: BTreeMap<u64, (usize, At)>,
+    waits: BTreeMap<u64, (usize, StepContext)>,
     waits_begun: u64,
-    last: Option<At>,
+    last: Option<StepContext>,
     failure: Option<Failure>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Mailbox {
     changed: Condvar,
     buffered_bytes_max: usize,
     /// Buffers to receive into.
-    pub(super) recycled: Recycled,
+    pub(super) receive_buffers: ReceiveBufferPool,
 }
 
 impl Mailbox {
@@ -84,7 +84,7 @@ impl Mailbox {
             state: Mutex::new(state),
             changed: Condvar::new(),
             buffered_bytes_max,
-            recycled: Recycled::default(),
+            receive_buffers: ReceiveBufferPool::default(),
         }
     }
 
@@ -127,7 +127,7 @@ impl Mailbox {
         key: Key,
         number: u64,
         peer: usize,
-        at: At,
+        at: StepContext,
         timeout: Duration,
     ) -> Result<Message, Interrupt> {
         self.wait(
@@ -152,7 +152,7 @@ impl Mailbox {
         &self,
         peer: usize,
         count: u64,
-        at: At,
+        at: StepContext,
         timeout: Duration,
     ) -> Result<(), Interrupt> {
         // a peer may leave with the last message before its writer says that it was written
@@ -163,7 +163,7 @@ impl Mailbox {
     fn wait<T>(
         &self,
         peer: usize,
-        at: At,
+        at: StepContext,
         timeout: Duration,
         is_gone: impl Fn(&Peer) -> bool,
         mut ready: impl FnMut(&mut State) -> Option<T>,
@@ -204,7 +204,7 @@ impl Mailbox {
     }
 
     /// Says that this rank waits for a peer elsewhere than here, until the returned number is given back.
-    pub(super) fn begin_wait(&self, peer: usize, at: At) -> u64 {
+    pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
         let mut state = self.lock();
         state.last = Some(at);
         state.begin_wait(peer, at)
@@ -259,7 +259,7 @@ impl Mailbox {
     }
 
     /// Says what this rank does now.
-    pub(super) fn note(&self, at: At) {
+    pub(super) fn note(&self, at: StepContext) {
         self.lock().last = Some(at);
     }
 
@@ -292,13 +292,13 @@ impl Mailbox {
     }
 
     /// Where a peer was when it sent what arrived last.
-    pub(super) fn heard(&self, peer: usize) -> Option<At> {
+    pub(super) fn heard(&self, peer: usize) -> Option<StepContext> {
         self.lock().peers[peer].heard
     }
 }
 
 impl State {
-    fn begin_wait(&mut self, peer: usize, at: At) -> u64 {
+    fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
         self.peers[peer].awaiting += 1;
         self.waits.insert(self.waits_begun, (peer, at));
         self.waits_begun += 1;

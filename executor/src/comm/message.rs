@@ -1,7 +1,7 @@
 //! What a message says about itself, and where it is queued.
 
-use super::at::At;
-use super::payload::{Buffer, Shape};
+use super::step_context::StepContext;
+use super::payload::{Buffer, PayloadShape};
 use std::fmt;
 
 /// Which operation a message belongs to.
@@ -54,9 +54,9 @@ pub(super) struct Header {
     /// The caller's tag; the number of the collective, for collectives.
     pub(super) tag: u64,
     /// Where the sender was.
-    pub(super) at: At,
+    pub(super) at: StepContext,
     /// Type, rows and columns.
-    pub(super) shape: Shape,
+    pub(super) shape: PayloadShape,
 }
 
 impl Header {

@@ -1,57 +1,13 @@
 //! What travels: typed elements with a shape.
 
+use super::dtype::Dtype;
 use super::error::{Error, Result};
 use half::bf16;
 use std::fmt;
 
-/// Type of the elements of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Dtype {
-    /// Plain bytes.
-    U8,
-    /// 16-bit brain floating point.
-    Bf16,
-    /// 32-bit floating point.
-    F32,
-    /// 64-bit floating point, for norms and losses.
-    F64,
-    /// 64-bit unsigned integers, for counts and digests.
-    U64,
-}
-
-impl Dtype {
-    /// Size of one element.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::U8 => 1,
-            Self::Bf16 => 2,
-            Self::F32 => 4,
-            Self::F64 | Self::U64 => 8,
-        }
-    }
-
-    /// Number in a header.
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Self::U8 => 1,
-            Self::Bf16 => 2,
-            Self::F32 => 3,
-            Self::F64 => 4,
-            Self::U64 => 5,
-        }
-    }
-
-    /// Inverse of [`code`](Self::code).
-    pub(super) fn from_code(code: u8) -> Option<Self> {
-        [Self::U8, Self::Bf16, Self::F32, Self::F64, Self::U64].into_iter().find(|dtype| dtype.code() == code)
-    }
-}
-
 /// Type, rows and columns of a message. The receiver states it; both sides know the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct PayloadShape {
     /// Type of the elements.
     pub dtype: Dtype,
     /// Rows; tokens, for activations.
@@ -60,7 +16,7 @@ pub struct Shape {
     pub cols: usize,
 }
 
-impl Shape {
+impl PayloadShape {
     /// A matrix of f32.
     #[must_use]
     pub fn f32(rows: usize, cols: usize) -> Self {
@@ -86,7 +42,7 @@ impl Shape {
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for PayloadShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} [{} x {}]", self.dtype, self.rows, self.cols)
     }
@@ -168,7 +124,7 @@ impl Buffer {
 /// Owned elements with a shape: one message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Payload {
-    shape: Shape,
+    shape: PayloadShape,
     buffer: Buffer,
 }
 
@@ -178,7 +134,7 @@ impl Payload {
     /// # Errors
     /// [`Error::Length`] if there are not `rows * cols` elements.
     pub fn new(rows: usize, cols: usize, buffer: Buffer) -> Result<Self> {
-        let shape = Shape { dtype: buffer.dtype(), rows, cols };
+        let shape = PayloadShape { dtype: buffer.dtype(), rows, cols };
         if shape.elements() != Some(buffer.elements()) {
             return Err(Error::Length { found: buffer.elements(), expected: shape.to_string() });
         }
@@ -196,12 +152,12 @@ impl Payload {
     /// One row of elements.
     #[must_use]
     pub fn flat(buffer: Buffer) -> Self {
-        Self { shape: Shape::flat(buffer.dtype(), buffer.elements()), buffer }
+        Self { shape: PayloadShape::flat(buffer.dtype(), buffer.elements()), buffer }
     }
 
     /// Type, rows and columns.
     #[must_use]
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> PayloadShape {
         self.shape
     }
 

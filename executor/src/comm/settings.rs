@@ -54,11 +54,11 @@ impl Settings {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// [`Error::Config`] for a time limit of zero.
+    /// [`Error::InvalidSetting`] for a time limit of zero.
     pub(super) fn check(&self) -> Result<()> {
         let zero = [("wait", self.wait), ("rendezvous", self.rendezvous)];
         match zero.into_iter().find(|(_, limit)| limit.is_zero()) {
-            Some((setting, _)) => Err(Error::Config { setting, reason: "a time limit of zero".into() }),
+            Some((setting, _)) => Err(Error::InvalidSetting { setting, reason: "a time limit of zero".into() }),
             None => Ok(()),
         }
     }

@@ -1,7 +1,8 @@
 //! Borrowed elements of a collective, changed in place.
 
+use super::dtype::Dtype;
 use super::error::{Error, Result};
-use super::payload::{Buffer, Dtype, each_type};
+use super::payload::{Buffer, each_type};
 use half::bf16;
 use std::ops::Range;
 

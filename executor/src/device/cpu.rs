@@ -5,17 +5,17 @@ use std::sync::Arc;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::gemm::gemm;
-use super::memory::{CpuFloats, Memory};
-use super::{Buffer, Device, Layout, Shape};
+use super::buffer_pool::{CpuFloats, BufferPool};
+use super::{Buffer, Device, MatrixLayout, GemmShape};
 use crate::error::Result;
 use crate::ops;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::cross_entropy_part::RowPart;
-use crate::ops::mix_rows::Sparse;
-use crate::ops::rope::{RopeShape, Turn};
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
+use crate::ops::gather_scatter::SparseView;
+use crate::ops::rope::{RopeShape, Rotation};
 use crate::row_mix::SparseBuffers;
 
 /// Computes in `f32` on threads of this process.
@@ -25,7 +25,7 @@ use crate::row_mix::SparseBuffers;
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pool: Arc<ThreadPool>,
-    memory: Arc<Memory>,
+    pool: Arc<BufferPool>,
 }
 
 impl Cpu {
@@ -38,14 +38,14 @@ impl Cpu {
             .num_threads(threads.max(1))
             .thread_name(|index| format!("dflop-compute-{index}"))
             .build()?;
-        Ok(Self { pool: Arc::new(pool), memory: Arc::default() })
+        Ok(Self { pool: Arc::new(pool), pool: Arc::default() })
     }
 
     /// Sets the most bytes that buffers in use may take, on all clones of this device; asking for more is
-    /// [`crate::Error::Memory`]. Default: no limit.
+    /// [`crate::Error::BufferPool`]. Default: no limit.
     #[must_use]
     pub fn memory_limit(self, bytes: u64) -> Self {
-        self.memory.limit(bytes);
+        self.pool.limit(bytes);
         self
     }
 
@@ -66,18 +66,18 @@ impl Device for Cpu {
     type Ints = Vec<u32>;
 
     fn alloc(&self, len: usize) -> Result<CpuFloats> {
-        self.memory.take(len)
+        self.pool.take(len)
     }
 
-    fn exact_zeros(&self, len: usize) -> Result<CpuFloats> {
+    fn zeros_f32(&self, len: usize) -> Result<CpuFloats> {
         // It stays: nothing may lie behind it.
-        let mut buffer = self.memory.take_exact(len)?;
+        let mut buffer = self.pool.take_exact(len)?;
         self.zero(&mut buffer)?;
         Ok(buffer)
     }
 
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {
-        let mut buffer = self.memory.take_exact(values.len())?;
+        let mut buffer = self.pool.take_exact(values.len())?;
         buffer.copy_from_slice(values);
         Ok(buffer)
     }
@@ -95,7 +95,7 @@ impl Device for Cpu {
     }
 
     fn memory_used_bytes(&self) -> u64 {
-        self.memory.used_bytes()
+        self.pool.used_bytes()
     }
 
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
@@ -123,11 +123,11 @@ impl Device for Cpu {
 
     fn gemm(
         &self,
-        shape: Shape,
-        (a, a_layout): (&CpuFloats, Layout),
-        (b, b_layout): (&CpuFloats, Layout),
+        shape: GemmShape,
+        (a, a_layout): (&CpuFloats, MatrixLayout),
+        (b, b_layout): (&CpuFloats, MatrixLayout),
         is_added: bool,
-        (c, c_layout): (&mut CpuFloats, Layout),
+        (c, c_layout): (&mut CpuFloats, MatrixLayout),
     ) -> Result<()> {
         let keep = if is_added { 1.0 } else { 0.0 };
         let threads = self.threads();
@@ -145,12 +145,12 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn column_scale(&self, x: &CpuFloats, scale: &CpuFloats, y: &mut CpuFloats) -> Result<()> {
-        self.on_pool(|| ops::column_scale::forward(x, scale, y));
+    fn layer_scale(&self, x: &CpuFloats, scale: &CpuFloats, y: &mut CpuFloats) -> Result<()> {
+        self.on_pool(|| ops::layer_scale::forward(x, scale, y));
         Ok(())
     }
 
-    fn column_scale_backward(
+    fn layer_scale_backward(
         &self,
         dy: &CpuFloats,
         x: &CpuFloats,
@@ -159,7 +159,7 @@ impl Device for Cpu {
         d_scale: Option<&mut CpuFloats>,
     ) -> Result<()> {
         let d_scale = d_scale.map(|d_scale| &mut **d_scale);
-        self.on_pool(|| ops::column_scale::backward(dy, x, scale, dx, d_scale));
+        self.on_pool(|| ops::layer_scale::backward(dy, x, scale, dx, d_scale));
         Ok(())
     }
 
@@ -218,12 +218,12 @@ impl Device for Cpu {
 
     fn rope(
         &self,
-        turn: Turn,
+        rotation: Rotation,
         shape: RopeShape,
         (cos, sin): (&CpuFloats, &CpuFloats),
         x: &mut CpuFloats,
     ) -> Result<()> {
-        self.on_pool(|| ops::rope::turn(turn, shape, cos, sin, x));
+        self.on_pool(|| ops::rope::rotate(rotation, shape, cos, sin, x));
         Ok(())
     }
 
@@ -291,16 +291,16 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn mix_rows(
+    fn gather_scatter(
         &self,
-        mix: &SparseBuffers<Self>,
+        matrix: &SparseBuffers<Self>,
         columns: usize,
         x: &CpuFloats,
         y: &mut CpuFloats,
     ) -> Result<()> {
-        let SparseBuffers { targets, starts, sources, weights } = mix;
-        let mix = Sparse { targets, starts, sources, weights };
-        self.on_pool(|| ops::mix_rows::add(mix, columns, x, y));
+        let SparseBuffers { targets, starts, sources, weights } = matrix;
+        let matrix = SparseView { targets, starts, sources, weights };
+        self.on_pool(|| ops::gather_scatter::add(matrix, columns, x, y));
         Ok(())
     }
 
@@ -320,22 +320,22 @@ impl Device for Cpu {
         Ok(self.on_pool(|| ops::cross_entropy::forward_backward(logits, targets, scale)))
     }
 
-    fn cross_entropy_part(
+    fn vocab_parallel_cross_entropy(
         &self,
         logits: &mut CpuFloats,
         targets: &[Option<u32>],
-    ) -> Result<Vec<RowPart<f32>>> {
-        Ok(self.on_pool(|| ops::cross_entropy_part::forward(logits, targets)))
+    ) -> Result<Vec<PartialSoftmax<f32>>> {
+        Ok(self.on_pool(|| ops::vocab_parallel_cross_entropy::forward(logits, targets)))
     }
 
-    fn cross_entropy_part_backward(
+    fn vocab_parallel_cross_entropy_backward(
         &self,
         exponentials: &mut CpuFloats,
         targets: &[Option<u32>],
         factors: &[f32],
         scale: f64,
     ) -> Result<()> {
-        self.on_pool(|| ops::cross_entropy_part::backward(exponentials, targets, factors, scale));
+        self.on_pool(|| ops::vocab_parallel_cross_entropy::backward(exponentials, targets, factors, scale));
         Ok(())
     }
 

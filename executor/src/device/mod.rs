@@ -10,20 +10,20 @@
 mod bf16;
 mod cpu;
 pub(crate) mod gemm;
-mod memory;
+mod buffer_pool;
 
 pub use bf16::{Bf16Floats, CpuBf16};
 pub use cpu::Cpu;
-pub use gemm::{Layout, Shape};
-pub use memory::CpuFloats;
+pub use gemm::{MatrixLayout, GemmShape};
+pub use buffer_pool::CpuFloats;
 
 use crate::error::Result;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::cross_entropy_part::RowPart;
-use crate::ops::rope::{RopeShape, Turn};
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
+use crate::ops::rope::{RopeShape, Rotation};
 use crate::row_mix::SparseBuffers;
 
 /// A buffer of a device.
@@ -57,11 +57,11 @@ pub trait Device: Clone + Send + Sync + 'static {
     }
     /// Takes memory filled with zeros that holds `f32` even where the device stores less: sums of gradients, master
     /// weights, means of the optimizer.
-    fn exact_zeros(&self, len: usize) -> Result<Self::Floats> {
+    fn zeros_f32(&self, len: usize) -> Result<Self::Floats> {
         self.zeros(len)
     }
-    /// Copies numbers to memory of the kind of [`exact_zeros`](Self::exact_zeros).
-    fn upload_exact(&self, values: &[f32]) -> Result<Self::Floats> {
+    /// Copies numbers to memory of the kind of [`zeros_f32`](Self::zeros_f32).
+    fn upload_f32(&self, values: &[f32]) -> Result<Self::Floats> {
         self.upload(values)
     }
     /// Copies numbers to the device.
@@ -93,20 +93,20 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// `c = a b`, or `c += a b`.
     fn gemm(
         &self,
-        shape: Shape,
-        a: (&Self::Floats, Layout),
-        b: (&Self::Floats, Layout),
+        shape: GemmShape,
+        a: (&Self::Floats, MatrixLayout),
+        b: (&Self::Floats, MatrixLayout),
         is_added: bool,
-        c: (&mut Self::Floats, Layout),
+        c: (&mut Self::Floats, MatrixLayout),
     ) -> Result<()>;
     /// Writes the bias into every row of some columns.
     fn bias(&self, bias: &Self::Floats, y: &mut Self::Floats, columns: Columns) -> Result<()>;
     /// Adds the sums over rows of some columns.
     fn bias_backward(&self, dy: &Self::Floats, columns: Columns, d_bias: &mut Self::Floats) -> Result<()>;
     /// Adds `scale x`, a scale for every column.
-    fn column_scale(&self, x: &Self::Floats, scale: &Self::Floats, y: &mut Self::Floats) -> Result<()>;
+    fn layer_scale(&self, x: &Self::Floats, scale: &Self::Floats, y: &mut Self::Floats) -> Result<()>;
     /// Writes `dx`, adds `d_scale`.
-    fn column_scale_backward(
+    fn layer_scale_backward(
         &self,
         dy: &Self::Floats,
         x: &Self::Floats,
@@ -155,7 +155,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// Turns pairs of columns by the angles of their rows.
     fn rope(
         &self,
-        turn: Turn,
+        rotation: Rotation,
         shape: RopeShape,
         angles: (&Self::Floats, &Self::Floats),
         x: &mut Self::Floats,
@@ -194,9 +194,9 @@ pub trait Device: Clone + Send + Sync + 'static {
         d_gate_up: &mut Self::Floats,
     ) -> Result<()>;
     /// Adds weighted rows of `x` to rows of `y`.
-    fn mix_rows(
+    fn gather_scatter(
         &self,
-        mix: &SparseBuffers<Self>,
+        matrix: &SparseBuffers<Self>,
         columns: usize,
         x: &Self::Floats,
         y: &mut Self::Floats,
@@ -214,13 +214,13 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn cross_entropy(&self, logits: &mut Self::Floats, targets: &[u32], scale: f64) -> Result<f64>;
     /// Replaces logits of a part of the vocabulary by exponentials, and returns what each row adds up to, once it is
     /// computed.
-    fn cross_entropy_part(
+    fn vocab_parallel_cross_entropy(
         &self,
         logits: &mut Self::Floats,
         targets: &[Option<u32>],
-    ) -> Result<Vec<RowPart<f32>>>;
+    ) -> Result<Vec<PartialSoftmax<f32>>>;
     /// Turns these exponentials into the gradient of the logits.
-    fn cross_entropy_part_backward(
+    fn vocab_parallel_cross_entropy_backward(
         &self,
         exponentials: &mut Self::Floats,
         targets: &[Option<u32>],

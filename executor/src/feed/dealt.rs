@@ -4,7 +4,7 @@ use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
 use crate::error::{Error, Result};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, StepPlan};
 
 /// All that one encoder encodes of one sample: a medium of the pipeline.

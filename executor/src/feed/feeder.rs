@@ -18,8 +18,8 @@ use super::{media, text};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
-use crate::model::whole::ModuleKind;
+use crate::model::context::MicrobatchContext;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, Place, StepPlan, StepWork};
 
 /// A step that is ready to run.
@@ -129,7 +129,7 @@ impl<D: Device> Feed<D> {
         figures: &Figures,
         plan: &StepPlan,
         own: &mut BTreeMap<u32, PreparedSample>,
-    ) -> Result<BTreeMap<u32, Arc<Context<D>>>> {
+    ) -> Result<BTreeMap<u32, Arc<MicrobatchContext<D>>>> {
         let Place { module, replica, .. } = self.place;
         let mut contexts = BTreeMap::new();
         let encoded = match module {

@@ -1,8 +1,7 @@
 //! Environment variables of launchers.
 
 use super::host_list::first_host;
-use super::layout::{Layout, Rendezvous};
-use crate::comm::{Error, Result, Token};
+use crate::comm::{Error, JobToken, RankIdentity, RendezvousConfig, Result};
 use std::str::FromStr;
 
 const PORT: u16 = 29501;
@@ -35,12 +34,35 @@ const DIALECTS: [Dialect; 3] = [
 /// Looks a variable up; an empty one is not there.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Reads a layout.
-pub(super) fn read(lookup: Lookup<'_>) -> Result<Layout> {
+/// Reads the environment of this process.
+///
+/// The first of these that is there counts; without any, the job has one rank:
+///
+/// | launcher | variables |
+/// | --- | --- |
+/// | torchrun and alike | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` |
+/// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
+/// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`, `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
+///
+/// `MASTER_ADDR` counts with all of them; without it, Slurm's first host is taken, and 127.0.0.1 where all
+/// ranks of Open MPI are on one machine. The store listens on port `DFLOP_PORT`; without it on
+/// `MASTER_PORT` + 1, because the store of torchrun itself has `MASTER_PORT`; without that on 29501, plus
+/// the last three digits of Slurm's job number. `DFLOP_LISTEN` is an address to listen on (on
+/// the machine of rank 0, whose own name may mean a loopback address there, also that of the store),
+/// `DFLOP_JOB_TOKEN` the secret, and `DFLOP_STORE=launcher` says that the launcher hosts the store.
+///
+/// # Errors
+/// [`Error::Environment`](crate::comm::Error::Environment) for a variable that is missing beside the others
+/// of its launcher, or makes no sense.
+pub fn identity_from_environment() -> Result<RankIdentity> {
+    read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}
+
+fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
     let is_spoken = |dialect: &&Dialect| {
         std::iter::once(&dialect.rank).chain(dialect.size).any(|name| lookup(name).is_some())
     };
-    let Some(dialect) = DIALECTS.iter().find(is_spoken) else { return Ok(Layout::single()) };
+    let Some(dialect) = DIALECTS.iter().find(is_spoken) else { return Ok(RankIdentity::single()) };
     let launcher = dialect.launcher;
     let size_name = dialect.size.iter().find(|name| lookup(name).is_some()).unwrap_or(&dialect.size[0]);
     let rank: usize = required(lookup, launcher, dialect.rank)?;
@@ -51,21 +73,21 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Layout> {
     }
     let local_rank = optional(lookup, launcher, dialect.local_rank)?.unwrap_or(0);
     let rendezvous = if size > 1 { Some(read_rendezvous(lookup, launcher, size)?) } else { None };
-    Ok(Layout { rank, size, local_rank, rendezvous })
+    Ok(RankIdentity { rank, size, local_rank, rendezvous })
 }
 
-fn read_rendezvous(lookup: Lookup<'_>, launcher: &'static str, size: usize) -> Result<Rendezvous> {
+fn read_rendezvous(lookup: Lookup<'_>, launcher: &'static str, size: usize) -> Result<RendezvousConfig> {
     let store = lookup("DFLOP_STORE");
     if let Some(other) = store.as_deref().filter(|store| *store != "launcher") {
         let reason = format!("`{other}` is not `launcher`");
         return Err(Error::Environment { variable: "DFLOP_STORE", launcher, reason });
     }
-    let token = lookup("DFLOP_JOB_TOKEN").map(|secret| Token::new(&secret)).transpose()?;
-    Ok(Rendezvous {
+    let token = lookup("DFLOP_JOB_TOKEN").map(|secret| JobToken::new(&secret)).transpose()?;
+    Ok(RendezvousConfig {
         host: read_host(lookup, launcher, size)?,
         port: read_port(lookup, launcher)?,
         token,
-        is_hosted_elsewhere: store.is_some(),
+        is_hosted_by_launcher: store.is_some(),
         listen: optional(lookup, launcher, "DFLOP_LISTEN")?,
     })
 }
@@ -121,12 +143,12 @@ fn optional<T: FromStr>(
 mod tests {
     use super::*;
 
-    fn layout(variables: &[(&str, &str)]) -> Result<Layout> {
+    fn identity(variables: &[(&str, &str)]) -> Result<RankIdentity> {
         read(&|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
     }
 
     fn rendezvous(variables: &[(&str, &str)]) -> (String, u16) {
-        let found = layout(variables).unwrap().rendezvous.unwrap();
+        let found = identity(variables).unwrap().rendezvous.unwrap();
         (found.host, found.port)
     }
 
@@ -140,18 +162,18 @@ mod tests {
 
     #[test]
     fn without_a_launcher_there_is_one_rank() {
-        assert_eq!(layout(&[("MASTER_ADDR", "node-a")]).unwrap(), Layout::single());
-        assert_eq!(layout(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), Layout::single());
+        assert_eq!(identity(&[("MASTER_ADDR", "node-a")]).unwrap(), RankIdentity::single());
+        assert_eq!(identity(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), RankIdentity::single());
     }
 
     #[test]
     fn torchrun_keeps_its_own_port() {
-        let found = layout(&TORCHRUN).unwrap();
+        let found = identity(&TORCHRUN).unwrap();
         assert_eq!((found.rank, found.size, found.local_rank), (3, 4, 1));
         assert_eq!(rendezvous(&TORCHRUN), ("node-a".into(), 29501));
         let own = [TORCHRUN.as_slice(), &[("DFLOP_PORT", "4000"), ("DFLOP_LISTEN", "::1")]].concat();
         assert_eq!(rendezvous(&own), ("node-a".into(), 4000));
-        assert_eq!(layout(&own).unwrap().rendezvous.unwrap().listen, Some("::1".parse().unwrap()));
+        assert_eq!(identity(&own).unwrap().rendezvous.unwrap().listen, Some("::1".parse().unwrap()));
     }
 
     #[test]
@@ -170,13 +192,13 @@ mod tests {
             ("SLURM_JOB_NODELIST", "gpu[007-009,12],big"),
             ("SLURM_JOB_ID", "123456"),
         ];
-        let found = layout(&slurm).unwrap();
+        let found = identity(&slurm).unwrap();
         assert_eq!((found.rank, found.size, found.local_rank), (5, 8, 1));
         assert_eq!(rendezvous(&slurm), ("gpu007".into(), 29957));
         // a step may be smaller than the job
         let step =
             [slurm.as_slice(), &[("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_STEP_NODELIST", "big")]].concat();
-        assert_eq!(layout(&step).unwrap().size, 6);
+        assert_eq!(identity(&step).unwrap().size, 6);
         assert_eq!(rendezvous(&step).0, "big");
     }
 
@@ -185,14 +207,14 @@ mod tests {
         let ranks = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
         let local = [ranks.as_slice(), &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
         assert_eq!(rendezvous(&local), ("127.0.0.1".into(), 29501));
-        let message = layout(&ranks).unwrap_err().to_string();
+        let message = identity(&ranks).unwrap_err().to_string();
         assert!(message.contains("MASTER_ADDR") && message.contains("Open MPI"), "{message}");
     }
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
         let says = |variables: &[(&str, &str)], words: &str| {
-            let message = layout(variables).unwrap_err().to_string();
+            let message = identity(variables).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         };
         says(&[("RANK", "0")], "`WORLD_SIZE` of torchrun: missing");

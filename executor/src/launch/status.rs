@@ -1,11 +1,8 @@
 //! How a rank ended.
 
-use crate::comm::Error;
+use crate::comm::EXIT_SECONDARY;
 use std::fmt;
 use std::process::ExitStatus;
-
-/// Exit status of a rank that ended because another one failed: the launcher looks for the other one.
-pub const EXIT_SECONDARY: u8 = 75;
 
 /// How a rank's process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,13 +24,5 @@ impl RankStatus {
 impl fmt::Display for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} ended with {}", self.rank, self.status)
-    }
-}
-
-impl Error {
-    /// Exit status that a rank with this error should have: [`EXIT_SECONDARY`] or 1.
-    #[must_use]
-    pub fn exit_status(&self) -> u8 {
-        if self.is_secondary() { EXIT_SECONDARY } else { 1 }
     }
 }

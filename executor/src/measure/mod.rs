@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::model::encoder::EncoderConfig;
 use crate::model::layer::LayerSpec;
-use crate::model::whole::{ModelConfig, ModuleKind};
+use crate::model::model_config::{ModelConfig, ModuleKind};
 
 pub use clock::Clock;
 pub use peak::gemm_peak_flops;

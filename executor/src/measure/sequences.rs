@@ -6,7 +6,7 @@ use dflop_costmodel::tokens::VisionRule;
 
 use super::inputs::Media;
 use crate::error::{Error, Result};
-use crate::model::encoder::Shown;
+use crate::model::encoder::TiledMedium;
 
 /// Tokens of each sequence where linear work is measured and the length is free: a tile of attention, so that little of
 /// the time is attention's.
@@ -94,7 +94,7 @@ impl Sequences {
         match self {
             Self::Text => None,
             Self::Tiles(_) => {
-                let tile = Shown::Image { height: 1, width: 1, tiles: 1 };
+                let tile = TiledMedium::Image { height: 1, width: 1, tiles: 1 };
                 Some(Media::Tiles(vec![tile; batch as usize]))
             }
             Self::Windows(_) => Some(Media::Windows(batch as usize)),

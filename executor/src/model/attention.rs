@@ -7,17 +7,17 @@
 use super::context::LayerContext;
 use super::linear::Linear;
 use super::parameters::{Declaration, Init};
-use super::shard::Parts;
-use super::{BackwardPass, Pass, Saved, tensor_parallel};
+use super::shard::AxisPartition;
+use super::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::rope::{RopeShape, Turn};
+use crate::ops::rope::{RopeShape, Rotation};
 
 /// Which tokens a token sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
+pub enum AttentionMask {
     /// Itself and those before it in its sample.
     Causal,
     /// All of its image or clip.
@@ -30,9 +30,9 @@ pub enum Sight {
 #[derive(Debug, Clone, PartialEq)]
 pub enum QkvNames {
     /// Three layers, each with or without a bias.
-    Apart([(String, bool); 3]),
+    Separate([(String, bool); 3]),
     /// One layer, with a bias.
-    Together(String),
+    Fused(String),
 }
 
 /// What an attention is made of.
@@ -51,7 +51,7 @@ pub struct AttentionSpec {
     /// Name of the output projection, and whether it has a bias.
     pub output: (String, bool),
     /// Who sees whom.
-    pub sight: Sight,
+    pub mask: AttentionMask,
     /// Whether queries and keys are rotated.
     pub is_rotated: bool,
     /// Beginning of the matrices.
@@ -68,7 +68,7 @@ pub struct Attention {
     shape: AttentionShape,
     /// First element among those of all keys, and the number of these, where other ranks have the same heads.
     replicated: Option<(usize, usize)>,
-    sight: Sight,
+    mask: AttentionMask,
     is_rotated: bool,
 }
 
@@ -76,27 +76,27 @@ impl Attention {
     /// Declares the parameters.
     pub fn declare(declaration: &mut Declaration, spec: &AttentionSpec) -> Self {
         let AttentionSpec { hidden, heads, kv_heads, head_dim, init, .. } = *spec;
-        let place = declaration.place();
+        let tp_rank = declaration.tp_rank();
         let (queries, keys) =
-            (Parts::heads(heads, head_dim, place.size), Parts::heads(kv_heads, head_dim, place.size));
+            (AxisPartition::heads(heads, head_dim, place.size), AxisPartition::heads(kv_heads, head_dim, place.size));
         let shape = AttentionShape {
             heads: queries.len(place.rank) / head_dim,
             kv_heads: keys.len(place.rank) / head_dim,
             head_dim,
             scale: 1.0 / (head_dim as f64).sqrt(),
-            is_causal: spec.sight == Sight::Causal,
+            is_causal: spec.mask == AttentionMask::Causal,
         };
         let projections = match &spec.qkv {
-            QkvNames::Together(name) => {
+            QkvNames::Fused(name) => {
                 let [q, kv] = [heads * head_dim, kv_heads * head_dim];
                 let (parts, sizes) =
-                    (Parts::joined(&[(&queries, q), (&keys, kv), (&keys, kv)]), [q + 2 * kv, hidden]);
+                    (AxisPartition::joined(&[(&queries, q), (&keys, kv), (&keys, kv)]), [q + 2 * kv, hidden]);
                 vec![(Linear::declare_column_parallel(declaration, name, sizes, true, init, &parts), 0)]
             }
-            QkvNames::Apart(names) => {
+            QkvNames::Separate(names) => {
                 let mut first = 0;
                 let widths = [(heads, &queries), (kv_heads, &keys), (kv_heads, &keys)];
-                let mut declare = |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &Parts))| {
+                let mut declare = |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &AxisPartition))| {
                     let sizes = [heads * head_dim, hidden];
                     let layer =
                         Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
@@ -109,7 +109,7 @@ impl Attention {
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
         let replicated = (place.size > kv_heads).then(|| (keys.first(place.rank), kv_heads * head_dim));
-        Self { projections, output, shape, replicated, sight: spec.sight, is_rotated: spec.is_rotated }
+        Self { projections, output, shape, replicated, mask: spec.mask, is_rotated: spec.is_rotated }
     }
 
     fn rope(&self) -> RopeShape {
@@ -118,15 +118,15 @@ impl Attention {
     }
 
     fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a [u32] {
-        if self.sight == Sight::Window { &context.windows } else { &context.segments }
+        if self.mask == AttentionMask::Window { &context.windows } else { &context.segments }
     }
 
     /// Computes the attention of rows, which are kept.
     pub fn forward<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         x: D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
@@ -136,7 +136,7 @@ impl Attention {
             layer.forward_into(pass, &x, rows, &mut qkv, columns)?;
         }
         if self.is_rotated {
-            device.rope(Turn::Forward, self.rope(), context.angles()?, &mut qkv)?;
+            device.rope(Rotation::Forward, self.rope(), context.angles()?, &mut qkv)?;
         }
         let mut output = device.alloc(rows * self.shape.output())?;
         let mut log_sums = device.alloc(rows * self.shape.heads)?;
@@ -153,7 +153,7 @@ impl Attention {
         &self,
         pass: &mut BackwardPass<'_, D>,
         dy: &D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
@@ -164,7 +164,7 @@ impl Attention {
         let segments = self.segments(context);
         let mut d_qkv = device.attention_backward(&self.shape, segments, &qkv, forward, &d_output)?;
         if self.is_rotated {
-            device.rope(Turn::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
+            device.rope(Rotation::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
         }
         let mut dx = d_output;
         if dx.len() != x.len() {

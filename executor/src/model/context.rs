@@ -5,14 +5,14 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::{DeviceMix, RowMix};
+use crate::row_mix::{DeviceSparseRows, SparseRows};
 
 /// A microbatch as the blocks of one module see it.
-pub struct Context<D: Device> {
+pub struct MicrobatchContext<D: Device> {
     /// What layers need.
     pub layers: LayerContext<D>,
     /// What first and last blocks need.
-    pub inputs: Inputs<D>,
+    pub inputs: ModuleInputs<D>,
 }
 
 /// A microbatch as transformer layers see it.
@@ -41,14 +41,14 @@ impl<D: Device> LayerContext<D> {
 }
 
 /// What first and last blocks need, by module.
-pub enum Inputs<D: Device> {
+pub enum ModuleInputs<D: Device> {
     /// The LLM.
     Text(TextInputs<D>),
     /// An encoder.
     Encoder(EncoderInputs<D>),
 }
 
-impl<D: Device> Inputs<D> {
+impl<D: Device> ModuleInputs<D> {
     /// Returns those of the LLM.
     ///
     /// # Errors
@@ -75,13 +75,13 @@ impl<D: Device> Inputs<D> {
 /// What the embedding and the LM head need.
 pub struct TextInputs<D: Device> {
     /// From rows of the vocabulary to rows of the sequence.
-    pub embedding: DeviceMix<D>,
+    pub embedding: DeviceSparseRows<D>,
     /// The same on the host, for ranks that have a part of the vocabulary.
-    pub words: RowMix,
+    pub words: SparseRows,
     /// From rows of the encoders' tokens to rows of the sequence, and how many there are; `None` without media.
-    pub media: Option<(DeviceMix<D>, usize)>,
+    pub media: Option<(DeviceSparseRows<D>, usize)>,
     /// From rows of the sequence to those that predict a target.
-    pub predictions: DeviceMix<D>,
+    pub predictions: DeviceSparseRows<D>,
     /// What they should predict.
     pub targets: Vec<u32>,
     /// Factor on the sum of losses: 1 / target tokens of the step.
@@ -96,19 +96,19 @@ pub struct EncoderInputs<D: Device> {
     /// Rows of the medium.
     pub medium_rows: usize,
     /// Into the first layer, or, for audio, the unfolding before each convolution, in order.
-    pub stem: Vec<DeviceMix<D>>,
+    pub stem: Vec<DeviceSparseRows<D>>,
     /// From rows of the position table to rows of the first layer.
-    pub positions: Option<DeviceMix<D>>,
+    pub positions: Option<DeviceSparseRows<D>>,
     /// From a learned row that stands before every image to rows of the first layer.
-    pub class: Option<DeviceMix<D>>,
+    pub class: Option<DeviceSparseRows<D>>,
     /// From rows of the last layer to those that are projected.
-    pub taken: Option<DeviceMix<D>>,
+    pub taken: Option<DeviceSparseRows<D>>,
     /// Rows that come out of the projector's matrices.
     pub projected_rows: usize,
     /// Rows that the LLM reads.
     pub tokens: usize,
     /// From projected rows to what the LLM reads.
-    pub arranged: Option<DeviceMix<D>>,
+    pub arranged: Option<DeviceSparseRows<D>>,
     /// From a learned row that ends every line of an image to what the LLM reads.
-    pub newlines: Option<DeviceMix<D>>,
+    pub newlines: Option<DeviceSparseRows<D>>,
 }

@@ -7,7 +7,7 @@ use super::attention::{Attention, AttentionSpec};
 use super::mlp::{Mlp, MlpSpec};
 use super::norm::{Norm, NormKind};
 use super::parameters::{Declaration, Init, ParameterId};
-use super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 
@@ -57,11 +57,11 @@ impl Layer {
     /// Adds the residual to a branch; a branch that is scaled is kept.
     fn join<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         index: usize,
         mut branch: D::Floats,
         residual: &D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let device = pass.device;
         let Some(scales) = self.scales else {
@@ -70,7 +70,7 @@ impl Layer {
         };
         let mut sum = device.zeros(residual.len())?;
         device.add(residual, &mut sum)?;
-        device.column_scale(&branch, pass.parameters.value(scales[index]), &mut sum)?;
+        device.layer_scale(&branch, pass.parameters.value(scales[index]), &mut sum)?;
         saved.keep(branch);
         Ok(sum)
     }
@@ -81,13 +81,13 @@ impl Layer {
         pass: &mut BackwardPass<'_, D>,
         index: usize,
         dy: &D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<Option<D::Floats>> {
         let Some(scales) = self.scales else { return Ok(None) };
         let branch = saved.take();
         let mut d_branch = pass.device.alloc(dy.len())?;
         let (scale, gradient) = pass.parameters.both(scales[index]);
-        pass.device.column_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
+        pass.device.layer_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
         Ok(Some(d_branch))
     }
 }
@@ -95,38 +95,38 @@ impl Layer {
 impl<D: Device> Block<D> for Layer {
     fn forward(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>> {
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let rows = pass.context.layers.rows;
-        let x = rows_of::<D>(input, rows, self.hidden)?;
+        let x = expect_rows::<D>(input, rows, self.hidden)?;
         let (normal, statistics) = self.norms[0].forward(pass, &x)?;
-        let mut inner = Saved::default();
+        let mut inner = SavedActivations::default();
         let branch = self.attention.forward(pass, normal, &mut inner)?;
         let h = self.join(pass, 0, branch, &x, &mut inner)?;
         saved.keep(x);
         saved.keep(statistics);
         saved.append(inner);
         let (normal, statistics) = self.norms[1].forward(pass, &h)?;
-        let mut inner = Saved::default();
+        let mut inner = SavedActivations::default();
         let branch = self.mlp.forward(pass, normal, rows, &mut inner)?;
         let y = self.join(pass, 1, branch, &h, &mut inner)?;
         saved.keep(h);
         saved.keep(statistics);
         saved.append(inner);
-        Ok(Output::Rows(y))
+        Ok(BlockOutput::Rows(y))
     }
 
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
         gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
     ) -> Result<Option<D::Floats>> {
         let rows = pass.context.layers.rows;
-        let mut d = rows_of::<D>(gradient, rows, self.hidden)?;
+        let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
         let d_branch = self.split(pass, 1, &d, saved)?;
         let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
         let (statistics, h) = (saved.take(), saved.take());

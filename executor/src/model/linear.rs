@@ -5,9 +5,9 @@
 //! several layers may have the same input.
 
 use super::parameters::{Declaration, Init, ParameterId, Parameters};
-use super::shard::Parts;
-use super::{BackwardPass, Pass, tensor_parallel};
-use crate::device::{Device, Layout, Shape};
+use super::shard::AxisPartition;
+use super::{BackwardPass, ForwardPass, tensor_parallel};
+use crate::device::{Device, MatrixLayout, GemmShape};
 use crate::error::Result;
 use crate::ops::bias::Columns;
 
@@ -45,13 +45,13 @@ impl Linear {
         [outputs, inputs]: [usize; 2],
         has_bias: bool,
         init: Init,
-        parts: &Parts,
+        parts: &AxisPartition,
     ) -> Self {
         let cut = (0, parts);
         let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, cut);
         let bias =
             has_bias.then(|| declaration.add_cut(format!("{name}.bias"), &[outputs], Init::Zeros, cut));
-        Self::of(weight, bias, [parts.len(declaration.place().rank), inputs])
+        Self::of(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
     }
 
     /// Declares a layer of which this rank holds some inputs; `sizes` are those of the whole.
@@ -61,11 +61,11 @@ impl Linear {
         [outputs, inputs]: [usize; 2],
         has_bias: bool,
         init: Init,
-        parts: &Parts,
+        parts: &AxisPartition,
     ) -> Self {
         let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, (1, parts));
         let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
-        let place = declaration.place();
+        let tp_rank = declaration.tp_rank();
         Self {
             is_row_parallel: true,
             is_bias_elsewhere: place.rank > 0,
@@ -86,7 +86,7 @@ impl Linear {
     }
 
     /// Computes all rows, added up over the ranks of a row-parallel layer.
-    pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats, rows: usize) -> Result<D::Floats> {
+    pub fn forward<D: Device>(&self, pass: &ForwardPass<'_, D>, x: &D::Floats, rows: usize) -> Result<D::Floats> {
         let mut y = pass.device.alloc(rows * self.outputs)?;
         self.forward_into(pass, x, rows, &mut y, Columns::all(self.outputs))?;
         if self.is_row_parallel {
@@ -98,7 +98,7 @@ impl Linear {
     /// Computes some columns of wider rows; what this rank has of them.
     pub fn forward_into<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         x: &D::Floats,
         rows: usize,
         y: &mut D::Floats,
@@ -108,10 +108,10 @@ impl Linear {
         if let Some(bias) = bias {
             pass.device.bias(pass.parameters.value(bias), y, columns)?;
         }
-        let shape = Shape { rows, columns: self.outputs, inner: self.inputs };
-        let weight = (pass.parameters.value(self.weight), Layout::rows(self.inputs).transposed());
-        let target = (y, Layout::rows(columns.stride).at(columns.first));
-        pass.device.gemm(shape, (x, Layout::rows(self.inputs)), weight, bias.is_some(), target)
+        let shape = GemmShape { rows, columns: self.outputs, inner: self.inputs };
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs).transposed());
+        let target = (y, MatrixLayout::rows(columns.stride).at(columns.first));
+        pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, bias.is_some(), target)
     }
 
     /// Adds the gradients of the parameters and returns that of `x`.
@@ -139,10 +139,10 @@ impl Linear {
         is_added: bool,
         dx: &mut D::Floats,
     ) -> Result<()> {
-        let shape = Shape { rows, columns: self.inputs, inner: self.outputs };
-        let weight = (pass.parameters.value(self.weight), Layout::rows(self.inputs));
-        let dy = (dy, Layout::rows(columns.stride).at(columns.first));
-        pass.device.gemm(shape, dy, weight, is_added, (dx, Layout::rows(self.inputs)))
+        let shape = GemmShape { rows, columns: self.inputs, inner: self.outputs };
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs));
+        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first));
+        pass.device.gemm(shape, dy, weight, is_added, (dx, MatrixLayout::rows(self.inputs)))
     }
 
     /// Adds the gradients of the parameters, from some columns of wider rows.
@@ -159,8 +159,8 @@ impl Linear {
             device.bias_backward(dy, columns, gradient)?;
         }
         let Some(gradient) = parameters.gradient_mut(self.weight) else { return Ok(()) };
-        let shape = Shape { rows: self.outputs, columns: self.inputs, inner: rows };
-        let dy = (dy, Layout::rows(columns.stride).at(columns.first).transposed());
-        device.gemm(shape, dy, (x, Layout::rows(self.inputs)), true, (gradient, Layout::rows(self.inputs)))
+        let shape = GemmShape { rows: self.outputs, columns: self.inputs, inner: rows };
+        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first).transposed());
+        device.gemm(shape, dy, (x, MatrixLayout::rows(self.inputs)), true, (gradient, MatrixLayout::rows(self.inputs)))
     }
 }

@@ -4,8 +4,8 @@
 
 use super::linear::Linear;
 use super::parameters::{Declaration, Init};
-use super::shard::Parts;
-use super::{BackwardPass, Pass, Saved, tensor_parallel};
+use super::shard::AxisPartition;
+use super::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::ops::activation::Activation;
@@ -57,8 +57,8 @@ impl Mlp {
             MlpNames::Gated([gate, up, down]) => (vec![gate, up], down, None),
             MlpNames::Plain([up, down], activation) => (vec![up], down, Some(*activation)),
         };
-        let place = declaration.place();
-        let parts = Parts::even(middle, place.size);
+        let tp_rank = declaration.tp_rank();
+        let parts = AxisPartition::even(middle, place.size);
         let sizes = [middle, inputs];
         let mut declare =
             |name: &String| Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts);
@@ -75,10 +75,10 @@ impl Mlp {
     /// Computes the MLP of rows, which are kept.
     pub fn forward<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         x: D::Floats,
         rows: usize,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let device = pass.device;
         let mut before = device.alloc(rows * self.stride())?;
@@ -104,7 +104,7 @@ impl Mlp {
         pass: &mut BackwardPass<'_, D>,
         dy: &D::Floats,
         rows: usize,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let device = pass.device;
         let (after, before, x) = (saved.take(), saved.take(), saved.take());

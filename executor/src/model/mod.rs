@@ -5,7 +5,7 @@
 //! of all families are one block, [`layer::Layer`], with other norms, projections, names; families differ in their first
 //! and last blocks.
 //!
-//! Forward and backward are written by hand. What backward needs is pushed on [`Saved`] and popped in the opposite
+//! Forward and backward are written by hand. What backward needs is pushed on [`SavedActivations`] and popped in the opposite
 //! order; a block keeps its input first, so that a stage that computes activations anew keeps that alone.
 
 pub mod attention;
@@ -25,18 +25,18 @@ pub mod whole;
 
 use crate::device::Device;
 use crate::error::Result;
-use context::Context;
+use context::MicrobatchContext;
 use parameters::Parameters;
 use tensor_parallel::TensorPass;
 
 /// What a forward reads.
-pub struct Pass<'a, D: Device> {
+pub struct ForwardPass<'a, D: Device> {
     /// Where it computes.
     pub device: &'a D,
     /// Weights of the stage.
     pub parameters: &'a Parameters<D>,
     /// What every rank knows of the microbatch.
-    pub context: &'a Context<D>,
+    pub context: &'a MicrobatchContext<D>,
     /// The ranks that hold the other parts of the layers.
     pub tensor: Option<TensorPass<'a>>,
 }
@@ -48,13 +48,13 @@ pub struct BackwardPass<'a, D: Device> {
     /// Weights of the stage and their gradients.
     pub parameters: &'a mut Parameters<D>,
     /// What every rank knows of the microbatch.
-    pub context: &'a Context<D>,
+    pub context: &'a MicrobatchContext<D>,
     /// The ranks that hold the other parts of the layers.
     pub tensor: Option<TensorPass<'a>>,
 }
 
 /// What a block hands on.
-pub enum Output<D: Device> {
+pub enum BlockOutput<D: Device> {
     /// Rows for the next block.
     Rows(D::Floats),
     /// The sum of losses over the target tokens of the microbatch, unscaled.
@@ -62,17 +62,17 @@ pub enum Output<D: Device> {
 }
 
 /// What a forward keeps for its backward, last in, first out.
-pub struct Saved<D: Device> {
+pub struct SavedActivations<D: Device> {
     buffers: Vec<D::Floats>,
 }
 
-impl<D: Device> Default for Saved<D> {
+impl<D: Device> Default for SavedActivations<D> {
     fn default() -> Self {
         Self { buffers: Vec::new() }
     }
 }
 
-impl<D: Device> Saved<D> {
+impl<D: Device> SavedActivations<D> {
     /// Keeps a buffer.
     pub fn keep(&mut self, buffer: D::Floats) {
         self.buffers.push(buffer);
@@ -108,10 +108,10 @@ pub trait Block<D: Device>: Send + Sync {
     /// Computes the block on the rows of the one before it; the first block of an encoder gets none.
     fn forward(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>>;
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>>;
 
     /// Adds the gradients of the block's parameters and returns that of its input, which may be left out if it is not
     /// needed. The gradient of a loss is not given: it is what the context says.
@@ -119,7 +119,7 @@ pub trait Block<D: Device>: Send + Sync {
         &self,
         pass: &mut BackwardPass<'_, D>,
         gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         is_input_needed: bool,
     ) -> Result<Option<D::Floats>>;
 
@@ -129,13 +129,13 @@ pub trait Block<D: Device>: Send + Sync {
     }
 
     /// Returns what the block would say of every row where forward gives a loss: logits.
-    fn logits(&self, _pass: &Pass<'_, D>, _input: &D::Floats) -> Result<Option<D::Floats>> {
+    fn logits(&self, _pass: &ForwardPass<'_, D>, _input: &D::Floats) -> Result<Option<D::Floats>> {
         Ok(None)
     }
 }
 
 /// The rows that a block must be given.
-pub(crate) fn rows_of<D: Device>(input: Option<D::Floats>, rows: usize, columns: usize) -> Result<D::Floats> {
+pub(crate) fn expect_rows<D: Device>(input: Option<D::Floats>, rows: usize, columns: usize) -> Result<D::Floats> {
     let found = input.as_ref().map(crate::device::Buffer::len);
     match input {
         Some(input) if found == Some(rows * columns) => Ok(input),

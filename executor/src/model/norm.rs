@@ -1,7 +1,7 @@
 //! Norms of rows, of both kinds.
 
 use super::parameters::{Declaration, Init, ParameterId};
-use super::{BackwardPass, Pass};
+use super::{BackwardPass, ForwardPass};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 
@@ -39,7 +39,7 @@ impl Norm {
     }
 
     /// Returns the normalized rows, and what backward needs of them.
-    pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats) -> Result<(D::Floats, D::Floats)> {
+    pub fn forward<D: Device>(&self, pass: &ForwardPass<'_, D>, x: &D::Floats) -> Result<(D::Floats, D::Floats)> {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;
         let weight = pass.parameters.value(self.weight);

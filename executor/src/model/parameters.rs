@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::shard::{Parts, Place, Shard};
+use super::shard::{AxisPartition, TpRank, TensorShard};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
 use crate::weights::WeightSource;
@@ -31,7 +31,7 @@ pub struct ParameterSpec {
     /// Shape in the checkpoint; row-major.
     pub shape: Vec<usize>,
     /// Which part of it this rank holds.
-    pub shard: Shard,
+    pub shard: TensorShard,
     /// Beginning without a checkpoint.
     pub init: Init,
     /// Whether it is trained.
@@ -51,13 +51,13 @@ impl ParameterSpec {
     /// Returns the shape of what this rank holds.
     #[must_use]
     pub fn held_shape(&self) -> Vec<usize> {
-        self.shard.shape_of(self.shard.place().rank, &self.shape)
+        self.shard.shape_of(self.shard.tp_rank().rank, &self.shape)
     }
 
     /// Returns where what this rank holds lies in the whole tensor, in order.
     #[must_use]
     pub fn spans(&self) -> Vec<Range<usize>> {
-        self.shard.spans_of(self.shard.place().rank, &self.shape)
+        self.shard.spans_of(self.shard.tp_rank().rank, &self.shape)
     }
 
     /// Returns what this rank holds of a whole tensor: weights, or anything else with an element for each of them.
@@ -91,19 +91,19 @@ impl ParameterId {
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
     is_frozen: bool,
-    place: Place,
+    place: TpRank,
 }
 
 impl Declaration {
     /// Collects what a rank of a tensor-parallel group holds.
     #[must_use]
-    pub fn of(place: Place) -> Self {
+    pub fn of(place: TpRank) -> Self {
         Self { place, ..Self::default() }
     }
 
     /// Returns whose parameters are declared.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn tp_rank(&self) -> TpRank {
         self.place
     }
 
@@ -117,7 +117,7 @@ impl Declaration {
         self.specs.push(ParameterSpec {
             name: name.into(),
             shape: shape.to_vec(),
-            shard: Shard::whole(self.place),
+            shard: TensorShard::whole(self.place),
             init,
             is_trained: !self.is_frozen,
             shares: None,
@@ -138,10 +138,10 @@ impl Declaration {
         name: impl Into<String>,
         shape: &[usize],
         init: Init,
-        (axis, parts): (usize, &Parts),
+        (axis, parts): (usize, &AxisPartition),
     ) -> ParameterId {
         let id = self.add(name, shape, init);
-        self.specs[id.0].shard = Shard::cut(self.place, axis, parts);
+        self.specs[id.0].shard = TensorShard::cut(self.place, axis, parts);
         id
     }
 
@@ -151,7 +151,7 @@ impl Declaration {
         name: &str,
         shape: &[usize],
         init: Init,
-        cut: (usize, &Parts),
+        cut: (usize, &AxisPartition),
     ) -> ParameterId {
         let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
         let id = self.add_cut(name, shape, init, cut);
@@ -216,13 +216,13 @@ impl<D: Device> Parameters<D> {
         let mut values = Vec::with_capacity(specs.len());
         let mut gradients = Vec::with_capacity(specs.len());
         for spec in &specs {
-            let named = |error: Error| error.for_what(|| format!("tensor `{}`", spec.name));
+            let named = |error: Error| error.while_allocating(|| format!("tensor `{}`", spec.name));
             let value = match spec.shares {
                 Some(_) => None,
                 None => Some(device.upload(&checked(spec, source.values(spec)?)?).map_err(named)?),
             };
             values.push(value);
-            let gradient = spec.is_trained.then(|| device.exact_zeros(spec.elements()));
+            let gradient = spec.is_trained.then(|| device.zeros_f32(spec.elements()));
             gradients.push(gradient.transpose().map_err(named)?);
         }
         Ok(Self { specs, values, gradients })

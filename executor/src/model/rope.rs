@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::config::Object;
+use super::config::ConfigFields;
 use crate::device::Device;
 use crate::error::Result;
 
@@ -21,7 +21,7 @@ pub struct Rope {
 
 impl Rope {
     /// Reads the rotation of a language model; `default_theta` where the configuration says none.
-    pub(crate) fn read(text: &Object<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+    pub(crate) fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
         let (scaling, theta) = if text.has("rope_parameters") {
             let parameters = text.child("rope_parameters");
             let theta = parameters.number("rope_theta", default_theta)?;
@@ -95,7 +95,7 @@ fn frequencies(theta: f64, dim: usize) -> Vec<f32> {
 }
 
 /// Long waves are stretched by a factor, short ones stay, those between go over smoothly.
-fn scale_by_wavelength(scaling: &Object<'_>, frequencies: &mut [f32]) -> Result<()> {
+fn scale_by_wavelength(scaling: &ConfigFields<'_>, frequencies: &mut [f32]) -> Result<()> {
     let factor = scaling.number("factor", 8.0)? as f32;
     let low = scaling.number("low_freq_factor", 1.0)? as f32;
     let high = scaling.number("high_freq_factor", 4.0)? as f32;
@@ -120,7 +120,7 @@ mod tests {
     use crate::device::Cpu;
 
     fn read(document: &serde_json::Value) -> Result<Rope> {
-        Rope::read(&Object::of(document), 8, 10_000.0)
+        Rope::read(&ConfigFields::of(document), 8, 10_000.0)
     }
 
     #[test]

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::attention::{AttentionSpec, QkvNames};
 use super::parameters::ParameterSpec;
-use super::shard::Place;
-use crate::comm::{At, Comm, Payload, Shape};
+use super::shard::TpRank;
+use crate::comm::{StepContext, Comm, Payload, PayloadShape};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
 
@@ -50,8 +50,8 @@ impl TensorParallel {
 
     /// Returns rank and size.
     #[must_use]
-    pub fn place(&self) -> Place {
-        Place { rank: self.comm.rank(), size: self.comm.size() }
+    pub fn tp_rank(&self) -> TpRank {
+        TpRank { rank: self.comm.rank(), size: self.comm.size() }
     }
 
     /// Returns the communicator.
@@ -61,7 +61,7 @@ impl TensorParallel {
     }
 
     /// Says which step the passes from now on belong to: messages name it, and ranks that are at different ones end the job.
-    pub fn begin_step(&self, step: u64) {
+    pub fn start_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
@@ -69,8 +69,8 @@ impl TensorParallel {
     pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_> {
         let step = self.step.load(Ordering::Relaxed);
         let at = match microbatch {
-            Some(microbatch) => At::microbatch(step, microbatch as u32, action),
-            None => At::step(step, action),
+            Some(microbatch) => StepContext::microbatch(step, microbatch as u32, action),
+            None => StepContext::step(step, action),
         };
         TensorPass { group: self, at }
     }
@@ -79,7 +79,7 @@ impl TensorParallel {
     ///
     /// # Errors
     /// [`Error::Comm`] if the job is over.
-    pub fn all_reduce<D: Device>(&self, device: &D, at: At, buffer: &mut D::Floats) -> Result<()> {
+    pub fn all_reduce<D: Device>(&self, device: &D, at: StepContext, buffer: &mut D::Floats) -> Result<()> {
         if buffer.is_empty() {
             return Ok(());
         }
@@ -99,8 +99,8 @@ impl TensorParallel {
     /// # Panics
     /// Never: the receiver says what type it takes.
     pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
-        let Place { rank: own, size } = self.place();
-        let at = At::step(self.step.load(Ordering::Relaxed), "assemble tensors");
+        let TpRank { rank: own, size } = self.tp_rank();
+        let at = StepContext::step(self.step.load(Ordering::Relaxed), "assemble tensors");
         if own > 0 {
             let payload = Payload::f32(1, values.len(), values.to_vec())?;
             self.comm.send(0, ASSEMBLE, at, payload)?;
@@ -108,7 +108,7 @@ impl TensorParallel {
         }
         let mut parts = vec![values.to_vec()];
         for rank in 1..size {
-            let shape = Shape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
+            let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
             let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
             parts.push(part.expect("the receiver says the type"));
         }
@@ -137,7 +137,7 @@ pub struct TensorPass<'a> {
     /// The group.
     pub group: &'a TensorParallel,
     /// What messages say of themselves.
-    pub at: At,
+    pub at: StepContext,
 }
 
 /// Adds up over the ranks of a group, if there is one.
@@ -151,18 +151,18 @@ pub(crate) fn all_reduce<D: Device>(
 
 /// The configuration fields that errors name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fields {
+pub(crate) struct DimensionFields {
     pub(crate) heads: &'static str,
     pub(crate) kv_heads: &'static str,
     pub(crate) mlp: &'static str,
 }
 
 /// Fails if the heads of an attention cannot be dealt out.
-pub(crate) fn check_heads(fields: &Fields, spec: &AttentionSpec, degree: usize) -> Result<()> {
+pub(crate) fn check_heads(fields: &DimensionFields, spec: &AttentionSpec, degree: usize) -> Result<()> {
     if !spec.heads.is_multiple_of(degree) {
         return refuse(fields.heads, spec.heads, degree, "is no multiple of");
     }
-    let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Apart(_));
+    let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Separate(_));
     let fits = if is_replicated { degree % spec.kv_heads } else { spec.kv_heads % degree };
     if fits == 0 {
         Ok(())

@@ -30,21 +30,21 @@ impl Activation {
     /// Value and derivative.
     #[inline(always)]
     fn both<F: Real>(self, x: F) -> (F, F) {
-        let half = F::of(0.5);
+        let half = F::from_f64(0.5);
         match self {
             Self::GeluExact => {
-                let below = half * (F::ONE + (x * F::of(std::f64::consts::FRAC_1_SQRT_2)).erf());
-                let density = (-half * x * x).exp() * F::of(0.5 * SQRT_2_OVER_PI);
+                let below = half * (F::ONE + (x * F::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf());
+                let density = (-half * x * x).exp() * F::from_f64(0.5 * SQRT_2_OVER_PI);
                 (x * below, below + x * density)
             }
             Self::GeluTanh => {
-                let inner = F::of(SQRT_2_OVER_PI) * (x + F::of(CUBIC) * x * x * x);
+                let inner = F::from_f64(SQRT_2_OVER_PI) * (x + F::from_f64(CUBIC) * x * x * x);
                 let tanh = inner.tanh();
-                let slope = F::of(SQRT_2_OVER_PI) * (F::ONE + F::of(3.0 * CUBIC) * x * x);
+                let slope = F::from_f64(SQRT_2_OVER_PI) * (F::ONE + F::from_f64(3.0 * CUBIC) * x * x);
                 let open = half * (F::ONE + tanh);
                 (x * open, open + half * x * (F::ONE - tanh * tanh) * slope)
             }
-            Self::GeluQuick => gated(x, F::of(QUICK)),
+            Self::GeluQuick => gated(x, F::from_f64(QUICK)),
             Self::Silu => gated(x, F::ONE),
         }
     }

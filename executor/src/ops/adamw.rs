@@ -47,12 +47,12 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
     assert!(mean.len() == weights.len() && square.len() == weights.len(), "every weight has its means");
     let power = |beta: f64| 1.0 - libm::pow(beta, adamw.step as f64);
     let (mean_left, square_left) = (power(adamw.beta1), power(adamw.beta2));
-    let decay = F::of(1.0 - adamw.learning_rate * adamw.weight_decay);
-    let rate = F::of(adamw.learning_rate / mean_left);
-    let root = F::of(1.0 / square_left.sqrt());
-    let (beta1, beta2) = (F::of(adamw.beta1), F::of(adamw.beta2));
-    let (rest1, rest2) = (F::of(1.0 - adamw.beta1), F::of(1.0 - adamw.beta2));
-    let (epsilon, factor) = (F::of(adamw.epsilon), F::of(adamw.gradient_scale));
+    let decay = F::from_f64(1.0 - adamw.learning_rate * adamw.weight_decay);
+    let rate = F::from_f64(adamw.learning_rate / mean_left);
+    let root = F::from_f64(1.0 / square_left.sqrt());
+    let (beta1, beta2) = (F::from_f64(adamw.beta1), F::from_f64(adamw.beta2));
+    let (rest1, rest2) = (F::from_f64(1.0 - adamw.beta1), F::from_f64(1.0 - adamw.beta2));
+    let (epsilon, factor) = (F::from_f64(adamw.epsilon), F::from_f64(adamw.gradient_scale));
     let chunk = chunk_len(1);
     let means = mean.par_chunks_mut(chunk).zip(square.par_chunks_mut(chunk));
     let all = weights.par_chunks_mut(chunk).zip(gradients.par_chunks(chunk)).zip(means);

@@ -32,7 +32,7 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
                     // A loop, not an iterator's sum, which would be a function without these instructions.
                     let mut sum = 0.0;
                     for (logits, &target) in logits.chunks_mut(vocabulary).zip(targets) {
-                        sum += row(logits, target as usize, F::of(scale));
+                        sum += row(logits, target as usize, F::from_f64(scale));
                     }
                     sum
                 },

@@ -15,7 +15,7 @@ pub(crate) fn numbers(len: usize, seed: u64) -> Vec<f64> {
 }
 
 pub(crate) fn to_f32(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|&value| f32::of(value)).collect()
+    values.iter().map(|&value| f32::from_f64(value)).collect()
 }
 
 /// Holds `gradient` against central differences of `loss` at `x`, in three random directions.

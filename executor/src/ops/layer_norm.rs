@@ -14,7 +14,7 @@ use super::real::Real;
 pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut [F], statistics: &mut [F]) {
     let columns = weight.len();
     assert!(x.len() * 2 == statistics.len() * columns && y.len() == x.len(), "shapes agree");
-    let (over, epsilon) = (F::of(1.0 / columns as f64), F::of(epsilon));
+    let (over, epsilon) = (F::from_f64(1.0 / columns as f64), F::from_f64(epsilon));
     let chunk = chunk_len(columns);
     let outputs = y.par_chunks_mut(chunk).zip(statistics.par_chunks_mut(2 * chunk_rows(columns)));
     outputs.zip(x.par_chunks(chunk)).for_each(|((y, statistics), x)| {
@@ -77,7 +77,7 @@ pub fn backward<F: Real>(
 /// With `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`, where `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx: &mut [F]) {
     let columns = weight.len();
-    let over = F::of(1.0 / columns as f64);
+    let over = F::from_f64(1.0 / columns as f64);
     let chunk = chunk_len(columns);
     let inputs = dy.par_chunks(chunk).zip(x.par_chunks(chunk));
     let inputs = inputs.zip(statistics.par_chunks(2 * chunk_rows(columns)));

@@ -18,14 +18,14 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod bias;
-pub mod column_scale;
+pub mod layer_scale;
 pub mod cross_entropy;
-pub mod cross_entropy_part;
+pub mod vocab_parallel_cross_entropy;
 pub mod elementwise;
 #[cfg(test)]
 pub(crate) mod finite_difference;
 pub mod layer_norm;
-pub mod mix_rows;
+pub mod gather_scatter;
 pub mod parallel;
 pub mod real;
 pub mod rms_norm;

@@ -28,7 +28,7 @@ pub trait Real:
     /// 1.
     const ONE: Self;
     /// Rounds to this type.
-    fn of(value: f64) -> Self;
+    fn from_f64(value: f64) -> Self;
     /// Whether this is no number.
     fn is_nan(self) -> bool;
     /// Widens to `f64`.
@@ -62,7 +62,7 @@ pub trait Real:
 impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
-    fn of(value: f64) -> Self {
+    fn from_f64(value: f64) -> Self {
         value
     }
     fn is_nan(self) -> bool {
@@ -86,7 +86,7 @@ impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     #[inline(always)]
-    fn of(value: f64) -> Self {
+    fn from_f64(value: f64) -> Self {
         value as f32
     }
     #[inline(always)]

@@ -14,7 +14,7 @@ use super::real::Real;
 pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], inverse: &mut [F]) {
     let columns = weight.len();
     assert!(x.len() == inverse.len() * columns && y.len() == x.len(), "shapes agree");
-    let (mean, epsilon) = (F::of(1.0 / columns as f64), F::of(epsilon));
+    let (mean, epsilon) = (F::from_f64(1.0 / columns as f64), F::from_f64(epsilon));
     let rows = chunk_rows(columns);
     let chunks = y.par_chunks_mut(chunk_len(columns)).zip(inverse.par_chunks_mut(rows));
     chunks.zip(x.par_chunks(chunk_len(columns))).for_each(|((y, inverse), x)| {
@@ -68,7 +68,7 @@ pub fn backward<F: Real>(
 /// With `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &mut [F]) {
     let columns = weight.len();
-    let mean = F::of(1.0 / columns as f64);
+    let mean = F::from_f64(1.0 / columns as f64);
     let (chunk, rows) = (chunk_len(columns), chunk_rows(columns));
     let inputs = dy.par_chunks(chunk).zip(x.par_chunks(chunk)).zip(inverse.par_chunks(rows));
     dx.par_chunks_mut(chunk).zip(inputs).for_each_init(

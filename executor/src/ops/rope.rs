@@ -13,7 +13,7 @@ use super::real::Real;
 
 /// The way to turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum Rotation {
     /// By the angle.
     Forward,
     /// By its negative: the gradient, as rotations are orthogonal.
@@ -34,7 +34,7 @@ pub struct RopeShape {
 /// Turns the first heads of every row in place.
 ///
 /// - `x`: `[tokens, stride]`; `cos`, `sin`: `[tokens, head_dim / 2]`
-pub fn turn<F: Real>(turn: Turn, shape: RopeShape, cos: &[F], sin: &[F], x: &mut [F]) {
+pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F], x: &mut [F]) {
     let RopeShape { heads, head_dim, stride } = shape;
     let half = head_dim / 2;
     assert!(heads * head_dim <= stride && cos.len() == sin.len(), "heads lie in the rows");
@@ -42,7 +42,7 @@ pub fn turn<F: Real>(turn: Turn, shape: RopeShape, cos: &[F], sin: &[F], x: &mut
     if half == 0 {
         return;
     }
-    let sign = if turn == Turn::Forward { F::ONE } else { -F::ONE };
+    let sign = if rotation == Rotation::Forward { F::ONE } else { -F::ONE };
     let angles = chunk_rows(stride) * half;
     let tables = cos.par_chunks(angles).zip(sin.par_chunks(angles));
     x.par_chunks_mut(chunk_len(stride)).zip(tables).for_each(|(x, (cos, sin))| {
@@ -80,10 +80,10 @@ mod tests {
         let sin: Vec<f64> = angles.iter().map(|angle| (9.0 * angle).sin()).collect();
         let (x, mut dx) = (numbers(tokens * 40, 2), numbers(tokens * 40, 3));
         let dy = dx.clone();
-        turn(Turn::Backward, shape, &cos, &sin, &mut dx);
+        rotate(Rotation::Backward, shape, &cos, &sin, &mut dx);
         check("x", &x, &dx, |x| {
             let mut y = x.to_vec();
-            turn(Turn::Forward, shape, &cos, &sin, &mut y);
+            rotate(Rotation::Forward, shape, &cos, &sin, &mut y);
             project(&y, &dy)
         });
     }

@@ -6,7 +6,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use crate::device::Cpu;
 use crate::error::{Error, Result};
-use crate::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
 /// Stages and replicas of one module of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Job {
     /// or several chunks a rank for a job with encoders.
     pub fn new(
         model: ModelConfig,
-        frozen: Frozen,
+        frozen: FrozenModules,
         modules: Vec<ModuleLayout>,
         schedule: ScheduleKind,
     ) -> Result<Self> {
@@ -222,7 +222,7 @@ fn check_schedule(modules: &[ModuleLayout], schedule: ScheduleKind) -> Result<()
 
 fn describe(
     model: &ModelConfig,
-    frozen: Frozen,
+    frozen: FrozenModules,
     module: usize,
     layout: &ModuleLayout,
     layers: Range<usize>,
@@ -244,7 +244,7 @@ fn describe(
     Ok(JobStage { range, has_backward, output_width, module })
 }
 
-fn tied(model: &ModelConfig, frozen: Frozen, stages: &[JobStage]) -> Result<Vec<String>> {
+fn tied(model: &ModelConfig, frozen: FrozenModules, stages: &[JobStage]) -> Result<Vec<String>> {
     let llm: Vec<&JobStage> = stages.iter().filter(|stage| stage.range.module == ModuleKind::Llm).collect();
     let [first, .., last] = llm.as_slice() else { return Ok(Vec::new()) };
     let specs = |stage: &JobStage| -> Result<Vec<_>> {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::job::Job;
 use crate::error::{Error, Result};
-use crate::model::whole::{ModuleKind, StageRange};
+use crate::model::model_config::{ModuleKind, StageRange};
 
 /// What a world rank is in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,10 +10,10 @@ use super::exchange::Exchange;
 use super::groups::Groups;
 use super::reduce::Reduction;
 use super::timeline::{Clock, Timed, cpu_timed};
-use crate::comm::At;
+use crate::comm::StepContext;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::Output;
+use crate::model::BlockOutput;
 use crate::model::parameters::Parameters;
 use crate::stage::Stage;
 
@@ -56,7 +56,7 @@ impl<'a, D: Device> Run<'a, D> {
     }
 
     /// Runs the list; `at` is where it stands, for errors.
-    pub(super) fn list(mut self, list: &[Action], at: &mut At) -> Result<Ran> {
+    pub(super) fn list(mut self, list: &[Action], at: &mut StepContext) -> Result<Ran> {
         for action in list {
             if let Action::Backward(part) = action {
                 self.last_backward.insert(part.stage, part.microbatch);
@@ -71,7 +71,7 @@ impl<'a, D: Device> Run<'a, D> {
             let cpu_ns = self.act(action)?;
             clock.add(action, start_ns, cpu_ns);
         }
-        *at = At::step(self.view.work.plan.step(), "finish the step");
+        *at = StepContext::step(self.view.work.plan.step(), "finish the step");
         self.exchange.finish()?;
         self.reduction.finish(self.stages)?;
         Ok(Ran { losses: self.losses, timeline: clock.into_timeline() })
@@ -114,10 +114,10 @@ impl<'a, D: Device> Run<'a, D> {
         let microbatch = part.microbatch as usize;
         let (output, cpu_ns) = device.run(|| cpu_timed(|| stage.forward(microbatch, context, input)));
         match output? {
-            Output::Rows(rows) => {
+            BlockOutput::Rows(rows) => {
                 self.exchange.give(&self.view, &device, Flow::Activations, part, Some(rows))?;
             }
-            Output::Loss(loss) => self.losses[microbatch] = loss,
+            BlockOutput::Loss(loss) => self.losses[microbatch] = loss,
         }
         Ok(cpu_ns)
     }

@@ -156,7 +156,7 @@ impl<D: Device> Optimizer<D> {
                     Entry::Vacant(place) => {
                         let what = || format!("state of the optimizer for tensor `{}`", spec.name);
                         let state = State::new(&device, weights, precision);
-                        place.insert(state.map_err(|error| error.for_what(what))?)
+                        place.insert(state.map_err(|error| error.while_allocating(what))?)
                     }
                 };
                 state.step(&device, &adamw, weights, gradient)?;
@@ -187,7 +187,7 @@ impl<D: Device> Optimizer<D> {
 
 impl<D: Device> State<D> {
     fn new(device: &D, weights: &D::Floats, precision: Precision) -> Result<Self> {
-        let zeros = || device.exact_zeros(weights.len());
+        let zeros = || device.zeros_f32(weights.len());
         let master = match precision {
             Precision::F32 => None,
             Precision::Bf16 => {

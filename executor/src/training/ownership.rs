@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::Result;
 use crate::model::parameters::ParameterSpec;
@@ -49,7 +49,7 @@ impl Ownership {
         }
         let mut owners = BTreeMap::new();
         for (rank, names) in
-            gather_bytes(comm, At::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
+            gather_bytes(comm, StepContext::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
         {
             for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
                 // ranks come in order: the lowest stays
@@ -99,7 +99,7 @@ fn key(spec: &ParameterSpec) -> String {
 }
 
 /// Brings bytes of every rank, in any number, to all.
-pub(super) fn gather_bytes(comm: &dyn Comm, at: At, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+pub(super) fn gather_bytes(comm: &dyn Comm, at: StepContext, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut lengths = vec![0_u64; comm.size()];
     lengths[comm.rank()] = own.len() as u64;
     comm.all_gather(at, lengths.as_mut_slice().into(), &vec![1; comm.size()])?;

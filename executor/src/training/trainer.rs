@@ -4,7 +4,7 @@ use super::clip::{clip_factor, gradient_norm};
 use super::optimizer::{Optimizer, OptimizerSettings};
 use super::ownership::Ownership;
 use super::schedule::LearningRate;
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -76,7 +76,7 @@ impl<D: Device> Trainer<D> {
     ) -> Result<Self> {
         settings.check()?;
         let optimizer = Optimizer::new(settings.optimizer)?;
-        let own = comm.split(At::step(0, "split for the trainer"), Some(0), comm.rank() as u64)?;
+        let own = comm.split(StepContext::step(0, "split for the trainer"), Some(0), comm.rank() as u64)?;
         let Some(comm) = own else {
             let reason = "the communicator gave no part of itself".to_owned();
             return Err(Error::Setting { setting: "comm", reason });

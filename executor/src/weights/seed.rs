@@ -75,14 +75,14 @@ fn sinusoids(shape: &[usize]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::shard::{Parts, Place, Shard};
+    use crate::model::shard::{AxisPartition, TpRank, TensorShard};
 
     #[test]
     fn values_are_normal_and_those_of_the_name() {
         let spec = |name: &str| ParameterSpec {
             name: name.to_owned(),
             shape: vec![100, 301],
-            shard: Shard::default(),
+            shard: TensorShard::default(),
             init: Init::Normal(0.5),
             is_trained: true,
             shares: None,
@@ -101,8 +101,8 @@ mod tests {
         assert_eq!(values[..2], [-0.313_302_96, -0.435_311_73]);
         for axis in [0, 1] {
             for rank in 0..3 {
-                let parts = Parts::even([100, 301][axis], 3);
-                let shard = Shard::cut(Place { rank, size: 3 }, axis, &parts);
+                let parts = AxisPartition::even([100, 301][axis], 3);
+                let shard = TensorShard::cut(TpRank { rank, size: 3 }, axis, &parts);
                 let part = ParameterSpec { shard, ..spec("a") };
                 assert_eq!(Seed(1).values(&part).unwrap(), part.part_of(&values));
             }

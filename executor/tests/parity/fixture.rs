@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::Output;
-use dflop_executor::model::context::Context;
+use dflop_executor::model::BlockOutput;
+use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::stage::{Stage, StageOptions, StageParts};
+use dflop_executor::stage::{Stage, StageOptions, StageBlocks};
 use dflop_executor::weights::{Checkpoint, WeightSource};
 use serde_json::Value;
 
@@ -112,7 +112,7 @@ impl Text {
         1.0 / self.labels.iter().filter(|&&label| label != -100).count() as f64
     }
 
-    pub(crate) fn context(&self, config: &LlmConfig, device: &Cpu) -> Context<Cpu> {
+    pub(crate) fn context(&self, config: &LlmConfig, device: &Cpu) -> MicrobatchContext<Cpu> {
         let batch = TextBatch {
             input_ids: &self.input_ids,
             labels: &self.labels,
@@ -125,7 +125,7 @@ impl Text {
     }
 
     /// The context of one sample, with the scale of all.
-    pub(crate) fn context_of_sample(&self, sample: usize, config: &LlmConfig, device: &Cpu) -> Context<Cpu> {
+    pub(crate) fn context_of_sample(&self, sample: usize, config: &LlmConfig, device: &Cpu) -> MicrobatchContext<Cpu> {
         let (start, end) = (self.cu_seqlens[sample] as usize, self.cu_seqlens[sample + 1] as usize);
         let axes = self.positions.chunks(self.input_ids.len());
         let positions: Vec<i64> = axes.flat_map(|axis| axis[start..end].to_vec()).collect();
@@ -153,19 +153,19 @@ pub(crate) fn llm_stage(
     options: StageOptions,
     weights: &dyn WeightSource,
 ) -> Stage<Cpu> {
-    let mut parts = StageParts::default();
+    let mut parts = StageBlocks::default();
     parts.add(false, |declaration| config.blocks(layers, declaration)).unwrap();
     parts.build(device.clone(), options, weights).unwrap()
 }
 
 /// Runs forward through stages and backward again; returns the sum of losses.
-pub(crate) fn train(stages: &mut [Stage<Cpu>], microbatch: usize, context: &Arc<Context<Cpu>>) -> f64 {
+pub(crate) fn train(stages: &mut [Stage<Cpu>], microbatch: usize, context: &Arc<MicrobatchContext<Cpu>>) -> f64 {
     let mut rows = None;
     let mut loss = f64::NAN;
     for stage in &mut *stages {
         match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
-            Output::Rows(output) => rows = Some(output),
-            Output::Loss(sum) => loss = sum,
+            BlockOutput::Rows(output) => rows = Some(output),
+            BlockOutput::Loss(sum) => loss = sum,
         }
     }
     let mut gradient = None;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::Output;
+use dflop_executor::model::BlockOutput;
 use dflop_executor::model::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_executor::model::llm::LlmConfig;
-use dflop_executor::stage::{Activations, Stage, StageOptions, StageParts};
+use dflop_executor::stage::{Activations, Stage, StageOptions, StageBlocks};
 
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
@@ -44,7 +44,7 @@ fn encoder_stages(
         Some(cut) => vec![0, cut, config.layers()],
     };
     let stage = |cut: &[usize]| {
-        let mut parts = StageParts::default();
+        let mut parts = StageBlocks::default();
         config.add_to(cut[0]..cut[1], setting.frozen, &mut parts).unwrap();
         let options = StageOptions {
             is_input_trained: cut[0] > 0 && !setting.frozen.encoder,
@@ -56,10 +56,10 @@ fn encoder_stages(
     cuts.windows(2).map(stage).collect()
 }
 
-fn rows(output: Output<Cpu>) -> <Cpu as dflop_executor::device::Device>::Floats {
+fn rows(output: BlockOutput<Cpu>) -> <Cpu as dflop_executor::device::Device>::Floats {
     match output {
-        Output::Rows(rows) => rows,
-        Output::Loss(_) => unreachable!("an encoder has no loss"),
+        BlockOutput::Rows(rows) => rows,
+        BlockOutput::Loss(_) => unreachable!("an encoder has no loss"),
     }
 }
 
@@ -75,7 +75,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
     let (encoder, llm) = (encoder_of(&fixture), LlmConfig::from_config(&fixture.config).unwrap());
     let mut encoders = encoder_stages(&fixture, &encoder, &device, setting);
     let is_media_trained = encoders.last().unwrap().has_backward();
-    let mut parts = StageParts::default();
+    let mut parts = StageBlocks::default();
     parts.add(setting.is_llm_frozen, |declaration| llm.blocks(0..llm.layers(), declaration)).unwrap();
     let options = StageOptions {
         is_input_trained: is_media_trained,
@@ -93,7 +93,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
     }
     let again = dflop_executor::device::Device::upload(&device, media.as_ref().unwrap()).unwrap();
     let logits = decoder.logits(&context, Some(again)).unwrap().unwrap().to_vec();
-    let Output::Loss(loss) = decoder.forward(0, context, media).unwrap() else {
+    let BlockOutput::Loss(loss) = decoder.forward(0, context, media).unwrap() else {
         panic!("the LLM has a loss")
     };
     let kept_bytes = decoder.kept_bytes() + encoders.iter().map(Stage::kept_bytes).sum::<u64>();
@@ -200,7 +200,7 @@ fn a_microbatch_without_media_needs_no_encoder() {
         // The second sample of every fixture has none.
         let context = Arc::new(text.context_of_sample(1, &llm, &device));
         let mut stage = llm_stage(&llm, 0..llm.layers(), &device, StageOptions::new("llm"), &fixture.weights);
-        assert!(matches!(stage.forward(0, context, None).unwrap(), Output::Loss(loss) if loss > 0.0));
+        assert!(matches!(stage.forward(0, context, None).unwrap(), BlockOutput::Loss(loss) if loss > 0.0));
         assert!(stage.backward(0, None).unwrap().is_none());
     }
 }

@@ -3,7 +3,7 @@
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::comm::{Settings, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::model::model_config::ModuleKind;
 use dflop_executor::pipeline::{Job, MediumPlan, MicrobatchPlan, ModuleLayout, Pipeline, StepPlan};
 
 use super::batch::{LLM_LAYERS, language_model, with_encoders};

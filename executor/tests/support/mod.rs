@@ -2,8 +2,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
-use dflop_executor::comm::{Comm, Communicator, Host, Settings, Token, tcp, threads};
-use dflop_executor::launch::{Layout, Rendezvous};
+use dflop_executor::comm::{
+    Comm, Communicator, JobToken, RankIdentity, RendezvousConfig, RendezvousServer, Settings, tcp, threads,
+};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -41,8 +42,8 @@ pub fn run<T: Send>(
 
 /// A job over TCP whose ranks are threads of this process.
 pub struct TcpJob {
-    pub host: Host,
-    pub token: Token,
+    pub host: RendezvousServer,
+    pub token: JobToken,
     pub size: usize,
 }
 
@@ -52,29 +53,29 @@ impl TcpJob {
     }
 
     pub fn at(size: usize, address: IpAddr) -> Self {
-        let token = Token::random().unwrap();
-        let host = Host::start(&[SocketAddr::new(address, 0)], size, token.clone()).unwrap();
+        let token = JobToken::random().unwrap();
+        let host = RendezvousServer::start(&[SocketAddr::new(address, 0)], size, token.clone()).unwrap();
         Self { host, token, size }
     }
 
-    pub fn layout(&self, rank: usize) -> Layout {
-        let rendezvous = Rendezvous {
+    pub fn identity(&self, rank: usize) -> RankIdentity {
+        let rendezvous = RendezvousConfig {
             host: self.host.address().ip().to_string(),
             port: self.host.address().port(),
             token: Some(self.token.clone()),
-            is_hosted_elsewhere: true,
+            is_hosted_by_launcher: true,
             listen: None,
         };
         let rendezvous = (self.size > 1).then_some(rendezvous);
-        Layout { rank, size: self.size, local_rank: rank, rendezvous }
+        RankIdentity { rank, size: self.size, local_rank: rank, rendezvous }
     }
 
     pub fn run<T: Send>(&self, settings: Settings, rank: impl Fn(tcp::Session) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let rank = &rank;
             let start = |of: usize| {
-                let layout = self.layout(of);
-                scope.spawn(move || rank(tcp::connect(&layout, settings).unwrap()))
+                let identity = self.identity(of);
+                scope.spawn(move || rank(tcp::connect(&identity, settings).unwrap()))
             };
             let threads: Vec<_> = (0..self.size).map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -126,5 +127,5 @@ pub fn row(elements: &[f32]) -> dflop_executor::comm::Payload {
 
 /// Keeps a rank in the job until all are done with their part.
 pub fn stay(comm: &dyn Comm) {
-    comm.barrier(dflop_executor::comm::At::step(99, "end of test")).unwrap();
+    comm.barrier(dflop_executor::comm::StepContext::step(99, "end of test")).unwrap();
 }

@@ -8,7 +8,7 @@ use dflop_executor::comm::{Cause, Communicator};
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
 use dflop_executor::stage::Stage;
 use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn stage(model: &ModelConfig, comm: Communicator) -> dflop_executor::Result<Stag
     let group = Arc::new(TensorParallel::new(Arc::new(comm)));
     let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
     let range = StageRange { module: ModuleKind::Llm, layers: 0..model.layers(ModuleKind::Llm) };
-    model.stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, &Seed(1))
+    model.stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, &Seed(1))
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn forward(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
     run(Transport::Threads, 2, patient(), |comm| {
         let step = steps[dflop_executor::comm::Comm::rank(&comm)]?;
         let mut stage = stage(&model, comm).unwrap();
-        stage.begin_step(step);
+        stage.start_step(step);
         let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, stage.device());
         stage.forward(5, Arc::new(context), None).err()
     })
@@ -113,7 +113,7 @@ fn values_of_whole_tensors_are_no_parts() {
         let group = Arc::new(TensorParallel::new(Arc::new(comm)));
         let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
         let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
-        model.stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, &Whole).err()
+        model.stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, &Whole).err()
     });
     for error in errors {
         let message = error.unwrap().to_string();
@@ -132,7 +132,7 @@ fn a_pass_that_fails_on_one_rank_ends_it_on_all() {
         let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
         let range = StageRange { module: ModuleKind::Llm, layers: 1..2 };
         let device = Cpu::new(1).unwrap();
-        let stage = model.stage_with(&device, &range, Frozen::default(), settings, &Seed(1));
+        let stage = model.stage_with(&device, &range, FrozenModules::default(), settings, &Seed(1));
         let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, &device);
         let rows = device.zeros(context.layers.rows * 24 - rank).unwrap();
         stage.unwrap().forward(2, Arc::new(context), Some(rows)).err()

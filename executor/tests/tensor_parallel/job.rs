@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::Output;
-use dflop_executor::model::context::Context;
+use dflop_executor::model::BlockOutput;
+use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::encoder::EncoderConfig;
 use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::WeightSource;
 use serde_json::Value;
@@ -52,7 +52,7 @@ pub(crate) struct Job<'a> {
     pub(crate) cut: Option<usize>,
     /// Whether every sample of the text is a microbatch, all of them in flight at the same time.
     pub(crate) is_by_sample: bool,
-    pub(crate) frozen: Frozen,
+    pub(crate) frozen: FrozenModules,
     /// Whether all ranks compute on one device with one thread.
     pub(crate) is_device_shared: bool,
 }
@@ -74,7 +74,7 @@ impl<'a> Job<'a> {
             activations: Activations::Stored,
             cut: None,
             is_by_sample: false,
-            frozen: Frozen::default(),
+            frozen: FrozenModules::default(),
             is_device_shared: false,
         }
     }
@@ -101,7 +101,7 @@ impl<'a> Job<'a> {
     fn rank(self, comm: Arc<dyn Comm>, device: &Cpu) -> Trained {
         let (model, fixture) = (ModelConfig::from_config(self.config).unwrap(), Fixture::open(self.inputs));
         let group = Arc::new(TensorParallel::new(comm));
-        group.begin_step(7);
+        group.start_step(7);
         let mut encoders = self.stages(&model, &group, device, false);
         let mut decoders = self.stages(&model, &group, device, true);
         let text = Text::of(&fixture, if encoders.is_empty() { &[] } else { &PLACEHOLDERS });
@@ -168,17 +168,17 @@ fn forward_media(
 ) -> Floats {
     let context = Arc::new(encoder_context(fixture, config, device));
     match stages[0].forward(0, context, None).unwrap() {
-        Output::Rows(rows) => rows,
-        Output::Loss(_) => unreachable!("an encoder has no loss"),
+        BlockOutput::Rows(rows) => rows,
+        BlockOutput::Loss(_) => unreachable!("an encoder has no loss"),
     }
 }
 
-fn logits(stages: &[Stage<Cpu>], context: &Context<Cpu>, media: Option<&Floats>) -> Vec<f32> {
+fn logits(stages: &[Stage<Cpu>], context: &MicrobatchContext<Cpu>, media: Option<&Floats>) -> Vec<f32> {
     let copy = |rows: &Floats| stages[0].device().upload(rows).unwrap();
     let (last, before) = stages.split_last().unwrap();
     let mut rows = media.map(copy);
     for stage in before {
-        let Output::Rows(next) = stage.evaluate(context, rows).unwrap() else {
+        let BlockOutput::Rows(next) = stage.evaluate(context, rows).unwrap() else {
             unreachable!("the last stage has the loss")
         };
         rows = Some(next);
@@ -187,14 +187,14 @@ fn logits(stages: &[Stage<Cpu>], context: &Context<Cpu>, media: Option<&Floats>)
 }
 
 /// Runs all microbatches, the first with media, and returns the sum of losses.
-fn forward(stages: &mut [Stage<Cpu>], contexts: &[Arc<Context<Cpu>>], mut media: Option<Floats>) -> f64 {
+fn forward(stages: &mut [Stage<Cpu>], contexts: &[Arc<MicrobatchContext<Cpu>>], mut media: Option<Floats>) -> f64 {
     let mut loss = 0.0;
     for (microbatch, context) in contexts.iter().enumerate() {
         let mut rows = media.take();
         for stage in &mut *stages {
             match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
-                Output::Rows(next) => rows = Some(next),
-                Output::Loss(sum) => loss += sum,
+                BlockOutput::Rows(next) => rows = Some(next),
+                BlockOutput::Loss(sum) => loss += sum,
             }
         }
     }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::Output;
+use dflop_executor::model::BlockOutput;
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::Frozen;
-use dflop_executor::stage::{Activations, StageOptions, StageParts};
+use dflop_executor::model::model_config::FrozenModules;
+use dflop_executor::stage::{Activations, StageOptions, StageBlocks};
 use serde_json::Value;
 
 use super::encoder::{encoder_context, encoder_of};
@@ -93,7 +93,7 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
             [(true, false, false), (true, true, false), (true, false, true)]
         {
             let frozen =
-                Frozen { vision: FrozenEncoder { encoder, projector }, is_llm_frozen, ..Frozen::default() };
+                FrozenModules { vision: FrozenEncoder { encoder, projector }, is_llm_frozen, ..FrozenModules::default() };
             let found = Job { frozen, ..job }.run();
             let is_trained =
                 |name: &str| match (name.starts_with("visual.merger"), name.starts_with("visual.")) {
@@ -117,12 +117,12 @@ fn towers_alone_are_those_of_transformers() {
         let ranks = run(Transport::Threads, 3, patient(), |comm| {
             let (fixture, device) = (Fixture::open(name), Cpu::new(1).unwrap());
             let config = encoder_of(&fixture);
-            let mut parts = StageParts::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
+            let mut parts = StageBlocks::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
             config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();
             let options = StageOptions { is_input_trained: false, ..StageOptions::new("tower") };
             let mut stages = [parts.build(device.clone(), options, &fixture.weights).unwrap()];
             let context = Arc::new(encoder_context(&fixture, &config, &device));
-            let Output::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
+            let BlockOutput::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
                 unreachable!("an encoder has no loss")
             };
             stages[0].backward(0, Some(device.upload(&fixture.floats("gradient")).unwrap())).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
 use dflop_executor::stage::Stage;
 use dflop_executor::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, assemble, write};
 use serde_json::json;
@@ -22,7 +22,7 @@ fn stage(
     let settings = StageSettings { tensor_parallel: group.cloned(), ..StageSettings::default() };
     let range = StageRange { module, layers: 0..model.layers(module) };
     let device = Cpu::new(1).unwrap();
-    model.stage_with(&device, &range, Frozen::default(), settings, source).unwrap()
+    model.stage_with(&device, &range, FrozenModules::default(), settings, source).unwrap()
 }
 
 /// The tensors of a module that ranks share, as the first rank puts them together.

@@ -236,7 +236,7 @@ fn a_state_of_another_model_is_refused_by_tensor() {
     let saved = Checkpoints::new(directory.path()).latest(&alone()).unwrap().unwrap();
     let mut wider = document();
     wider["intermediate_size"] = json!(32);
-    let config = dflop_executor::model::whole::ModelConfig::from_config(&wider).unwrap();
+    let config = dflop_executor::model::model_config::ModelConfig::from_config(&wider).unwrap();
     let error = config.check::<Cpu>(saved.weights()).unwrap_err().to_string();
     assert!(
         error.contains("`model.layers.0.mlp.gate_proj.weight` has shape [24, 16], the model's has [32, 16]"),

@@ -7,7 +7,7 @@ use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::profile::ProfileOptions;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::model_directory::ModelDirectory;
@@ -24,7 +24,7 @@ use dflop_loader::model_source::read_profile;
 /// What every rank of a run knows before it talks to the others.
 pub(crate) struct Setup {
     pub(crate) job: Arc<Job>,
-    pub(crate) frozen: Frozen,
+    pub(crate) frozen: FrozenModules,
     /// Directory of the model's files; weights are there if it is pretrained.
     pub(crate) model_directory: PathBuf,
     spec: ModelSpec,
@@ -112,12 +112,12 @@ impl Setup {
 }
 
 /// Parts that the executor does not train.
-fn frozen(frozen: dflop_costmodel::Frozen) -> Frozen {
+fn frozen(frozen: dflop_costmodel::Frozen) -> FrozenModules {
     let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
-    Frozen { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
+    FrozenModules { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
 }
 
-fn job(config: &TrainConfig, model: ModelConfig, frozen: Frozen) -> Result<Job, Failure> {
+fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job, Failure> {
     let parallel = &config.parallel;
     let layouts = model.modules().into_iter().map(|module| {
         let table = match module {

@@ -1,7 +1,7 @@
 //! Broadcast over a binomial tree.
 
 use super::Call;
-use crate::comm::communicator::Group;
+use crate::comm::group::Group;
 use crate::comm::error::Result;
 use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
@@ -22,7 +22,7 @@ pub(in crate::comm) fn broadcast(
         let from = rank_of(place - received_bit);
         let buffer = call.recv(group, from, values.dtype(), values.elements())?;
         values.copy_in(0..values.elements(), &buffer);
-        group.fabric.mailbox.recycled.give(buffer);
+        group.endpoint.mailbox.receive_buffers.give(buffer);
     }
     let mut sends = Vec::new();
     let mut bit = received_bit >> 1;
@@ -34,5 +34,5 @@ pub(in crate::comm) fn broadcast(
         }
         bit >>= 1;
     }
-    sends.iter().try_for_each(super::SendOnTheWay::finish)
+    sends.iter().try_for_each(super::PendingSend::finish)
 }

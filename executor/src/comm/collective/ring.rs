@@ -8,10 +8,11 @@
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use super::Call;
-use crate::comm::communicator::Group;
+use crate::comm::group::Group;
+use crate::comm::dtype::Dtype;
 use crate::comm::error::{Error, Result};
 use crate::comm::parts::{even_parts, ranges};
-use crate::comm::payload::{Buffer, Dtype};
+use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
 use std::ops::Range;
 
@@ -31,7 +32,7 @@ pub(in crate::comm) fn reduce_scatter(
     parts: &[Range<usize>],
 ) -> Result<()> {
     if let Some(own) = reduce(group, call, values, parts)? {
-        group.fabric.mailbox.recycled.give(own);
+        group.endpoint.mailbox.receive_buffers.give(own);
     }
     Ok(())
 }
@@ -93,12 +94,12 @@ fn gather(
         sending.finish()?;
         outgoing = incoming;
     }
-    group.fabric.mailbox.recycled.give(outgoing);
+    group.endpoint.mailbox.receive_buffers.give(outgoing);
     Ok(())
 }
 
 fn copy_of(group: &Group, values: &Slice<'_>, part: &Range<usize>) -> Buffer {
-    let mut copy = group.fabric.mailbox.recycled.take(values.dtype(), part.len());
+    let mut copy = group.endpoint.mailbox.receive_buffers.take(values.dtype(), part.len());
     values.copy_out(part.clone(), &mut copy);
     copy
 }

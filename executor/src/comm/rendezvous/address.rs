@@ -1,7 +1,7 @@
 //! Names to addresses, calls and their time limit.
 
 use super::handshake::{Hello, Rejection, call};
-use super::token::Token;
+use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -71,7 +71,7 @@ pub(in crate::comm) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Re
 pub(in crate::comm) fn dial(
     addresses: &[SocketAddr],
     hello: Hello,
-    token: &Token,
+    token: &JobToken,
     peer: &str,
     deadline: &Deadline,
 ) -> Result<TcpStream> {
@@ -81,7 +81,7 @@ pub(in crate::comm) fn dial(
         for one in addresses {
             match try_call(one, hello, token, deadline) {
                 Ok(stream) => return Ok(stream),
-                Err(Rejection::Token) => return Err(Error::TokenRefused { rank: hello.rank, address }),
+                Err(Rejection::JobToken) => return Err(Error::TokenRefused { rank: hello.rank, address }),
                 Err(Rejection::Refused(reason)) => return Err(Error::Refused { rank: hello.rank, reason }),
                 Err(Rejection::Io(error)) => reason = error.to_string(),
             }
@@ -97,7 +97,7 @@ pub(in crate::comm) fn dial(
 fn try_call(
     address: &SocketAddr,
     hello: Hello,
-    token: &Token,
+    token: &JobToken,
     deadline: &Deadline,
 ) -> Result<TcpStream, Rejection> {
     let patience = deadline.left().clamp(Duration::from_millis(1), CALL);

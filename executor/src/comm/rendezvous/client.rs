@@ -2,8 +2,8 @@
 
 use super::address::{Deadline, dial};
 use super::handshake::{Hello, Purpose};
-use super::protocol::{Answer, Ask, Request, read_answer};
-use super::token::Token;
+use super::protocol::{ReplyKind, RequestKind, Request, read_answer};
+use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -16,23 +16,23 @@ use std::time::Duration;
 /// Keys are written once. Beside addresses it holds what a later transport has to hand round, as the unique id of
 /// a NCCL communicator under its group's name.
 #[derive(Debug)]
-pub struct Store {
+pub struct RendezvousClient {
     stream: Mutex<TcpStream>,
     rank: usize,
     size: usize,
     has_joined: AtomicBool,
 }
 
-impl Store {
+impl RendezvousClient {
     /// Finds the store and proves to know the token.
     pub(in crate::comm) fn connect(
         addresses: &[SocketAddr],
         rank: usize,
         size: usize,
-        token: &Token,
+        token: &JobToken,
         deadline: &Deadline,
     ) -> Result<Self> {
-        let hello = Hello { purpose: Purpose::Store, rank, size };
+        let hello = Hello { purpose: Purpose::RendezvousClient, rank, size };
         let stream = dial(addresses, hello, token, "the rendezvous", deadline)?;
         Ok(Self { stream: Mutex::new(stream), rank, size, has_joined: AtomicBool::new(false) })
     }
@@ -56,8 +56,8 @@ impl Store {
     /// # Errors
     /// [`Error::Refused`] if it has a value; [`Error::Io`] if the store is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        match self.ask(Ask::Set, key, value, Duration::ZERO)? {
-            (Answer::Taken, _) => {
+        match self.ask(RequestKind::Set, key, value, Duration::ZERO)? {
+            (ReplyKind::Taken, _) => {
                 Err(Error::Refused { rank: self.rank, reason: format!("`{key}` was set before") })
             }
             _ => Ok(()),
@@ -69,9 +69,9 @@ impl Store {
     /// # Errors
     /// [`Error::Refused`] if a rank of the job went away before; [`Error::Io`] if the store is gone.
     pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
-        match self.ask(Ask::Wait, key, &[], timeout)? {
-            (Answer::Value, value) => Ok(Some(value)),
-            (Answer::Lost, rank) => {
+        match self.ask(RequestKind::Wait, key, &[], timeout)? {
+            (ReplyKind::Value, value) => Ok(Some(value)),
+            (ReplyKind::Lost, rank) => {
                 let rank = rank.try_into().map_or(0, u32::from_le_bytes);
                 let reason = format!("rank {rank} went away before all ranks were connected");
                 Err(Error::Refused { rank: self.rank, reason })
@@ -85,7 +85,7 @@ impl Store {
     /// # Errors
     /// [`Error::Connect`] if they are not in time; those of [`wait`](Self::wait).
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
-        let (_, count) = self.ask(Ask::Count, name, &[], Duration::ZERO)?;
+        let (_, count) = self.ask(RequestKind::Count, name, &[], Duration::ZERO)?;
         let open = format!("barrier/{name}");
         if count == (self.size as u64).to_le_bytes() {
             self.set(&open, &[])?;
@@ -102,7 +102,7 @@ impl Store {
         }
     }
 
-    fn ask(&self, ask: Ask, key: &str, value: &[u8], timeout: Duration) -> Result<(Answer, Vec<u8>)> {
+    fn ask(&self, ask: RequestKind, key: &str, value: &[u8], timeout: Duration) -> Result<(ReplyKind, Vec<u8>)> {
         let timeout_ms = timeout.as_millis() as u64;
         let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,9 +120,9 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for RendezvousClient {
     fn drop(&mut self) {
-        let leave = Request { ask: Ask::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
+        let leave = Request { ask: RequestKind::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
         // a store that is gone needs no farewell; a rank that never joined is missed
         if self.has_joined.load(Ordering::Relaxed) {
             let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! The first bytes of every connection: who is calling, and the proof that both sides know the token.
 
-use super::token::{Token, nonce};
+use super::token::{JobToken, nonce};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) enum Purpose {
-    Store,
+    RendezvousClient,
     Data,
     Control,
 }
@@ -33,7 +33,7 @@ pub(in crate::comm) enum Rejection {
     /// No answer, or none of this protocol; worth another try.
     Io(io::Error),
     /// The tokens differ.
-    Token,
+    JobToken,
     /// The other side says why.
     Refused(String),
 }
@@ -56,7 +56,7 @@ impl Hello {
 
     fn from_bytes(bytes: [u8; HELLO_BYTES]) -> Option<Self> {
         let [m0, m1, m2, m3, purpose, r0, r1, r2, r3, s0, s1, s2, s3] = bytes;
-        let purpose = [Purpose::Store, Purpose::Data, Purpose::Control].get(usize::from(purpose)).copied()?;
+        let purpose = [Purpose::RendezvousClient, Purpose::Data, Purpose::Control].get(usize::from(purpose)).copied()?;
         let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
         let size = u32::from_le_bytes([s0, s1, s2, s3]) as usize;
         ([m0, m1, m2, m3] == MAGIC).then_some(Self { purpose, rank, size })
@@ -64,7 +64,7 @@ impl Hello {
 }
 
 /// The side that called. Afterwards the stream has no time limits.
-pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &Token) -> Result<(), Rejection> {
+pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &JobToken) -> Result<(), Rejection> {
     set_patience(stream, Some(PATIENCE))?;
     let own = nonce().map_err(|error| Rejection::Io(io::Error::other(error)))?;
     let said = hello.to_bytes();
@@ -76,10 +76,10 @@ pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &Token) -> Resul
         0 => {
             let proof: [u8; 32] = read(stream)?;
             if !token.is_proof(&proof, &[b"took", &said, &own, &theirs]) {
-                return Err(Rejection::Token);
+                return Err(Rejection::JobToken);
             }
         }
-        1 => return Err(Rejection::Token),
+        1 => return Err(Rejection::JobToken),
         _ => {
             let [length] = read(stream)?;
             let mut reason = vec![0; usize::from(length)];
@@ -94,9 +94,9 @@ pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &Token) -> Resul
 /// The side that is called. A stranger is told nothing but that it is refused, and logged.
 ///
 /// `admit` looks at who it is, once the token is proved.
-pub(in crate::comm) fn greet(
+pub(in crate::comm) fn accept_handshake(
     stream: &mut TcpStream,
-    token: &Token,
+    token: &JobToken,
     admit: impl FnOnce(&Hello) -> Result<(), String>,
 ) -> io::Result<Option<Hello>> {
     set_patience(stream, Some(PATIENCE))?;

@@ -9,7 +9,7 @@ pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 
 /// What a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum RequestKind {
     /// Sets a key that has no value.
     Set,
     /// Waits for the value of a key.
@@ -22,7 +22,7 @@ pub(super) enum Ask {
 
 /// What the store answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum ReplyKind {
     /// Done; here is the value.
     Value,
     /// There was no value in time.
@@ -36,7 +36,7 @@ pub(super) enum Answer {
 /// A request: key, value and time limit, where it has one.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) ask: Ask,
+    pub(super) ask: RequestKind,
     pub(super) key: String,
     pub(super) value: Vec<u8>,
     pub(super) timeout_ms: u64,
@@ -58,7 +58,7 @@ impl Request {
 
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
         let [ask] = read(stream)?;
-        let asks = [Ask::Set, Ask::Wait, Ask::Count, Ask::Leave];
+        let asks = [RequestKind::Set, RequestKind::Wait, RequestKind::Count, RequestKind::Leave];
         let ask = *asks.get(usize::from(ask)).ok_or_else(invalid)?;
         let key_bytes = u32::from_le_bytes(read(stream)?) as usize;
         let value_bytes = u32::from_le_bytes(read(stream)?) as usize;
@@ -71,16 +71,16 @@ impl Request {
     }
 }
 
-pub(super) fn write_answer(stream: &mut impl Write, answer: Answer, value: &[u8]) -> io::Result<()> {
+pub(super) fn write_answer(stream: &mut impl Write, answer: ReplyKind, value: &[u8]) -> io::Result<()> {
     let mut bytes = vec![answer as u8];
     bytes.extend((value.len() as u32).to_le_bytes());
     bytes.extend(value);
     stream.write_all(&bytes)
 }
 
-pub(super) fn read_answer(stream: &mut impl Read) -> io::Result<(Answer, Vec<u8>)> {
+pub(super) fn read_answer(stream: &mut impl Read) -> io::Result<(ReplyKind, Vec<u8>)> {
     let [answer] = read(stream)?;
-    let answers = [Answer::Value, Answer::TimedOut, Answer::Taken, Answer::Lost];
+    let answers = [ReplyKind::Value, ReplyKind::TimedOut, ReplyKind::Taken, ReplyKind::Lost];
     let answer = *answers.get(usize::from(answer)).ok_or_else(invalid)?;
     let value_bytes = u32::from_le_bytes(read(stream)?) as usize;
     Ok((answer, read_value(stream, value_bytes)?))

@@ -7,22 +7,22 @@ use std::io;
 
 /// A secret that all ranks of a job know; it never travels.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(Vec<u8>);
+pub struct JobToken(Vec<u8>);
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for JobToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Token(…)")
     }
 }
 
-impl Token {
+impl JobToken {
     /// Takes a secret of the user.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is empty.
+    /// [`Error::InvalidSetting`] if it is empty.
     pub fn new(secret: &str) -> Result<Self> {
         if secret.is_empty() {
-            return Err(Error::Config { setting: "job token", reason: "empty".into() });
+            return Err(Error::InvalidSetting { setting: "job token", reason: "empty".into() });
         }
         Ok(Self(secret.as_bytes().to_vec()))
     }
@@ -82,12 +82,12 @@ mod tests {
 
     #[test]
     fn proofs_need_the_same_token_and_parts() {
-        let token = Token::new("secret").unwrap();
+        let token = JobToken::new("secret").unwrap();
         let proof = token.prove(&[b"a", b"b"]);
         assert!(token.is_proof(&proof, &[b"a", b"b"]));
         assert!(!token.is_proof(&proof, &[b"a", b"c"]));
-        assert!(!Token::new("Secret").unwrap().is_proof(&proof, &[b"a", b"b"]));
+        assert!(!JobToken::new("Secret").unwrap().is_proof(&proof, &[b"a", b"b"]));
         assert!(!format!("{token:?}").contains("secret"));
-        assert_ne!(Token::random().unwrap(), Token::random().unwrap());
+        assert_ne!(JobToken::random().unwrap(), JobToken::random().unwrap());
     }
 }

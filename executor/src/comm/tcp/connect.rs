@@ -3,14 +3,14 @@
 use super::mesh::{Mesh, Pair};
 use crate::comm::communicator::Communicator;
 use crate::comm::error::{Error, Result};
-use crate::comm::fabric::Fabric;
+use crate::comm::endpoint::Endpoint;
 use crate::comm::mailbox::Mailbox;
+use crate::comm::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::comm::rendezvous::{
-    Deadline, Hello, Host, Purpose, Store, Token, accept_until, dial, greet, resolve,
+    Deadline, Hello, RendezvousServer, Purpose, RendezvousClient, JobToken, accept_until, dial, accept_handshake, resolve,
 };
 use crate::comm::settings::Settings;
 use crate::comm::threads;
-use crate::launch::{Layout, Rendezvous};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,11 +23,11 @@ pub struct Session {
     /// All ranks of the job.
     pub comm: Communicator,
     /// The job's store, unless it has one rank only.
-    pub store: Option<Store>,
-    _host: Option<Host>,
+    pub store: Option<RendezvousClient>,
+    _host: Option<RendezvousServer>,
 }
 
-/// Joins the job that `layout` describes: finds all other ranks and connects with each.
+/// Joins the job that `identity` describes: finds all other ranks and connects with each.
 ///
 /// Rank 0 hosts the rendezvous unless the launcher does. A rank listens on the address by which it reaches the
 /// rendezvous, or the one in the layout, on a port of the system's choice. A job of one rank opens no socket.
@@ -35,49 +35,49 @@ pub struct Session {
 /// # Errors
 /// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`], [`Error::Connect`],
 /// [`Error::Missing`]; at once: [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`],
-/// [`Error::Config`].
-pub fn connect(layout: &Layout, settings: Settings) -> Result<Session> {
+/// [`Error::InvalidSetting`].
+pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
-    let Some(rendezvous) = &layout.rendezvous else {
+    let Some(rendezvous) = &identity.rendezvous else {
         let mut ranks = threads::world(1, settings)?;
         return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
     };
     if rendezvous.listen.is_some_and(|ip| ip.is_unspecified()) {
         let reason = "that is every address; name the one by which other ranks reach this one".into();
-        return Err(Error::Config { setting: "listen", reason });
+        return Err(Error::InvalidSetting { setting: "listen", reason });
     }
     let deadline = Deadline::after(settings.rendezvous);
     let Some(token) = rendezvous.token.clone() else {
-        return Err(Error::TokenMissing { size: layout.size });
+        return Err(Error::TokenMissing { size: identity.size });
     };
     let addresses = resolve(&rendezvous.host, rendezvous.port, &deadline)?;
-    let hosts = layout.rank == 0 && !rendezvous.is_hosted_elsewhere;
-    let host = hosts.then(|| start_host(rendezvous, &addresses, layout.size, &token)).transpose()?;
+    let hosts = identity.rank == 0 && !rendezvous.is_hosted_by_launcher;
+    let host = hosts.then(|| start_host(rendezvous, &addresses, identity.size, &token)).transpose()?;
     let addresses = host.as_ref().map_or(addresses, |host| vec![host.address()]);
-    let store = Store::connect(&addresses, layout.rank, layout.size, &token, &deadline)?;
-    let joining = Joining { layout, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
+    let store = RendezvousClient::connect(&addresses, identity.rank, identity.size, &token, &deadline)?;
+    let joining = Joining { identity, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
     let pairs = joining.pairs()?;
-    let mailbox = Arc::new(Mailbox::new(layout.size, settings.buffered_bytes_max));
-    let mesh = Mesh::start(layout.rank, mailbox.clone(), pairs);
-    let wire =
+    let mailbox = Arc::new(Mailbox::new(identity.size, settings.buffered_bytes_max));
+    let mesh = Mesh::start(identity.rank, mailbox.clone(), pairs);
+    let transport =
         Box::new(mesh.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?);
     store.join();
-    let fabric = Fabric { rank: layout.rank, size: layout.size, mailbox, wire, settings };
-    Ok(Session { comm: Communicator::world(Arc::new(fabric)), store: Some(store), _host: host })
+    let endpoint = Endpoint { rank: identity.rank, size: identity.size, mailbox, transport, settings };
+    Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _host: host })
 }
 
 /// The store of rank 0: at the address to listen on, if one is given, else at those of the rendezvous.
-fn start_host(rendezvous: &Rendezvous, addresses: &[SocketAddr], size: usize, token: &Token) -> Result<Host> {
+fn start_host(rendezvous: &RendezvousConfig, addresses: &[SocketAddr], size: usize, token: &JobToken) -> Result<RendezvousServer> {
     let given = rendezvous.listen.map(|ip| vec![SocketAddr::new(ip, rendezvous.port)]);
-    Host::start(given.as_deref().unwrap_or(addresses), size, token.clone())
+    RendezvousServer::start(given.as_deref().unwrap_or(addresses), size, token.clone())
 }
 
 struct Joining<'a> {
-    layout: &'a Layout,
-    rendezvous: &'a Rendezvous,
-    token: Token,
+    identity: &'a RankIdentity,
+    rendezvous: &'a RendezvousConfig,
+    token: JobToken,
     deadline: Deadline,
-    store: &'a Store,
+    store: &'a RendezvousClient,
     /// Ends the thread that accepts.
     has_all: Arc<AtomicBool>,
 }
@@ -88,7 +88,7 @@ impl Joining<'_> {
 
     /// Calls the lower ranks and is called by the higher ones.
     fn pairs(&self) -> Result<Vec<Option<Pair>>> {
-        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (rank, size) = (self.identity.rank, self.identity.size);
         let ip = self.rendezvous.listen.map_or_else(|| self.store.local_ip(), Ok)?;
         let listener = self.listen(ip)?;
         let calls = self.accept(listener)?;
@@ -107,7 +107,7 @@ impl Joining<'_> {
     }
 
     fn listen(&self, ip: IpAddr) -> Result<TcpListener> {
-        let rank = self.layout.rank;
+        let rank = self.identity.rank;
         let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
         let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -119,7 +119,7 @@ impl Joining<'_> {
     fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let mut missing = Vec::new();
         let mut addresses = Vec::new();
-        for rank in 0..self.layout.size {
+        for rank in 0..self.identity.size {
             let value = self.store.wait(&format!("address/{rank}"), self.deadline.left())?;
             match value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()) {
                 Some(address) => addresses.push(address),
@@ -130,24 +130,24 @@ impl Joining<'_> {
     }
 
     fn missing(&self, missing: Vec<usize>) -> Error {
-        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (rank, size) = (self.identity.rank, self.identity.size);
         Error::Missing { rank, size, missing, waited_seconds: self.deadline.waited_seconds() }
     }
 
     /// Accepts on a thread, until the deadline or until all are here.
     fn accept(&self, listener: TcpListener) -> Result<Receiver<(Hello, TcpStream)>> {
         let (calls, called) = channel();
-        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (rank, size) = (self.identity.rank, self.identity.size);
         let (token, deadline) = (self.token.clone(), self.deadline);
         let has_all = self.has_all.clone();
         let admit = move |hello: &Hello| {
             let is_expected = hello.size == size && (rank + 1..size).contains(&hello.rank);
-            let is_pair = hello.purpose != Purpose::Store;
+            let is_pair = hello.purpose != Purpose::RendezvousClient;
             if is_expected && is_pair { Ok(()) } else { Err(format!("rank {rank} expects no such call")) }
         };
         let take = move |mut stream: TcpStream| {
             let (calls, token) = (calls.clone(), token.clone());
-            std::thread::spawn(move || match greet(&mut stream, &token, admit) {
+            std::thread::spawn(move || match accept_handshake(&mut stream, &token, admit) {
                 // a receiver that is gone has all calls that it wants
                 Ok(Some(hello)) => drop(calls.send((hello, stream))),
                 Ok(None) => {}
@@ -182,8 +182,8 @@ impl Joining<'_> {
     }
 
     fn not_connected(&self, pairs: &[Option<Pair>]) -> Option<Vec<usize>> {
-        let is_open = |peer: &usize| *peer != self.layout.rank && pairs[*peer].is_none();
-        let open: Vec<usize> = (0..self.layout.size).filter(is_open).collect();
+        let is_open = |peer: &usize| *peer != self.identity.rank && pairs[*peer].is_none();
+        let open: Vec<usize> = (0..self.identity.size).filter(is_open).collect();
         (!open.is_empty()).then_some(open)
     }
 }

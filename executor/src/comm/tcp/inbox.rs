@@ -48,7 +48,7 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
         let _ = mailbox.wait_for_room(peer, ROOM);
     }
     let elements = header.shape.elements().unwrap_or_default();
-    let mut buffer = mailbox.recycled.take(header.shape.dtype, elements);
+    let mut buffer = mailbox.receive_buffers.take(header.shape.dtype, elements);
     stream.read_exact(buffer.as_bytes_mut())?;
     mailbox.deliver(peer, Message { header, buffer });
     Ok(())
@@ -58,11 +58,11 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
 mod tests {
     use super::super::frame::encode;
     use super::*;
-    use crate::comm::at::At;
+    use crate::comm::step_context::StepContext;
     use crate::comm::error::Failure;
     use crate::comm::mailbox::Mailbox;
     use crate::comm::message::Op;
-    use crate::comm::payload::Shape;
+    use crate::comm::payload::PayloadShape;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::Arc;
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn what_is_no_message_and_what_ends_within_one_has_the_sender_to_blame() {
-        let at = At::microbatch(6, 2, "send");
-        let header = Header { comm: 0, op: Op::Point, tag: 1, at, shape: Shape::f32(2, 2) };
+        let at = StepContext::microbatch(6, 2, "send");
+        let header = Header { comm: 0, op: Op::Point, tag: 1, at, shape: PayloadShape::f32(2, 2) };
         let whole = [encode(&header).as_slice(), &[0; 16]].concat();
         let cut = failure_after(&whole[..whole.len() - 1]).unwrap();
         assert_eq!((cut.cause, cut.culprit), (Cause::Died, Some(1)));

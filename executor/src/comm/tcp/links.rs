@@ -1,7 +1,7 @@
 //! What the threads of all connections of a rank share: control connections, and how a peer ended.
 
 use super::control::Control;
-use crate::comm::at::At;
+use crate::comm::step_context::StepContext;
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::{Mailbox, Status};
 use std::collections::BTreeMap;
@@ -91,7 +91,7 @@ impl Links {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.insert(id, None);
         drop(answers);
-        let was_told = self.tell(peer, &Control::Ask(id));
+        let was_told = self.tell(peer, &Control::StatusRequest(id));
         answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         while was_told && answers.get(&id).is_some_and(Option::is_none) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -110,10 +110,10 @@ impl Links {
                 Control::Abort(failure) => {
                     self.end_job(failure);
                 }
-                Control::Ask(id) => {
-                    self.tell(peer, &Control::Tell(id, self.mailbox.status()));
+                Control::StatusRequest(id) => {
+                    self.tell(peer, &Control::StatusReply(id, self.mailbox.status()));
                 }
-                Control::Tell(id, status) => {
+                Control::StatusReply(id, status) => {
                     let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
                     if let Some(answer) = answers.get_mut(&id) {
                         *answer = Some(status);
@@ -154,7 +154,7 @@ impl Links {
     /// Ends the job, with a peer to blame.
     pub(super) fn fail(&self, cause: Cause, peer: usize, message: String) {
         let status = self.mailbox.status();
-        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(At::step(0, "start"));
+        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(StepContext::step(0, "start"));
         let failure = Failure { cause, culprit: Some(peer), by: self.rank, at, message };
         self.end_job(failure);
     }

@@ -3,9 +3,9 @@
 use super::inbox::read_messages;
 use super::links::Links;
 use super::outbox::Outbox;
-use crate::comm::at::At;
+use crate::comm::step_context::StepContext;
 use crate::comm::error::Failure;
-use crate::comm::fabric::{Sent, Wire};
+use crate::comm::transport::{SendState, Transport};
 use crate::comm::mailbox::{Interrupt, Mailbox, Status};
 use crate::comm::message::Message;
 use std::io;
@@ -53,25 +53,25 @@ fn start_pair(links: &Arc<Links>, peer: usize, pair: Pair) -> io::Result<Outbox>
     Outbox::start(peer, links.clone(), pair.data)
 }
 
-impl Wire for Mesh {
-    fn post(&self, to: usize, message: Message) -> Sent {
+impl Transport for Mesh {
+    fn post(&self, to: usize, message: Message) -> SendState {
         match &self.outboxes[to] {
             Some(outbox) if !self.links.mailbox.has_left(to) => outbox.post(message),
-            _ => Sent::Closed,
+            _ => SendState::Closed,
         }
     }
 
-    fn wait_sent(&self, to: usize, sent: &Sent, at: At, timeout: Duration) -> Result<(), Interrupt> {
+    fn wait_sent(&self, to: usize, sent: &SendState, at: StepContext, timeout: Duration) -> Result<(), Interrupt> {
         match sent {
-            Sent::Done | Sent::Delivered => Ok(()),
-            Sent::Closed => Err(Interrupt::Left),
-            Sent::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
+            SendState::Done | SendState::Delivered => Ok(()),
+            SendState::Closed => Err(Interrupt::Left),
+            SendState::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
         }
     }
 
-    fn is_sent(&self, to: usize, sent: &Sent) -> bool {
+    fn is_sent(&self, to: usize, sent: &SendState) -> bool {
         match sent {
-            Sent::Queued(count) => self.links.mailbox.written(to) >= *count,
+            SendState::Queued(count) => self.links.mailbox.written(to) >= *count,
             _ => true,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::frame::{encode, farewell};
 use super::links::Links;
-use crate::comm::fabric::Sent;
+use crate::comm::transport::SendState;
 use crate::comm::message::Message;
 use rustix::net::{SendFlags, send};
 use std::io::{self, IoSlice, Write};
@@ -54,7 +54,7 @@ impl Outbox {
     }
 
     /// Writes what the socket takes at once, if nothing is queued before it, and queues the rest.
-    pub(super) fn post(&self, message: Message) -> Sent {
+    pub(super) fn post(&self, message: Message) -> SendState {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_idle = self.links.mailbox.written(self.peer) == state.queued;
         if !is_idle || message.buffer.as_bytes().len() > INLINE_BYTES_MAX {
@@ -64,7 +64,7 @@ impl Outbox {
         // an error is left to the thread, which meets it again
         let written = send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
         if written == bytes.len() {
-            return Sent::Done;
+            return SendState::Done;
         }
         state.queue(Job::Rest(bytes, written))
     }
@@ -85,11 +85,11 @@ impl Outbox {
 }
 
 impl State {
-    fn queue(&mut self, job: Job) -> Sent {
+    fn queue(&mut self, job: Job) -> SendState {
         // a thread that ended met an error, which its peer's reader reports
         let _ = self.jobs.send(job);
         self.queued += 1;
-        Sent::Queued(self.queued)
+        SendState::Queued(self.queued)
     }
 }
 
@@ -107,7 +107,7 @@ fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiv
             return;
         }
         if let Job::Message(message) = job {
-            links.mailbox.recycled.give(message.buffer);
+            links.mailbox.receive_buffers.give(message.buffer);
         } else if matches!(job, Job::Farewell) {
             return;
         }

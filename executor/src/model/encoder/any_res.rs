@@ -7,23 +7,23 @@
 use dflop_costmodel::ImageSize;
 use dflop_costmodel::tokens::any_res::{AnyRes, VideoNewline};
 
-use super::Shown;
+use super::TiledMedium;
 use super::input::refuse;
 use crate::error::Result;
-use crate::row_mix::RowMix;
+use crate::row_mix::SparseRows;
 
 /// How much larger than the limit, along a side, a map may be before it is scaled down.
 const SCALED_ABOVE: f64 = 1.1;
 
 /// Which projected rows make the tokens of some media, and where newlines stand.
-pub(super) fn arrange(rule: &AnyRes, shown: &[Shown]) -> Result<(RowMix, RowMix)> {
+pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRows, SparseRows)> {
     let side = usize::from(rule.patches_per_side);
     let mut tokens = Tokens::default();
     let mut first = 0;
     for medium in shown {
         match *medium {
-            Shown::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
-            Shown::Image { height, width, tiles } => {
+            TiledMedium::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
+            TiledMedium::Image { height, width, tiles } => {
                 (0..side * side).for_each(|row| tokens.row(first + row));
                 match tiles {
                     1 => tokens.newline(),
@@ -33,7 +33,7 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[Shown]) -> Result<(RowMix, RowMix)
         }
         first += medium.tiles() * side * side;
     }
-    Ok((RowMix::weighted(tokens.rows), RowMix::gather(tokens.newlines)))
+    Ok((SparseRows::weighted(tokens.rows), SparseRows::gather(tokens.newlines)))
 }
 
 /// Every frame at half its size, and where the rule has newlines.

@@ -10,24 +10,24 @@ use dflop_costmodel::config::{Documents, ModelPart};
 use serde_json::Value;
 
 use super::super::attention::QkvNames;
-use super::super::config::Object;
+use super::super::config::ConfigFields;
 use super::super::layer::LayerSpec;
 use super::super::norm::NormKind;
-use super::super::tensor_parallel::Fields;
+use super::super::tensor_parallel::DimensionFields;
 use super::convolution::TAPS;
-use super::input::{Plan, refuse};
-use super::projector::{Map, ProjectorSpec};
+use super::input::{HostContext, refuse};
+use super::projector::{ProjectorMap, ProjectorSpec};
 use super::tail::TailSpec;
 use super::tower::{full_attention, plain_mlp};
 use super::{Arrangement, EncoderConfig, Stem};
 use crate::error::{Error, Result};
 use crate::ops::activation::Activation;
-use crate::row_mix::RowMix;
+use crate::row_mix::SparseRows;
 
 /// Epsilon of all norms, which no configuration says.
 const EPSILON: f64 = 1e-5;
 const PREFIX: &str = "audio_tower.";
-const FIELDS: Fields = Fields {
+const FIELDS: DimensionFields = DimensionFields {
     heads: "audio_config.encoder_attention_heads",
     kv_heads: "audio_config.encoder_attention_heads",
     mlp: "audio_config.encoder_ffn_dim",
@@ -41,7 +41,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
         let problem = "has no encoder of audio".to_owned();
         return Err(Error::Config { field: "model_type".to_owned(), problem });
     };
-    let (fields, spec) = (Object::of(document).child("audio_config"), audio.encoder);
+    let (fields, spec) = (ConfigFields::of(document).child("audio_config"), audio.encoder);
     if fields.flag("scale_embedding", false)? {
         return Err(fields.refused("scale_embedding", "= true is not supported"));
     }
@@ -55,7 +55,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
             norm: NormKind::Layer,
             epsilon: EPSILON,
             norm_names: ["self_attn_layer_norm", "final_layer_norm"].map(name),
-            attention: full_attention(&spec, QkvNames::Apart(qkv), name("self_attn.out_proj")),
+            attention: full_attention(&spec, QkvNames::Separate(qkv), name("self_attn.out_proj")),
             mlp: plain_mlp(&spec, ["fc1", "fc2"].map(name), activation),
             scales: None,
         }
@@ -74,7 +74,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
             merged: 1,
             hidden,
             norm: None,
-            map: Map::Linear("multi_modal_projector.linear".to_owned()),
+            map: ProjectorMap::Linear("multi_modal_projector.linear".to_owned()),
             outputs,
             newline: None,
         }),
@@ -102,7 +102,7 @@ impl Window {
 }
 
 impl EncoderConfig {
-    pub(super) fn audio_plan(&self, features: &[f32], frames: &[u32]) -> Result<Plan> {
+    pub(super) fn audio_plan(&self, features: &[f32], frames: &[u32]) -> Result<HostContext> {
         let Stem::Audio { mels, positions, .. } = self.stem else {
             return refuse("medium", "is of another kind than the encoder takes".to_owned());
         };
@@ -115,7 +115,7 @@ impl EncoderConfig {
         if let Some(index) = frames.iter().position(|&frames| frames as usize > longest) {
             return refuse("frames", format!("window {index} has {} of {longest}", frames[index]));
         }
-        let mut plan = Plan { segments: vec![0], ..Plan::default() };
+        let mut plan = HostContext { segments: vec![0], ..HostContext::default() };
         let (mut first, mut second, mut placed, mut pooled) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut medium_rows, mut first_rows, mut rows) = (0, 0, 0);
@@ -136,10 +136,10 @@ impl EncoderConfig {
             plan.segments.push(rows as u32);
         }
         plan.medium_rows = medium_rows;
-        plan.stem = vec![RowMix::gather(first), RowMix::gather(second)];
-        plan.positions = Some(RowMix::gather(placed));
+        plan.stem = vec![SparseRows::gather(first), SparseRows::gather(second)];
+        plan.positions = Some(SparseRows::gather(placed));
         plan.projected_rows = pooled.len();
-        plan.taken = Some(RowMix::weighted(pooled));
+        plan.taken = Some(SparseRows::weighted(pooled));
         Ok(plan)
     }
 }

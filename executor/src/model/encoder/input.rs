@@ -1,20 +1,20 @@
 //! What an encoder encodes, and its context.
 
-use super::super::context::{Context, EncoderInputs, LayerContext};
+use super::super::context::{MicrobatchContext, EncoderInputs, LayerContext};
 use super::{Arrangement, EncoderConfig};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::{DeviceMix, RowMix};
+use crate::row_mix::{DeviceSparseRows, SparseRows};
 
 /// The media of a microbatch, as their processors make them.
 #[derive(Debug, Clone, Copy)]
-pub enum Medium<'a> {
+pub enum EncoderInput<'a> {
     /// Squares, for towers that take one size.
     Tiles {
         /// `[tiles, channels, side, side]`, the tiles of an image one behind the other.
         pixels: &'a [f32],
         /// What the tiles show, in order.
-        shown: &'a [Shown],
+        shown: &'a [TiledMedium],
     },
     /// Patches of images and videos of their own resolution.
     Patches {
@@ -34,7 +34,7 @@ pub enum Medium<'a> {
 
 /// What a run of tiles shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Shown {
+pub enum TiledMedium {
     /// An image.
     Image {
         /// Rows of pixels before it was scaled.
@@ -51,7 +51,7 @@ pub enum Shown {
     },
 }
 
-impl Shown {
+impl TiledMedium {
     /// Returns the tiles.
     #[must_use]
     pub const fn tiles(&self) -> usize {
@@ -64,20 +64,20 @@ impl Shown {
 
 /// A context before it is on a device.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct HostContext {
     pub(super) medium: Vec<f32>,
     pub(super) medium_rows: usize,
-    pub(super) stem: Vec<RowMix>,
-    pub(super) class: Option<RowMix>,
-    pub(super) positions: Option<RowMix>,
+    pub(super) stem: Vec<SparseRows>,
+    pub(super) class: Option<SparseRows>,
+    pub(super) positions: Option<SparseRows>,
     pub(super) segments: Vec<u32>,
     pub(super) windows: Vec<u32>,
     /// Positions of every row by axis, where layers rotate.
     pub(super) rotation: Option<[Vec<u32>; 2]>,
-    pub(super) taken: Option<RowMix>,
+    pub(super) taken: Option<SparseRows>,
     pub(super) projected_rows: usize,
-    pub(super) arranged: Option<RowMix>,
-    pub(super) newlines: Option<RowMix>,
+    pub(super) arranged: Option<SparseRows>,
+    pub(super) newlines: Option<SparseRows>,
 }
 
 impl EncoderConfig {
@@ -85,11 +85,11 @@ impl EncoderConfig {
     ///
     /// # Errors
     /// [`Error::Input`] that names the input which does not fit.
-    pub fn context<D: Device>(&self, device: &D, medium: &Medium<'_>) -> Result<Context<D>> {
+    pub fn context<D: Device>(&self, device: &D, medium: &EncoderInput<'_>) -> Result<MicrobatchContext<D>> {
         let plan = match (&self.arrangement, *medium) {
-            (Arrangement::Tiles(tiles), Medium::Tiles { pixels, shown }) => tiles.plan(pixels, shown)?,
-            (Arrangement::Native(native), Medium::Patches { values, grids }) => native.plan(values, grids)?,
-            (Arrangement::Audio, Medium::Windows { features, frames }) => {
+            (Arrangement::Tiles(tiles), EncoderInput::Tiles { pixels, shown }) => tiles.plan(pixels, shown)?,
+            (Arrangement::Native(native), EncoderInput::Patches { values, grids }) => native.plan(values, grids)?,
+            (Arrangement::Audio, EncoderInput::Windows { features, frames }) => {
                 self.audio_plan(features, frames)?
             }
             _ => {
@@ -103,17 +103,17 @@ impl EncoderConfig {
             }
             _ => None,
         };
-        let upload = |mix: &RowMix| mix.upload(device);
-        let stem: Vec<DeviceMix<D>> = plan.stem.iter().map(upload).collect::<Result<_>>()?;
-        let optional = |mix: &Option<RowMix>| mix.as_ref().map(upload).transpose();
-        Ok(Context {
+        let upload = |mix: &SparseRows| mix.upload(device);
+        let stem: Vec<DeviceSparseRows<D>> = plan.stem.iter().map(upload).collect::<Result<_>>()?;
+        let optional = |mix: &Option<SparseRows>| mix.as_ref().map(upload).transpose();
+        Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: plan.segments.last().map_or(0, |&rows| rows as usize),
                 segments: plan.segments,
                 windows: plan.windows,
                 rotation,
             },
-            inputs: super::super::context::Inputs::Encoder(EncoderInputs {
+            inputs: super::super::context::ModuleInputs::Encoder(EncoderInputs {
                 medium: device.upload(&plan.medium)?,
                 medium_rows: plan.medium_rows,
                 stem,
@@ -121,7 +121,7 @@ impl EncoderConfig {
                 class: optional(&plan.class)?,
                 taken: optional(&plan.taken)?,
                 projected_rows: plan.projected_rows,
-                tokens: plan.arranged.as_ref().map_or(plan.projected_rows, RowMix::rows),
+                tokens: plan.arranged.as_ref().map_or(plan.projected_rows, SparseRows::rows),
                 arranged: optional(&plan.arranged)?,
                 newlines: optional(&plan.newlines)?,
             }),

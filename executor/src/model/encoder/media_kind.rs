@@ -3,9 +3,9 @@
 use super::super::layer::LayerSpec;
 use super::{Arrangement, EncoderConfig, Stem};
 
-/// The kind of [`super::Medium`] that an encoder takes.
+/// The kind of [`super::EncoderInput`] that an encoder takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MediaKind {
+pub enum EncoderInputKind {
     /// Squares of one size.
     Tiles {
         /// Numbers of a tile.
@@ -28,15 +28,15 @@ pub enum MediaKind {
 impl EncoderConfig {
     /// Returns what kind of media the encoder takes.
     #[must_use]
-    pub fn media_kind(&self) -> MediaKind {
+    pub fn input_kind(&self) -> EncoderInputKind {
         match (&self.arrangement, &self.stem) {
-            (Arrangement::Tiles(tiles), _) => MediaKind::Tiles { elements: tiles.elements() },
-            (Arrangement::Native(native), _) => MediaKind::Patches { elements: native.patch_inputs() },
+            (Arrangement::Tiles(tiles), _) => EncoderInputKind::Tiles { elements: tiles.elements() },
+            (Arrangement::Native(native), _) => EncoderInputKind::Patches { elements: native.patch_inputs() },
             (Arrangement::Audio, Stem::Audio { mels, positions, .. }) => {
-                MediaKind::Windows { elements: mels * 2 * positions, frames: 2 * positions }
+                EncoderInputKind::Windows { elements: mels * 2 * positions, frames: 2 * positions }
             }
             (Arrangement::Audio, Stem::Patches(spec)) => {
-                MediaKind::Windows { elements: spec.patch_inputs(), frames: 1 }
+                EncoderInputKind::Windows { elements: spec.patch_inputs(), frames: 1 }
             }
         }
     }

@@ -1,14 +1,14 @@
 //! Encoders of images, videos and audio, with their projectors.
 //!
 //! [`EncoderConfig`] reads one from a `config.json` and makes its blocks: a stem, transformer layers, what is taken of
-//! the last layer, the projector. [`Medium`] is what it encodes; [`EncoderConfig::context`] turns one microbatch's
+//! the last layer, the projector. [`EncoderInput`] is what it encodes; [`EncoderConfig::context`] turns one microbatch's
 //! media into the sparse matrices that the blocks multiply with.
 
 mod any_res;
 mod audio;
 mod convolution;
 mod input;
-mod media_kind;
+mod input_kind;
 mod native;
 mod projector;
 mod stem;
@@ -17,8 +17,8 @@ mod tower;
 
 use std::ops::Range;
 
-pub use input::{Medium, Shown};
-pub use media_kind::MediaKind;
+pub use input::{EncoderInput, TiledMedium};
+pub use input_kind::EncoderInputKind;
 
 use serde_json::Value;
 
@@ -27,10 +27,10 @@ use self::projector::{Projector, ProjectorSpec};
 use self::stem::{PatchStem, PatchStemSpec};
 use self::tail::{Tail, TailSpec};
 use super::Block;
-use super::config::Object;
+use super::config::ConfigFields;
 use super::layer::{Layer, LayerSpec};
 use super::parameters::{Declaration, Init};
-use super::tensor_parallel::{self, Fields};
+use super::tensor_parallel::{self, DimensionFields};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -42,7 +42,7 @@ const VISION: &str =
     "llava_onevision, internvl, qwen2_vl, qwen2_5_vl, clip_vision_model and siglip_vision_model";
 
 /// An encoder that the cost model knows in a form, or inside a model, whose checkpoints have other names than those here.
-fn refuse_other_form(top: &Object<'_>, model_type: &str, known: &str) -> Error {
+fn refuse_other_form(top: &ConfigFields<'_>, model_type: &str, known: &str) -> Error {
     top.refused("model_type", format!("= \"{model_type}\" is not supported, encoders are read from {known}"))
 }
 
@@ -81,7 +81,7 @@ pub struct EncoderConfig {
     /// Tensors of checkpoints that nothing here reads.
     ignored: Vec<String>,
     /// Where dimensions stand in the configuration.
-    fields: &'static Fields,
+    fields: &'static DimensionFields,
 }
 
 /// Which parts of an encoder are not trained.
@@ -100,7 +100,7 @@ impl EncoderConfig {
     /// # Errors
     /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
     pub fn vision(document: &Value) -> Result<Option<Self>> {
-        let top = Object::of(document);
+        let top = ConfigFields::of(document);
         match top.text("model_type")?.unwrap_or_default() {
             "llava_onevision" => tower::llava_onevision(document).map(Some),
             "internvl" => tower::intern_vl(document).map(Some),
@@ -117,10 +117,10 @@ impl EncoderConfig {
     /// # Errors
     /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
     pub fn audio(document: &Value) -> Result<Option<Self>> {
-        match Object::of(document).text("model_type")? {
+        match ConfigFields::of(document).text("model_type")? {
             Some("qwen2_audio") => audio::qwen2_audio(document).map(Some),
             Some(other @ ("whisper" | "qwen2_audio_encoder")) => {
-                Err(refuse_other_form(&Object::of(document), other, "qwen2_audio"))
+                Err(refuse_other_form(&ConfigFields::of(document), other, "qwen2_audio"))
             }
             _ => Ok(None),
         }
@@ -169,13 +169,13 @@ impl EncoderConfig {
         &self,
         layers: Range<usize>,
         frozen: FrozenEncoder,
-        parts: &mut crate::stage::StageParts<D>,
+        parts: &mut crate::stage::StageBlocks<D>,
     ) -> Result<()> {
         if layers.start > layers.end || layers.end > self.layers() {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
             return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
         }
-        self.check_tensor_parallel(parts.place().size)?;
+        self.check_tensor_parallel(parts.tp_rank().size)?;
         for layers in crate::stage::single_layers(&layers) {
             parts.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
         }

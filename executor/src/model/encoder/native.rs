@@ -9,21 +9,21 @@ use dflop_costmodel::config::{Documents, ModelPart};
 use dflop_costmodel::model::EncoderSpec;
 use serde_json::Value;
 
-use super::super::attention::{AttentionSpec, QkvNames, Sight};
-use super::super::config::Object;
+use super::super::attention::{AttentionSpec, QkvNames, AttentionMask};
+use super::super::config::ConfigFields;
 use super::super::layer::LayerSpec;
 use super::super::mlp::{MlpNames, MlpSpec};
 use super::super::norm::NormKind;
 use super::super::rope::Rope;
-use super::super::tensor_parallel::Fields;
-use super::input::{Plan, refuse};
-use super::projector::{Map, ProjectorSpec};
+use super::super::tensor_parallel::DimensionFields;
+use super::input::{HostContext, refuse};
+use super::projector::{ProjectorMap, ProjectorSpec};
 use super::stem::PatchStemSpec;
 use super::tower::{full_attention, plain_mlp};
 use super::{Arrangement, EncoderConfig, INIT, Stem};
 use crate::error::{Error, Result};
 use crate::ops::activation::Activation;
-use crate::row_mix::RowMix;
+use crate::row_mix::SparseRows;
 
 /// Epsilon of all norms, which no configuration says.
 const EPSILON: f64 = 1e-6;
@@ -32,7 +32,7 @@ const THETA: f64 = 10_000.0;
 /// Layers of full attention of Qwen2.5-VL where no configuration says them.
 const FULL_LAYERS: [usize; 4] = [7, 15, 23, 31];
 
-const FIELDS: Fields = Fields {
+const FIELDS: DimensionFields = DimensionFields {
     heads: "vision_config.num_heads",
     kv_heads: "vision_config.num_heads",
     mlp: "vision_config.intermediate_size",
@@ -61,7 +61,7 @@ fn encoder(document: &Value) -> Result<(EncoderSpec, usize)> {
 
 /// Qwen2-VL.
 pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
-    let fields = Object::of(document).child("vision_config");
+    let fields = ConfigFields::of(document).child("vision_config");
     let (spec, outputs) = encoder(document)?;
     let activation = fields.activation("hidden_act", Activation::GeluQuick)?;
     let layer = |layer: usize| {
@@ -70,7 +70,7 @@ pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
             norm: NormKind::Layer,
             epsilon: EPSILON,
             norm_names: ["norm1", "norm2"].map(name),
-            attention: attention(&spec, layer, Sight::Full),
+            attention: attention(&spec, layer, AttentionMask::Full),
             mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), activation),
             scales: None,
         }
@@ -81,7 +81,7 @@ pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
 
 /// Qwen2.5-VL.
 pub(super) fn qwen2_5_vl(document: &Value) -> Result<EncoderConfig> {
-    let fields = Object::of(document).child("vision_config");
+    let fields = ConfigFields::of(document).child("vision_config");
     let (spec, outputs) = encoder(document)?;
     if fields.activation("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(fields.refused("hidden_act", "must be \"silu\" in a gated MLP"));
@@ -89,12 +89,12 @@ pub(super) fn qwen2_5_vl(document: &Value) -> Result<EncoderConfig> {
     let full = fields.counts("fullatt_block_indexes")?.unwrap_or(FULL_LAYERS.to_vec());
     let layer = |layer: usize| {
         let name = |rest: &str| format!("visual.blocks.{layer}.{rest}");
-        let sight = if full.contains(&layer) { Sight::Full } else { Sight::Window };
+        let mask = if full.contains(&layer) { AttentionMask::Full } else { AttentionMask::Window };
         LayerSpec {
             norm: NormKind::Rms,
             epsilon: EPSILON,
             norm_names: ["norm1", "norm2"].map(name),
-            attention: attention(&spec, layer, sight),
+            attention: attention(&spec, layer, mask),
             mlp: MlpSpec {
                 inputs: spec.hidden as usize,
                 middle: spec.ffn as usize,
@@ -111,14 +111,14 @@ pub(super) fn qwen2_5_vl(document: &Value) -> Result<EncoderConfig> {
     config(&fields, &spec, outputs, NormKind::Rms, layers, Some(window))
 }
 
-fn attention(spec: &EncoderSpec, layer: usize, sight: Sight) -> AttentionSpec {
+fn attention(spec: &EncoderSpec, layer: usize, mask: AttentionMask) -> AttentionSpec {
     let name = |rest: &str| format!("visual.blocks.{layer}.attn.{rest}");
-    let full = full_attention(spec, QkvNames::Together(name("qkv")), name("proj"));
-    AttentionSpec { sight, is_rotated: true, ..full }
+    let full = full_attention(spec, QkvNames::Fused(name("qkv")), name("proj"));
+    AttentionSpec { mask, is_rotated: true, ..full }
 }
 
 fn config(
-    fields: &Object<'_>,
+    fields: &ConfigFields<'_>,
     spec: &EncoderSpec,
     outputs: usize,
     norm: NormKind,
@@ -149,7 +149,7 @@ fn config(
         merged,
         hidden,
         norm: Some((norm, "visual.merger.ln_q".to_owned(), EPSILON, hidden)),
-        map: Map::Mlp(names, merged * hidden, Activation::GeluExact, true),
+        map: ProjectorMap::Mlp(names, merged * hidden, Activation::GeluExact, true),
         outputs,
         newline: None,
     };
@@ -181,9 +181,9 @@ impl Native {
         &self.rope
     }
 
-    pub(super) fn plan(&self, values: &[f32], grids: &[[u32; 3]]) -> Result<Plan> {
+    pub(super) fn plan(&self, values: &[f32], grids: &[[u32; 3]]) -> Result<HostContext> {
         let block = self.merge * self.merge;
-        let mut plan = Plan { segments: vec![0], windows: vec![0], ..Plan::default() };
+        let mut plan = HostContext { segments: vec![0], windows: vec![0], ..HostContext::default() };
         // Row and column of every patch, and the blocks in the order of windows.
         let (mut rows, mut columns, mut order) = (Vec::new(), Vec::new(), Vec::new());
         for (index, &grid) in grids.iter().enumerate() {
@@ -213,12 +213,12 @@ impl Native {
         if self.window.is_some() {
             let patch = |index: usize| order[index / block] * block + index % block;
             let patches = || (0..rows.len()).map(patch);
-            plan.stem = vec![RowMix::gather(patches().map(|patch| Some(patch as u32)))];
+            plan.stem = vec![SparseRows::gather(patches().map(|patch| Some(patch as u32)))];
             let ordered = |axis: &[u32]| patches().map(|patch| axis[patch]).collect();
             plan.rotation = Some([ordered(&rows), ordered(&columns)]);
             let mut back = vec![None; order.len()];
             (0..).zip(&order).for_each(|(place, &block)| back[block] = Some(place));
-            plan.arranged = Some(RowMix::gather(back));
+            plan.arranged = Some(SparseRows::gather(back));
         } else {
             plan.windows.clear();
             plan.rotation = Some([rows, columns]);

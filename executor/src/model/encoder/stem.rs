@@ -3,7 +3,7 @@
 use super::super::linear::Linear;
 use super::super::norm::{Norm, NormKind};
 use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use super::INIT;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
@@ -64,38 +64,38 @@ impl PatchStem {
 }
 
 impl<D: Device> Block<D> for PatchStem {
-    fn forward(&self, pass: &Pass<'_, D>, _: Option<D::Floats>, saved: &mut Saved<D>) -> Result<Output<D>> {
+    fn forward(&self, pass: &ForwardPass<'_, D>, _: Option<D::Floats>, saved: &mut SavedActivations<D>) -> Result<BlockOutput<D>> {
         let (device, parameters) = (pass.device, pass.parameters);
         let inputs = pass.context.inputs.encoder()?;
         debug_assert_eq!(inputs.medium.len(), inputs.medium_rows * self.patch_inputs);
         let mut rows = self.patches.forward(pass, &inputs.medium, inputs.medium_rows)?;
         if let Some(stem) = inputs.stem.first() {
             let mut arranged = device.zeros(pass.context.layers.rows * self.hidden)?;
-            device.mix_rows(&stem.forward, self.hidden, &rows, &mut arranged)?;
+            device.gather_scatter(&stem.forward, self.hidden, &rows, &mut arranged)?;
             rows = arranged;
         }
         let tables = [(self.class, &inputs.class), (self.positions, &inputs.positions)];
         for (table, mix) in tables {
             if let (Some(table), Some(mix)) = (table, mix) {
-                device.mix_rows(&mix.forward, self.hidden, parameters.value(table), &mut rows)?;
+                device.gather_scatter(&mix.forward, self.hidden, parameters.value(table), &mut rows)?;
             }
         }
-        let Some(norm) = self.norm else { return Ok(Output::Rows(rows)) };
+        let Some(norm) = self.norm else { return Ok(BlockOutput::Rows(rows)) };
         let (y, statistics) = norm.forward(pass, &rows)?;
         saved.keep(rows);
         saved.keep(statistics);
-        Ok(Output::Rows(y))
+        Ok(BlockOutput::Rows(y))
     }
 
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
         gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
     ) -> Result<Option<D::Floats>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
-        let mut d = rows_of::<D>(gradient, pass.context.layers.rows, self.hidden)?;
+        let mut d = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         if let Some(norm) = self.norm {
             let (statistics, rows) = (saved.take(), saved.take());
             let mut d_rows = device.zeros(rows.len())?;
@@ -106,12 +106,12 @@ impl<D: Device> Block<D> for PatchStem {
         for (table, mix) in tables {
             let gradient = table.and_then(|table| pass.parameters.gradient_mut(table));
             if let (Some(gradient), Some(mix)) = (gradient, mix) {
-                device.mix_rows(&mix.backward, self.hidden, &d, gradient)?;
+                device.gather_scatter(&mix.backward, self.hidden, &d, gradient)?;
             }
         }
         if let Some(stem) = inputs.stem.first() {
             let mut d_patches = device.zeros(inputs.medium_rows * self.hidden)?;
-            device.mix_rows(&stem.backward, self.hidden, &d, &mut d_patches)?;
+            device.gather_scatter(&stem.backward, self.hidden, &d, &mut d_patches)?;
             d = d_patches;
         }
         let columns = Columns::all(self.hidden);

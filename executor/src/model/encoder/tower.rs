@@ -6,32 +6,32 @@ use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::any_res::AnyRes;
 use serde_json::Value;
 
-use super::super::attention::{AttentionSpec, QkvNames, Sight};
-use super::super::config::Object;
+use super::super::attention::{AttentionSpec, QkvNames, AttentionMask};
+use super::super::config::ConfigFields;
 use super::super::layer::LayerSpec;
 use super::super::mlp::{MlpNames, MlpSpec};
 use super::super::norm::NormKind;
-use super::super::tensor_parallel::Fields;
+use super::super::tensor_parallel::DimensionFields;
 use super::any_res;
-use super::input::{Plan, refuse};
-use super::projector::{Map, ProjectorSpec};
+use super::input::{HostContext, refuse};
+use super::projector::{ProjectorMap, ProjectorSpec};
 use super::stem::PatchStemSpec;
 use super::tail::TailSpec;
-use super::{Arrangement, EncoderConfig, INIT, Shown, Stem};
+use super::{Arrangement, EncoderConfig, INIT, TiledMedium, Stem};
 use crate::error::{Error, Result};
 use crate::ops::activation::Activation;
-use crate::row_mix::RowMix;
+use crate::row_mix::SparseRows;
 
 /// Epsilon of PyTorch's layer norm where no configuration says one.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
-const FIELDS: Fields = Fields {
+const FIELDS: DimensionFields = DimensionFields {
     heads: "vision_config.num_attention_heads",
     kv_heads: "vision_config.num_attention_heads",
     mlp: "vision_config.intermediate_size",
 };
-const FIELDS_ALONE: Fields =
-    Fields { heads: "num_attention_heads", kv_heads: "num_attention_heads", mlp: "intermediate_size" };
+const FIELDS_ALONE: DimensionFields =
+    DimensionFields { heads: "num_attention_heads", kv_heads: "num_attention_heads", mlp: "intermediate_size" };
 
 /// How squares become rows, and which rows are taken.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,8 +96,8 @@ fn vision_spec(document: &Value) -> Result<(ModelPart, EncoderSpec)> {
 /// CLIP or SigLIP alone: its last hidden state.
 pub(super) fn alone(document: &Value) -> Result<EncoderConfig> {
     let (_, spec) = vision_spec(document)?;
-    let is_clip = Object::of(document).text("model_type")? == Some("clip_vision_model");
-    let tower = square_tower(&Object::of(document), spec, is_clip, "", TileRule::All)?;
+    let is_clip = ConfigFields::of(document).text("model_type")? == Some("clip_vision_model");
+    let tower = square_tower(&ConfigFields::of(document), spec, is_clip, "", TileRule::All)?;
     // The norm behind CLIP's layers is that of the pooled row alone.
     let tail = tower.last_norm.clone().filter(|_| !is_clip);
     let tail = tail.map(|norm| TailSpec { before: Some(norm), behind: None });
@@ -107,7 +107,7 @@ pub(super) fn alone(document: &Value) -> Result<EncoderConfig> {
 /// LLaVA-OneVision.
 pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
     let (part, spec) = vision_spec(document)?;
-    let top = Object::of(document);
+    let top = ConfigFields::of(document);
     let Some(VisionRule::AnyRes(rule)) = part.vision.map(|vision| vision.rule) else {
         return Err(top.refused("model_type", "has no rule of tiles"));
     };
@@ -125,7 +125,7 @@ pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
         merged: 1,
         hidden: spec.hidden as usize,
         norm: None,
-        map: Map::Mlp(names, outputs, activation, top.flag("multimodal_projector_bias", true)?),
+        map: ProjectorMap::Mlp(names, outputs, activation, top.flag("multimodal_projector_bias", true)?),
         outputs,
         newline: Some("image_newline".to_owned()),
     };
@@ -135,7 +135,7 @@ pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
 /// InternVL in the form of transformers.
 pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
     let (part, spec) = vision_spec(document)?;
-    let top = Object::of(document);
+    let top = ConfigFields::of(document);
     let merged = spec.projector.merged_tokens.get() as usize;
     let tower = intern_vit(&top.child("vision_config"), spec, TileRule::Shuffled(merged.isqrt()))?;
     let side = tower.tiles.patches_per_side();
@@ -151,7 +151,7 @@ pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
         merged,
         hidden,
         norm: Some((NormKind::Layer, name("layer_norm"), LAYER_NORM_EPSILON, merged * hidden)),
-        map: Map::Mlp(["linear_1", "linear_2"].map(name), outputs, activation, true),
+        map: ProjectorMap::Mlp(["linear_1", "linear_2"].map(name), outputs, activation, true),
         outputs,
         newline: None,
     };
@@ -159,7 +159,7 @@ pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
     Ok(tower.joined(Some(tail), Some(projector)))
 }
 
-fn tiles(fields: &Object<'_>, defaults: [usize; 2], has_class: bool, rule: TileRule) -> Result<Tiles> {
+fn tiles(fields: &ConfigFields<'_>, defaults: [usize; 2], has_class: bool, rule: TileRule) -> Result<Tiles> {
     Ok(Tiles {
         channels: fields.count("num_channels")?.unwrap_or(3),
         side: fields.side("image_size", defaults[0])?,
@@ -170,7 +170,7 @@ fn tiles(fields: &Object<'_>, defaults: [usize; 2], has_class: bool, rule: TileR
 }
 
 fn square_tower(
-    fields: &Object<'_>,
+    fields: &ConfigFields<'_>,
     spec: EncoderSpec,
     is_clip: bool,
     prefix: &str,
@@ -198,7 +198,7 @@ fn square_tower(
             norm: NormKind::Layer,
             epsilon,
             norm_names: [name("layer_norm1"), name("layer_norm2")],
-            attention: full_attention(&spec, QkvNames::Apart(qkv), name("self_attn.out_proj")),
+            attention: full_attention(&spec, QkvNames::Separate(qkv), name("self_attn.out_proj")),
             mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), activation),
             scales: None,
         }
@@ -215,7 +215,7 @@ fn square_tower(
     Ok(Tower { last_norm: Some((last, epsilon)), spec, tiles, stem, layers, ignored, is_alone })
 }
 
-fn intern_vit(fields: &Object<'_>, spec: EncoderSpec, rule: TileRule) -> Result<Tower> {
+fn intern_vit(fields: &ConfigFields<'_>, spec: EncoderSpec, rule: TileRule) -> Result<Tower> {
     let prefix = "vision_tower.";
     let name = |rest: &str| format!("{prefix}{rest}");
     if fields.flag("use_qk_norm", false)? {
@@ -251,7 +251,7 @@ fn intern_vit(fields: &Object<'_>, spec: EncoderSpec, rule: TileRule) -> Result<
             norm,
             epsilon,
             norm_names: [name("layernorm_before"), name("layernorm_after")],
-            attention: full_attention(&spec, QkvNames::Apart(qkv), name("attention.projection_layer")),
+            attention: full_attention(&spec, QkvNames::Separate(qkv), name("attention.projection_layer")),
             mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), activation),
             scales: Some((["lambda_1", "lambda_2"].map(name), scale)),
         }
@@ -279,7 +279,7 @@ pub(super) fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) 
         head_dim: hidden / heads,
         qkv,
         output: (output, true),
-        sight: Sight::Full,
+        mask: AttentionMask::Full,
         is_rotated: false,
         init: INIT,
     }
@@ -316,9 +316,9 @@ impl Tiles {
         self.patches() + usize::from(self.has_class)
     }
 
-    pub(super) fn plan(&self, pixels: &[f32], shown: &[Shown]) -> Result<Plan> {
+    pub(super) fn plan(&self, pixels: &[f32], shown: &[TiledMedium]) -> Result<HostContext> {
         let of_tile = self.elements();
-        let tiles = shown.iter().map(Shown::tiles).sum::<usize>();
+        let tiles = shown.iter().map(TiledMedium::tiles).sum::<usize>();
         if pixels.len() != tiles * of_tile {
             let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());
             return refuse("pixel_values", problem);
@@ -339,25 +339,25 @@ impl Tiles {
             TileRule::AnyRes(rule) => Some(any_res::arrange(rule, shown)?).unzip(),
             _ => (None, None),
         };
-        Ok(Plan {
+        Ok(HostContext {
             medium: pixels.chunks(of_tile).flat_map(|tile| self.patches_of(tile)).collect(),
             medium_rows: tiles * self.patches(),
-            stem: if self.has_class { vec![RowMix::gather(all.clone().map(patch))] } else { Vec::new() },
+            stem: if self.has_class { vec![SparseRows::gather(all.clone().map(patch))] } else { Vec::new() },
             class: self
                 .has_class
-                .then(|| RowMix::gather(all.clone().map(|row| row.is_multiple_of(rows).then_some(0)))),
-            positions: Some(RowMix::gather(all.map(|row| Some((row % rows) as u32)))),
+                .then(|| SparseRows::gather(all.clone().map(|row| row.is_multiple_of(rows).then_some(0)))),
+            positions: Some(SparseRows::gather(all.map(|row| Some((row % rows) as u32)))),
             segments: (0..=tiles).map(|tile| (tile * rows) as u32).collect(),
             taken,
             projected_rows,
             arranged,
             newlines,
-            ..Plan::default()
+            ..HostContext::default()
         })
     }
 
     /// Rows of the last layer that are taken, and how many rows the projector makes of them.
-    fn taken(&self, tiles: usize) -> (Option<RowMix>, usize) {
+    fn taken(&self, tiles: usize) -> (Option<SparseRows>, usize) {
         let (side, class) = (self.patches_per_side(), usize::from(self.has_class));
         let place = |tile: usize, patch: usize| Some((tile * self.rows() + class + patch) as u32);
         let patches = 0..tiles * self.patches();
@@ -366,7 +366,7 @@ impl Tiles {
             TileRule::AnyRes(_) if !self.has_class => (None, patches.end),
             TileRule::AnyRes(_) => {
                 let place = |patch| place(patch / self.patches(), patch % self.patches());
-                (Some(RowMix::gather(patches.clone().map(place))), patches.end)
+                (Some(SparseRows::gather(patches.clone().map(place))), patches.end)
             }
             TileRule::Shuffled(block) => {
                 let per_side = side / block;
@@ -377,7 +377,7 @@ impl Tiles {
                     let column = merged % per_side * block + inside % block;
                     place(tile, row * side + column)
                 });
-                (Some(RowMix::gather(shuffled)), patches.end / (block * block))
+                (Some(SparseRows::gather(shuffled)), patches.end / (block * block))
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The tokens of a microbatch to the context of a decoder.
 
-use super::super::context::{Context, Inputs, LayerContext, TextInputs};
+use super::super::context::{MicrobatchContext, ModuleInputs, LayerContext, TextInputs};
 use super::LlmConfig;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::RowMix;
+use crate::row_mix::SparseRows;
 
 /// The label of a token that is not learned.
 pub const IGNORED: i64 = -100;
@@ -33,7 +33,7 @@ impl LlmConfig {
     ///
     /// # Errors
     /// [`Error::Input`] that names the input which does not fit.
-    pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<Context<D>> {
+    pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<MicrobatchContext<D>> {
         let tokens = batch.input_ids.len();
         let segments = segments(batch.cu_seqlens, tokens)?;
         let embedding = self.embedding(batch)?;
@@ -59,14 +59,14 @@ impl LlmConfig {
         let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
         let by_axis: Vec<&[u32]> = positions.chunks(tokens.max(1)).collect();
-        Ok(Context {
+        Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: tokens,
                 segments,
                 windows: Vec::new(),
                 rotation: Some(self.rope.table(device, &by_axis)?),
             },
-            inputs: Inputs::Text(TextInputs {
+            inputs: ModuleInputs::Text(TextInputs {
                 embedding: embedding.upload(device)?,
                 words: embedding,
                 media,
@@ -77,7 +77,7 @@ impl LlmConfig {
         })
     }
 
-    fn embedding(&self, batch: &TextBatch<'_>) -> Result<RowMix> {
+    fn embedding(&self, batch: &TextBatch<'_>) -> Result<SparseRows> {
         let mut is_medium = vec![false; batch.input_ids.len()];
         for &place in batch.media_places {
             match is_medium.get_mut(place as usize) {
@@ -92,11 +92,11 @@ impl LlmConfig {
         for (&id, &is_medium) in batch.input_ids.iter().zip(&is_medium) {
             sources.push(if is_medium { None } else { Some(self.in_vocabulary("input_ids", id)?) });
         }
-        Ok(RowMix::gather(sources))
+        Ok(SparseRows::gather(sources))
     }
 
     /// Rows that predict something, and what.
-    fn targets(&self, batch: &TextBatch<'_>, segments: &[u32]) -> Result<(RowMix, Vec<u32>)> {
+    fn targets(&self, batch: &TextBatch<'_>, segments: &[u32]) -> Result<(SparseRows, Vec<u32>)> {
         if batch.labels.len() != batch.input_ids.len() {
             let problem = format!("has {} elements for {} tokens", batch.labels.len(), batch.input_ids.len());
             return Err(Error::Input { input: "labels", problem });
@@ -111,7 +111,7 @@ impl LlmConfig {
                 }
             }
         }
-        Ok((RowMix::gather(rows), targets))
+        Ok((SparseRows::gather(rows), targets))
     }
 
     fn in_vocabulary(&self, input: &'static str, id: i64) -> Result<u32> {
@@ -125,10 +125,10 @@ impl LlmConfig {
 }
 
 /// Rows `source` to rows `target`, of `targets` rows.
-fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> RowMix {
+fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> SparseRows {
     let mut sources = vec![None; targets];
     pairs.for_each(|(source, target)| sources[target as usize] = Some(source));
-    RowMix::gather(sources)
+    SparseRows::gather(sources)
 }
 
 pub(in super::super) fn to_u32(input: &'static str, values: &[i64]) -> Result<Vec<u32>> {

@@ -7,14 +7,14 @@ use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use serde_json::Value;
 
 use super::super::Block;
-use super::super::attention::{AttentionSpec, QkvNames, Sight};
-use super::super::config::Object;
+use super::super::attention::{AttentionSpec, QkvNames, AttentionMask};
+use super::super::config::ConfigFields;
 use super::super::layer::{Layer, LayerSpec};
 use super::super::mlp::{MlpNames, MlpSpec};
 use super::super::norm::NormKind;
 use super::super::parameters::{Declaration, Init};
 use super::super::rope::Rope;
-use super::super::tensor_parallel::{self, Fields};
+use super::super::tensor_parallel::{self, DimensionFields};
 use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::device::Device;
@@ -34,17 +34,17 @@ pub struct LlmConfig {
     head: &'static str,
     init: Init,
     /// Fields of heads, MLP and vocabulary.
-    fields: (&'static Fields, &'static str),
+    fields: (&'static DimensionFields, &'static str),
 }
 
 /// Where dimensions stand in the configuration of a language model alone, and inside a multimodal one.
-const FIELDS: [(&Fields, &str); 2] = [
+const FIELDS: [(&DimensionFields, &str); 2] = [
     (
-        &Fields { heads: "num_attention_heads", kv_heads: "num_key_value_heads", mlp: "intermediate_size" },
+        &DimensionFields { heads: "num_attention_heads", kv_heads: "num_key_value_heads", mlp: "intermediate_size" },
         "vocab_size",
     ),
     (
-        &Fields {
+        &DimensionFields {
             heads: "text_config.num_attention_heads",
             kv_heads: "text_config.num_key_value_heads",
             mlp: "text_config.intermediate_size",
@@ -59,8 +59,8 @@ const KNOWN: [&str; 7] =
 const KNOWN_TEXT: [&str; 4] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"];
 
 /// Fails for models that the cost model knows, but whose checkpoints have other names than those here.
-fn refuse_other_names(top: &Object<'_>, text: &Object<'_>) -> Result<()> {
-    let known = |object: &Object<'_>, known: &[&str]| match object.text("model_type")? {
+fn refuse_other_names(top: &ConfigFields<'_>, text: &ConfigFields<'_>) -> Result<()> {
+    let known = |object: &ConfigFields<'_>, known: &[&str]| match object.text("model_type")? {
         Some(found) if !known.contains(&found) => {
             let problem = format!("= \"{found}\" is not supported, known are {}", known.join(", "));
             Err(object.refused("model_type", problem))
@@ -78,7 +78,7 @@ impl LlmConfig {
     /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
-        let top = Object::of(document);
+        let top = ConfigFields::of(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
         let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
             return Err(top.refused("model_type", format!("= \"{model_type}\" is no language model's")));
@@ -164,7 +164,7 @@ impl LlmConfig {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
             return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
         }
-        self.check_tensor_parallel(declaration.place().size)?;
+        self.check_tensor_parallel(declaration.tp_rank().size)?;
         let (vocabulary, hidden) = (self.spec.vocab as usize, self.hidden());
         let embedding = format!("{}embed_tokens.weight", self.prefix);
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
@@ -182,7 +182,7 @@ impl LlmConfig {
         if layers.end == self.layers() {
             let norm = format!("{}norm", self.prefix);
             let (shape, cut) =
-                ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.place())));
+                ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.tp_rank())));
             let head = if self.spec.details.has_tied_embeddings {
                 declaration.add_shared(&embedding, &shape, self.init, cut)
             } else {
@@ -214,11 +214,11 @@ impl LlmConfig {
                 heads: spec.heads as usize,
                 kv_heads: spec.kv_heads as usize,
                 head_dim: spec.head_dim as usize,
-                qkv: QkvNames::Apart(
+                qkv: QkvNames::Separate(
                     ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
                 ),
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
-                sight: Sight::Causal,
+                mask: AttentionMask::Causal,
                 is_rotated: true,
                 init,
             },

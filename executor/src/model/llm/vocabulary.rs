@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use super::super::shard::{Parts, Place};
+use super::super::shard::{AxisPartition, TpRank};
 use super::super::tensor_parallel::TensorPass;
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::cross_entropy_part::{RowPart, join};
+use crate::ops::vocab_parallel_cross_entropy::{PartialSoftmax, join};
 
 /// The words of all ranks; the first ranks have one more where it does not come out even.
 #[derive(Debug)]
@@ -16,11 +16,11 @@ pub(super) struct Vocabulary {
     /// Words of every rank.
     sizes: Vec<usize>,
     own: Range<usize>,
-    place: Place,
+    place: TpRank,
 }
 
 impl Vocabulary {
-    pub(super) fn new(words: usize, place: Place) -> Self {
+    pub(super) fn new(words: usize, place: TpRank) -> Self {
         let parts = Self::parts(words, place);
         let first = parts.first(place.rank);
         Self {
@@ -31,8 +31,8 @@ impl Vocabulary {
     }
 
     /// How the rows of the embedding and of the LM head are cut.
-    pub(super) fn parts(words: usize, place: Place) -> Parts {
-        Parts::even(words, place.size)
+    pub(super) fn parts(words: usize, place: TpRank) -> AxisPartition {
+        AxisPartition::even(words, place.size)
     }
 
     /// The words of this rank.
@@ -58,30 +58,30 @@ impl Vocabulary {
         let own =
             |&target: &u32| self.own.contains(&(target as usize)).then(|| target - self.own.start as u32);
         let own: Vec<Option<u32>> = targets.iter().map(own).collect();
-        let rows = device.cross_entropy_part(logits, &own)?;
+        let rows = device.vocab_parallel_cross_entropy(logits, &own)?;
         let all = self.exchange(tensor, &rows)?;
         let mut loss = 0.0;
         let mut factors = Vec::with_capacity(rows.len());
         for row in 0..rows.len() {
-            let parts: Vec<RowPart<f32>> = all.iter().map(|parts| parts[row]).collect();
+            let parts: Vec<PartialSoftmax<f32>> = all.iter().map(|parts| parts[row]).collect();
             let (of_row, factor) = join(&parts, self.place.rank, scale);
             loss += of_row;
             factors.push(factor);
         }
-        device.cross_entropy_part_backward(logits, &own, &factors, scale)?;
+        device.vocab_parallel_cross_entropy_backward(logits, &own, &factors, scale)?;
         Ok(loss)
     }
 
     /// What the rows add up to, on every rank.
-    fn exchange(&self, tensor: TensorPass<'_>, own: &[RowPart<f32>]) -> Result<Vec<Vec<RowPart<f32>>>> {
-        let Place { rank, size } = self.place;
+    fn exchange(&self, tensor: TensorPass<'_>, own: &[PartialSoftmax<f32>]) -> Result<Vec<Vec<PartialSoftmax<f32>>>> {
+        let TpRank { rank, size } = self.place;
         let part = 3 * own.len();
         let mut all = vec![0.0; size * part];
         for (place, row) in all[rank * part..].chunks_mut(3).zip(own) {
             place.copy_from_slice(&[row.most, row.sum, row.target]);
         }
         tensor.group.comm().all_gather(tensor.at, all.as_mut_slice().into(), &vec![part; size])?;
-        let row = |&[most, sum, target]: &[f32; 3]| RowPart { most, sum, target };
+        let row = |&[most, sum, target]: &[f32; 3]| PartialSoftmax { most, sum, target };
         let rank = |rank: usize| all[rank * part..][..part].as_chunks().0.iter().map(row).collect();
         Ok((0..size).map(rank).collect())
     }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn every_word_is_one_ranks() {
-        let place = |rank| Place { rank, size: 4 };
+        let place = |rank| TpRank { rank, size: 4 };
         let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, place(rank)).own()).collect();
         assert_eq!(own, [0..13, 13..26, 26..38, 38..50]);
         assert!((0..4).all(|rank| Vocabulary::new(50, place(rank)).most() == 13));

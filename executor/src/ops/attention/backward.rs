@@ -5,11 +5,11 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, dot, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
-use crate::device::gemm::{Layout, Shape, gemm};
+use crate::device::gemm::{MatrixLayout, GemmShape, gemm};
 use crate::ops::real::Real;
 
 /// What forward read and wrote.
-struct Saved<'a, F> {
+struct ForwardTensors<'a, F> {
     qkv: &'a [F],
     output: &'a [F],
     log_sums: &'a [F],
@@ -51,7 +51,7 @@ pub fn backward<F: Real>(
             tasks.push(((start, end), kv_head, mine));
         }
     }
-    let saved = Saved { qkv, output, log_sums, d_output };
+    let saved = ForwardTensors { qkv, output, log_sums, d_output };
     tasks.into_par_iter().with_max_len(1).for_each_init(
         || (Vec::new(), Vec::new()),
         |buffers, (segment, kv_head, gradients)| {
@@ -71,7 +71,7 @@ fn run<F: Real>(
     shape: &AttentionShape,
     tile: Tile,
     head: usize,
-    saved: &Saved<'_, F>,
+    saved: &ForwardTensors<'_, F>,
     (weights, d_weights): &mut (Vec<F>, Vec<F>),
     gradients: &mut [F],
 ) {
@@ -79,30 +79,30 @@ fn run<F: Real>(
     let weights = grown(weights, tile.rows() * keys);
     let d_weights = grown(d_weights, tile.rows() * keys);
     let (query, key, value) = shape.columns(head);
-    let (rows, outputs) = (Layout::rows(shape.row()), Layout::rows(shape.output()));
+    let (rows, outputs) = (MatrixLayout::rows(shape.row()), MatrixLayout::rows(shape.output()));
     let first = tile.segment.0 * shape.row();
     let d_output = (saved.d_output, outputs.at(tile.start * shape.output() + head * dim));
     scores(shape, tile, head, saved.qkv, weights);
-    let sizes = Shape { rows: tile.rows(), columns: keys, inner: dim };
+    let sizes = GemmShape { rows: tile.rows(), columns: keys, inner: dim };
     let values = (saved.qkv, rows.transposed().at(first + value));
-    gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, Layout::rows(keys)));
+    gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, MatrixLayout::rows(keys)));
     vectorized(
         #[inline(always)]
         || softmax_backward(shape, tile, head, saved, weights, d_weights),
     );
 
     let width = (group + 2) * dim;
-    let target = Layout::rows(width);
-    let scale = F::of(shape.scale);
-    let by_key = Shape { rows: keys, columns: dim, inner: tile.rows() };
-    let of_keys = Layout::rows(keys).transposed();
+    let target = MatrixLayout::rows(width);
+    let scale = F::from_f64(shape.scale);
+    let by_key = GemmShape { rows: keys, columns: dim, inner: tile.rows() };
+    let of_keys = MatrixLayout::rows(keys).transposed();
     gemm(1, by_key, F::ONE, (weights, of_keys), d_output, F::ONE, (gradients, target.at((group + 1) * dim)));
     let queries = (saved.qkv, rows.at(tile.start * shape.row() + query));
     gemm(1, by_key, scale, (d_weights, of_keys), queries, F::ONE, (gradients, target.at(group * dim)));
-    let by_query = Shape { rows: tile.rows(), columns: dim, inner: keys };
+    let by_query = GemmShape { rows: tile.rows(), columns: dim, inner: keys };
     let of_queries = target.at((tile.start - tile.segment.0) * width + head % group * dim);
     let keys_of = (saved.qkv, rows.at(first + key));
-    gemm(1, by_query, scale, (d_weights, Layout::rows(keys)), keys_of, F::ZERO, (gradients, of_queries));
+    gemm(1, by_query, scale, (d_weights, MatrixLayout::rows(keys)), keys_of, F::ZERO, (gradients, of_queries));
 }
 
 /// Turns scores into probabilities and their gradients into those of scores: `dS = P (dP - rowsum(dO O))`.
@@ -111,7 +111,7 @@ fn softmax_backward<F: Real>(
     shape: &AttentionShape,
     tile: Tile,
     head: usize,
-    saved: &Saved<'_, F>,
+    saved: &ForwardTensors<'_, F>,
     weights: &mut [F],
     d_weights: &mut [F],
 ) {

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::parallel::{max, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
-use crate::device::gemm::{Layout, Shape, gemm};
+use crate::device::gemm::{MatrixLayout, GemmShape, gemm};
 use crate::ops::real::Real;
 
 /// Writes the output, `[tokens, heads * head_dim]`, and the logarithm of every row's sum of exponentials,
@@ -63,10 +63,10 @@ fn run<F: Real>(
         },
     );
     let (_, _, value) = shape.columns(head);
-    let sizes = Shape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
-    let values = (qkv, Layout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
-    let target = Layout::rows(shape.output()).at(head * shape.head_dim);
-    gemm(1, sizes, F::ONE, (weights, Layout::rows(keys)), values, F::ZERO, (output, target));
+    let sizes = GemmShape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
+    let values = (qkv, MatrixLayout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
+    let target = MatrixLayout::rows(shape.output()).at(head * shape.head_dim);
+    gemm(1, sizes, F::ONE, (weights, MatrixLayout::rows(keys)), values, F::ZERO, (output, target));
 }
 
 /// Turns scores into probabilities and returns the logarithm of the sum of their exponentials.
@@ -81,5 +81,5 @@ fn softmax<F: Real>(row: &mut [F]) -> F {
     for value in row.iter_mut() {
         *value *= inverse;
     }
-    most + F::of(libm::log(sum.to_f64()))
+    most + F::from_f64(libm::log(sum.to_f64()))
 }

@@ -17,7 +17,7 @@ pub use forward::forward;
 
 use super::parallel;
 use super::real::Real;
-use crate::device::gemm::{Layout, Shape, gemm};
+use crate::device::gemm::{MatrixLayout, GemmShape, gemm};
 
 /// Queries whose scores exist at the same time.
 const TILE_ROWS: usize = 64;
@@ -110,11 +110,11 @@ impl Tile {
 fn scores<F: Real>(shape: &AttentionShape, tile: Tile, head: usize, qkv: &[F], scores: &mut [F]) {
     let (query, key, _) = shape.columns(head);
     let keys = tile.keys(shape.is_causal);
-    let sizes = Shape { rows: tile.rows(), columns: keys, inner: shape.head_dim };
-    let rows = Layout::rows(shape.row());
+    let sizes = GemmShape { rows: tile.rows(), columns: keys, inner: shape.head_dim };
+    let rows = MatrixLayout::rows(shape.row());
     let a = (qkv, rows.at(tile.start * shape.row() + query));
     let b = (qkv, rows.transposed().at(tile.segment.0 * shape.row() + key));
-    gemm(1, sizes, F::of(shape.scale), a, b, F::ZERO, (scores, Layout::rows(keys)));
+    gemm(1, sizes, F::from_f64(shape.scale), a, b, F::ZERO, (scores, MatrixLayout::rows(keys)));
 }
 
 /// A buffer of at least so many elements, grown if it must be.

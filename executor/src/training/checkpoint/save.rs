@@ -14,7 +14,7 @@ use super::directory;
 use super::manifest::{FileDigest, Manifest, write_file};
 use super::tensors::{Numbers, Row, write};
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{At, Comm};
+use crate::comm::{StepContext, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::parameters::ParameterSpec;
@@ -293,7 +293,7 @@ fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) ->
         Err(_) => row[0] = 1,
     }
     let gathered =
-        comm.all_gather(At::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
+        comm.all_gather(StepContext::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
     own?;
     gathered?;
     let all = words.as_chunks::<WORDS>().0.to_vec();

@@ -18,12 +18,12 @@ const SLACK: usize = 4;
 
 /// Buffers in use and on the shelf.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
-    shelf: Mutex<Shelf>,
+pub(super) struct BufferPool {
+    free_buffers: Mutex<FreeBuffers>,
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
+struct FreeBuffers {
     /// By length.
     free: BTreeMap<usize, Vec<Vec<f32>>>,
     free_bytes: u64,
@@ -37,7 +37,7 @@ fn bytes_of(len: usize) -> u64 {
     4 * len as u64
 }
 
-impl Shelf {
+impl FreeBuffers {
     /// The shortest free buffer of such a length.
     fn pop(&mut self, lengths: std::ops::RangeInclusive<usize>) -> Option<Vec<f32>> {
         let (&len, buffers) = self.free.range_mut(lengths).next()?;
@@ -54,7 +54,7 @@ impl Shelf {
     }
 }
 
-impl Memory {
+impl BufferPool {
     /// A buffer whose contents are not defined: in debug builds NaN, so that a read before a write is seen.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
         self.take_up_to(len, len.saturating_mul(SLACK))
@@ -66,34 +66,34 @@ impl Memory {
     }
 
     fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
-        let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(len) as usize;
-        let none = Error::Memory { bytes, used: shelf.used_bytes };
-        if shelf.limit_bytes.is_some_and(|limit| shelf.used_bytes.saturating_add(bytes_of(len)) > limit) {
+        let none = Error::BufferPool { bytes, used: free_buffers.used_bytes };
+        if free_buffers.limit_bytes.is_some_and(|limit| free_buffers.used_bytes.saturating_add(bytes_of(len)) > limit) {
             return Err(none);
         }
-        let mut values = shelf.pop(len..=longest).unwrap_or_default();
+        let mut values = free_buffers.pop(len..=longest).unwrap_or_default();
         if values.len() < len {
             values.try_reserve_exact(len).map_err(|_| none)?;
             values.resize(len, 0.0);
         }
-        shelf.used_bytes += bytes_of(values.len());
-        shelf.used_bytes_max = shelf.used_bytes_max.max(shelf.used_bytes);
-        drop(shelf);
+        free_buffers.used_bytes += bytes_of(values.len());
+        free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
+        drop(free_buffers);
         if cfg!(debug_assertions) {
             values[..len].fill(f32::NAN);
         }
-        Ok(CpuFloats { values, len, memory: Arc::clone(self) })
+        Ok(CpuFloats { values, len, pool: Arc::clone(self) })
     }
 
     fn give_back(&self, values: Vec<f32>) {
-        let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(values.len());
-        shelf.used_bytes -= bytes;
-        shelf.free_bytes += bytes;
-        shelf.free.entry(values.len()).or_default().push(values);
-        while shelf.used_bytes + shelf.free_bytes > shelf.bytes_max() {
-            if shelf.pop(0..=usize::MAX).is_none() {
+        free_buffers.used_bytes -= bytes;
+        free_buffers.free_bytes += bytes;
+        free_buffers.free.entry(values.len()).or_default().push(values);
+        while free_buffers.used_bytes + free_buffers.free_bytes > free_buffers.bytes_max() {
+            if free_buffers.pop(0..=usize::MAX).is_none() {
                 break;
             }
         }
@@ -101,11 +101,11 @@ impl Memory {
 
     /// Sets the most bytes that may be in use; what is in use stays.
     pub(super) fn limit(&self, bytes: u64) {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner).used_bytes
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes
     }
 }
 
@@ -115,7 +115,7 @@ pub struct CpuFloats {
     /// At least `len` elements.
     values: Vec<f32>,
     len: usize,
-    memory: Arc<Memory>,
+    pool: Arc<BufferPool>,
 }
 
 impl Buffer for CpuFloats {
@@ -145,7 +145,7 @@ impl DerefMut for CpuFloats {
 
 impl Drop for CpuFloats {
     fn drop(&mut self) {
-        self.memory.give_back(std::mem::take(&mut self.values));
+        self.pool.give_back(std::mem::take(&mut self.values));
     }
 }
 
@@ -155,42 +155,42 @@ mod tests {
 
     #[test]
     fn dropped_buffers_are_used_again_and_the_shelf_is_bounded() {
-        let memory = Arc::new(Memory::default());
-        let (first, second) = (memory.take(1000).unwrap(), memory.take(10).unwrap());
+        let pool = Arc::new(BufferPool::default());
+        let (first, second) = (pool.take(1000).unwrap(), pool.take(10).unwrap());
         let place = first.as_ptr();
         drop(first);
-        assert_eq!(memory.used_bytes(), 40);
-        assert_eq!(memory.take(1000).unwrap().as_ptr(), place);
+        assert_eq!(pool.used_bytes(), 40);
+        assert_eq!(pool.take(1000).unwrap().as_ptr(), place);
         drop(second);
         for len in 1..500 {
-            drop(memory.take(len).unwrap());
-            let shelf = memory.shelf.lock().unwrap();
-            assert!(shelf.used_bytes + shelf.free_bytes <= 5050);
+            drop(pool.take(len).unwrap());
+            let free_buffers = pool.free_buffers.lock().unwrap();
+            assert!(free_buffers.used_bytes + free_buffers.free_bytes <= 5050);
         }
-        assert!(matches!(memory.take(usize::MAX / 8), Err(Error::Memory { .. })));
-        assert_eq!(memory.used_bytes(), 0);
+        assert!(matches!(pool.take(usize::MAX / 8), Err(Error::BufferPool { .. })));
+        assert_eq!(pool.used_bytes(), 0);
     }
 
     #[test]
     fn a_buffer_serves_shorter_lengths_and_what_stays_has_its_own() {
-        let memory = Arc::new(Memory::default());
-        let long = memory.take(1000).unwrap();
+        let pool = Arc::new(BufferPool::default());
+        let long = pool.take(1000).unwrap();
         let place = long.as_ptr();
         drop(long);
-        let shorter = memory.take(250).unwrap();
+        let shorter = pool.take(250).unwrap();
         assert_eq!((shorter.as_ptr(), shorter.len(), Buffer::len(&shorter)), (place, 250, 250));
-        assert_eq!(memory.used_bytes(), 4000, "all of the buffer is in use");
+        assert_eq!(pool.used_bytes(), 4000, "all of the buffer is in use");
         drop(shorter);
-        assert_ne!(memory.take(249).unwrap().as_ptr(), place);
-        let exact = memory.take_exact(250).unwrap();
+        assert_ne!(pool.take(249).unwrap().as_ptr(), place);
+        let exact = pool.take_exact(250).unwrap();
         assert!(exact.as_ptr() != place && exact.values.len() == 250);
     }
 
     #[test]
     fn microbatches_of_any_order_find_memory_that_was_touched() {
-        let memory = Arc::new(Memory::default());
+        let pool = Arc::new(BufferPool::default());
         let step = |tokens: usize| {
-            let buffers = [8, 64, 16, 64].map(|width| memory.take(tokens * width).unwrap());
+            let buffers = [8, 64, 16, 64].map(|width| pool.take(tokens * width).unwrap());
             buffers.iter().map(|buffer| buffer.as_ptr() as usize).collect::<std::collections::BTreeSet<_>>()
         };
         let longest = step(400);

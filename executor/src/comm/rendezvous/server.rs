@@ -1,9 +1,9 @@
 //! The side of the store that holds the values.
 
 use super::address::accept_until;
-use super::handshake::{Hello, Purpose, greet};
-use super::protocol::{Answer, Ask, Request, write_answer};
-use super::token::Token;
+use super::handshake::{Hello, Purpose, accept_handshake};
+use super::protocol::{ReplyKind, RequestKind, Request, write_answer};
+use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// The store of one job. Serves on threads of its own until it is dropped.
 #[derive(Debug)]
-pub struct Host {
+pub struct RendezvousServer {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -22,7 +22,7 @@ pub struct Host {
 #[derive(Debug)]
 struct Shared {
     size: usize,
-    token: Token,
+    token: JobToken,
     values: Mutex<Values>,
     changed: Condvar,
     is_over: AtomicBool,
@@ -37,7 +37,7 @@ struct Values {
     lost: Option<usize>,
 }
 
-impl Host {
+impl RendezvousServer {
     /// At most so many callers may be about to prove who they are; more are hung up on.
     const GREETINGS_MAX: usize = 256;
 
@@ -45,7 +45,7 @@ impl Host {
     ///
     /// # Errors
     /// [`Error::Listen`] if there is none, as where the port is taken.
-    pub fn start(addresses: &[SocketAddr], size: usize, token: Token) -> Result<Self> {
+    pub fn start(addresses: &[SocketAddr], size: usize, token: JobToken) -> Result<Self> {
         let failed = |source| {
             let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             Error::Listen { rank: 0, address, source }
@@ -75,7 +75,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for RendezvousServer {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.shared.changed.notify_all();
@@ -86,7 +86,7 @@ impl Shared {
     /// Accepts callers until all ranks are here.
     fn serve(self: &Arc<Self>, listener: &TcpListener) {
         let take = |stream: TcpStream| {
-            if self.greeting.fetch_add(1, Ordering::Relaxed) >= Host::GREETINGS_MAX {
+            if self.greeting.fetch_add(1, Ordering::Relaxed) >= RendezvousServer::GREETINGS_MAX {
                 self.greeting.fetch_sub(1, Ordering::Relaxed);
                 return;
             }
@@ -100,7 +100,7 @@ impl Shared {
     }
 
     fn serve_one(&self, mut stream: TcpStream) {
-        let greeted = greet(&mut stream, &self.token, |hello| self.admit(hello));
+        let greeted = accept_handshake(&mut stream, &self.token, |hello| self.admit(hello));
         self.greeting.fetch_sub(1, Ordering::Relaxed);
         let hello = match greeted {
             Ok(Some(hello)) => hello,
@@ -118,7 +118,7 @@ impl Shared {
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), String> {
-        if hello.purpose != Purpose::Store {
+        if hello.purpose != Purpose::RendezvousClient {
             return Err("this is the rendezvous, not a rank".into());
         }
         if hello.size != self.size {
@@ -138,45 +138,45 @@ impl Shared {
         loop {
             let request = Request::read(stream)?;
             let (answer, value) = match request.ask {
-                Ask::Set => self.set(request.key, request.value),
-                Ask::Wait => self.wait(&request.key, Duration::from_millis(request.timeout_ms)),
-                Ask::Count => self.count(request.key),
-                Ask::Leave => return Ok(()),
+                RequestKind::Set => self.set(request.key, request.value),
+                RequestKind::Wait => self.wait(&request.key, Duration::from_millis(request.timeout_ms)),
+                RequestKind::Count => self.count(request.key),
+                RequestKind::Leave => return Ok(()),
             };
             write_answer(stream, answer, &value)?;
         }
     }
 
-    fn set(&self, key: String, value: Vec<u8>) -> (Answer, Vec<u8>) {
+    fn set(&self, key: String, value: Vec<u8>) -> (ReplyKind, Vec<u8>) {
         let mut values = self.lock();
         if values.of_key.contains_key(&key) {
-            return (Answer::Taken, Vec::new());
+            return (ReplyKind::Taken, Vec::new());
         }
         values.of_key.insert(key, value);
         self.changed.notify_all();
-        (Answer::Value, Vec::new())
+        (ReplyKind::Value, Vec::new())
     }
 
-    fn count(&self, key: String) -> (Answer, Vec<u8>) {
+    fn count(&self, key: String) -> (ReplyKind, Vec<u8>) {
         let mut values = self.lock();
         let count = values.counts.entry(key).or_default();
         *count += 1;
-        (Answer::Value, count.to_le_bytes().to_vec())
+        (ReplyKind::Value, count.to_le_bytes().to_vec())
     }
 
-    fn wait(&self, key: &str, timeout: Duration) -> (Answer, Vec<u8>) {
+    fn wait(&self, key: &str, timeout: Duration) -> (ReplyKind, Vec<u8>) {
         let deadline = Instant::now() + timeout;
         let mut values = self.lock();
         loop {
             if let Some(value) = values.of_key.get(key) {
-                return (Answer::Value, value.clone());
+                return (ReplyKind::Value, value.clone());
             }
             if let Some(rank) = values.lost {
-                return (Answer::Lost, (rank as u32).to_le_bytes().to_vec());
+                return (ReplyKind::Lost, (rank as u32).to_le_bytes().to_vec());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over.load(Ordering::Relaxed) {
-                return (Answer::TimedOut, Vec::new());
+                return (ReplyKind::TimedOut, Vec::new());
             }
             values = self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0;
         }

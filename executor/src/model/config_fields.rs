@@ -10,12 +10,12 @@ use crate::ops::activation::Activation;
 
 /// An object of a configuration; fields that are `null` count as left out.
 #[derive(Debug, Clone)]
-pub(crate) struct Object<'a> {
+pub(crate) struct ConfigFields<'a> {
     path: String,
     fields: Option<&'a Map<String, Value>>,
 }
 
-impl<'a> Object<'a> {
+impl<'a> ConfigFields<'a> {
     /// The document.
     pub(crate) fn of(document: &'a Value) -> Self {
         Self { path: String::new(), fields: document.as_object() }
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         let document = json!({"vision_config": {"eps": -1, "act": "relu", "n": 0, "sides": [1, 2], "on": 3}});
-        let object = Object::of(&document).child("vision_config");
+        let object = ConfigFields::of(&document).child("vision_config");
         let message = |error: Error| error.to_string();
         assert_eq!(
             message(object.number("eps", 1.0).unwrap_err()),

@@ -1,13 +1,14 @@
 //! Memory of received messages, used again for the next ones.
 
-use super::payload::{Buffer, Dtype};
+use super::dtype::Dtype;
+use super::payload::Buffer;
 use std::sync::{Mutex, PoisonError};
 
 /// Buffers of f32 that are free, the most recent last.
 #[derive(Debug, Default)]
-pub(super) struct Recycled(Mutex<Vec<Vec<f32>>>);
+pub(super) struct ReceiveBufferPool(Mutex<Vec<Vec<f32>>>);
 
-impl Recycled {
+impl ReceiveBufferPool {
     /// At most so many buffers are kept.
     const BUFFERS_MAX: usize = 8;
     /// Smaller ones are cheaper to allocate than to look for.

@@ -12,7 +12,7 @@ use super::parameters::ParameterSpec;
 use super::tensor_parallel::TensorParallel;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::{Activations, Stage, StageOptions, StageParts, single_layers};
+use crate::stage::{Activations, Stage, StageOptions, StageBlocks, single_layers};
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A module of a model, which a pipeline cuts into stages by itself.
@@ -28,7 +28,7 @@ pub enum ModuleKind {
 
 /// Which modules are not trained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Frozen {
+pub struct FrozenModules {
     /// The encoder of images and its projector.
     pub vision: FrozenEncoder,
     /// The encoder of audio and its projector.
@@ -107,10 +107,10 @@ impl ModelConfig {
     pub(crate) fn parts<D: Device>(
         &self,
         range: &StageRange,
-        frozen: Frozen,
+        frozen: FrozenModules,
         tensor: Option<Arc<TensorParallel>>,
-    ) -> Result<StageParts<D>> {
-        let mut parts = StageParts::new(tensor);
+    ) -> Result<StageBlocks<D>> {
+        let mut parts = StageBlocks::new(tensor);
         let layers = range.layers.clone();
         match range.module {
             ModuleKind::Vision => {
@@ -138,7 +138,7 @@ impl ModelConfig {
         &self,
         device: &D,
         range: &StageRange,
-        frozen: Frozen,
+        frozen: FrozenModules,
         activations: Activations,
         source: &dyn WeightSource,
     ) -> Result<Stage<D>> {
@@ -154,7 +154,7 @@ impl ModelConfig {
         &self,
         device: &D,
         range: &StageRange,
-        frozen: Frozen,
+        frozen: FrozenModules,
         settings: StageSettings,
         source: &dyn WeightSource,
     ) -> Result<Stage<D>> {
@@ -180,7 +180,7 @@ impl ModelConfig {
     }
 
     /// Whether something is trained before a stage.
-    pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: Frozen) -> bool {
+    pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
             ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,
@@ -202,7 +202,7 @@ impl ModelConfig {
         let mut specs = Vec::new();
         for module in self.modules() {
             let range = StageRange { module, layers: 0..self.layers(module) };
-            let parts: StageParts<D> = self.parts(&range, Frozen::default(), None)?;
+            let parts: StageBlocks<D> = self.parts(&range, FrozenModules::default(), None)?;
             specs.extend(parts.into_declaration().into_specs());
         }
         Ok(specs)

@@ -53,7 +53,7 @@ impl fmt::Debug for ActionName {
 ///
 /// Travels with every message. Step and microbatch have to be those of the receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct At {
+pub struct StepContext {
     /// Step of the run, from 0.
     pub step: u64,
     /// Microbatch of the step, if the action belongs to one.
@@ -62,7 +62,7 @@ pub struct At {
     pub action: ActionName,
 }
 
-impl At {
+impl StepContext {
     /// An action of a whole step.
     #[must_use]
     pub fn step(step: u64, action: &str) -> Self {
@@ -92,7 +92,7 @@ impl At {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for StepContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step {}, ", self.step)?;
         if let Some(microbatch) = self.microbatch {
@@ -111,6 +111,6 @@ mod tests {
         let name = ActionName::from("twenty-three bytes long\u{e9}t\u{e9}");
         assert_eq!(name.as_str(), "twenty-three bytes long");
         assert_eq!(ActionName::from_padded(*name.padded()), name);
-        assert_eq!(At::microbatch(3, 2, "recv").to_string(), "step 3, microbatch 2, `recv`");
+        assert_eq!(StepContext::microbatch(3, 2, "recv").to_string(), "step 3, microbatch 2, `recv`");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::output::{pass_on, prefix};
 use super::status::RankStatus;
-use crate::comm::{Error, Host, Result, Token};
+use crate::comm::{Error, RendezvousServer, Result, JobToken};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
@@ -38,7 +38,7 @@ pub struct Launcher {
 
 /// How a job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct JobOutcome {
     /// The rank that failed first, where one did. One that only ended because of another one comes last.
     pub failed: Option<RankStatus>,
     /// The signal that ended the job: Ctrl-C, or a request to terminate.
@@ -47,7 +47,7 @@ pub struct Outcome {
     pub ranks: Vec<RankStatus>,
 }
 
-impl Outcome {
+impl JobOutcome {
     /// Whether every rank ended well, on its own.
     #[must_use]
     pub fn is_success(&self) -> bool {
@@ -63,10 +63,10 @@ impl Launcher {
     /// A job of `ranks` processes of a program.
     ///
     /// # Errors
-    /// [`Error::Config`] without ranks.
+    /// [`Error::InvalidSetting`] without ranks.
     pub fn new(program: impl Into<OsString>, ranks: usize) -> Result<Self> {
         if ranks == 0 {
-            return Err(Error::Config {
+            return Err(Error::InvalidSetting {
                 setting: "local ranks",
                 reason: "a job has at least one rank".into(),
             });
@@ -126,10 +126,10 @@ impl Launcher {
     ///
     /// # Errors
     /// [`Error::Listen`] if the store cannot listen; [`Error::Io`] if a process cannot be started.
-    pub fn run(&self) -> Result<Outcome> {
+    pub fn run(&self) -> Result<JobOutcome> {
         let signals = Signals::register()?;
-        let token = Token::random()?;
-        let host = Host::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
+        let token = JobToken::random()?;
+        let host = RendezvousServer::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
         let mut job = Job { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
         for rank in 0..self.ranks {
             job.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
@@ -150,7 +150,7 @@ impl Launcher {
         Ok(job.outcome(interrupted))
     }
 
-    fn command(&self, rank: usize, store: SocketAddr, token: &Token) -> Command {
+    fn command(&self, rank: usize, store: SocketAddr, token: &JobToken) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
@@ -240,7 +240,7 @@ impl Job {
         Ok(())
     }
 
-    fn outcome(mut self, interrupted: Option<i32>) -> Outcome {
+    fn outcome(mut self, interrupted: Option<i32>) -> JobOutcome {
         for printer in self.printers.drain(..) {
             // lines that a grandchild still prints are not waited for
             let deadline = Instant::now() + Duration::from_millis(200);
@@ -252,7 +252,7 @@ impl Job {
         let failed = failures().find(|ended| !ended.is_secondary()).or_else(|| failures().next()).copied();
         let mut ranks = std::mem::take(&mut self.ended);
         ranks.sort_by_key(|ended| ended.rank);
-        Outcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
+        JobOutcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sparse matrices that turn rows into other rows: what [`crate::ops::mix_rows`] multiplies with.
+//! Sparse matrices that turn rows into other rows: what [`crate::ops::gather_scatter`] multiplies with.
 //!
 //! Made on the host from what every rank knows of a microbatch: token ids, grids, lengths. The transposed matrix, for the
 //! gradient, is made with it; entries of a row stand in a fixed order, so sums do.
@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// A sparse matrix `[targets, sources]`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct RowMix {
+pub struct SparseRows {
     targets: Vec<u32>,
     starts: Vec<u32>,
     sources: Vec<u32>,
@@ -19,39 +19,39 @@ pub struct RowMix {
     rows: usize,
 }
 
-impl RowMix {
+impl SparseRows {
     /// Makes every target a copy of a source; `None` is a row of zeros.
     #[must_use]
     pub fn gather(sources: impl IntoIterator<Item = Option<u32>>) -> Self {
-        let mut mix = Self { starts: vec![0], ..Self::default() };
+        let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (target, source) in (0..).zip(sources) {
             if let Some(source) = source {
-                mix.targets.push(target);
-                mix.sources.push(source);
-                mix.starts.push(mix.sources.len() as u32);
+                matrix.targets.push(target);
+                matrix.sources.push(source);
+                matrix.starts.push(matrix.sources.len() as u32);
             }
-            mix.rows += 1;
+            matrix.rows += 1;
         }
-        mix
+        matrix
     }
 
     /// Makes every target a weighted sum of sources.
     #[must_use]
     pub fn weighted<R: IntoIterator<Item = (u32, f32)>>(targets: impl IntoIterator<Item = R>) -> Self {
-        let mut mix = Self { starts: vec![0], ..Self::default() };
+        let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (target, sources) in (0..).zip(targets) {
-            let before = mix.sources.len();
+            let before = matrix.sources.len();
             for (source, weight) in sources {
-                mix.sources.push(source);
-                mix.weights.push(weight);
+                matrix.sources.push(source);
+                matrix.weights.push(weight);
             }
-            if mix.sources.len() > before {
-                mix.targets.push(target);
-                mix.starts.push(mix.sources.len() as u32);
+            if matrix.sources.len() > before {
+                matrix.targets.push(target);
+                matrix.starts.push(matrix.sources.len() as u32);
             }
-            mix.rows += 1;
+            matrix.rows += 1;
         }
-        mix
+        matrix
     }
 
     /// Returns the number of targets, rows of zeros among them.
@@ -63,20 +63,20 @@ impl RowMix {
     /// Returns the matrix on some of the sources alone, counted from the first of them; targets stay what they are.
     #[must_use]
     pub fn within(&self, sources: &Range<usize>) -> Self {
-        let mut mix = Self { starts: vec![0], rows: self.rows, ..Self::default() };
+        let mut matrix = Self { starts: vec![0], rows: self.rows, ..Self::default() };
         for (index, &target) in self.targets.iter().enumerate() {
             for entry in self.starts[index] as usize..self.starts[index + 1] as usize {
                 if sources.contains(&(self.sources[entry] as usize)) {
-                    mix.sources.push(self.sources[entry] - sources.start as u32);
-                    mix.weights.extend(self.weights.get(entry));
+                    matrix.sources.push(self.sources[entry] - sources.start as u32);
+                    matrix.weights.extend(self.weights.get(entry));
                 }
             }
-            if mix.sources.len() > mix.starts.last().map_or(0, |&start| start as usize) {
-                mix.targets.push(target);
-                mix.starts.push(mix.sources.len() as u32);
+            if matrix.sources.len() > matrix.starts.last().map_or(0, |&start| start as usize) {
+                matrix.targets.push(target);
+                matrix.starts.push(matrix.sources.len() as u32);
             }
         }
-        mix
+        matrix
     }
 
     /// Returns the transposed matrix: sources become targets, entries of each in the order of their targets.
@@ -89,26 +89,26 @@ impl RowMix {
             }
         }
         entries.sort_by_key(|&(source, target, _)| (source, target));
-        let mut mix = Self { starts: vec![0], ..Self::default() };
+        let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (source, target, weight) in entries {
-            if mix.targets.last() == Some(&source) {
-                mix.starts.pop();
+            if matrix.targets.last() == Some(&source) {
+                matrix.starts.pop();
             } else {
-                mix.targets.push(source);
+                matrix.targets.push(source);
             }
-            mix.sources.push(target);
+            matrix.sources.push(target);
             if !self.weights.is_empty() {
-                mix.weights.push(weight);
+                matrix.weights.push(weight);
             }
-            mix.starts.push(mix.sources.len() as u32);
+            matrix.starts.push(matrix.sources.len() as u32);
         }
-        mix.rows = mix.targets.last().map_or(0, |&last| last as usize + 1);
-        mix
+        matrix.rows = matrix.targets.last().map_or(0, |&last| last as usize + 1);
+        matrix
     }
 
     /// Copies the matrix and its transpose to a device.
-    pub fn upload<D: Device>(&self, device: &D) -> Result<DeviceMix<D>> {
-        Ok(DeviceMix {
+    pub fn upload<D: Device>(&self, device: &D) -> Result<DeviceSparseRows<D>> {
+        Ok(DeviceSparseRows {
             rows: self.rows,
             forward: SparseBuffers::new(device, self)?,
             backward: SparseBuffers::new(device, &self.transposed())?,
@@ -116,8 +116,8 @@ impl RowMix {
     }
 }
 
-/// A [`RowMix`] on a device, with its transpose.
-pub struct DeviceMix<D: Device> {
+/// A [`SparseRows`] on a device, with its transpose.
+pub struct DeviceSparseRows<D: Device> {
     /// Targets.
     pub rows: usize,
     /// The matrix.
@@ -140,12 +140,12 @@ pub struct SparseBuffers<D: Device> {
 
 impl<D: Device> SparseBuffers<D> {
     /// Copies a matrix to a device.
-    pub fn new(device: &D, mix: &RowMix) -> Result<Self> {
+    pub fn new(device: &D, matrix: &SparseRows) -> Result<Self> {
         Ok(Self {
-            targets: device.upload_ints(&mix.targets)?,
-            starts: device.upload_ints(&mix.starts)?,
-            sources: device.upload_ints(&mix.sources)?,
-            weights: device.upload(&mix.weights)?,
+            targets: device.upload_ints(&matrix.targets)?,
+            starts: device.upload_ints(&matrix.starts)?,
+            sources: device.upload_ints(&matrix.sources)?,
+            weights: device.upload(&matrix.weights)?,
         })
     }
 }
@@ -156,28 +156,28 @@ mod tests {
 
     #[test]
     fn parts_of_the_sources_are_the_matrix_cut_by_columns() {
-        let mix = RowMix::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
-        assert_eq!(mix.within(&(0..5)), mix);
-        let truth = RowMix::weighted([vec![(0, 0.5), (1, 0.25)], vec![], vec![(0, 1.0)]]);
-        assert_eq!(mix.within(&(3..5)), truth);
-        let truth = RowMix { rows: 3, ..RowMix::weighted([vec![], vec![], vec![(0, 2.0)]]) };
-        assert_eq!(mix.within(&(0..3)), truth);
-        let gather = RowMix::gather([Some(2), None, Some(2), Some(0)]);
-        assert_eq!(gather.within(&(1..3)), RowMix::gather([Some(1), None, Some(1), None]));
+        let matrix = SparseRows::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
+        assert_eq!(matrix.within(&(0..5)), matrix);
+        let truth = SparseRows::weighted([vec![(0, 0.5), (1, 0.25)], vec![], vec![(0, 1.0)]]);
+        assert_eq!(matrix.within(&(3..5)), truth);
+        let truth = SparseRows { rows: 3, ..SparseRows::weighted([vec![], vec![], vec![(0, 2.0)]]) };
+        assert_eq!(matrix.within(&(0..3)), truth);
+        let gather = SparseRows::gather([Some(2), None, Some(2), Some(0)]);
+        assert_eq!(gather.within(&(1..3)), SparseRows::gather([Some(1), None, Some(1), None]));
     }
 
     #[test]
     fn the_transpose_of_the_transpose_is_the_matrix() {
-        let mix = RowMix::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
-        assert_eq!(mix.rows(), 3);
-        let transposed = mix.transposed();
+        let matrix = SparseRows::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
+        assert_eq!(matrix.rows(), 3);
+        let transposed = matrix.transposed();
         assert_eq!((&transposed.targets[..], &transposed.starts[..]), (&[0, 3, 4][..], &[0, 1, 3, 4][..]));
         assert_eq!(
             (&transposed.sources[..], &transposed.weights[..]),
             (&[2, 0, 2, 0][..], &[2.0, 0.5, 1.0, 0.25][..])
         );
-        assert_eq!(transposed.transposed(), mix);
-        let gather = RowMix::gather([Some(2), None, Some(2)]);
+        assert_eq!(transposed.transposed(), matrix);
+        let gather = SparseRows::gather([Some(2), None, Some(2)]);
         assert_eq!((&gather.targets[..], gather.rows()), (&[0, 2][..], 3));
         assert_eq!(gather.transposed().transposed(), gather);
     }

@@ -11,7 +11,7 @@ use super::real::Real;
 
 /// A sparse matrix by its non-empty rows.
 #[derive(Debug, Clone, Copy)]
-pub struct Sparse<'a> {
+pub struct SparseView<'a> {
     /// Rows that are written, ascending.
     pub targets: &'a [u32],
     /// First entry of every written row, then the number of entries.
@@ -26,22 +26,22 @@ pub struct Sparse<'a> {
 ///
 /// # Panics
 /// If a row lies outside.
-pub fn add<F: Real>(mix: Sparse<'_>, columns: usize, x: &[F], y: &mut [F]) {
-    if let Some(&last) = mix.targets.last() {
+pub fn add<F: Real>(matrix: SparseView<'_>, columns: usize, x: &[F], y: &mut [F]) {
+    if let Some(&last) = matrix.targets.last() {
         assert!((last as usize) < y.len() / columns.max(1), "targets are rows");
     }
     let rows = chunk_rows(columns);
     y.par_chunks_mut(rows * columns).enumerate().for_each(|(chunk, y)| {
         let first = chunk * rows;
-        let begin = mix.targets.partition_point(|&target| (target as usize) < first);
-        for (index, &target) in mix.targets.iter().enumerate().skip(begin) {
+        let begin = matrix.targets.partition_point(|&target| (target as usize) < first);
+        for (index, &target) in matrix.targets.iter().enumerate().skip(begin) {
             let Some(y) = y.chunks_mut(columns).nth(target as usize - first) else { break };
-            for entry in mix.starts[index] as usize..mix.starts[index + 1] as usize {
-                let x = &x[mix.sources[entry] as usize * columns..][..columns];
-                match mix.weights.get(entry) {
+            for entry in matrix.starts[index] as usize..matrix.starts[index + 1] as usize {
+                let x = &x[matrix.sources[entry] as usize * columns..][..columns];
+                match matrix.weights.get(entry) {
                     None => super::parallel::add_to(y, x),
                     Some(&weight) => {
-                        let weight = F::of(f64::from(weight));
+                        let weight = F::from_f64(f64::from(weight));
                         y.iter_mut().zip(x).for_each(|(y, &x)| *y += weight * x);
                     }
                 }
@@ -55,13 +55,13 @@ mod tests {
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
 
-    const MIX: Sparse<'_> = Sparse {
+    const MATRIX: SparseView<'_> = SparseView {
         targets: &[1, 2, 1999],
         starts: &[0, 2, 3, 6],
         sources: &[0, 3, 3, 1, 1, 0],
         weights: &[0.5, 0.25, 2.0, -1.0, 0.5, 1.0],
     };
-    const TRANSPOSED: Sparse<'_> = Sparse {
+    const TRANSPOSED: SparseView<'_> = SparseView {
         targets: &[0, 1, 3],
         starts: &[0, 2, 4, 6],
         sources: &[1, 1999, 1999, 1999, 1, 2],
@@ -75,7 +75,7 @@ mod tests {
         add(TRANSPOSED, 7, &dy, &mut dx);
         check("x", &x, &dx, |x| {
             let mut y = numbers(dy.len(), 3);
-            add(MIX, 7, x, &mut y);
+            add(MATRIX, 7, x, &mut y);
             project(&y, &dy)
         });
     }
@@ -83,13 +83,13 @@ mod tests {
     #[test]
     fn rows_that_are_no_target_stay() {
         let mut y = vec![7.0; 2000];
-        add(Sparse { weights: &[], ..MIX }, 1, &[1.0, 2.0, 3.0, 4.0], &mut y);
+        add(SparseView { weights: &[], ..MATRIX }, 1, &[1.0, 2.0, 3.0, 4.0], &mut y);
         assert_eq!((y[0], y[1], y[2], y[1999], y[1998]), (7.0, 12.0, 11.0, 12.0, 7.0));
     }
 
     #[test]
     #[should_panic(expected = "targets are rows")]
     fn a_target_outside_is_refused() {
-        add(MIX, 1, &[0.0; 4], &mut [0.0; 1999]);
+        add(MATRIX, 1, &[0.0; 4], &mut [0.0; 1999]);
     }
 }

@@ -13,7 +13,7 @@ use super::real::Real;
 
 /// What a row of a part of the logits adds up to.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RowPart<F> {
+pub struct PartialSoftmax<F> {
     /// Largest logit.
     pub most: F,
     /// Sum of the exponentials of what logits are above it.
@@ -28,11 +28,11 @@ pub struct RowPart<F> {
 ///
 /// # Panics
 /// If a target is none of the columns.
-pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<RowPart<F>> {
+pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<PartialSoftmax<F>> {
     let columns = columns(logits, targets);
     let rows = chunk_rows(columns);
     let chunks = logits.par_chunks_mut((rows * columns).max(1)).zip(targets.par_chunks(rows));
-    let parts: Vec<Vec<RowPart<F>>> = chunks
+    let parts: Vec<Vec<PartialSoftmax<F>>> = chunks
         .map(|(logits, targets)| {
             vectorized(
                 #[inline(always)]
@@ -56,7 +56,7 @@ fn columns<F>(logits: &[F], targets: &[Option<u32>]) -> usize {
 }
 
 #[inline(always)]
-fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> RowPart<F> {
+fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     let most = max(logits);
     let target = target.map_or(F::ZERO, |target| logits[target as usize]);
     // Nothing is above minus infinity.
@@ -64,7 +64,7 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> RowPart<F> {
     for logit in logits.iter_mut() {
         *logit = (*logit - base).exp();
     }
-    RowPart { most, sum: sum(logits), target }
+    PartialSoftmax { most, sum: sum(logits), target }
 }
 
 /// Joins what all parts say of a row: returns its loss, and for one of the parts the factor that turns its exponentials
@@ -72,12 +72,12 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> RowPart<F> {
 ///
 /// Sums run over the parts in order.
 #[must_use]
-pub fn join<F: Real>(parts: &[RowPart<F>], own: usize, scale: f64) -> (f64, F) {
+pub fn join<F: Real>(parts: &[PartialSoftmax<F>], own: usize, scale: f64) -> (f64, F) {
     let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.most.to_f64()));
-    let above = |part: &RowPart<F>| libm::exp(part.most.to_f64() - most);
+    let above = |part: &PartialSoftmax<F>| libm::exp(part.most.to_f64() - most);
     let total: f64 = parts.iter().map(|part| part.sum.to_f64() * above(part)).sum();
     let target: f64 = parts.iter().map(|part| part.target.to_f64()).sum();
-    (libm::log(total) - (target - most), F::of(above(&parts[own]) * scale / total))
+    (libm::log(total) - (target - most), F::from_f64(above(&parts[own]) * scale / total))
 }
 
 /// Replaces exponentials by the gradient of `scale` times the sum of losses.
@@ -86,7 +86,7 @@ pub fn join<F: Real>(parts: &[RowPart<F>], own: usize, scale: f64) -> (f64, F) {
 /// If a target is none of the columns.
 pub fn backward<F: Real>(exponentials: &mut [F], targets: &[Option<u32>], factors: &[F], scale: f64) {
     let columns = columns(exponentials, targets);
-    let scale = F::of(scale);
+    let scale = F::from_f64(scale);
     let rows = exponentials.par_chunks_mut(columns.max(1)).zip(targets.par_iter().zip(factors));
     rows.with_min_len(chunk_rows(columns)).for_each(|(row, (&target, &factor))| {
         for value in row.iter_mut() {
@@ -122,7 +122,7 @@ mod tests {
             first += width;
         }
         let (mut loss, mut gradient) = (0.0, vec![0.0; x.len()]);
-        let sums: Vec<Vec<RowPart<f64>>> = parts.iter().map(|part| part.4.clone()).collect();
+        let sums: Vec<Vec<PartialSoftmax<f64>>> = parts.iter().map(|part| part.4.clone()).collect();
         for (own, (first, width, mut part, local, _)) in parts.into_iter().enumerate() {
             let of_row = |row: usize| sums.iter().map(|sums| sums[row]).collect::<Vec<_>>();
             let (losses, factors): (Vec<f64>, Vec<f64>) =

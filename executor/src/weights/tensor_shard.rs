@@ -10,19 +10,19 @@ use crate::comm::even_parts;
 
 /// A rank of a tensor-parallel group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct TpRank {
     /// This rank, below `size`.
     pub rank: usize,
     /// Ranks of the group: the tensor-parallel degree.
     pub size: usize,
 }
 
-impl Place {
+impl TpRank {
     /// The rank of a group of one: it holds everything.
     pub const ALONE: Self = Self { rank: 0, size: 1 };
 }
 
-impl Default for Place {
+impl Default for TpRank {
     fn default() -> Self {
         Self::ALONE
     }
@@ -30,9 +30,9 @@ impl Default for Place {
 
 /// What each rank holds of an axis.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parts(Vec<Vec<Range<usize>>>);
+pub struct AxisPartition(Vec<Vec<Range<usize>>>);
 
-impl Parts {
+impl AxisPartition {
     /// Cuts an axis into one part a rank, the first ones longer by one where it does not come out even.
     #[must_use]
     pub fn even(elements: usize, ranks: usize) -> Self {
@@ -92,22 +92,22 @@ impl Parts {
 
 /// The part of a tensor that a rank holds: of one axis, or all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shard {
-    place: Place,
+pub struct TensorShard {
+    place: TpRank,
     /// Axis, and the parts of all ranks.
-    cut: Option<(usize, Parts)>,
+    cut: Option<(usize, AxisPartition)>,
 }
 
-impl Shard {
+impl TensorShard {
     /// A tensor that every rank holds.
     #[must_use]
-    pub fn whole(place: Place) -> Self {
+    pub fn whole(place: TpRank) -> Self {
         Self { place, cut: None }
     }
 
     /// A tensor that is cut along an axis; the only rank of a group holds all of it.
     #[must_use]
-    pub fn cut(place: Place, axis: usize, parts: &Parts) -> Self {
+    pub fn cut(place: TpRank, axis: usize, parts: &AxisPartition) -> Self {
         Self { place, cut: (place.size > 1).then(|| (axis, parts.clone())) }
     }
 
@@ -119,7 +119,7 @@ impl Shard {
 
     /// Returns whose part this is.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn tp_rank(&self) -> TpRank {
         self.place
     }
 
@@ -165,12 +165,12 @@ impl Shard {
 mod tests {
     use super::*;
 
-    const SIZE_4: Place = Place { rank: 2, size: 4 };
+    const SIZE_4: TpRank = TpRank { rank: 2, size: 4 };
 
     #[test]
     fn parts_of_all_ranks_are_the_whole_in_order() {
         for (elements, ranks) in [(7, 1), (7, 3), (8, 4), (152_064, 8)] {
-            let parts = Parts::even(elements, ranks);
+            let parts = AxisPartition::even(elements, ranks);
             let all: Vec<Range<usize>> = parts.0.concat();
             assert_eq!((all[0].start, all[ranks - 1].end), (0, elements));
             assert!(
@@ -181,27 +181,27 @@ mod tests {
 
     #[test]
     fn heads_are_dealt_out_evenly_or_replicated() {
-        assert_eq!(Parts::heads(4, 3, 2).0, [vec![0..6], vec![6..12]]);
-        let replicated = Parts::heads(2, 3, 4);
+        assert_eq!(AxisPartition::heads(4, 3, 2).0, [vec![0..6], vec![6..12]]);
+        let replicated = AxisPartition::heads(2, 3, 4);
         assert_eq!(replicated.0, [vec![0..3], vec![0..3], vec![3..6], vec![3..6]]);
         assert_eq!([0, 1, 2, 3].map(|rank| replicated.original(rank)), [0, 0, 2, 2]);
-        let counted = |rank| Shard::cut(Place { rank, size: 4 }, 0, &replicated).is_counted();
+        let counted = |rank| TensorShard::cut(TpRank { rank, size: 4 }, 0, &replicated).is_counted();
         assert_eq!([0, 1, 2, 3].map(counted), [true, false, true, false]);
-        let whole = |rank| Shard::whole(Place { rank, size: 2 }).is_counted();
+        let whole = |rank| TensorShard::whole(TpRank { rank, size: 2 }).is_counted();
         assert_eq!([0, 1].map(whole), [true, false]);
     }
 
     #[test]
     fn spans_are_those_of_rows_or_of_columns() {
-        let (queries, keys) = (Parts::heads(4, 2, 4), Parts::heads(4, 1, 4));
-        let fused = Parts::joined(&[(&queries, 8), (&keys, 4)]);
-        let rows = Shard::cut(SIZE_4, 0, &fused);
+        let (queries, keys) = (AxisPartition::heads(4, 2, 4), AxisPartition::heads(4, 1, 4));
+        let fused = AxisPartition::joined(&[(&queries, 8), (&keys, 4)]);
+        let rows = TensorShard::cut(SIZE_4, 0, &fused);
         assert_eq!(rows.spans_of(2, &[12, 10]), [40..60, 100..110]);
         assert_eq!(rows.shape_of(2, &[12, 10]), [3, 10]);
-        let columns = Shard::cut(SIZE_4, 1, &Parts::even(10, 4));
+        let columns = TensorShard::cut(SIZE_4, 1, &AxisPartition::even(10, 4));
         assert_eq!(columns.spans_of(0, &[2, 10]), [0..3, 10..13]);
         assert_eq!(columns.spans_of(3, &[2, 10]), [8..10, 18..20]);
-        assert_eq!(Shard::whole(SIZE_4).spans_of(2, &[2, 10]), vec![0..20]);
-        assert!(Shard::cut(Place::ALONE, 1, &Parts::even(10, 1)).is_whole());
+        assert_eq!(TensorShard::whole(SIZE_4).spans_of(2, &[2, 10]), vec![0..20]);
+        assert!(TensorShard::cut(TpRank::ALONE, 1, &AxisPartition::even(10, 1)).is_whole());
     }
 }

@@ -3,48 +3,49 @@
 //! The rank that is waited for may itself wait for another one. So it is asked, then the one that it
 //! names, until one does not answer, computes, or waits for a rank that was asked before.
 
-use super::fabric::Fabric;
+use super::mailbox::Mailbox;
 use super::settings::Settings;
+use super::transport::Transport;
 
 /// The end of a chain of waiting ranks.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Blame {
+pub(super) struct TimeoutReport {
     pub(super) culprit: Option<usize>,
     pub(super) message: String,
 }
 
 /// Follows who waits for whom, from `peer` on.
-pub(super) fn find(fabric: &Fabric, peer: usize) -> Blame {
-    let mut chain = vec![fabric.rank];
-    let mut at_rank = peer;
+pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, peer: usize) -> TimeoutReport {
+    let mut chain = vec![rank];
+    let mut current = peer;
     loop {
-        if chain.contains(&at_rank) {
-            chain.push(at_rank);
-            return Blame {
+        if chain.contains(&current) {
+            chain.push(current);
+            return TimeoutReport {
                 culprit: None,
                 message: format!("ranks wait for one another: {}", arrows(&chain)),
             };
         }
-        chain.push(at_rank);
-        let Some(status) = fabric.wire.ask(at_rank, Settings::STATUS) else {
-            let heard = fabric.mailbox.heard(at_rank);
+        chain.push(current);
+        let Some(status) = transport.ask(current, Settings::STATUS) else {
+            let heard = mailbox.heard(current);
             let heard =
                 heard.map_or("nothing was heard of it before".into(), |at| format!("last heard of at {at}"));
-            return Blame {
-                culprit: Some(at_rank),
+            return TimeoutReport {
+                culprit: Some(current),
                 message: format!("rank {at_rank} does not answer, {heard}"),
             };
         };
         match (status.wait, status.last) {
-            (Some((next, _)), _) => at_rank = next,
+            (Some((next, _)), _) => current = next,
             (None, Some(at)) => {
-                return Blame {
-                    culprit: Some(at_rank),
+                return TimeoutReport {
+                    culprit: Some(current),
                     message: format!("rank {at_rank} is busy since {at}"),
                 };
             }
             (None, None) => {
-                return Blame { culprit: Some(at_rank), message: format!("rank {at_rank} has not begun") };
+                return TimeoutReport { culprit: Some(current), message: format!("rank {at_rank} has not begun") };
             }
         }
     }

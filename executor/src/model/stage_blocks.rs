@@ -8,12 +8,12 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::model::Block;
 use crate::model::parameters::{Declaration, Parameters};
-use crate::model::shard::Place;
+use crate::model::shard::TpRank;
 use crate::model::tensor_parallel::TensorParallel;
 use crate::weights::WeightSource;
 
 /// Blocks with their parameters declared, before they get values.
-pub struct StageParts<D: Device> {
+pub struct StageBlocks<D: Device> {
     blocks: Vec<Box<dyn Block<D>>>,
     /// Whether a block has trained parameters.
     is_trained: Vec<bool>,
@@ -23,26 +23,26 @@ pub struct StageParts<D: Device> {
     tensor: Option<Arc<TensorParallel>>,
 }
 
-impl<D: Device> Default for StageParts<D> {
+impl<D: Device> Default for StageBlocks<D> {
     fn default() -> Self {
         Self::new(None)
     }
 }
 
-impl<D: Device> StageParts<D> {
+impl<D: Device> StageBlocks<D> {
     /// Begins without blocks; of the parameters of those to come, a rank of a group declares its part.
     #[must_use]
     pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
-        let tensor = tensor.filter(|tensor| tensor.place().size > 1);
-        let place = tensor.as_ref().map_or(Place::ALONE, |tensor| tensor.place());
+        let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
+        let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
         let declaration = Declaration::of(place);
         Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
     }
 
     /// Returns whose blocks these are.
     #[must_use]
-    pub fn place(&self) -> Place {
-        self.declaration.place()
+    pub fn tp_rank(&self) -> TpRank {
+        self.declaration.tp_rank()
     }
 
     /// Adds blocks, with their parameters trained or frozen.

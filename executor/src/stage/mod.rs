@@ -16,11 +16,11 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
+use crate::model::context::MicrobatchContext;
 use crate::model::parameters::Parameters;
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::{BackwardPass, Block, Output, Pass, Saved};
-pub use parts::StageParts;
+use crate::model::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+pub use parts::StageBlocks;
 
 /// What a stage keeps of a layer between forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -56,8 +56,8 @@ type PassName<'a> = (Option<usize>, &'a str);
 
 /// What is kept of a microbatch.
 struct InFlight<D: Device> {
-    context: Arc<Context<D>>,
-    saved: Vec<Saved<D>>,
+    context: Arc<MicrobatchContext<D>>,
+    saved: Vec<SavedActivations<D>>,
 }
 
 /// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
@@ -100,17 +100,17 @@ impl<D: Device> Stage<D> {
     pub fn forward(
         &mut self,
         microbatch: usize,
-        context: Arc<Context<D>>,
+        context: Arc<MicrobatchContext<D>>,
         input: Option<D::Floats>,
-    ) -> Result<Output<D>> {
+    ) -> Result<BlockOutput<D>> {
         if self.in_flight.contains_key(&microbatch) {
             return Err(self.order(microbatch, "is in flight already"));
         }
         let at = (Some(microbatch), "tensor-parallel forward");
         let result = self.on_device(|| self.run_blocks(&context, at, input));
-        let result = result.map_err(|error| error.for_what(|| self.forward_of(microbatch)));
+        let result = result.map_err(|error| error.while_allocating(|| self.forward_of(microbatch)));
         let (output, saved) = self.or_end_job(at, result)?;
-        if let Output::Loss(loss) = output
+        if let BlockOutput::Loss(loss) = output
             && !loss.is_finite()
         {
             return Err(Error::Loss { stage: self.options.name.clone(), microbatch, loss });
@@ -122,18 +122,18 @@ impl<D: Device> Stage<D> {
     }
 
     /// Runs the blocks on a microbatch and keeps nothing.
-    pub fn evaluate(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Output<D>> {
+    pub fn evaluate(&self, context: &MicrobatchContext<D>, input: Option<D::Floats>) -> Result<BlockOutput<D>> {
         self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
     }
 
     /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
-    pub fn logits(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
+    pub fn logits(&self, context: &MicrobatchContext<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
         self.on_device(|| {
             let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
             let pass = self.pass(context, (None, "tensor-parallel logits"));
             let mut rows = input;
             for block in before {
-                if let Output::Rows(output) = block.forward(&pass, rows.take(), &mut Saved::default())? {
+                if let BlockOutput::Rows(output) = block.forward(&pass, rows.take(), &mut SavedActivations::default())? {
                     rows = Some(output);
                 }
             }
@@ -158,36 +158,36 @@ impl<D: Device> Stage<D> {
         result
     }
 
-    fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): PassName<'_>) -> Pass<'a, D> {
+    fn pass<'a>(&'a self, context: &'a MicrobatchContext<D>, (microbatch, action): PassName<'_>) -> ForwardPass<'a, D> {
         let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
-        Pass { device: &self.device, parameters: &self.parameters, context, tensor }
+        ForwardPass { device: &self.device, parameters: &self.parameters, context, tensor }
     }
 
     fn run_blocks(
         &self,
-        context: &Context<D>,
+        context: &MicrobatchContext<D>,
         at: PassName<'_>,
         mut input: Option<D::Floats>,
-    ) -> Result<(Output<D>, Vec<Saved<D>>)> {
+    ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
         let pass = self.pass(context, at);
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
-            let mut saved = Saved::default();
+            let mut saved = SavedActivations::default();
             let output = block.forward(&pass, input.take(), &mut saved)?;
             if !self.has_backward[index] {
-                saved = Saved::default();
+                saved = SavedActivations::default();
             } else if self.is_recomputed(index) {
                 saved.keep_input_only();
             }
             all.push(saved);
             match output {
-                Output::Rows(rows) => input = Some(rows),
-                loss @ Output::Loss(_) => return Ok((loss, all)),
+                BlockOutput::Rows(rows) => input = Some(rows),
+                loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
             }
         }
         let problem = "must have rows for a stage without blocks".to_owned();
         let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
-        Ok((Output::Rows(rows), all))
+        Ok((BlockOutput::Rows(rows), all))
     }
 
     fn is_recomputed(&self, block: usize) -> bool {
@@ -229,11 +229,11 @@ impl<D: Device> Stage<D> {
         let what = format!("stage {}, backward of microbatch {microbatch}", self.options.name);
         if self.tensor.is_some() {
             let result = self.run_backward(at, in_flight, gradient, done);
-            return self.or_end_job(at, result.map_err(|error| error.for_what(|| what)));
+            return self.or_end_job(at, result.map_err(|error| error.while_allocating(|| what)));
         }
         let device = self.device.clone();
         let result = device.run(|| self.run_backward(at, in_flight, gradient, done));
-        result.map_err(|error| error.for_what(|| what))
+        result.map_err(|error| error.while_allocating(|| what))
     }
 
     fn forward_of(&self, microbatch: usize) -> String {
@@ -281,9 +281,9 @@ impl<D: Device> Stage<D> {
     }
 
     /// Says which step the passes from now on belong to, for messages to the other ranks of a tensor-parallel group.
-    pub fn begin_step(&self, step: u64) {
+    pub fn start_step(&self, step: u64) {
         if let Some(tensor) = &self.tensor {
-            tensor.begin_step(step);
+            tensor.start_step(step);
         }
     }
 

@@ -24,6 +24,6 @@ pub fn assemble<D: Device>(stage: &Stage<D>) -> Result<Option<Vec<Tensor>>> {
         let (name, shape) = (spec.name.clone(), spec.shape.clone());
         tensors.extend(whole.map(|values| Tensor { name, shape, values }));
     }
-    let is_first = stage.tensor_parallel().is_none_or(|group| group.place().rank == 0);
+    let is_first = stage.tensor_parallel().is_none_or(|group| group.tp_rank().rank == 0);
     Ok(is_first.then_some(tensors))
 }
