@@ -41,8 +41,11 @@ pub fn archive(samples: usize, image_bytes: usize) -> Vec<u8> {
 /// If the directory cannot be written or holds shards already.
 pub fn write_headers_only(directory: &Path, samples: usize) {
     let mut random = Random::new(41);
-    let mut writer =
-        ShardWriter::builder(directory).shard_bytes(SHARD_BYTES).index(false).build().expect("an empty directory");
+    let mut writer = ShardWriter::builder(directory)
+        .shard_bytes(SHARD_BYTES)
+        .index(false)
+        .build()
+        .expect("an empty directory");
     for sample in 0..samples {
         let text = "a kite over the sea ".repeat(1 + random.log_normal(4.0, 0.6).min(24.0) as usize);
         let image = png_header(&mut random);

@@ -8,8 +8,8 @@ pub mod archives;
 /// The families that the tests of the balancer are held to.
 #[path = "../../balancer/tests/families/mod.rs"]
 pub mod families;
-pub mod instances;
 pub mod images;
+pub mod instances;
 pub mod profiles;
 pub mod random;
 pub mod shapes;

@@ -263,7 +263,12 @@ fn processes_of_torchrun_find_one_another_beside_its_own_store() {
     for child in [0, 1].map(start) {
         let output = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{errors} {} {}", said(directory.path(), 0), said(directory.path(), 1));
+        assert!(
+            output.status.success(),
+            "{errors} {} {}",
+            said(directory.path(), 0),
+            said(directory.path(), 1)
+        );
         assert!(String::from_utf8_lossy(&output.stdout).contains("is done"));
     }
 }

@@ -243,8 +243,7 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     }
     paths.sort_unstable();
     if paths.is_empty() {
-        let reason =
-            "the directory holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of a directory";
+        let reason = "the directory holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of a directory";
         return Err(invalid(&shown, reason));
     }
     Ok(paths)

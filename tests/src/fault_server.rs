@@ -143,8 +143,7 @@ impl FaultServer {
     }
 
     fn start(backend: Backend, behavior: Behavior, port: u16) -> Self {
-        let shared =
-            Arc::new(Shared { backend, behavior: Mutex::new(behavior), counts: Counts::default() });
+        let shared = Arc::new(Shared { backend, behavior: Mutex::new(behavior), counts: Counts::default() });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", port))).expect("a port is free");

@@ -48,7 +48,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if patterns.is_empty() || patterns.iter().any(|pattern| pattern.starts_with('-')) {
-        eprint("usage: bare_loop [--scaled-decode] DATASET...   (directories of shards, shards, or patterns)");
+        eprint(
+            "usage: bare_loop [--scaled-decode] DATASET...   (directories of shards, shards, or patterns)",
+        );
         return ExitCode::from(2);
     }
     match run(&patterns, is_scaled) {

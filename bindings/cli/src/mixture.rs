@@ -112,7 +112,8 @@ fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<
 impl MixtureEntry {
     fn open(self, directory: &Path, stores: &Stores, options: &IndexOptions) -> Result<Dataset, Failure> {
         let beside = |path: &PathBuf| directory.join(path);
-        let shards: Vec<String> = self.shards.iter().map(|pattern| pattern_beside(directory, pattern)).collect();
+        let shards: Vec<String> =
+            self.shards.iter().map(|pattern| pattern_beside(directory, pattern)).collect();
         let splits = self.splits.as_ref().map(beside);
         let options = IndexOptions { directory: self.index.as_ref().map(beside), ..options.clone() };
         let shards = expand_shards_in(&shards, stores)?;

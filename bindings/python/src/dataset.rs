@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::dataset::Dataset;
+use dflop_loader::dataset::Dataset as LoaderDataset;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TextCounts};
 use dflop_loader::mix::{Mixture, Stop};
@@ -62,7 +62,7 @@ pub(crate) struct Dataset {
 #[derive(Debug, Default)]
 struct Opened {
     /// By the digest of the counter of texts.
-    datasets: Vec<(Option<String>, Dataset)>,
+    datasets: Vec<(Option<String>, LoaderDataset)>,
     /// Whether it was made, so that it is not made anew again.
     is_made: bool,
 }
@@ -207,12 +207,12 @@ impl Dataset {
 
 impl Dataset {
     /// Opens the index as the dataset says; makes it on first use.
-    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<LoaderDataset> {
         self.open_counted(py, TextCounts::Estimated)
     }
 
     /// Opens the index; where the dataset names no tokenizer itself, texts count as `counts` says.
-    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TextCounts) -> PyResult<Dataset> {
+    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TextCounts) -> PyResult<LoaderDataset> {
         let mut options = self.options.clone();
         if matches!(options.text_counts, TextCounts::Estimated) {
             options.text_counts = counts;
@@ -267,9 +267,9 @@ fn open_dataset(
     split: Option<&str>,
     splits: Option<&std::path::Path>,
     repeat: Option<u64>,
-) -> Result<Dataset, Raised> {
+) -> Result<LoaderDataset, Raised> {
     let index = Arc::new(Index::open_or_build(shards, options)?);
-    let mut dataset = Dataset::from(index.clone());
+    let mut dataset = LoaderDataset::from(index.clone());
     if let Some(split) = split {
         let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
         dataset = dataset.split(&splits, split)?;

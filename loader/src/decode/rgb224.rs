@@ -275,11 +275,8 @@ mod tests {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
             let shown = crate::decode::decode_rgb(&file, &ImageLimits::default()).unwrap();
             for number in 0..4 {
-                let image = augment.image(
-                    SampleId { shard: "s", offset: 0, key: "k" },
-                    0,
-                    &format!("{number}.jpg"),
-                );
+                let image =
+                    augment.image(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"));
                 kernel.decode_augmented_into(&file, Some(&image), &mut out).unwrap();
                 let expected = image.apply(&shown, 64, 64).unwrap().pixels;
                 for (at, pixel) in expected.chunks(3).enumerate() {

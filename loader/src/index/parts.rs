@@ -47,9 +47,7 @@ pub enum ShardFault {
     #[error("it has changed since its part was made; make the part again")]
     Changed,
     /// It is none of the dataset's.
-    #[error(
-        "a part covers it, but it is not in the dataset; parts and dataset have to name the same shards"
-    )]
+    #[error("a part covers it, but it is not in the dataset; parts and dataset have to name the same shards")]
     Unknown,
     /// Its texts were counted by other tokenizers than those of the first shard.
     #[error(

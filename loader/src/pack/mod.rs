@@ -14,8 +14,8 @@
 //! An entry of a manifest becomes a sample of its media, `txt` with the words if it is a recording, and `json` with
 //! the entry itself, word for word. Shards are written by [`crate::write`].
 
-mod document;
 mod directory;
+mod document;
 mod key;
 mod lines;
 mod medium;

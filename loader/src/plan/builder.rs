@@ -246,8 +246,7 @@ impl StepPlannerBuilder {
         let input =
             PaceInput { sizes, rules: rules_of, origin: &origin, first_epoch, global_batch, tail, seed };
         let pace = Pace::new(input)?;
-        let twins =
-            |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
+        let twins = |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
         let orders = datasets.iter().enumerate().map(|(at, set)| set.order(shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let config = PlanConfig { stages, ..self.config };

@@ -307,13 +307,7 @@ impl StepPlanner {
         let shapes: Vec<SampleShape> = places.iter().map(shape_of).collect();
         let input = |(&place, shape)| {
             let StepSample { dataset, sample, .. } = samples[place];
-            CostInput {
-                key: self.row(samples[place]).key(),
-                dataset,
-                sample,
-                shape,
-                predicted: costs[place],
-            }
+            CostInput { key: self.row(samples[place]).key(), dataset, sample, shape, predicted: costs[place] }
         };
         let inputs: Vec<CostInput<'_>> = places.iter().zip(&shapes).map(input).collect();
         let times = cost_function::ask(function, step, self.model.modules(), &inputs)?;

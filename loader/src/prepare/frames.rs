@@ -49,8 +49,7 @@ pub(super) fn write_frames(
         }
         rest = &rest[word.len()..];
         let Some(video) = videos.next() else { continue };
-        let frames: Vec<String> =
-            (1..=video.frames).map(|frame| format!("Frame{frame}: {image}")).collect();
+        let frames: Vec<String> = (1..=video.frames).map(|frame| format!("Frame{frame}: {image}")).collect();
         written.replace(word, &frames.join("\n"));
         let tokens = video.pixels.tokens / video.frames.max(1);
         shown.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));

@@ -338,8 +338,7 @@ impl Preparer {
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
     ) -> Result<(Shown, Vec<VideoValues>), PrepareError> {
-        if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image())
-        {
+        if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image()) {
             let shown = write_frames(marked, [image.token, word], images, videos)?;
             return Ok((shown, Vec::new()));
         }

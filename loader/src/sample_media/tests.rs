@@ -183,8 +183,7 @@ fn texts_and_images_interleave_by_document_or_by_number() {
     let by_list = images(&["0.jpg"], lists);
     let expected = [Part::Text("a"), Part::Image(0), Part::Text("b")];
     assert_eq!(SampleMedia::of(&by_list).unwrap().parts().unwrap(), expected);
-    let fields =
-        vec![("0.txt", text("a")), ("1.jpg", image()), ("10.txt", text("c")), ("2.txt", text("b"))];
+    let fields = vec![("0.txt", text("a")), ("1.jpg", image()), ("10.txt", text("c")), ("2.txt", text("b"))];
     let by_number = sample(fields);
     let expected = [Part::Text("a"), Part::Image(0), Part::Text("b"), Part::Text("c")];
     assert_eq!(SampleMedia::of(&by_number).unwrap().parts().unwrap(), expected);

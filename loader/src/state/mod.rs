@@ -248,8 +248,7 @@ impl LoaderState {
         let is_behind = self.datasets.iter().zip(&self.origin.draws).all(|(dataset, &draws)| {
             self.first_epoch.checked_mul(dataset.samples).is_some_and(|start| draws >= start)
         });
-        if self.global_batch == 0 || !is_small || !fits || !is_behind || !self.datasets.iter().all(is_sound)
-        {
+        if self.global_batch == 0 || !is_small || !fits || !is_behind || !self.datasets.iter().all(is_sound) {
             return unfit("its numbers do not fit each other; it was edited");
         }
         Ok(())

@@ -158,7 +158,8 @@ fn no_damage_of_a_part_goes_unnoticed() {
 #[test]
 fn shards_without_a_sample_make_parts_and_no_index() {
     let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("0.tar"), TarBytes::new().file("nothing", b"here").finish()).unwrap();
+    std::fs::write(directory.path().join("0.tar"), TarBytes::new().file("nothing", b"here").finish())
+        .unwrap();
     let (all, options) = (shards(directory.path()), IndexOptions::default());
     let part = Index::build_part(&all, &options).unwrap();
     let [merged, at_once] = [

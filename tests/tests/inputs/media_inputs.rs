@@ -137,9 +137,9 @@ impl Direct {
         let (mut images, mut clips) = (Vec::new(), Vec::new());
         for sample in &microbatch.samples {
             let media = SampleMedia::of(&decoded[&sample.key]).unwrap();
-            let images: Vec<&RgbImage> = media.images().collect();
-            if let (Some(processor), false) = (ImageProcessor::for_model(model), images.is_empty()) {
-                images.push(processor.images(&images).unwrap());
+            let decoded_images: Vec<&RgbImage> = media.images().collect();
+            if let (Some(processor), false) = (ImageProcessor::for_model(model), decoded_images.is_empty()) {
+                images.push(processor.images(&decoded_images).unwrap());
             }
             for field in &media.audio {
                 let Media::Audio(clip) = &field.media else { panic!("a clip is decoded") };
@@ -225,8 +225,7 @@ fn check(family: &str, layout: Layout) -> Vec<String> {
         let direct = Direct::of(&data.model, &microbatch, &decoded);
         let ids = ints(inputs, "input_ids");
         let placeholders = ids.iter().filter(|&&id| id == placeholder).count();
-        let made =
-            direct.all().map(|image| image.tokens).chain(direct.clips.iter().map(|clip| clip.tokens));
+        let made = direct.all().map(|image| image.tokens).chain(direct.clips.iter().map(|clip| clip.tokens));
         assert_eq!(placeholders, made.sum::<u32>() as usize, "{family}");
         check_pixels(family, inputs, &direct, placeholders);
         check_features(inputs, &direct, if family == HEARING { placeholders } else { 0 });

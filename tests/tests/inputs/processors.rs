@@ -4,7 +4,7 @@ use dflop_costmodel::{ImageSize, ModelSpec};
 use dflop_loader::decode::RgbImage;
 use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
 use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
-use dflop_tests::recorded::{chirp, mix, image, recorded, silence, tones};
+use dflop_tests::recorded::{chirp, image, mix, recorded, silence, tones};
 use proptest::prelude::*;
 use serde_json::Value;
 

@@ -94,8 +94,8 @@ fn flat(values: &Value) -> Vec<i64> {
 fn recorded_sample(case: &Value) -> Vec<Field> {
     let number = |of: &Value, name: &str| of[name].as_u64().unwrap() as u32;
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
-    for (at, image) in case["images"].as_array().unwrap().iter().enumerate() {
-        let [width, height, seed] = ["width", "height", "seed"].map(|name| number(image, name));
+    for (at, of) in case["images"].as_array().unwrap().iter().enumerate() {
+        let [width, height, seed] = ["width", "height", "seed"].map(|name| number(of, name));
         fields.push(field(&format!("{at}.png"), Media::Image(image(width, height, seed))));
     }
     for (at, of) in case["videos"].as_array().unwrap().iter().enumerate() {

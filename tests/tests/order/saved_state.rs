@@ -158,8 +158,7 @@ type Change<'a> = Box<dyn Fn(&Dataset) + 'a>;
 /// Restores a state after `change` to the shards of the second of two datasets.
 fn restored_after(change: impl Fn(&Dataset)) -> (StepPlanner, String, StepPlanner) {
     let (kept, changed) = (Dataset::new(1, 10, Stored::Plain), Dataset::new(3, 6, Stored::Plain));
-    let settings =
-        || builder(Mixture::new().dataset(kept.index(), 0.5).dataset(changed.index(), 0.5), 6, 1);
+    let settings = || builder(Mixture::new().dataset(kept.index(), 0.5).dataset(changed.index(), 0.5), 6, 1);
     let before = settings().build().unwrap();
     let state = saved(&before, 4);
     change(&changed);
@@ -170,7 +169,8 @@ fn restored_after(change: impl Fn(&Dataset)) -> (StepPlanner, String, StepPlanne
 
 #[test]
 fn a_changed_shard_is_named_and_accepted_only_on_request() {
-    let rename = |data: &Dataset, to: &str| std::fs::rename(data.shard(1), data.directory().join(to)).unwrap();
+    let rename =
+        |data: &Dataset, to: &str| std::fs::rename(data.shard(1), data.directory().join(to)).unwrap();
     let copy = |data: &Dataset, from: usize, to: usize| {
         std::fs::copy(data.shard(from), data.shard(to)).map(drop).unwrap();
     };

@@ -138,7 +138,8 @@ fn the_pure_crates_do_no_io() {
 #[test]
 fn the_balancer_never_sees_a_sample_and_the_loader_never_sees_a_device() {
     let says = |directory: &str, words: &[&str]| {
-        let files = rust_files().into_iter().filter(|path| path.starts_with(root().join(directory).join("src")));
+        let files =
+            rust_files().into_iter().filter(|path| path.starts_with(root().join(directory).join("src")));
         let hits = files.filter(|path| {
             let text = std::fs::read_to_string(path).unwrap();
             words.iter().any(|word| text.contains(word))

@@ -149,7 +149,8 @@ fn the_malformed_files_beside_the_checkout_break_nothing() {
     let mut tar = TarBytes::new();
     let (mut names, mut number) = (BTreeSet::new(), 0);
     for directory in ["made", "imagers_bad", "dali_fuzzing"] {
-        for file in std::fs::read_dir(data.join("malformed").join(directory)).into_iter().flatten().flatten() {
+        for file in std::fs::read_dir(data.join("malformed").join(directory)).into_iter().flatten().flatten()
+        {
             let extension = file.path().extension().map(|name| name.to_string_lossy().into_owned());
             let key = format!("bad-{number:03}");
             let name = format!("{key}.{}", extension.unwrap_or_else(|| "bin".into()));

@@ -75,7 +75,8 @@ fn file_that_is_no_tar_fails() {
 fn shard_without_samples_fails() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("x.tar");
-    std::fs::write(&path, TarBytes::new().file("README", b"hi").finish()).expect("the directory can be written");
+    std::fs::write(&path, TarBytes::new().file("README", b"hi").finish())
+        .expect("the directory can be written");
     for reader in READERS {
         refuse(&[reader, &[text(&path)]].concat(), 1, "sample");
     }

@@ -96,7 +96,8 @@ fn a_mixture_file_says_what_flags_do_and_more() {
 fn a_split_narrows_every_command_that_goes_through_an_index() {
     let data = Dataset::new(2, 10, Stored::Plain);
     let splits = json!({"splits": {"a": {"shards": ["shard-000.tar"]}, "b": {"shards": ["shard-001.tar"]}}});
-    std::fs::write(data.directory().join("splits.json"), splits.to_string()).expect("the directory can be written");
+    std::fs::write(data.directory().join("splits.json"), splits.to_string())
+        .expect("the directory can be written");
     let pattern = data.pattern();
     assert_eq!(object(&["stats", &pattern, "--split", "b", "--json"])["samples"], 10);
     let validated = unions(&order(&[&pattern, "--split", "b", "--validation"])).concat();
@@ -105,7 +106,8 @@ fn a_split_narrows_every_command_that_goes_through_an_index() {
     refuse(&[&pattern, "--split", "c"], 2, "no split `c`; it has: a, b");
     let elsewhere = tempfile::tempdir().expect("a temporary directory");
     let file = elsewhere.path().join("mine.json");
-    std::fs::write(&file, r#"{"splits": {"c": {"fraction": [0, 1]}}}"#).expect("the directory can be written");
+    std::fs::write(&file, r#"{"splits": {"c": {"fraction": [0, 1]}}}"#)
+        .expect("the directory can be written");
     let named = order(&[&pattern, "--split", "c", "--splits", text(&file), "--epochs", "1"]);
     assert_eq!(unions(&named).concat().len(), 20);
 }

@@ -56,7 +56,9 @@ fn newest(root: &Path) -> Result<Option<Saved>> {
     for directory in directory::candidates(root)? {
         match Saved::open(&directory) {
             Ok(saved) => return Ok(Some(saved)),
-            Err(error) => tracing::warn!(directory = %directory.display(), reason = %error, "state is passed over"),
+            Err(error) => {
+                tracing::warn!(directory = %directory.display(), reason = %error, "state is passed over")
+            }
         }
     }
     Ok(None)
@@ -74,7 +76,8 @@ impl Saved {
 
     /// Opens a state without a look at its digests.
     fn read(directory: &Path) -> Result<Self> {
-        let unusable = |problem: &str| Error::Saved { path: directory.to_owned(), problem: problem.to_owned() };
+        let unusable =
+            |problem: &str| Error::Saved { path: directory.to_owned(), problem: problem.to_owned() };
         let manifest = Manifest::read(directory)?;
         let text = std::fs::read(directory.join(STATE_FILE)).unwrap_or_default();
         let document: Value = serde_json::from_slice(&text).unwrap_or_default();

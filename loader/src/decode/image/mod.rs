@@ -109,10 +109,10 @@ fn turn(image: &mut RgbImage, orientation: Orientation) {
     let Some(buffer) = image::RgbImage::from_raw(image.width, image.height, pixels) else {
         unreachable!("decoders fill width x height x 3 bytes")
     };
-    let mut image = image::DynamicImage::ImageRgb8(buffer);
-    image.apply_orientation(orientation);
-    (image.width, image.height) = (image.width(), image.height());
-    image.pixels = image.into_rgb8().into_raw();
+    let mut turned = image::DynamicImage::ImageRgb8(buffer);
+    turned.apply_orientation(orientation);
+    (image.width, image.height) = (turned.width(), turned.height());
+    image.pixels = turned.into_rgb8().into_raw();
 }
 
 #[cfg(test)]

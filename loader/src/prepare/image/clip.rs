@@ -4,8 +4,8 @@ use dflop_costmodel::tokens::fixed_tile::FixedTile;
 
 use super::filter::Filter;
 use super::normalize::Normalization;
-use super::rgb_view::RgbView;
 use super::resample::{Resampler, Resize};
+use super::rgb_view::RgbView;
 use super::squares::squares;
 use super::{PixelValues, positions};
 

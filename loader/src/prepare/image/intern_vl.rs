@@ -5,8 +5,8 @@ use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
 
 use super::filter::Filter;
 use super::normalize::Normalization;
-use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
+use super::rgb_view::RgbView;
 use super::squares::squares;
 use super::tiles::{Place, Tiles};
 use super::{PixelValues, frames_taken, positions};

@@ -16,9 +16,9 @@ mod filter;
 mod intern_vl;
 mod llava_onevision;
 mod normalize;
-mod rgb_view;
 mod qwen_vl;
 mod resample;
+mod rgb_view;
 mod squares;
 mod tiles;
 
@@ -34,9 +34,9 @@ pub use self::filter::Filter;
 pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalization};
-use self::rgb_view::RgbView;
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
+use self::rgb_view::RgbView;
 use crate::decode::{RgbImage, Video};
 use crate::error::{Error, Result};
 

@@ -5,8 +5,8 @@ use dflop_costmodel::tokens::native::NativeResolution;
 
 use super::filter::Filter;
 use super::normalize::{Normalization, Tables};
-use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
+use super::rgb_view::RgbView;
 use super::{PixelValues, frames_taken, positions};
 
 /// Settings of the processor.

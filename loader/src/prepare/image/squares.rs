@@ -1,8 +1,8 @@
 //! One square an image: the layout of video frames and of CLIP-like encoders.
 
 use super::normalize::Normalization;
-use super::rgb_view::RgbView;
 use super::resample::{Canvas, Resampler, Resize};
+use super::rgb_view::RgbView;
 use super::tiles::{Place, Tiles};
 
 /// `[frames, 3, side, side]`, each resized as `resize` says, which must want `side` x `side` pixels.

@@ -100,9 +100,9 @@ struct Entry {
 impl Directory {
     pub(super) fn open(settings: ShardCache) -> Result<Self> {
         let directory = Self { settings, opened: SystemTime::now() - CLOCK_TICK };
-        fs::create_dir_all(&directory.settings.directory)
-            .and_then(|()| directory.lock().map(drop))
-            .map_err(|source| Error::File { path: directory.settings.directory.display().to_string(), source })?;
+        fs::create_dir_all(&directory.settings.directory).and_then(|()| directory.lock().map(drop)).map_err(
+            |source| Error::File { path: directory.settings.directory.display().to_string(), source },
+        )?;
         Ok(directory)
     }
 

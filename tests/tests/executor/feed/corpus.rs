@@ -118,7 +118,8 @@ impl Corpus {
             write("preprocessor_config.json", preprocessor.to_string().as_bytes());
         }
         write("shard-000.tar", &archive(family, samples));
-        let spec = ModelDirectory::open(directory.path()).and_then(|model| model.spec()).expect("a known model");
+        let spec =
+            ModelDirectory::open(directory.path()).and_then(|model| model.spec()).expect("a known model");
         let model = ModelConfig::from_config(&config).expect("the model can be built");
         let counter = preparer(&spec).build().expect("the tokenizer fits").text_counter();
         let options =
