@@ -5,7 +5,9 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
-use dflop_executor::comm::{StepContext, Buffer, Comm, Dtype, Payload, Result, Settings, PayloadShape, tcp, threads};
+use dflop_executor::comm::{
+    Buffer, Comm, Dtype, Payload, PayloadShape, Result, Settings, StepContext, tcp, threads,
+};
 use dflop_executor::launch::{Launcher, identity_from_environment};
 use std::time::{Duration, Instant};
 

@@ -37,7 +37,8 @@ fn main() -> Result<()> {
     let (mut best, mut parameters) = (f64::INFINITY, 0);
     for _ in 0..REPEATS {
         let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
-        let mut stage = config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
+        let mut stage =
+            config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
         let (first, last, seconds) = device.run(|| run(&config, &device, &mut stage, steps))?;
         best = best.min(seconds / steps as f64);
         parameters = stage.parameters().owned().map(|(spec, _)| spec.elements()).sum();

@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A configuration that makes no sense, or that no model here answers to.
     #[error("`config.json`: `{field}` {problem}")]
-    Config { field: String, problem: String },
+    ModelConfig { field: String, problem: String },
     /// The dimensions of a model, as the cost model reads them.
     #[error(transparent)]
     Model(#[from] dflop_costmodel::Error),
@@ -43,9 +43,6 @@ pub enum Error {
     /// The loss is NaN or infinite.
     #[error("stage {stage}, microbatch {microbatch}: the loss is {loss}")]
     Loss { stage: String, microbatch: usize, loss: f64 },
-    /// A job that ranks cannot run, or a rank that does not fit it.
-    #[error("job: `{setting}` {problem}")]
-    Job { setting: &'static str, problem: String },
     /// The plan of a step does not fit the job, or what a rank was given does not fit the plan.
     #[error("plan of step {step}, microbatch {microbatch} of {module}: {problem}")]
     Plan { step: u64, module: &'static str, microbatch: usize, problem: String },
@@ -69,7 +66,7 @@ pub enum Error {
     StepLoss { step: u64, target_tokens: u64, sum: f64 },
     /// A setting makes no sense.
     #[error("invalid `{setting}`: {reason}")]
-    Setting { setting: &'static str, reason: String },
+    InvalidSetting { setting: &'static str, reason: String },
     /// A saved state cannot be used.
     #[error("checkpoint `{}` cannot be used: {problem}", path.display())]
     Saved { path: PathBuf, problem: String },
@@ -79,15 +76,9 @@ pub enum Error {
     /// A trace could not be written.
     #[error("could not write the trace")]
     Trace(#[source] std::io::Error),
-    /// Memory could not be had.
-    #[error("{bytes} bytes of memory could not be had, {used} are in use")]
-    Memory { bytes: usize, used: u64 },
-    /// Memory could not be had for a microbatch or a tensor, or not within the limit that was set.
-    #[error("{what}: {bytes} bytes of memory could not be had, {used} are in use")]
+    /// Memory could not be allocated, or not within the limit that was set.
+    #[error("out of memory: could not allocate {bytes} bytes for {what} ({used} bytes in use)")]
     OutOfMemory { what: String, bytes: usize, used: u64 },
-    /// A model cannot be shared by so many tensor-parallel ranks.
-    #[error("`config.json`: `{field}` = {found} {problem} the tensor-parallel degree {degree}")]
-    TensorParallel { field: &'static str, found: usize, degree: usize, problem: &'static str },
     /// Two ranks should hold the same values, and do not.
     #[error("tensor `{tensor}` has other bits on rank {} than on rank {}", ranks[1], ranks[0])]
     Replicas { tensor: String, ranks: [usize; 2] },
@@ -96,17 +87,27 @@ pub enum Error {
         "measuring {layers} layers of {module} takes about {needed_bytes} bytes of memory, {free_bytes} are free; measure \
          fewer layers or shorter sequences"
     )]
-    Room { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
+    InsufficientMemory { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
     /// Threads could not be started.
     #[error("threads could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),
 }
 
 impl Error {
-    /// Says what memory was for, if the error is that there was none.
+    /// Name of an allocation whose purpose the device does not know.
+    const UNNAMED: &str = "a buffer";
+
+    /// Allocation failure of a device, which does not know what the memory is for.
+    pub(crate) fn out_of_memory(bytes: usize, used: u64) -> Self {
+        Self::OutOfMemory { what: Self::UNNAMED.to_owned(), bytes, used }
+    }
+
+    /// Names what memory was for, if the error is an allocation failure that nobody has named yet.
     pub(crate) fn while_allocating(self, what: impl FnOnce() -> String) -> Self {
         match self {
-            Self::Memory { bytes, used } => Self::OutOfMemory { what: what(), bytes, used },
+            Self::OutOfMemory { what: unnamed, bytes, used } if unnamed == Self::UNNAMED => {
+                Self::OutOfMemory { what: what(), bytes, used }
+            }
             error => error,
         }
     }

@@ -22,7 +22,6 @@ pub mod measure;
 pub mod model;
 pub mod ops;
 pub mod pipeline;
-pub mod row_mix;
 pub mod run;
 pub mod stage;
 pub mod training;

@@ -4,7 +4,9 @@
 
 mod support;
 
-use dflop_executor::comm::{StepContext, Buffer, Comm, Dtype, Error, P2pOp, Payload, PayloadShape, Slice, even_parts};
+use dflop_executor::comm::{
+    Buffer, Comm, Dtype, Error, P2pOp, Payload, PayloadShape, Slice, StepContext, even_parts,
+};
 use half::bf16;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -73,7 +75,8 @@ fn tags_are_received_in_any_order_and_keep_their_own() {
                     comm.send(1, u64::from(value % 3), at(0), row(&[f32::from(value)])).unwrap();
                 }
             } else {
-                let recv = |tag| comm.recv(0, tag, at(0), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap()[0];
+                let recv =
+                    |tag| comm.recv(0, tag, at(0), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap()[0];
                 for tag in [2, 0, 1] {
                     let values: Vec<f32> = (0..10).map(|_| recv(tag)).collect();
                     let expected: Vec<f32> = (0..10).map(|index| index as f32 * 3.0 + tag as f32).collect();
@@ -282,8 +285,14 @@ fn splits_have_their_own_ranks_and_messages() {
                 comm.send(0, 5, at(2), row(&[1.0])).unwrap();
                 part.send(2, 5, at(2), row(&[2.0])).unwrap();
             } else if world == 0 {
-                assert_eq!(part.recv(0, 5, at(2), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap(), [2.0]);
-                assert_eq!(comm.recv(4, 5, at(2), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap(), [1.0]);
+                assert_eq!(
+                    part.recv(0, 5, at(2), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap(),
+                    [2.0]
+                );
+                assert_eq!(
+                    comm.recv(4, 5, at(2), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap(),
+                    [1.0]
+                );
             }
             // a split of a split
             let single = part.split(at(3), Some(part.rank() as u64), 0).unwrap().unwrap();
@@ -370,7 +379,10 @@ fn mistakes_of_the_caller_do_not_end_the_job() {
         run(transport, 2, patient(), |comm| {
             let no_rank = comm.start_send(2, 0, at(0), row(&[1.0])).unwrap_err();
             assert!(matches!(no_rank, Error::Rank { rank: 2, size: 2 }), "{no_rank}");
-            assert!(matches!(comm.recv(9, 0, at(0), PayloadShape::f32(1, 1)), Err(Error::Rank { rank: 9, .. })));
+            assert!(matches!(
+                comm.recv(9, 0, at(0), PayloadShape::f32(1, 1)),
+                Err(Error::Rank { rank: 9, .. })
+            ));
             assert!(matches!(Payload::f32(2, 3, vec![0.0; 5]), Err(Error::Length { found: 5, .. })));
             let shape = PayloadShape::f32(1, 1);
             let receives =

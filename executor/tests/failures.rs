@@ -2,7 +2,7 @@
 
 mod support;
 
-use dflop_executor::comm::{StepContext, Buffer, Cause, Comm, Communicator, Failure, Settings, PayloadShape};
+use dflop_executor::comm::{Buffer, Cause, Comm, Communicator, Failure, PayloadShape, Settings, StepContext};
 use std::time::{Duration, Instant};
 use support::{ALL, Transport, failure, floats, patient, row, run};
 
@@ -189,7 +189,12 @@ fn a_caller_ends_the_job_for_everyone_at_once() {
                 return failure::<()>(Err(comm.abort(at, "the loss is NaN")));
             }
             // no one waits for the rank that fails
-            failure(comm.recv((comm.rank() + 1) % 2, 0, StepContext::step(3, "recv"), PayloadShape::f32(1, 1)))
+            failure(comm.recv(
+                (comm.rank() + 1) % 2,
+                0,
+                StepContext::step(3, "recv"),
+                PayloadShape::f32(1, 1),
+            ))
         });
         assert!(begin.elapsed() < Duration::from_secs(10));
         for (rank, (failure, text)) in found.into_iter().enumerate() {

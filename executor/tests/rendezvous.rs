@@ -64,7 +64,7 @@ fn an_address_to_listen_on_is_also_that_of_the_store() {
         sum(&tcp::connect(&identity(1, 2, port, "t"), patient()).unwrap(), 2);
     });
     host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::UNSPECIFIED.into());
-    assert!(matches!(tcp::connect(&host, brief()), Err(Error::Config { setting: "listen", .. })));
+    assert!(matches!(tcp::connect(&host, brief()), Err(Error::ModelConfig { setting: "listen", .. })));
 }
 
 #[test]
@@ -254,7 +254,11 @@ impl RunAgain for TcpJob {
 
 #[test]
 fn the_store_listens_on_the_given_address_alone() {
-    let host = RendezvousServer::start(&[SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)], 2, JobToken::random().unwrap());
+    let host = RendezvousServer::start(
+        &[SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
+        2,
+        JobToken::random().unwrap(),
+    );
     let address = host.as_ref().unwrap().address();
     assert!(address.ip().is_loopback());
     // any other address of this machine, if it has one

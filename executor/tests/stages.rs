@@ -87,8 +87,10 @@ fn rows_and_turns_that_do_not_fit_are_named() {
     assert!(last.backward(3, None).unwrap().is_some_and(|gradient| gradient.len() == 80));
     assert_eq!((last.kept_bytes(), last.in_flight()), (0, 0));
     let range = StageRange { module: ModuleKind::Llm, layers: 1..3 };
-    let error =
-        config().stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1)).err().unwrap();
+    let error = config()
+        .stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1))
+        .err()
+        .unwrap();
     assert_eq!(error.to_string(), "`config.json`: `num_hidden_layers` = 2 has no layers 1..3");
 }
 
@@ -231,7 +233,9 @@ fn memory_that_is_not_there_is_named() {
     assert!(error.contains(" bytes of memory could not be had"), "{error}");
     assert_eq!(whole.in_flight(), 0);
     let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
-    let error =
-        config().stage(&small, &range, FrozenModules::default(), Activations::Stored, &Seed(1)).err().unwrap();
+    let error = config()
+        .stage(&small, &range, FrozenModules::default(), Activations::Stored, &Seed(1))
+        .err()
+        .unwrap();
     assert!(error.to_string().starts_with("tensor `"), "{error}");
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 fn refusal<T>(result: dflop_executor::Result<T>) -> String {
     match result {
-        Err(error @ Error::Config { .. }) => error.to_string(),
+        Err(error @ Error::ModelConfig { .. }) => error.to_string(),
         Err(error) => panic!("another kind of error: {error}"),
         Ok(_) => panic!("not refused"),
     }

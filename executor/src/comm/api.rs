@@ -1,10 +1,10 @@
 //! The trait that all transports implement.
 
-use super::step_context::StepContext;
 use super::error::{Cause, Error, Failure, Result};
 use super::handle::Handle;
 use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
+use super::step_context::StepContext;
 use std::fmt::Debug;
 
 /// One rank's end of a communicator.
@@ -41,7 +41,13 @@ pub trait Comm: Send + Sync + Debug {
     ///
     /// # Errors
     /// As said of the trait.
-    fn start_recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Handle<Payload>>;
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>>;
 
     /// Begins to add up over all ranks, while the caller computes. The sum is that of
     /// [`all_reduce`](Self::all_reduce), bit by bit.

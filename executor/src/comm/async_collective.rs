@@ -1,10 +1,10 @@
 //! Collectives on a thread of their own, while the caller computes.
 
-use super::step_context::StepContext;
-use super::group::Group;
 use super::error::{Cause, Result};
+use super::group::Group;
 use super::handle::{Completion, Handle};
 use super::payload::Buffer;
+use super::step_context::StepContext;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,17 +1,17 @@
 //! The communicator of transports that move bytes of this machine: threads and TCP.
 
 use super::api::Comm;
-use super::step_context::StepContext;
+use super::async_collective::CollectiveThread;
 use super::collective;
-use super::error::{Cause, Error, Failure, Result};
 use super::endpoint::Endpoint;
+use super::error::{Cause, Error, Failure, Result};
 use super::group::Group;
 use super::handle::Handle;
 use super::message::{Header, Op};
-use super::async_collective::CollectiveThread;
 use super::parts::{even_parts, ranges};
 use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
+use super::step_context::StepContext;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,7 +31,11 @@ impl Communicator {
     }
 
     fn new(group: Group) -> Self {
-        Self { group: Arc::new(group), collectives: AtomicU64::new(0), collective_thread: CollectiveThread::default() }
+        Self {
+            group: Arc::new(group),
+            collectives: AtomicU64::new(0),
+            collective_thread: CollectiveThread::default(),
+        }
     }
 
     /// Begins a collective: all ranks begin the same ones in the same order.
@@ -59,11 +63,18 @@ impl Comm for Communicator {
 
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
         let header = self.header(tag, at, payload.shape());
-        let sending = self.group.endpoint.start_send(self.group.member(to)?, header, payload.into_buffer())?;
+        let sending =
+            self.group.endpoint.start_send(self.group.member(to)?, header, payload.into_buffer())?;
         Ok(sending.into())
     }
 
-    fn start_recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Handle<Payload>> {
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>> {
         let header = self.header(tag, at, shape);
         Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header)))
     }

@@ -1,12 +1,12 @@
 //! All that the communicators of one rank share: its mailbox, the wire to the others, its failure.
 
-use super::step_context::StepContext;
 use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::{Completion, Handle};
 use super::mailbox::{Interrupt, Mailbox};
 use super::message::{Header, Key, Message};
 use super::payload::{Buffer, Payload};
 use super::settings::Settings;
+use super::step_context::StepContext;
 use super::timeout_report;
 use super::transport::{SendState, Transport};
 use std::sync::Arc;
@@ -72,7 +72,13 @@ impl Endpoint {
     }
 
     /// A failure that this rank noticed.
-    pub(super) fn failure(&self, cause: Cause, culprit: Option<usize>, at: StepContext, message: String) -> Failure {
+    pub(super) fn failure(
+        &self,
+        cause: Cause,
+        culprit: Option<usize>,
+        at: StepContext,
+        message: String,
+    ) -> Failure {
         Failure { cause, culprit, by: self.rank, at, message }
     }
 

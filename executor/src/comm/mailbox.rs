@@ -3,10 +3,10 @@
 //! One per rank, filled by a transport. Knows who left, what the job failed of and what this rank waits
 //! for, which other ranks may ask. Every wait ends: with the message, the job's failure, or the time limit.
 
-use super::step_context::StepContext;
 use super::error::Failure;
 use super::message::{Key, Message};
 use super::receive_buffers::ReceiveBufferPool;
+use super::step_context::StepContext;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! What a message says about itself, and where it is queued.
 
-use super::step_context::StepContext;
 use super::payload::{Buffer, PayloadShape};
+use super::step_context::StepContext;
 use std::fmt;
 
 /// Which operation a message belongs to.

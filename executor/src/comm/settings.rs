@@ -58,7 +58,9 @@ impl Settings {
     pub(super) fn check(&self) -> Result<()> {
         let zero = [("wait", self.wait), ("rendezvous", self.rendezvous)];
         match zero.into_iter().find(|(_, limit)| limit.is_zero()) {
-            Some((setting, _)) => Err(Error::InvalidSetting { setting, reason: "a time limit of zero".into() }),
+            Some((setting, _)) => {
+                Err(Error::InvalidSetting { setting, reason: "a time limit of zero".into() })
+            }
             None => Ok(()),
         }
     }

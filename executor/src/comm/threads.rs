@@ -1,12 +1,12 @@
 //! All ranks of a job in one process: a message moves from one rank's hands into the other's mailbox.
 
-use super::step_context::StepContext;
 use super::communicator::Communicator;
-use super::error::{Cause, Error, Failure, Result};
 use super::endpoint::Endpoint;
+use super::error::{Cause, Error, Failure, Result};
 use super::mailbox::{Interrupt, Mailbox, Status};
 use super::message::Message;
 use super::settings::Settings;
+use super::step_context::StepContext;
 use super::transport::{SendState, Transport};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,7 +30,8 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     let failure = Arc::default();
     let comm = |rank: usize| {
         let mailbox = mailboxes[rank].clone();
-        let transport = Box::new(Threads { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
+        let transport =
+            Box::new(Threads { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
         Communicator::world(Arc::new(Endpoint { rank, size, mailbox, transport, settings }))
     };
     Ok((0..size).map(comm).collect())
@@ -60,7 +61,13 @@ impl Transport for Threads {
         if mailbox.has_room(self.rank) { SendState::Done } else { SendState::Delivered }
     }
 
-    fn wait_sent(&self, to: usize, sent: &SendState, at: StepContext, timeout: Duration) -> Result<(), Interrupt> {
+    fn wait_sent(
+        &self,
+        to: usize,
+        sent: &SendState,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<(), Interrupt> {
         match sent {
             SendState::Done => return Ok(()),
             SendState::Closed => return Err(Interrupt::Left),

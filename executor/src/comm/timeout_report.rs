@@ -33,7 +33,7 @@ pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, pe
                 heard.map_or("nothing was heard of it before".into(), |at| format!("last heard of at {at}"));
             return TimeoutReport {
                 culprit: Some(current),
-                message: format!("rank {at_rank} does not answer, {heard}"),
+                message: format!("rank {current} does not answer, {heard}"),
             };
         };
         match (status.wait, status.last) {
@@ -41,11 +41,14 @@ pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, pe
             (None, Some(at)) => {
                 return TimeoutReport {
                     culprit: Some(current),
-                    message: format!("rank {at_rank} is busy since {at}"),
+                    message: format!("rank {current} is busy since {at}"),
                 };
             }
             (None, None) => {
-                return TimeoutReport { culprit: Some(current), message: format!("rank {at_rank} has not begun") };
+                return TimeoutReport {
+                    culprit: Some(current),
+                    message: format!("rank {current} has not begun"),
+                };
             }
         }
     }

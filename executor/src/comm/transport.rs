@@ -12,7 +12,13 @@ pub(super) trait Transport: Send + Sync {
     fn post(&self, to: usize, message: Message) -> SendState;
 
     /// Waits until what was [posted](Self::post) is on its way.
-    fn wait_sent(&self, to: usize, sent: &SendState, at: StepContext, timeout: Duration) -> Result<(), Interrupt>;
+    fn wait_sent(
+        &self,
+        to: usize,
+        sent: &SendState,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<(), Interrupt>;
 
     /// Whether [`wait_sent`](Self::wait_sent) would return at once.
     fn is_sent(&self, to: usize, sent: &SendState) -> bool;

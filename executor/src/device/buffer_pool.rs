@@ -68,8 +68,11 @@ impl BufferPool {
     fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(len) as usize;
-        let none = Error::BufferPool { bytes, used: free_buffers.used_bytes };
-        if free_buffers.limit_bytes.is_some_and(|limit| free_buffers.used_bytes.saturating_add(bytes_of(len)) > limit) {
+        let none = Error::out_of_memory(bytes, free_buffers.used_bytes);
+        if free_buffers
+            .limit_bytes
+            .is_some_and(|limit| free_buffers.used_bytes.saturating_add(bytes_of(len)) > limit)
+        {
             return Err(none);
         }
         let mut values = free_buffers.pop(len..=longest).unwrap_or_default();
@@ -167,7 +170,7 @@ mod tests {
             let free_buffers = pool.free_buffers.lock().unwrap();
             assert!(free_buffers.used_bytes + free_buffers.free_bytes <= 5050);
         }
-        assert!(matches!(pool.take(usize::MAX / 8), Err(Error::BufferPool { .. })));
+        assert!(matches!(pool.take(usize::MAX / 8), Err(Error::OutOfMemory { .. })));
         assert_eq!(pool.used_bytes(), 0);
     }
 

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::gemm::gemm;
-use super::buffer_pool::{CpuFloats, BufferPool};
-use super::{Buffer, Device, MatrixLayout, GemmShape};
+use super::buffer_pool::{BufferPool, CpuFloats};
+use super::{Buffer, Device, SparseBuffers};
 use crate::error::Result;
 use crate::ops;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 use crate::ops::gather_scatter::SparseView;
+use crate::ops::gemm::gemm;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
 use crate::ops::rope::{RopeShape, Rotation};
-use crate::row_mix::SparseBuffers;
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
 /// Computes in `f32` on threads of this process.
 ///
@@ -25,7 +25,7 @@ use crate::row_mix::SparseBuffers;
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pool: Arc<ThreadPool>,
-    pool: Arc<BufferPool>,
+    buffers: Arc<BufferPool>,
 }
 
 impl Cpu {
@@ -38,14 +38,14 @@ impl Cpu {
             .num_threads(threads.max(1))
             .thread_name(|index| format!("dflop-compute-{index}"))
             .build()?;
-        Ok(Self { pool: Arc::new(pool), pool: Arc::default() })
+        Ok(Self { pool: Arc::new(pool), buffers: Arc::default() })
     }
 
     /// Sets the most bytes that buffers in use may take, on all clones of this device; asking for more is
-    /// [`crate::Error::BufferPool`]. Default: no limit.
+    /// [`crate::Error::OutOfMemory`]. Default: no limit.
     #[must_use]
     pub fn memory_limit(self, bytes: u64) -> Self {
-        self.pool.limit(bytes);
+        self.buffers.limit(bytes);
         self
     }
 
@@ -66,18 +66,18 @@ impl Device for Cpu {
     type Ints = Vec<u32>;
 
     fn alloc(&self, len: usize) -> Result<CpuFloats> {
-        self.pool.take(len)
+        self.buffers.take(len)
     }
 
     fn zeros_f32(&self, len: usize) -> Result<CpuFloats> {
         // It stays: nothing may lie behind it.
-        let mut buffer = self.pool.take_exact(len)?;
+        let mut buffer = self.buffers.take_exact(len)?;
         self.zero(&mut buffer)?;
         Ok(buffer)
     }
 
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {
-        let mut buffer = self.pool.take_exact(values.len())?;
+        let mut buffer = self.buffers.take_exact(values.len())?;
         buffer.copy_from_slice(values);
         Ok(buffer)
     }
@@ -95,7 +95,7 @@ impl Device for Cpu {
     }
 
     fn memory_used_bytes(&self) -> u64 {
-        self.pool.used_bytes()
+        self.buffers.used_bytes()
     }
 
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {

@@ -8,23 +8,23 @@
 //! comes from outside is checked before it gets here.
 
 mod bf16;
-mod cpu;
-pub(crate) mod gemm;
 mod buffer_pool;
+mod cpu;
+mod sparse_rows;
 
 pub use bf16::{Bf16Floats, CpuBf16};
-pub use cpu::Cpu;
-pub use gemm::{MatrixLayout, GemmShape};
 pub use buffer_pool::CpuFloats;
+pub use cpu::Cpu;
+pub use sparse_rows::{DeviceSparseRows, SparseBuffers};
 
 use crate::error::Result;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
 use crate::ops::rope::{RopeShape, Rotation};
-use crate::row_mix::SparseBuffers;
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
 /// A buffer of a device.
 pub trait Buffer: Send + Sync {

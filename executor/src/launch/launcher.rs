@@ -2,7 +2,7 @@
 
 use super::output::{pass_on, prefix};
 use super::status::RankStatus;
-use crate::comm::{Error, RendezvousServer, Result, JobToken};
+use crate::comm::{Error, JobToken, RendezvousServer, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};

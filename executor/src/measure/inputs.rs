@@ -3,7 +3,7 @@
 use crate::device::Cpu;
 use crate::error::Result;
 use crate::model::context::MicrobatchContext;
-use crate::model::encoder::{EncoderConfig, EncoderInputKind, EncoderInput, TiledMedium};
+use crate::model::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use crate::model::llm::{IGNORED, LlmConfig, TextBatch};
 
 /// Tokens of a sample of the LLM.

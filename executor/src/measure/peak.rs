@@ -1,8 +1,9 @@
 //! What matrix products reach at best on a device: the denominator of utilization.
 
 use super::clock::Clock;
-use crate::device::{Cpu, Device, MatrixLayout, GemmShape};
+use crate::device::{Cpu, Device};
 use crate::error::Result;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
 
 /// Rows, columns and length of the sums of the product that is timed: three matrices of 4 MiB.
 const SIDE: usize = 1024;
@@ -12,7 +13,7 @@ const SIDE: usize = 1024;
 /// The product is that of [`Device::gemm`], on all threads of the device; one that is not timed comes first.
 ///
 /// # Errors
-/// [`crate::Error::Memory`].
+/// [`crate::Error::OutOfMemory`].
 pub fn gemm_peak_flops(device: &Cpu, runs: usize) -> Result<f64> {
     let values = |seed: usize| -> Vec<f32> {
         (0..SIDE * SIDE).map(|at| ((at * 31 + seed) % 61) as f32 / 61.0 - 0.5).collect()

@@ -20,10 +20,10 @@ use crate::model::attention::AttentionMask;
 use crate::model::context::MicrobatchContext;
 use crate::model::layer::{Layer, LayerSpec};
 use crate::model::model_config::{FrozenModules, ModuleKind, StageRange};
-use crate::model::{Block, BlockOutput};
+use crate::model::{Block, BlockOutput, StageBlocks};
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
-use crate::stage::{Activations, Stage, StageOptions, StageBlocks};
+use crate::stage::{Activations, Stage, StageOptions};
 use crate::weights::Seed;
 
 /// Least share of the layers' time that is left for linear work when attention is taken off: a guard against noise.
@@ -68,7 +68,7 @@ pub fn time_passes(
 /// Times a step of the optimizer over all parameters of a stage, after one that is not timed.
 ///
 /// # Errors
-/// [`Error::Memory`].
+/// [`Error::OutOfMemory`].
 pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
     let lengths: Vec<usize> =
@@ -114,7 +114,7 @@ impl<'a> Subject<'a> {
     /// Takes the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Those of the model; [`Error::Memory`].
+    /// Those of the model; [`Error::OutOfMemory`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &Cpu,
@@ -126,7 +126,7 @@ impl<'a> Subject<'a> {
         let specs = model.layer_specs(module, layers)?;
         let Some(first) = specs.first() else {
             let problem = format!("leaves no layer of {module} to measure");
-            return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         };
         let attention = &first.attention;
         let all = model.config.layers(kind);
@@ -291,7 +291,7 @@ fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<
         let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
         Ok(specs.iter().map(layer).collect())
     })?;
-    parts.build(device.clone(), StageOptions::new(format!("{module} layers")), &Seed(seed))
+    Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))
 }
 
 fn both(passes: Passes) -> [f64; 2] {

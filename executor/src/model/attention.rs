@@ -6,14 +6,15 @@
 
 use super::context::LayerContext;
 use super::linear::Linear;
-use super::parameters::{Declaration, Init};
-use super::shard::AxisPartition;
-use super::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::model::tensor_parallel;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
 use crate::ops::rope::{RopeShape, Rotation};
+use crate::weights::{AxisPartition, Init};
 
 /// Which tokens a token sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,11 +78,13 @@ impl Attention {
     pub fn declare(declaration: &mut Declaration, spec: &AttentionSpec) -> Self {
         let AttentionSpec { hidden, heads, kv_heads, head_dim, init, .. } = *spec;
         let tp_rank = declaration.tp_rank();
-        let (queries, keys) =
-            (AxisPartition::heads(heads, head_dim, place.size), AxisPartition::heads(kv_heads, head_dim, place.size));
+        let (queries, keys) = (
+            AxisPartition::heads(heads, head_dim, tp_rank.size),
+            AxisPartition::heads(kv_heads, head_dim, tp_rank.size),
+        );
         let shape = AttentionShape {
-            heads: queries.len(place.rank) / head_dim,
-            kv_heads: keys.len(place.rank) / head_dim,
+            heads: queries.len(tp_rank.rank) / head_dim,
+            kv_heads: keys.len(tp_rank.rank) / head_dim,
             head_dim,
             scale: 1.0 / (head_dim as f64).sqrt(),
             is_causal: spec.mask == AttentionMask::Causal,
@@ -96,19 +99,20 @@ impl Attention {
             QkvNames::Separate(names) => {
                 let mut first = 0;
                 let widths = [(heads, &queries), (kv_heads, &keys), (kv_heads, &keys)];
-                let mut declare = |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &AxisPartition))| {
-                    let sizes = [heads * head_dim, hidden];
-                    let layer =
-                        Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
-                    first += layer.outputs();
-                    (layer, first - layer.outputs())
-                };
+                let mut declare =
+                    |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &AxisPartition))| {
+                        let sizes = [heads * head_dim, hidden];
+                        let layer =
+                            Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
+                        first += layer.outputs();
+                        (layer, first - layer.outputs())
+                    };
                 names.iter().zip(widths).map(&mut declare).collect()
             }
         };
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
-        let replicated = (place.size > kv_heads).then(|| (keys.first(place.rank), kv_heads * head_dim));
+        let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
         Self { projections, output, shape, replicated, mask: spec.mask, is_rotated: spec.is_rotated }
     }
 

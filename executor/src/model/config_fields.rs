@@ -37,7 +37,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     pub(crate) fn refused(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::Config { field: format!("{}{key}", self.path), problem: problem.into() }
+        Error::ModelConfig { field: format!("{}{key}", self.path), problem: problem.into() }
     }
 
     fn read<T>(&self, key: &str, what: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {

@@ -4,8 +4,9 @@
 //! sent between stages.
 
 use crate::device::Device;
+use crate::device::DeviceSparseRows;
 use crate::error::{Error, Result};
-use crate::row_mix::{DeviceSparseRows, SparseRows};
+use crate::ops::sparse_rows::SparseRows;
 
 /// A microbatch as the blocks of one module see it.
 pub struct MicrobatchContext<D: Device> {

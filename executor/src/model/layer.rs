@@ -6,10 +6,11 @@
 use super::attention::{Attention, AttentionSpec};
 use super::mlp::{Mlp, MlpSpec};
 use super::norm::{Norm, NormKind};
-use super::parameters::{Declaration, Init, ParameterId};
-use super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::weights::{Init, ParameterId};
 
 /// What a layer is made of.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,12 +4,14 @@
 //! whose products they add up. The gradient of a column-parallel layer's input is for the caller to add up over the ranks:
 //! several layers may have the same input.
 
-use super::parameters::{Declaration, Init, ParameterId, Parameters};
-use super::shard::AxisPartition;
-use super::{BackwardPass, ForwardPass, tensor_parallel};
-use crate::device::{Device, MatrixLayout, GemmShape};
+use super::parameters::{Declaration, Parameters};
+use crate::device::Device;
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass};
+use crate::model::tensor_parallel;
 use crate::ops::bias::Columns;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::weights::{AxisPartition, Init, ParameterId};
 
 /// `y = x Wᵀ + b`.
 #[derive(Debug, Clone, Copy)]
@@ -68,8 +70,8 @@ impl Linear {
         let tp_rank = declaration.tp_rank();
         Self {
             is_row_parallel: true,
-            is_bias_elsewhere: place.rank > 0,
-            ..Self::of(weight, bias, [outputs, parts.len(place.rank)])
+            is_bias_elsewhere: tp_rank.rank > 0,
+            ..Self::of(weight, bias, [outputs, parts.len(tp_rank.rank)])
         }
     }
 
@@ -86,7 +88,12 @@ impl Linear {
     }
 
     /// Computes all rows, added up over the ranks of a row-parallel layer.
-    pub fn forward<D: Device>(&self, pass: &ForwardPass<'_, D>, x: &D::Floats, rows: usize) -> Result<D::Floats> {
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+        rows: usize,
+    ) -> Result<D::Floats> {
         let mut y = pass.device.alloc(rows * self.outputs)?;
         self.forward_into(pass, x, rows, &mut y, Columns::all(self.outputs))?;
         if self.is_row_parallel {
@@ -161,6 +168,12 @@ impl Linear {
         let Some(gradient) = parameters.gradient_mut(self.weight) else { return Ok(()) };
         let shape = GemmShape { rows: self.outputs, columns: self.inputs, inner: rows };
         let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first).transposed());
-        device.gemm(shape, dy, (x, MatrixLayout::rows(self.inputs)), true, (gradient, MatrixLayout::rows(self.inputs)))
+        device.gemm(
+            shape,
+            dy,
+            (x, MatrixLayout::rows(self.inputs)),
+            true,
+            (gradient, MatrixLayout::rows(self.inputs)),
+        )
     }
 }

@@ -3,13 +3,14 @@
 //! Ranks of a tensor-parallel group hold some columns of what is between the matrices each.
 
 use super::linear::Linear;
-use super::parameters::{Declaration, Init};
-use super::shard::AxisPartition;
-use super::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::model::tensor_parallel;
 use crate::ops::activation::Activation;
 use crate::ops::bias::Columns;
+use crate::weights::{AxisPartition, Init};
 
 /// What an MLP is made of.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,14 +59,14 @@ impl Mlp {
             MlpNames::Plain([up, down], activation) => (vec![up], down, Some(*activation)),
         };
         let tp_rank = declaration.tp_rank();
-        let parts = AxisPartition::even(middle, place.size);
+        let parts = AxisPartition::even(middle, tp_rank.size);
         let sizes = [middle, inputs];
         let mut declare =
             |name: &String| Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts);
         let inner = inner.into_iter().map(&mut declare).collect();
         let sizes = [outputs, middle];
         let down = Linear::declare_row_parallel(declaration, down, sizes, has_bias, init, &parts);
-        Self { inner, down, activation, middle: parts.len(place.rank) }
+        Self { inner, down, activation, middle: parts.len(tp_rank.rank) }
     }
 
     fn stride(&self) -> usize {

@@ -8,12 +8,11 @@ use serde_json::Value;
 
 use super::encoder::{EncoderConfig, FrozenEncoder};
 use super::llm::LlmConfig;
-use super::parameters::ParameterSpec;
+use super::stage_blocks::{StageBlocks, single_layers};
 use super::tensor_parallel::TensorParallel;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::{Activations, Stage, StageOptions, StageBlocks, single_layers};
-use crate::weights::{Checkpoint, WeightSource};
+use crate::weights::{Checkpoint, ParameterSpec};
 
 /// A module of a model, which a pipeline cuts into stages by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,15 +45,6 @@ pub struct StageRange {
     pub layers: Range<usize>,
 }
 
-/// How a stage is run.
-#[derive(Debug, Clone, Default)]
-pub struct StageSettings {
-    /// What is kept of layers.
-    pub activations: Activations,
-    /// The ranks that share the stage's layers; `None` if this one has all of them.
-    pub tensor_parallel: Option<Arc<TensorParallel>>,
-}
-
 /// What a checkpoint is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -70,7 +60,7 @@ impl ModelConfig {
     /// Reads the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field makes no sense or has no counterpart here.
     pub fn from_config(document: &Value) -> Result<Self> {
         Ok(Self {
             vision: EncoderConfig::vision(document)?,
@@ -81,7 +71,7 @@ impl ModelConfig {
 
     fn encoder(&self, module: ModuleKind) -> Result<&EncoderConfig> {
         let encoder = if module == ModuleKind::Vision { &self.vision } else { &self.audio };
-        encoder.as_ref().ok_or_else(|| Error::Config {
+        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
             field: "model_type".to_owned(),
             problem: format!("has no module {module:?}"),
         })
@@ -104,74 +94,36 @@ impl ModelConfig {
     }
 
     /// Declares the blocks of a stage.
-    pub(crate) fn parts<D: Device>(
+    pub(crate) fn stage_blocks<D: Device>(
         &self,
         range: &StageRange,
         frozen: FrozenModules,
         tensor: Option<Arc<TensorParallel>>,
     ) -> Result<StageBlocks<D>> {
-        let mut parts = StageBlocks::new(tensor);
+        let mut blocks = StageBlocks::new(tensor);
         let layers = range.layers.clone();
         match range.module {
             ModuleKind::Vision => {
-                self.encoder(ModuleKind::Vision)?.add_to(layers, frozen.vision, &mut parts)?;
+                self.encoder(ModuleKind::Vision)?.add_to(layers, frozen.vision, &mut blocks)?;
             }
             ModuleKind::Audio => {
-                self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut parts)?;
+                self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut blocks)?;
             }
             ModuleKind::Llm => {
                 // Layers that do not exist are refused in one piece.
                 let is_known = layers.end <= self.llm.layers();
                 for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
-                    parts.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                    blocks.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
                 }
             }
         }
-        Ok(parts)
-    }
-
-    /// Builds a stage.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if the model has no such layers, and those of the source.
-    pub fn stage<D: Device>(
-        &self,
-        device: &D,
-        range: &StageRange,
-        frozen: FrozenModules,
-        activations: Activations,
-        source: &dyn WeightSource,
-    ) -> Result<Stage<D>> {
-        let settings = StageSettings { activations, tensor_parallel: None };
-        self.stage_with(device, range, frozen, settings, source)
-    }
-
-    /// Builds a stage, or a rank's part of one.
-    ///
-    /// # Errors
-    /// Those of [`ModelConfig::stage`]; [`Error::TensorParallel`] if the ranks cannot share the stage.
-    pub fn stage_with<D: Device>(
-        &self,
-        device: &D,
-        range: &StageRange,
-        frozen: FrozenModules,
-        settings: StageSettings,
-        source: &dyn WeightSource,
-    ) -> Result<Stage<D>> {
-        let StageSettings { activations, tensor_parallel } = settings;
-        let StageRange { module, layers } = range;
-        let options = StageOptions {
-            name: format!("{module:?} {}..{}", layers.start, layers.end),
-            activations,
-            is_input_trained: self.is_input_trained(range, frozen),
-        };
-        self.parts(range, frozen, tensor_parallel)?.build(device.clone(), options, source)
+        Ok(blocks)
     }
 
     /// Checks that a tensor-parallel group of this degree can share a module.
     ///
     /// # Errors
-    /// [`Error::TensorParallel`] that names the field which does not fit.
+    /// [`Error::ModelConfig`] that names the field which does not fit.
     pub fn check_tensor_parallel(&self, module: ModuleKind, degree: NonZeroUsize) -> Result<()> {
         match module {
             ModuleKind::Llm => self.llm.check_tensor_parallel(degree.get()),
@@ -202,8 +154,8 @@ impl ModelConfig {
         let mut specs = Vec::new();
         for module in self.modules() {
             let range = StageRange { module, layers: 0..self.layers(module) };
-            let parts: StageBlocks<D> = self.parts(&range, FrozenModules::default(), None)?;
-            specs.extend(parts.into_declaration().into_specs());
+            let blocks: StageBlocks<D> = self.stage_blocks(&range, FrozenModules::default(), None)?;
+            specs.extend(blocks.into_declaration().into_specs());
         }
         Ok(specs)
     }

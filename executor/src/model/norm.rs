@@ -1,9 +1,10 @@
 //! Norms of rows, of both kinds.
 
-use super::parameters::{Declaration, Init, ParameterId};
-use super::{BackwardPass, ForwardPass};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass};
+use crate::weights::{Init, ParameterId};
 
 /// What rows are normalized by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +40,11 @@ impl Norm {
     }
 
     /// Returns the normalized rows, and what backward needs of them.
-    pub fn forward<D: Device>(&self, pass: &ForwardPass<'_, D>, x: &D::Floats) -> Result<(D::Floats, D::Floats)> {
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+    ) -> Result<(D::Floats, D::Floats)> {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;
         let weight = pass.parameters.value(self.weight);

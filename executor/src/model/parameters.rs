@@ -1,110 +1,30 @@
 //! The parameters of a stage: names and shapes of checkpoints, values, gradients.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use super::shard::{AxisPartition, TpRank, TensorShard};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
-use crate::weights::WeightSource;
-
-/// How a parameter begins where there is no checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Init {
-    /// Normal with this standard deviation.
-    Normal(f64),
-    /// 1 everywhere.
-    Ones,
-    /// 0 everywhere.
-    Zeros,
-    /// The same value everywhere.
-    Constant(f64),
-    /// Whisper's positions: sines in the first half of the columns, cosines in the second.
-    Sinusoids,
-}
-
-/// A parameter as checkpoints have it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ParameterSpec {
-    /// Name in the checkpoint.
-    pub name: String,
-    /// Shape in the checkpoint; row-major.
-    pub shape: Vec<usize>,
-    /// Which part of it this rank holds.
-    pub shard: TensorShard,
-    /// Beginning without a checkpoint.
-    pub init: Init,
-    /// Whether it is trained.
-    pub is_trained: bool,
-    /// The parameter whose values this one shares: a tied LM head. It has its own gradient until
-    /// [`Parameters::fold_shared_gradients`].
-    pub shares: Option<ParameterId>,
-}
-
-impl ParameterSpec {
-    /// Returns the elements that this rank holds.
-    #[must_use]
-    pub fn elements(&self) -> usize {
-        self.held_shape().iter().product()
-    }
-
-    /// Returns the shape of what this rank holds.
-    #[must_use]
-    pub fn held_shape(&self) -> Vec<usize> {
-        self.shard.shape_of(self.shard.tp_rank().rank, &self.shape)
-    }
-
-    /// Returns where what this rank holds lies in the whole tensor, in order.
-    #[must_use]
-    pub fn spans(&self) -> Vec<Range<usize>> {
-        self.shard.spans_of(self.shard.tp_rank().rank, &self.shape)
-    }
-
-    /// Returns what this rank holds of a whole tensor: weights, or anything else with an element for each of them.
-    #[must_use]
-    pub fn part_of(&self, whole: &[f32]) -> Vec<f32> {
-        self.spans().into_iter().flat_map(|span| whole[span].iter().copied()).collect()
-    }
-
-    /// Returns whether sums over all ranks' elements, such as the norm of gradients, take this rank's part: it is no copy
-    /// of another rank's.
-    #[must_use]
-    pub fn is_counted(&self) -> bool {
-        self.shard.is_counted()
-    }
-}
-
-/// Index of a parameter of a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ParameterId(usize);
-
-impl ParameterId {
-    /// Returns the place among the parameters of the stage.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0
-    }
-}
+use crate::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank, WeightSource};
 
 /// Collects the parameters of the blocks of a stage.
 #[derive(Debug, Default)]
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
     is_frozen: bool,
-    place: TpRank,
+    tp_rank: TpRank,
 }
 
 impl Declaration {
     /// Collects what a rank of a tensor-parallel group holds.
     #[must_use]
-    pub fn of(place: TpRank) -> Self {
-        Self { place, ..Self::default() }
+    pub fn of(tp_rank: TpRank) -> Self {
+        Self { tp_rank, ..Self::default() }
     }
 
     /// Returns whose parameters are declared.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
-        self.place
+        self.tp_rank
     }
 
     /// Says whether the parameters declared from now on are trained.
@@ -117,7 +37,7 @@ impl Declaration {
         self.specs.push(ParameterSpec {
             name: name.into(),
             shape: shape.to_vec(),
-            shard: TensorShard::whole(self.place),
+            shard: TensorShard::whole(self.tp_rank),
             init,
             is_trained: !self.is_frozen,
             shares: None,
@@ -141,7 +61,7 @@ impl Declaration {
         (axis, parts): (usize, &AxisPartition),
     ) -> ParameterId {
         let id = self.add(name, shape, init);
-        self.specs[id.0].shard = TensorShard::cut(self.place, axis, parts);
+        self.specs[id.0].shard = TensorShard::cut(self.tp_rank, axis, parts);
         id
     }
 
@@ -211,7 +131,7 @@ impl<D: Device> Parameters<D> {
     ///
     /// # Errors
     /// Those of the source; [`Error::TensorShape`] if it gives another number of values than this rank holds;
-    /// [`Error::Memory`].
+    /// [`Error::OutOfMemory`].
     pub fn new(device: &D, specs: Vec<ParameterSpec>, source: &dyn WeightSource) -> Result<Self> {
         let mut values = Vec::with_capacity(specs.len());
         let mut gradients = Vec::with_capacity(specs.len());

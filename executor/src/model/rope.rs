@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::config::ConfigFields;
+use super::config_fields::ConfigFields;
 use crate::device::Device;
 use crate::error::Result;
 

@@ -1,26 +1,24 @@
 //! A stage before its parameters have values.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Stage, StageOptions};
+use super::block::Block;
+use super::parameters::Declaration;
+use super::tensor_parallel::TensorParallel;
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::Block;
-use crate::model::parameters::{Declaration, Parameters};
-use crate::model::shard::TpRank;
-use crate::model::tensor_parallel::TensorParallel;
-use crate::weights::WeightSource;
+use crate::weights::TpRank;
 
 /// Blocks with their parameters declared, before they get values.
 pub struct StageBlocks<D: Device> {
-    blocks: Vec<Box<dyn Block<D>>>,
+    pub(crate) blocks: Vec<Box<dyn Block<D>>>,
     /// Whether a block has trained parameters.
-    is_trained: Vec<bool>,
+    pub(crate) is_trained: Vec<bool>,
     /// First parameter of the blocks that were added together with a block.
-    first_parameters: Vec<usize>,
-    declaration: Declaration,
-    tensor: Option<Arc<TensorParallel>>,
+    pub(crate) first_parameters: Vec<usize>,
+    pub(crate) declaration: Declaration,
+    pub(crate) tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Default for StageBlocks<D> {
@@ -35,7 +33,7 @@ impl<D: Device> StageBlocks<D> {
     pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
         let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
         let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
-        let declaration = Declaration::of(place);
+        let declaration = Declaration::of(tp_rank);
         Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
     }
 
@@ -73,31 +71,13 @@ impl<D: Device> StageBlocks<D> {
     pub fn into_declaration(self) -> Declaration {
         self.declaration
     }
+}
 
-    /// Gives parameters their values.
-    ///
-    /// # Errors
-    /// Those of the source: a tensor that is missing or has another shape; [`crate::Error::OutOfMemory`].
-    pub fn build(self, device: D, options: StageOptions, source: &dyn WeightSource) -> Result<Stage<D>> {
-        let parameters = Parameters::new(&device, self.declaration.into_specs(), source)?;
-        let mut is_reached = options.is_input_trained;
-        let mut has_backward = Vec::with_capacity(self.blocks.len());
-        let mut needs_input = Vec::with_capacity(self.blocks.len());
-        for is_trained in self.is_trained {
-            needs_input.push(is_reached);
-            is_reached |= is_trained;
-            has_backward.push(is_reached);
-        }
-        Ok(Stage {
-            device,
-            options,
-            blocks: self.blocks,
-            has_backward,
-            needs_input,
-            first_parameters: self.first_parameters,
-            parameters,
-            in_flight: BTreeMap::new(),
-            tensor: self.tensor,
-        })
+/// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
+/// stays as it is.
+pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
+    if layers.len() < 2 {
+        return vec![layers.clone()];
     }
+    layers.clone().map(|layer| layer..layer + 1).collect()
 }

@@ -15,12 +15,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::attention::{AttentionSpec, QkvNames};
-use super::parameters::ParameterSpec;
-use super::shard::TpRank;
-use crate::comm::{StepContext, Comm, Payload, PayloadShape};
+use crate::comm::{Comm, Payload, PayloadShape, StepContext};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
+use crate::weights::{ParameterSpec, TpRank};
 
 /// Tag of the messages that bring parts of tensors to the first rank.
 const ASSEMBLE: u64 = 0x7e_5053;
@@ -147,35 +145,4 @@ pub(crate) fn all_reduce<D: Device>(
     buffer: &mut D::Floats,
 ) -> Result<()> {
     tensor.map_or(Ok(()), |pass| pass.group.all_reduce(device, pass.at, buffer))
-}
-
-/// The configuration fields that errors name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DimensionFields {
-    pub(crate) heads: &'static str,
-    pub(crate) kv_heads: &'static str,
-    pub(crate) mlp: &'static str,
-}
-
-/// Fails if the heads of an attention cannot be dealt out.
-pub(crate) fn check_heads(fields: &DimensionFields, spec: &AttentionSpec, degree: usize) -> Result<()> {
-    if !spec.heads.is_multiple_of(degree) {
-        return refuse(fields.heads, spec.heads, degree, "is no multiple of");
-    }
-    let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Separate(_));
-    let fits = if is_replicated { degree % spec.kv_heads } else { spec.kv_heads % degree };
-    if fits == 0 {
-        Ok(())
-    } else {
-        refuse(fields.kv_heads, spec.kv_heads, degree, "is neither a multiple nor a divisor of")
-    }
-}
-
-/// Fails if there are fewer elements than ranks.
-pub(crate) fn check_size(field: &'static str, found: usize, degree: usize) -> Result<()> {
-    if found < degree { refuse(field, found, degree, "is less than") } else { Ok(()) }
-}
-
-fn refuse(field: &'static str, found: usize, degree: usize, problem: &'static str) -> Result<()> {
-    Err(Error::TensorParallel { field, found, degree, problem })
 }

@@ -1,6 +1,6 @@
 //! Rows as weighted sums of other rows: `y[target] += sum of weight * x[source]`.
 //!
-//! Which rows, with which weights, is a sparse matrix ([`crate::row_mix`]). Embedding, scatter of media tokens, pooling,
+//! Which rows, with which weights, is a sparse matrix ([`super::sparse_rows`]). Embedding, scatter of media tokens, pooling,
 //! bilinear resizing, pixel shuffle and the unfolding of a convolution are all such sums and differ in their matrix
 //! alone; the gradient is the sum by the transposed matrix.
 

@@ -7,7 +7,7 @@
 //! out rows and columns, never `k`. Results are therefore bit-equal for any number of threads, which a test holds.
 #![expect(unsafe_code, reason = "`gemm` takes raw pointers; bounds are checked here")]
 
-use crate::ops::real::Real;
+use super::real::Real;
 
 /// Multiply-adds below which a product stays on the thread that asks for it.
 const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
@@ -158,7 +158,9 @@ mod tests {
     fn products_are_those_of_the_definition() {
         let shape = GemmShape { rows: 5, columns: 7, inner: 3 };
         let (a, b) = (matrix(64, 1), matrix(64, 2));
-        for a_layout in [MatrixLayout::rows(3), MatrixLayout::rows(6).transposed().at(2), MatrixLayout::rows(9).at(1)] {
+        for a_layout in
+            [MatrixLayout::rows(3), MatrixLayout::rows(6).transposed().at(2), MatrixLayout::rows(9).at(1)]
+        {
             for b_layout in [MatrixLayout::rows(7), MatrixLayout::rows(4).transposed().at(3)] {
                 let truth = naive(shape, (&a, a_layout), (&b, b_layout));
                 let mut c = vec![1.0; 40];
@@ -199,7 +201,15 @@ mod tests {
     fn what_the_result_held_is_not_read_unless_it_is_kept() {
         let shape = GemmShape { rows: 1, columns: 1, inner: 0 };
         let mut c = [f32::NAN];
-        gemm(1, shape, 1.0, (&[], MatrixLayout::rows(0)), (&[], MatrixLayout::rows(1)), 0.0, (&mut c, MatrixLayout::rows(1)));
+        gemm(
+            1,
+            shape,
+            1.0,
+            (&[], MatrixLayout::rows(0)),
+            (&[], MatrixLayout::rows(1)),
+            0.0,
+            (&mut c, MatrixLayout::rows(1)),
+        );
         assert_eq!(c, [0.0]);
     }
 

@@ -5,18 +5,15 @@
 
 use std::ops::Range;
 
-use crate::device::Device;
-use crate::error::Result;
-
 /// A sparse matrix `[targets, sources]`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SparseRows {
-    targets: Vec<u32>,
-    starts: Vec<u32>,
-    sources: Vec<u32>,
+    pub(crate) targets: Vec<u32>,
+    pub(crate) starts: Vec<u32>,
+    pub(crate) sources: Vec<u32>,
     /// All 1 if empty.
-    weights: Vec<f32>,
-    rows: usize,
+    pub(crate) weights: Vec<f32>,
+    pub(crate) rows: usize,
 }
 
 impl SparseRows {
@@ -104,49 +101,6 @@ impl SparseRows {
         }
         matrix.rows = matrix.targets.last().map_or(0, |&last| last as usize + 1);
         matrix
-    }
-
-    /// Copies the matrix and its transpose to a device.
-    pub fn upload<D: Device>(&self, device: &D) -> Result<DeviceSparseRows<D>> {
-        Ok(DeviceSparseRows {
-            rows: self.rows,
-            forward: SparseBuffers::new(device, self)?,
-            backward: SparseBuffers::new(device, &self.transposed())?,
-        })
-    }
-}
-
-/// A [`SparseRows`] on a device, with its transpose.
-pub struct DeviceSparseRows<D: Device> {
-    /// Targets.
-    pub rows: usize,
-    /// The matrix.
-    pub forward: SparseBuffers<D>,
-    /// Its transpose.
-    pub backward: SparseBuffers<D>,
-}
-
-/// The arrays of a sparse matrix on a device.
-pub struct SparseBuffers<D: Device> {
-    /// Rows that are written, ascending.
-    pub targets: D::Ints,
-    /// First entry of every written row, then the number of entries.
-    pub starts: D::Ints,
-    /// Rows that are read.
-    pub sources: D::Ints,
-    /// Weights; all 1 if empty.
-    pub weights: D::Floats,
-}
-
-impl<D: Device> SparseBuffers<D> {
-    /// Copies a matrix to a device.
-    pub fn new(device: &D, matrix: &SparseRows) -> Result<Self> {
-        Ok(Self {
-            targets: device.upload_ints(&matrix.targets)?,
-            starts: device.upload_ints(&matrix.starts)?,
-            sources: device.upload_ints(&matrix.sources)?,
-            weights: device.upload(&matrix.weights)?,
-        })
     }
 }
 

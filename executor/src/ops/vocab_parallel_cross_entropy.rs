@@ -15,7 +15,7 @@ use super::real::Real;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PartialSoftmax<F> {
     /// Largest logit.
-    pub most: F,
+    pub max: F,
     /// Sum of the exponentials of what logits are above it.
     pub sum: F,
     /// Logit of the target; 0 if another part has it.
@@ -64,7 +64,7 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     for logit in logits.iter_mut() {
         *logit = (*logit - base).exp();
     }
-    PartialSoftmax { most, sum: sum(logits), target }
+    PartialSoftmax { max: most, sum: sum(logits), target }
 }
 
 /// Joins what all parts say of a row: returns its loss, and for one of the parts the factor that turns its exponentials
@@ -73,8 +73,8 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
 /// Sums run over the parts in order.
 #[must_use]
 pub fn join<F: Real>(parts: &[PartialSoftmax<F>], own: usize, scale: f64) -> (f64, F) {
-    let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.most.to_f64()));
-    let above = |part: &PartialSoftmax<F>| libm::exp(part.most.to_f64() - most);
+    let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.max.to_f64()));
+    let above = |part: &PartialSoftmax<F>| libm::exp(part.max.to_f64() - most);
     let total: f64 = parts.iter().map(|part| part.sum.to_f64() * above(part)).sum();
     let target: f64 = parts.iter().map(|part| part.target.to_f64()).sum();
     (libm::log(total) - (target - most), F::from_f64(above(&parts[own]) * scale / total))

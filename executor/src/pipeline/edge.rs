@@ -7,7 +7,7 @@ use super::ranks::Place;
 use super::route::{End, RoutePlan};
 use super::topology::Topology;
 use super::work::{StepWork, tokens};
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
 use crate::model::model_config::ModuleKind;

@@ -99,7 +99,7 @@ impl Job {
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
     /// # Errors
-    /// [`Error::Job`] if layers are missing or doubled, a number is 0, or the schedule cannot be run: one with split backwards,
+    /// [`Error::InvalidSetting`] if layers are missing or doubled, a number is 0, or the schedule cannot be run: one with split backwards,
     /// or several chunks a rank for a job with encoders.
     pub fn new(
         model: ModelConfig,
@@ -174,7 +174,7 @@ impl Job {
 }
 
 fn refuse<T>(setting: &'static str, problem: String) -> Result<T> {
-    Err(Error::Job { setting, problem })
+    Err(Error::InvalidSetting { setting, reason: problem })
 }
 
 fn check_modules(model: &ModelConfig, modules: &[ModuleLayout]) -> Result<()> {

@@ -13,7 +13,7 @@ use super::run::{Ran, Run};
 use super::timeline::Timed;
 use super::topology::Topology;
 use super::work::StepWork;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -49,11 +49,12 @@ impl<D: Device> Pipeline<D> {
     /// - `stages`: those of [`Job::ranges`] for this rank, in order
     ///
     /// # Errors
-    /// [`Error::Job`] if the world or the stages are not those of the job, which ends the job on all ranks;
+    /// [`Error::InvalidSetting`] if the world or the stages are not those of the job, which ends the job on all ranks;
     /// [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
-        let place = checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
+        let place =
+            checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
         let groups = Groups::split(&job, &place, comm.as_ref())?;
         let stages = place.stages.iter().copied().zip(stages).collect();
         Ok(Self {
@@ -175,10 +176,10 @@ fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<Place> {
     if comm.size() != job.world_size() {
         let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
-        return Err(Error::Job { setting: "world size", problem });
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let place = job.place(comm.rank())?;
-    let refuse = |problem| Err(Error::Job { setting: "stages", problem });
+    let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
     if stages.len() != place.stages.len() {
         return refuse(format!("of rank {} are {:?}, found {}", comm.rank(), place.stages, stages.len()));
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::groups::Groups;
 use super::job::Job;
-use crate::comm::{StepContext, Buffer, Comm, Handle};
+use crate::comm::{Buffer, Comm, Handle, StepContext};
 use crate::device::{Buffer as _, Device};
 use crate::error::Result;
 use crate::model::parameters::Parameters;
@@ -270,7 +270,8 @@ mod tests {
         let device = Cpu::new(1)?;
         let place = job.place(comm.rank())?;
         let range = &job.ranges(&place)[0];
-        let mut stage = job.model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
+        let mut stage =
+            job.model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
         let batch = TextBatch {
             input_ids: &[1, 2, 3],
             labels: &[1, 2, 3],

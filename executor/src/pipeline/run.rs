@@ -82,9 +82,10 @@ impl<'a, D: Device> Run<'a, D> {
         match action {
             Action::Forward(part) => self.forward(part),
             Action::Backward(part) => self.backward(part),
-            Action::BackwardInput(part) | Action::BackwardWeight(part) => {
-                Err(Error::Job { setting: "schedule", problem: format!("splits the backward of {part}") })
-            }
+            Action::BackwardInput(part) | Action::BackwardWeight(part) => Err(Error::InvalidSetting {
+                setting: "schedule",
+                reason: format!("splits the backward of {part}"),
+            }),
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
                 let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage));
@@ -92,7 +93,7 @@ impl<'a, D: Device> Run<'a, D> {
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
                 let Some(transfer) = self.view.transfer(action) else {
-                    return Err(Error::Job {
+                    return Err(Error::InvalidSetting {
                         setting: "schedule",
                         problem: format!("has no end for {action}"),
                     });
@@ -143,5 +144,5 @@ impl<'a, D: Device> Run<'a, D> {
 }
 
 fn missing(stage: u16) -> Error {
-    Error::Job { setting: "stages", problem: format!("of this rank lack stage {stage}") }
+    Error::InvalidSetting { setting: "stages", reason: format!("of this rank lack stage {stage}") }
 }

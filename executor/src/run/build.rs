@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::model_config::FrozenModules;
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::model_config::{FrozenModules, StageSettings};
 use crate::pipeline::{Job, Pipeline};
-use crate::stage::{Activations, Stage};
+use crate::stage::{Activations, Stage, StageSettings};
 use crate::weights::WeightSource;
 
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///
 /// # Errors
-/// [`Error::Job`] if the world is not the job's; those of weights; [`Error::Comm`].
+/// [`Error::InvalidSetting`] if the world is not the job's; those of weights; [`Error::Comm`].
 pub fn build_stages<D: Device>(
     comm: &dyn Comm,
     job: &Job,
@@ -25,7 +25,7 @@ pub fn build_stages<D: Device>(
 ) -> Result<Vec<Stage<D>>> {
     if comm.size() != job.world_size() {
         let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
-        return Err(Error::Job { setting: "world size", problem });
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let place = job.place(comm.rank())?;
     let color = place.pipeline_rank as u64;

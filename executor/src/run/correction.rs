@@ -3,7 +3,7 @@
 use dflop_costmodel::correction::{CorrectionOptions, Tracker};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::{Error, Result};
 use crate::feed::PlannedTimes;
 use crate::pipeline::{Job, Place, Timed};

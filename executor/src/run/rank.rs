@@ -12,7 +12,7 @@ use super::correction::{Learner, StepTimes};
 use super::forecast::Forecast;
 use super::report::StepReport;
 use super::told::Told;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
 use crate::feed::{FedStep, Feed};

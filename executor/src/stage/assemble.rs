@@ -1,9 +1,9 @@
 //! The tensors of a stage, whole, whichever ranks hold their parts.
 
-use super::Tensor;
+use super::Stage;
 use crate::device::Device;
 use crate::error::Result;
-use crate::stage::Stage;
+use crate::weights::Tensor;
 
 /// Returns the parameters of a stage as checkpoints have them, whole; `None` on ranks of a tensor-parallel group but the
 /// first.

@@ -8,10 +8,10 @@
 //! added in the order of their backwards. Activations computed anew have the bits of those that were kept. Blocks before
 //! the first trained parameter keep nothing and have no backward.
 
-mod parts;
+mod assemble;
+mod build;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -19,8 +19,10 @@ use crate::error::{Error, Result};
 use crate::model::context::MicrobatchContext;
 use crate::model::parameters::Parameters;
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
-pub use parts::StageBlocks;
+use crate::model::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, StageBlocks};
+use crate::weights::WeightSource;
+pub use assemble::assemble;
+pub use build::StageSettings;
 
 /// What a stage keeps of a layer between forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -60,15 +62,6 @@ struct InFlight<D: Device> {
     saved: Vec<SavedActivations<D>>,
 }
 
-/// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
-/// stays as it is.
-pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
-    if layers.len() < 2 {
-        return vec![layers.clone()];
-    }
-    layers.clone().map(|layer| layer..layer + 1).collect()
-}
-
 /// Consecutive blocks of a module, with their parameters and what they keep of microbatches.
 pub struct Stage<D: Device> {
     device: D,
@@ -87,6 +80,38 @@ pub struct Stage<D: Device> {
 }
 
 impl<D: Device> Stage<D> {
+    /// Gives the parameters of blocks their values.
+    ///
+    /// # Errors
+    /// Those of the source: a tensor that is missing or has another shape; [`Error::OutOfMemory`].
+    pub fn new(
+        device: D,
+        options: StageOptions,
+        blocks: StageBlocks<D>,
+        source: &dyn WeightSource,
+    ) -> Result<Self> {
+        let parameters = Parameters::new(&device, blocks.declaration.into_specs(), source)?;
+        let mut is_reached = options.is_input_trained;
+        let mut has_backward = Vec::with_capacity(blocks.blocks.len());
+        let mut needs_input = Vec::with_capacity(blocks.blocks.len());
+        for is_trained in blocks.is_trained {
+            needs_input.push(is_reached);
+            is_reached |= is_trained;
+            has_backward.push(is_reached);
+        }
+        Ok(Self {
+            device,
+            options,
+            blocks: blocks.blocks,
+            has_backward,
+            needs_input,
+            first_parameters: blocks.first_parameters,
+            parameters,
+            in_flight: BTreeMap::new(),
+            tensor: blocks.tensor,
+        })
+    }
+
     /// Runs the blocks on a microbatch and keeps what its backward needs.
     ///
     /// - `input`: `[rows, width]` of the stage before; of the LLM's first stage the encoders' tokens, if there are any;
@@ -122,18 +147,28 @@ impl<D: Device> Stage<D> {
     }
 
     /// Runs the blocks on a microbatch and keeps nothing.
-    pub fn evaluate(&self, context: &MicrobatchContext<D>, input: Option<D::Floats>) -> Result<BlockOutput<D>> {
+    pub fn evaluate(
+        &self,
+        context: &MicrobatchContext<D>,
+        input: Option<D::Floats>,
+    ) -> Result<BlockOutput<D>> {
         self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
     }
 
     /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
-    pub fn logits(&self, context: &MicrobatchContext<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
+    pub fn logits(
+        &self,
+        context: &MicrobatchContext<D>,
+        input: Option<D::Floats>,
+    ) -> Result<Option<D::Floats>> {
         self.on_device(|| {
             let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
             let pass = self.pass(context, (None, "tensor-parallel logits"));
             let mut rows = input;
             for block in before {
-                if let BlockOutput::Rows(output) = block.forward(&pass, rows.take(), &mut SavedActivations::default())? {
+                if let BlockOutput::Rows(output) =
+                    block.forward(&pass, rows.take(), &mut SavedActivations::default())?
+                {
                     rows = Some(output);
                 }
             }
@@ -158,7 +193,11 @@ impl<D: Device> Stage<D> {
         result
     }
 
-    fn pass<'a>(&'a self, context: &'a MicrobatchContext<D>, (microbatch, action): PassName<'_>) -> ForwardPass<'a, D> {
+    fn pass<'a>(
+        &'a self,
+        context: &'a MicrobatchContext<D>,
+        (microbatch, action): PassName<'_>,
+    ) -> ForwardPass<'a, D> {
         let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
         ForwardPass { device: &self.device, parameters: &self.parameters, context, tensor }
     }

@@ -9,7 +9,7 @@
 //! `torch.nn.utils.clip_grad_norm_` has it.
 
 use super::ownership::Ownership;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;

@@ -5,7 +5,7 @@
 //! different numbers of targets. Gradients are scaled by the tokens that the plan counts; where these turn out otherwise,
 //! [`StepLoss::factor`] is what is missing to the gradient of the mean.
 
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::{Error, Result};
 
 /// Sum of losses and target tokens of the microbatches of a rank.

@@ -10,9 +10,8 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{ALIASES, INDEX_FILE, Tensor, WEIGHTS_FILE, WeightSource};
+use super::{ALIASES, INDEX_FILE, ParameterSpec, Tensor, WEIGHTS_FILE, WeightSource};
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 
 /// Longest header that is read: the format's own bound.
 const HEADER_BYTES_MAX: u64 = 100_000_000;

@@ -3,18 +3,19 @@
 //! Names and shapes are those of the files. Some families have been saved under several names in the course of time;
 //! `ALIASES` says which prefixes mean the same, and files are written under the first.
 
-mod assemble;
 mod checkpoint;
+mod parameter_spec;
 mod seed;
+mod tensor_shard;
 mod write;
 
-pub use assemble::assemble;
 pub use checkpoint::Checkpoint;
+pub use parameter_spec::{Init, ParameterId, ParameterSpec};
 pub use seed::Seed;
+pub use tensor_shard::{AxisPartition, TensorShard, TpRank};
 pub use write::{Tensor, write};
 
 use crate::error::Result;
-use crate::model::parameters::ParameterSpec;
 
 /// The file of a checkpoint in one piece.
 pub const WEIGHTS_FILE: &str = "model.safetensors";

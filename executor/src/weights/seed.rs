@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::WeightSource;
+use super::{Init, ParameterSpec, WeightSource};
 use crate::error::Result;
-use crate::model::parameters::{Init, ParameterSpec};
 
 /// What the state of the generator grows by.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -75,7 +74,7 @@ fn sinusoids(shape: &[usize]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::shard::{AxisPartition, TpRank, TensorShard};
+    use crate::weights::{AxisPartition, TensorShard, TpRank};
 
     #[test]
     fn values_are_normal_and_those_of_the_name() {

@@ -93,7 +93,7 @@ impl AxisPartition {
 /// The part of a tensor that a rank holds: of one axis, or all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TensorShard {
-    place: TpRank,
+    tp_rank: TpRank,
     /// Axis, and the parts of all ranks.
     cut: Option<(usize, AxisPartition)>,
 }
@@ -101,14 +101,14 @@ pub struct TensorShard {
 impl TensorShard {
     /// A tensor that every rank holds.
     #[must_use]
-    pub fn whole(place: TpRank) -> Self {
-        Self { place, cut: None }
+    pub fn whole(tp_rank: TpRank) -> Self {
+        Self { tp_rank, cut: None }
     }
 
     /// A tensor that is cut along an axis; the only rank of a group holds all of it.
     #[must_use]
-    pub fn cut(place: TpRank, axis: usize, parts: &AxisPartition) -> Self {
-        Self { place, cut: (place.size > 1).then(|| (axis, parts.clone())) }
+    pub fn cut(tp_rank: TpRank, axis: usize, parts: &AxisPartition) -> Self {
+        Self { tp_rank, cut: (tp_rank.size > 1).then(|| (axis, parts.clone())) }
     }
 
     /// Returns whether every rank holds the whole tensor.
@@ -120,14 +120,14 @@ impl TensorShard {
     /// Returns whose part this is.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
-        self.place
+        self.tp_rank
     }
 
     /// Returns whether this rank is the first of those that hold this part: sums over the elements of a tensor, such as the
     /// norm of its gradient, count the parts of these ranks alone.
     #[must_use]
     pub fn is_counted(&self) -> bool {
-        self.original(self.place.rank) == self.place.rank
+        self.original(self.tp_rank.rank) == self.tp_rank.rank
     }
 
     /// Returns the first rank that holds what a rank holds.

@@ -16,7 +16,11 @@ pub(crate) fn encoder_of(fixture: &Fixture) -> EncoderConfig {
 }
 
 /// The recorded media.
-pub(crate) fn encoder_context(fixture: &Fixture, config: &EncoderConfig, device: &Cpu) -> MicrobatchContext<Cpu> {
+pub(crate) fn encoder_context(
+    fixture: &Fixture,
+    config: &EncoderConfig,
+    device: &Cpu,
+) -> MicrobatchContext<Cpu> {
     let unsigned = |name: &str| -> Vec<u32> {
         fixture.integers(name).into_iter().map(|value| u32::try_from(value).unwrap()).collect()
     };

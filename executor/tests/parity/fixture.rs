@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::BlockOutput;
 use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::stage::{Stage, StageOptions, StageBlocks};
+use dflop_executor::model::{BlockOutput, StageBlocks};
+use dflop_executor::stage::{Stage, StageOptions};
 use dflop_executor::weights::{Checkpoint, WeightSource};
 use serde_json::Value;
 
@@ -125,7 +125,12 @@ impl Text {
     }
 
     /// The context of one sample, with the scale of all.
-    pub(crate) fn context_of_sample(&self, sample: usize, config: &LlmConfig, device: &Cpu) -> MicrobatchContext<Cpu> {
+    pub(crate) fn context_of_sample(
+        &self,
+        sample: usize,
+        config: &LlmConfig,
+        device: &Cpu,
+    ) -> MicrobatchContext<Cpu> {
         let (start, end) = (self.cu_seqlens[sample] as usize, self.cu_seqlens[sample + 1] as usize);
         let axes = self.positions.chunks(self.input_ids.len());
         let positions: Vec<i64> = axes.flat_map(|axis| axis[start..end].to_vec()).collect();
@@ -155,11 +160,15 @@ pub(crate) fn llm_stage(
 ) -> Stage<Cpu> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| config.blocks(layers, declaration)).unwrap();
-    parts.build(device.clone(), options, weights).unwrap()
+    Stage::new(device.clone(), options, parts, weights).unwrap()
 }
 
 /// Runs forward through stages and backward again; returns the sum of losses.
-pub(crate) fn train(stages: &mut [Stage<Cpu>], microbatch: usize, context: &Arc<MicrobatchContext<Cpu>>) -> f64 {
+pub(crate) fn train(
+    stages: &mut [Stage<Cpu>],
+    microbatch: usize,
+    context: &Arc<MicrobatchContext<Cpu>>,
+) -> f64 {
     let mut rows = None;
     let mut loss = f64::NAN;
     for stage in &mut *stages {

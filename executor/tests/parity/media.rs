@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::BlockOutput;
 use dflop_executor::model::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_executor::model::llm::LlmConfig;
-use dflop_executor::stage::{Activations, Stage, StageOptions, StageBlocks};
+use dflop_executor::model::{BlockOutput, StageBlocks};
+use dflop_executor::stage::{Activations, Stage, StageOptions};
 
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
@@ -51,7 +51,7 @@ fn encoder_stages(
             activations: setting.activations,
             ..StageOptions::new("encoder")
         };
-        parts.build(device.clone(), options, &fixture.weights).unwrap()
+        Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()
     };
     cuts.windows(2).map(stage).collect()
 }
@@ -82,7 +82,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
         activations: setting.activations,
         ..StageOptions::new("llm")
     };
-    let mut decoder = parts.build(device.clone(), options, &fixture.weights).unwrap();
+    let mut decoder = Stage::new(device.clone(), options, parts, &fixture.weights).unwrap();
 
     let text = Text::of(&fixture, &PLACEHOLDERS);
     let context = Arc::new(text.context(&llm, &device));

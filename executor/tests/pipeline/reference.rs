@@ -47,7 +47,9 @@ pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[
         let context = Arc::new(text_context(model, &[sample], scale, &device));
         let input = (!media.is_empty()).then(|| device.upload(&media).unwrap());
         let llm = modules.get_mut(&ModuleKind::Llm).unwrap();
-        let BlockOutput::Loss(sum) = llm.forward(0, context, input).unwrap() else { panic!("the LLM has a loss") };
+        let BlockOutput::Loss(sum) = llm.forward(0, context, input).unwrap() else {
+            panic!("the LLM has a loss")
+        };
         loss += sum;
         let gradient = llm.backward(0, None).unwrap().map(|gradient| gradient.to_vec()).unwrap_or_default();
         let mut taken = 0;

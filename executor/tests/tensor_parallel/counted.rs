@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dflop_executor::comm::{
-    StepContext, Buffer, Comm, Communicator, Error, Failure, Handle, Payload, Result, PayloadShape, Slice,
+    Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
 };
 use dflop_executor::device::Cpu;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::stage::StageSettings;
 use serde_json::json;
 
 use super::fixture::{Fixture, Text};
@@ -42,7 +43,13 @@ impl Comm for Counted {
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
         self.inner.start_send(to, tag, at, payload)
     }
-    fn start_recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Handle<Payload>> {
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>> {
         self.inner.start_recv(from, tag, at, shape)
     }
     fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use dflop_executor::Error;
 use dflop_executor::comm::{Cause, Communicator};
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::parameters::ParameterSpec;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::Stage;
+use dflop_executor::stage::{Stage, StageSettings};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn degrees_that_do_not_fit_are_refused_by_field() {
         let model = ModelConfig::from_config(config).unwrap();
         let degree = NonZeroUsize::new(degree).unwrap();
         let error = model.check_tensor_parallel(module, degree).unwrap_err();
-        assert!(matches!(error, Error::TensorParallel { degree: found, .. } if found == degree.get()));
+        assert!(matches!(error, Error::ModelConfig { degree: found, .. } if found == degree.get()));
         assert!(error.to_string().contains(expected), "{error}");
     }
     let model = ModelConfig::from_config(&decoder).unwrap();
@@ -71,9 +71,7 @@ fn degrees_that_do_not_fit_are_refused_by_field() {
         model.check_tensor_parallel(ModuleKind::Llm, NonZeroUsize::new(degree).unwrap()).is_ok()
     }));
     let errors = run(Transport::Threads, 4, patient(), |comm| stage(&model, comm).err());
-    assert!(
-        errors.iter().all(|error| matches!(error, Some(Error::TensorParallel { found: 6, degree: 4, .. })))
-    );
+    assert!(errors.iter().all(|error| matches!(error, Some(Error::ModelConfig { found: 6, degree: 4, .. }))));
 }
 
 /// What each rank's forward says where they say that they are at these steps; a rank without a step does nothing.

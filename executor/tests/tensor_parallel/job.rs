@@ -8,10 +8,10 @@ use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::BlockOutput;
 use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::encoder::EncoderConfig;
-use dflop_executor::model::parameters::ParameterSpec;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::stage::{Activations, Stage, StageSettings};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::WeightSource;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -187,7 +187,11 @@ fn logits(stages: &[Stage<Cpu>], context: &MicrobatchContext<Cpu>, media: Option
 }
 
 /// Runs all microbatches, the first with media, and returns the sum of losses.
-fn forward(stages: &mut [Stage<Cpu>], contexts: &[Arc<MicrobatchContext<Cpu>>], mut media: Option<Floats>) -> f64 {
+fn forward(
+    stages: &mut [Stage<Cpu>],
+    contexts: &[Arc<MicrobatchContext<Cpu>>],
+    mut media: Option<Floats>,
+) -> f64 {
     let mut loss = 0.0;
     for (microbatch, context) in contexts.iter().enumerate() {
         let mut rows = media.take();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::BlockOutput;
 use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::model::model_config::FrozenModules;
-use dflop_executor::stage::{Activations, StageOptions, StageBlocks};
+use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::model::{BlockOutput, StageBlocks};
+use dflop_executor::stage::{Activations, StageOptions};
 use serde_json::Value;
 
 use super::encoder::{encoder_context, encoder_of};
@@ -92,8 +92,11 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
         for (encoder, projector, is_llm_frozen) in
             [(true, false, false), (true, true, false), (true, false, true)]
         {
-            let frozen =
-                FrozenModules { vision: FrozenEncoder { encoder, projector }, is_llm_frozen, ..FrozenModules::default() };
+            let frozen = FrozenModules {
+                vision: FrozenEncoder { encoder, projector },
+                is_llm_frozen,
+                ..FrozenModules::default()
+            };
             let found = Job { frozen, ..job }.run();
             let is_trained =
                 |name: &str| match (name.starts_with("visual.merger"), name.starts_with("visual.")) {
@@ -120,7 +123,7 @@ fn towers_alone_are_those_of_transformers() {
             let mut parts = StageBlocks::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
             config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();
             let options = StageOptions { is_input_trained: false, ..StageOptions::new("tower") };
-            let mut stages = [parts.build(device.clone(), options, &fixture.weights).unwrap()];
+            let mut stages = [Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()];
             let context = Arc::new(encoder_context(&fixture, &config, &device));
             let BlockOutput::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
                 unreachable!("an encoder has no loss")

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::Stage;
-use dflop_executor::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, assemble, write};
+use dflop_executor::stage::{Stage, StageSettings, assemble};
+use dflop_executor::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, write};
 use serde_json::json;
 
 use super::fixture::Fixture;
@@ -114,10 +114,7 @@ fn every_element_is_counted_by_one_rank() {
 fn copies_that_differ_are_named() {
     struct Drifted(usize);
     impl WeightSource for Drifted {
-        fn values(
-            &self,
-            spec: &dflop_executor::model::parameters::ParameterSpec,
-        ) -> dflop_executor::Result<Vec<f32>> {
+        fn values(&self, spec: &dflop_executor::weights::ParameterSpec) -> dflop_executor::Result<Vec<f32>> {
             let mut values = Anything.values(spec)?;
             if self.0 == 1 && spec.name == "model.layers.1.input_layernorm.weight" {
                 values[3] += 1e-6;

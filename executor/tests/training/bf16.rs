@@ -2,12 +2,12 @@
 
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::{Buffer, Cpu, CpuBf16, Device};
-use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::stage::Stage;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState};
 use dflop_executor::training::{
     LearningRate, LossSum, OptimizerSettings, Precision, Trainer, TrainerSettings,
 };
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::Seed;
 
 use super::model::{LAYERS, config, context, run_whole, settings, stage, weights};

@@ -7,10 +7,10 @@ use std::path::Path;
 use dflop_executor::Error;
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::stage::Stage;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState, Saved};
 use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Checkpoint, Seed, Tensor, WeightSource};
 use serde_json::json;
 

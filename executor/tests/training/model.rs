@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::Result;
-use dflop_executor::comm::{StepContext, Comm, Payload, PayloadShape};
+use dflop_executor::comm::{Comm, Payload, PayloadShape, StepContext};
 use dflop_executor::device::{Buffer, Device};
 use dflop_executor::model::BlockOutput;
 use dflop_executor::model::context::MicrobatchContext;
@@ -124,8 +124,7 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     let (_, _, gradient) = all.find(|(spec, ..)| spec.name == TIED).expect("first and last have it");
     let shape = PayloadShape::f32(1, gradient.len());
     comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
-    let other =
-        device.upload_f32(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
+    let other = device.upload_f32(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
     device.add(&other, gradient)
 }
 

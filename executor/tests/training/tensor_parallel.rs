@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::stage::{Activations, Stage, StageSettings};
 use dflop_executor::training::checkpoint::{Checkpoints, RunState};
 use dflop_executor::training::{Precision, Trainer};
 use dflop_executor::weights::{Seed, WeightSource};

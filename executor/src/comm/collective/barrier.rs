@@ -1,9 +1,9 @@
 //! Dissemination barrier.
 
 use super::Call;
-use crate::comm::group::Group;
 use crate::comm::dtype::Dtype;
 use crate::comm::error::Result;
+use crate::comm::group::Group;
 use crate::comm::payload::Buffer;
 
 /// Waits until every rank is here, in as many rounds as the number of ranks has bits.

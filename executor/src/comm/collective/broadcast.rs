@@ -1,8 +1,8 @@
 //! Broadcast over a binomial tree.
 
 use super::Call;
-use crate::comm::group::Group;
 use crate::comm::error::Result;
+use crate::comm::group::Group;
 use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
 

@@ -8,13 +8,13 @@ pub(super) use barrier::barrier;
 pub(super) use broadcast::broadcast;
 pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
 
-use super::step_context::StepContext;
-use super::group::Group;
 use super::dtype::Dtype;
 use super::endpoint::PendingSend;
 use super::error::Result;
+use super::group::Group;
 use super::message::{Header, Op};
 use super::payload::{Buffer, PayloadShape};
+use super::step_context::StepContext;
 
 /// One collective: all ranks give it the same number, and the receiver checks the rest.
 #[derive(Debug, Clone, Copy)]

@@ -8,9 +8,9 @@
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use super::Call;
-use crate::comm::group::Group;
 use crate::comm::dtype::Dtype;
 use crate::comm::error::{Error, Result};
+use crate::comm::group::Group;
 use crate::comm::parts::{even_parts, ranges};
 use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;

@@ -2,7 +2,7 @@
 
 use super::address::{Deadline, dial};
 use super::handshake::{Hello, Purpose};
-use super::protocol::{ReplyKind, RequestKind, Request, read_answer};
+use super::protocol::{ReplyKind, Request, RequestKind, read_answer};
 use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
@@ -102,7 +102,13 @@ impl RendezvousClient {
         }
     }
 
-    fn ask(&self, ask: RequestKind, key: &str, value: &[u8], timeout: Duration) -> Result<(ReplyKind, Vec<u8>)> {
+    fn ask(
+        &self,
+        ask: RequestKind,
+        key: &str,
+        value: &[u8],
+        timeout: Duration,
+    ) -> Result<(ReplyKind, Vec<u8>)> {
         let timeout_ms = timeout.as_millis() as u64;
         let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);

@@ -56,7 +56,9 @@ impl Hello {
 
     fn from_bytes(bytes: [u8; HELLO_BYTES]) -> Option<Self> {
         let [m0, m1, m2, m3, purpose, r0, r1, r2, r3, s0, s1, s2, s3] = bytes;
-        let purpose = [Purpose::RendezvousClient, Purpose::Data, Purpose::Control].get(usize::from(purpose)).copied()?;
+        let purpose = [Purpose::RendezvousClient, Purpose::Data, Purpose::Control]
+            .get(usize::from(purpose))
+            .copied()?;
         let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
         let size = u32::from_le_bytes([s0, s1, s2, s3]) as usize;
         ([m0, m1, m2, m3] == MAGIC).then_some(Self { purpose, rank, size })

@@ -2,7 +2,7 @@
 
 use super::address::accept_until;
 use super::handshake::{Hello, Purpose, accept_handshake};
-use super::protocol::{ReplyKind, RequestKind, Request, write_answer};
+use super::protocol::{ReplyKind, Request, RequestKind, write_answer};
 use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};

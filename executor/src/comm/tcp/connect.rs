@@ -2,12 +2,13 @@
 
 use super::mesh::{Mesh, Pair};
 use crate::comm::communicator::Communicator;
-use crate::comm::error::{Error, Result};
 use crate::comm::endpoint::Endpoint;
+use crate::comm::error::{Error, Result};
 use crate::comm::mailbox::Mailbox;
 use crate::comm::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::comm::rendezvous::{
-    Deadline, Hello, RendezvousServer, Purpose, RendezvousClient, JobToken, accept_until, dial, accept_handshake, resolve,
+    Deadline, Hello, JobToken, Purpose, RendezvousClient, RendezvousServer, accept_handshake, accept_until,
+    dial, resolve,
 };
 use crate::comm::settings::Settings;
 use crate::comm::threads;
@@ -67,7 +68,12 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
 }
 
 /// The store of rank 0: at the address to listen on, if one is given, else at those of the rendezvous.
-fn start_host(rendezvous: &RendezvousConfig, addresses: &[SocketAddr], size: usize, token: &JobToken) -> Result<RendezvousServer> {
+fn start_host(
+    rendezvous: &RendezvousConfig,
+    addresses: &[SocketAddr],
+    size: usize,
+    token: &JobToken,
+) -> Result<RendezvousServer> {
     let given = rendezvous.listen.map(|ip| vec![SocketAddr::new(ip, rendezvous.port)]);
     RendezvousServer::start(given.as_deref().unwrap_or(addresses), size, token.clone())
 }

@@ -1,8 +1,8 @@
 //! What travels beside the messages: the end of the job, questions and answers.
 
-use crate::comm::step_context::{ActionName, StepContext};
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::Status;
+use crate::comm::step_context::{ActionName, StepContext};
 use std::io::{self, Read, Write};
 
 /// Longest text of a failure.

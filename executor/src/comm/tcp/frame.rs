@@ -1,9 +1,9 @@
 //! Header of a message on the wire: fixed length, little-endian.
 
-use crate::comm::step_context::{ActionName, StepContext};
 use crate::comm::dtype::Dtype;
 use crate::comm::message::{Header, Op};
 use crate::comm::payload::PayloadShape;
+use crate::comm::step_context::{ActionName, StepContext};
 
 /// Bytes of a header.
 pub(super) const HEADER_BYTES: usize = 80;

@@ -58,11 +58,11 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
 mod tests {
     use super::super::frame::encode;
     use super::*;
-    use crate::comm::step_context::StepContext;
     use crate::comm::error::Failure;
     use crate::comm::mailbox::Mailbox;
     use crate::comm::message::Op;
     use crate::comm::payload::PayloadShape;
+    use crate::comm::step_context::StepContext;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::Arc;

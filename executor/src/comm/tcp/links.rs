@@ -1,9 +1,9 @@
 //! What the threads of all connections of a rank share: control connections, and how a peer ended.
 
 use super::control::Control;
-use crate::comm::step_context::StepContext;
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::{Mailbox, Status};
+use crate::comm::step_context::StepContext;
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

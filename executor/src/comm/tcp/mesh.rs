@@ -3,11 +3,11 @@
 use super::inbox::read_messages;
 use super::links::Links;
 use super::outbox::Outbox;
-use crate::comm::step_context::StepContext;
 use crate::comm::error::Failure;
-use crate::comm::transport::{SendState, Transport};
 use crate::comm::mailbox::{Interrupt, Mailbox, Status};
 use crate::comm::message::Message;
+use crate::comm::step_context::StepContext;
+use crate::comm::transport::{SendState, Transport};
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -61,7 +61,13 @@ impl Transport for Mesh {
         }
     }
 
-    fn wait_sent(&self, to: usize, sent: &SendState, at: StepContext, timeout: Duration) -> Result<(), Interrupt> {
+    fn wait_sent(
+        &self,
+        to: usize,
+        sent: &SendState,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<(), Interrupt> {
         match sent {
             SendState::Done | SendState::Delivered => Ok(()),
             SendState::Closed => Err(Interrupt::Left),

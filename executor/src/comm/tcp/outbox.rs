@@ -2,8 +2,8 @@
 
 use super::frame::{encode, farewell};
 use super::links::Links;
-use crate::comm::transport::SendState;
 use crate::comm::message::Message;
+use crate::comm::transport::SendState;
 use rustix::net::{SendFlags, send};
 use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpStream};

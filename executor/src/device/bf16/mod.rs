@@ -17,17 +17,17 @@ use half::bf16;
 pub use storage::Bf16Floats;
 use storage::Storage;
 
-use super::{Cpu, Device, MatrixLayout, GemmShape};
+use super::{Cpu, Device, SparseBuffers};
 use crate::error::Result;
 use crate::ops;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 use crate::ops::gather_scatter::SparseView;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
 use crate::ops::rope::{RopeShape, Rotation};
-use crate::row_mix::SparseBuffers;
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
 /// Stores bf16, computes in `f32` on threads of this process.
 #[derive(Debug, Clone)]

@@ -66,7 +66,7 @@ impl Deref for Widened<'_> {
 impl CpuBf16 {
     pub(super) fn halves(&self, len: usize) -> Result<Bf16Values> {
         let mut values = Vec::new();
-        let pool = |_| Error::BufferPool { bytes: 2 * len, used: self.memory_used_bytes() };
+        let pool = |_| Error::out_of_memory(2 * len, self.memory_used_bytes());
         values.try_reserve_exact(len).map_err(pool)?;
         values.resize(len, if cfg!(debug_assertions) { bf16::NAN } else { bf16::ZERO });
         self.used_bytes.fetch_add(2 * len as u64, Ordering::Relaxed);

@@ -3,7 +3,8 @@
 use super::*;
 use crate::device::Buffer;
 use crate::ops::finite_difference::{numbers, to_f32};
-use crate::row_mix::SparseRows;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::ops::sparse_rows::SparseRows;
 
 const ROWS: usize = 6;
 const COLUMNS: usize = 4;
@@ -52,8 +53,12 @@ fn element_wise<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let activation = Activation::GeluTanh;
     all.push(("activate", changed(d, LEN, 4, |y| d.activate(activation, &x, y))?));
     all.push(("activate backward", changed(d, LEN, 4, |y| d.activate_backward(activation, &x, y))?));
-    let matrix = SparseRows::weighted([vec![(3, 0.5), (0, 0.25)], vec![], vec![(5, 2.0), (3, 1.0)]]).upload(d)?;
-    all.push(("mix rows", changed(d, 3 * COLUMNS, 4, |y| d.gather_scatter(&matrix.forward, COLUMNS, &x, y))?));
+    let matrix =
+        SparseRows::weighted([vec![(3, 0.5), (0, 0.25)], vec![], vec![(5, 2.0), (3, 1.0)]]).upload(d)?;
+    all.push((
+        "mix rows",
+        changed(d, 3 * COLUMNS, 4, |y| d.gather_scatter(&matrix.forward, COLUMNS, &x, y))?,
+    ));
     let squares = d.sum_of_squares(&x)? as f32;
     all.push(("sum of squares", vec![bf16::from_f32(squares).to_f32()]));
     Ok(all)
@@ -86,8 +91,9 @@ fn products<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     all.push(("cross entropy part", changed(d, LEN, 4, run)?));
     all.push(("sums of parts", parts.iter().map(|part| bf16::from_f32(part.sum).to_f32()).collect()));
     let factors = [0.5, 0.25, 1.0, 2.0, 0.125, 3.0];
-    let run =
-        |exponentials: &mut D::Floats| d.vocab_parallel_cross_entropy_backward(exponentials, &targets, &factors, 0.125);
+    let run = |exponentials: &mut D::Floats| {
+        d.vocab_parallel_cross_entropy_backward(exponentials, &targets, &factors, 0.125)
+    };
     all.push(("cross entropy part backward", changed(d, LEN, 4, run)?));
     let host = |y: &mut D::Floats| d.on_host(y, |values| values.iter_mut().for_each(|value| *value *= 1.3));
     all.push(("on host", changed(d, LEN, 4, host)?));
@@ -178,6 +184,6 @@ fn numbers_are_stored_to_the_nearest_with_ties_to_even() {
     let exact = device.upload_f32(&values).unwrap();
     assert_eq!(device.download(&exact).unwrap(), values);
     assert_eq!(device.memory_used_bytes(), 12 + 24);
-    assert!(matches!(device.alloc(usize::MAX / 8), Err(crate::Error::BufferPool { .. })));
+    assert!(matches!(device.alloc(usize::MAX / 8), Err(crate::Error::OutOfMemory { .. })));
     assert_eq!((stored.len(), exact.len()), (6, 6));
 }

@@ -7,10 +7,9 @@
 use dflop_costmodel::ImageSize;
 use dflop_costmodel::tokens::any_res::{AnyRes, VideoNewline};
 
-use super::TiledMedium;
-use super::input::refuse;
+use super::input::{TiledMedium, refuse};
 use crate::error::Result;
-use crate::row_mix::SparseRows;
+use crate::ops::sparse_rows::SparseRows;
 
 /// How much larger than the limit, along a side, a map may be before it is scaled down.
 const SCALED_ABOVE: f64 = 1.1;

@@ -4,14 +4,16 @@
 //! A convolution is a product of unfolded rows, three neighbors beside each other, with kernels whose taps come first;
 //! unfolding is a sparse matrix of the context, which knows strides and the ends of windows.
 
-use super::super::parameters::{Declaration, Init, ParameterId};
-use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use super::INIT;
-use crate::device::{Buffer, Device, MatrixLayout, GemmShape};
+use crate::device::DeviceSparseRows;
+use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::parameters::Declaration;
 use crate::ops::activation::Activation;
 use crate::ops::bias::Columns;
-use crate::row_mix::DeviceSparseRows;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::weights::{Init, ParameterId};
 
 /// Taps of a kernel.
 pub(super) const TAPS: usize = 3;
@@ -124,7 +126,12 @@ impl AudioStem {
 }
 
 impl<D: Device> Block<D> for AudioStem {
-    fn forward(&self, pass: &ForwardPass<'_, D>, _: Option<D::Floats>, saved: &mut SavedActivations<D>) -> Result<BlockOutput<D>> {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        _: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let inputs = pass.context.inputs.encoder()?;
         let [first, second] = unfolds(&inputs.stem);
         let x = self.first.forward(pass, &inputs.medium, first, saved)?;

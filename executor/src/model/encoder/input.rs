@@ -1,10 +1,7 @@
-//! What an encoder encodes, and its context.
+//! Inputs of encoders, and the context that an encoder family makes of them on the host.
 
-use super::super::context::{MicrobatchContext, EncoderInputs, LayerContext};
-use super::{Arrangement, EncoderConfig};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::{DeviceSparseRows, SparseRows};
+use crate::ops::sparse_rows::SparseRows;
 
 /// The media of a microbatch, as their processors make them.
 #[derive(Debug, Clone, Copy)]
@@ -78,55 +75,6 @@ pub(super) struct HostContext {
     pub(super) projected_rows: usize,
     pub(super) arranged: Option<SparseRows>,
     pub(super) newlines: Option<SparseRows>,
-}
-
-impl EncoderConfig {
-    /// Checks the media of a microbatch and brings what the encoder's stages need of them to the device.
-    ///
-    /// # Errors
-    /// [`Error::Input`] that names the input which does not fit.
-    pub fn context<D: Device>(&self, device: &D, medium: &EncoderInput<'_>) -> Result<MicrobatchContext<D>> {
-        let plan = match (&self.arrangement, *medium) {
-            (Arrangement::Tiles(tiles), EncoderInput::Tiles { pixels, shown }) => tiles.plan(pixels, shown)?,
-            (Arrangement::Native(native), EncoderInput::Patches { values, grids }) => native.plan(values, grids)?,
-            (Arrangement::Audio, EncoderInput::Windows { features, frames }) => {
-                self.audio_plan(features, frames)?
-            }
-            _ => {
-                let problem = "is of another kind than the encoder takes".to_owned();
-                return Err(Error::Input { input: "medium", problem });
-            }
-        };
-        let rotation = match (&self.arrangement, &plan.rotation) {
-            (Arrangement::Native(native), Some([rows, columns])) => {
-                Some(native.rope().table(device, &[rows, columns])?)
-            }
-            _ => None,
-        };
-        let upload = |mix: &SparseRows| mix.upload(device);
-        let stem: Vec<DeviceSparseRows<D>> = plan.stem.iter().map(upload).collect::<Result<_>>()?;
-        let optional = |mix: &Option<SparseRows>| mix.as_ref().map(upload).transpose();
-        Ok(MicrobatchContext {
-            layers: LayerContext {
-                rows: plan.segments.last().map_or(0, |&rows| rows as usize),
-                segments: plan.segments,
-                windows: plan.windows,
-                rotation,
-            },
-            inputs: super::super::context::ModuleInputs::Encoder(EncoderInputs {
-                medium: device.upload(&plan.medium)?,
-                medium_rows: plan.medium_rows,
-                stem,
-                positions: optional(&plan.positions)?,
-                class: optional(&plan.class)?,
-                taken: optional(&plan.taken)?,
-                projected_rows: plan.projected_rows,
-                tokens: plan.arranged.as_ref().map_or(plan.projected_rows, SparseRows::rows),
-                arranged: optional(&plan.arranged)?,
-                newlines: optional(&plan.newlines)?,
-            }),
-        })
-    }
 }
 
 /// Fails with the name of an input.

@@ -1,15 +1,16 @@
 //! The way into the LLM: neighboring rows beside each other, a norm, an MLP or one matrix, an arrangement of what comes
 //! out, with a learned row at the end of lines.
 
-use super::super::linear::Linear;
-use super::super::mlp::{Mlp, MlpNames, MlpSpec};
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
 use super::INIT;
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+use crate::model::linear::Linear;
+use crate::model::mlp::{Mlp, MlpNames, MlpSpec};
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
 use crate::ops::activation::Activation;
+use crate::weights::ParameterId;
 
 /// What a projector is made of.
 #[derive(Debug, Clone, PartialEq)]

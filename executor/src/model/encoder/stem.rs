@@ -1,13 +1,14 @@
 //! Patches to rows of the first layer: a linear layer, a learned row before every image, positions, perhaps a norm.
 
-use super::super::linear::Linear;
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use super::INIT;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::linear::Linear;
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
 use crate::ops::bias::Columns;
+use crate::weights::{Init, ParameterId};
 
 /// What a stem is made of.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,9 +47,8 @@ impl PatchStem {
     pub(super) fn declare(declaration: &mut Declaration, spec: &PatchStemSpec, hidden: usize) -> Self {
         let shape = [&[hidden][..], &spec.kernel].concat();
         let weight = declaration.add(format!("{}.weight", spec.name), &shape, INIT);
-        let bias = spec.has_bias.then(|| {
-            declaration.add(format!("{}.bias", spec.name), &[hidden], super::super::parameters::Init::Zeros)
-        });
+        let bias =
+            spec.has_bias.then(|| declaration.add(format!("{}.bias", spec.name), &[hidden], Init::Zeros));
         let patch_inputs = spec.patch_inputs();
         let mut table = |table: &Option<(String, Vec<usize>)>| {
             table.as_ref().map(|(name, shape)| declaration.add(name, shape, INIT))
@@ -64,7 +64,12 @@ impl PatchStem {
 }
 
 impl<D: Device> Block<D> for PatchStem {
-    fn forward(&self, pass: &ForwardPass<'_, D>, _: Option<D::Floats>, saved: &mut SavedActivations<D>) -> Result<BlockOutput<D>> {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        _: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let (device, parameters) = (pass.device, pass.parameters);
         let inputs = pass.context.inputs.encoder()?;
         debug_assert_eq!(inputs.medium.len(), inputs.medium_rows * self.patch_inputs);

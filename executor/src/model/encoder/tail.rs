@@ -1,10 +1,10 @@
 //! What is taken of the last layer: a norm of all rows, a choice or an average of them, a norm of what is left.
 
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::Declaration;
-use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
 
 /// What a tail is made of: names and epsilons of layer norms.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -1,10 +1,10 @@
 //! The tokens of a microbatch to the context of a decoder.
 
-use super::super::context::{MicrobatchContext, ModuleInputs, LayerContext, TextInputs};
 use super::LlmConfig;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::SparseRows;
+use crate::model::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
+use crate::ops::sparse_rows::SparseRows;
 
 /// The label of a token that is not learned.
 pub const IGNORED: i64 = -100;

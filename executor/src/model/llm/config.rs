@@ -6,19 +6,20 @@ use dflop_costmodel::config::{Documents, ModelPart};
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use serde_json::Value;
 
-use super::super::Block;
-use super::super::attention::{AttentionSpec, QkvNames, AttentionMask};
-use super::super::config::ConfigFields;
-use super::super::layer::{Layer, LayerSpec};
-use super::super::mlp::{MlpNames, MlpSpec};
-use super::super::norm::NormKind;
-use super::super::parameters::{Declaration, Init};
-use super::super::rope::Rope;
-use super::super::tensor_parallel::{self, DimensionFields};
 use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::model::block::Block;
+use crate::model::config_fields::ConfigFields;
+use crate::model::layer::{Layer, LayerSpec};
+use crate::model::mlp::{MlpNames, MlpSpec};
+use crate::model::norm::NormKind;
+use crate::model::parameters::Declaration;
+use crate::model::rope::Rope;
+use crate::model::sharding_check::{self, DimensionFields};
+use crate::weights::Init;
 
 /// A decoder: dimensions, names, rotation.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +41,11 @@ pub struct LlmConfig {
 /// Where dimensions stand in the configuration of a language model alone, and inside a multimodal one.
 const FIELDS: [(&DimensionFields, &str); 2] = [
     (
-        &DimensionFields { heads: "num_attention_heads", kv_heads: "num_key_value_heads", mlp: "intermediate_size" },
+        &DimensionFields {
+            heads: "num_attention_heads",
+            kv_heads: "num_key_value_heads",
+            mlp: "intermediate_size",
+        },
         "vocab_size",
     ),
     (
@@ -75,7 +80,7 @@ impl LlmConfig {
     /// Reads the decoder of a checkpoint from its `config.json`.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field makes no sense or has no counterpart here.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
         let top = ConfigFields::of(document);
@@ -141,20 +146,20 @@ impl LlmConfig {
     /// Checks that a tensor-parallel group of this degree can share the decoder.
     ///
     /// # Errors
-    /// [`Error::TensorParallel`] that names the field which does not fit.
+    /// [`Error::ModelConfig`] that names the field which does not fit.
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         let (fields, vocabulary) = self.fields;
         let layer = self.layer(0);
-        tensor_parallel::check_heads(fields, &layer.attention, degree)?;
-        tensor_parallel::check_size(fields.mlp, layer.mlp.middle, degree)?;
-        tensor_parallel::check_size(vocabulary, self.spec.vocab as usize, degree)
+        sharding_check::check_heads(fields, &layer.attention, degree)?;
+        sharding_check::check_size(fields.mlp, layer.mlp.middle, degree)?;
+        sharding_check::check_size(vocabulary, self.spec.vocab as usize, degree)
     }
 
     /// Declares the parameters of some layers and returns their blocks: with the embedding before the first layer and
     /// the LM head and its loss behind the last.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no such layers, [`Error::TensorParallel`] if ranks cannot share them.
+    /// [`Error::ModelConfig`] if there are no such layers, [`Error::ModelConfig`] if ranks cannot share them.
     pub fn blocks<D: Device>(
         &self,
         layers: Range<usize>,
@@ -162,7 +167,7 @@ impl LlmConfig {
     ) -> Result<Vec<Box<dyn Block<D>>>> {
         if layers.start > layers.end || layers.end > self.layers() {
             let problem = format!("= {} has no layers {layers:?}", self.layers());
-            return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         }
         self.check_tensor_parallel(declaration.tp_rank().size)?;
         let (vocabulary, hidden) = (self.spec.vocab as usize, self.hidden());

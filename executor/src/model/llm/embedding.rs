@@ -2,12 +2,14 @@
 //!
 //! Ranks of a tensor-parallel group look up the words that they have; every row is one rank's, and the sum has its bits.
 
-use super::super::parameters::{Declaration, Init, ParameterId};
-use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows, tensor_parallel};
 use super::vocabulary::Vocabulary;
 use crate::device::Device;
+use crate::device::SparseBuffers;
 use crate::error::Result;
-use crate::row_mix::SparseBuffers;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::parameters::Declaration;
+use crate::model::tensor_parallel;
+use crate::weights::{Init, ParameterId};
 
 /// The embedding. Its input is the encoders' tokens, `[media tokens, hidden]`, none if the microbatch has none.
 #[derive(Debug)]
@@ -26,14 +28,19 @@ impl Embedding {
         init: Init,
     ) -> Self {
         let tp_rank = declaration.tp_rank();
-        let cut = (0, &Vocabulary::parts(vocabulary, place));
+        let cut = (0, &Vocabulary::parts(vocabulary, tp_rank));
         let table = declaration.add_cut(name, &[vocabulary, hidden], init, cut);
-        Self { table, vocabulary: Vocabulary::new(vocabulary, place), hidden }
+        Self { table, vocabulary: Vocabulary::new(vocabulary, tp_rank), hidden }
     }
 }
 
 impl<D: Device> Block<D> for Embedding {
-    fn forward(&self, pass: &ForwardPass<'_, D>, input: Option<D::Floats>, _: &mut SavedActivations<D>) -> Result<BlockOutput<D>> {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        input: Option<D::Floats>,
+        _: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let text = pass.context.inputs.text()?;
         let mut y = pass.device.zeros(pass.context.layers.rows * self.hidden)?;
         let table = pass.parameters.value(self.table);

@@ -4,12 +4,15 @@
 //! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits. Ranks of a tensor-parallel group have
 //! the logits of some words each.
 
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows, tensor_parallel};
 use super::vocabulary::Vocabulary;
-use crate::device::{Device, MatrixLayout, GemmShape};
+use crate::device::Device;
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
+use crate::model::tensor_parallel;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::weights::ParameterId;
 
 /// Logits that are kept from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
@@ -42,11 +45,11 @@ impl Head {
 
     /// Rows of a chunk; all of them if they are kept.
     fn chunk(&self, rows: usize) -> usize {
-        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.most()).max(1) }
+        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.size_max()).max(1) }
     }
 
     fn is_kept(&self, rows: usize) -> bool {
-        rows * self.words.most() <= self.kept
+        rows * self.words.size_max() <= self.kept
     }
 
     /// Logits of some rows, of this rank's words.
@@ -173,14 +176,14 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::super::parameters::{Init, Parameters};
-    use super::super::super::shard::TpRank;
-    use super::super::super::tensor_parallel::TensorParallel;
-    use super::super::{LlmConfig, TextBatch};
     use super::*;
     use crate::comm::{Settings, threads};
     use crate::device::Cpu;
+    use crate::model::llm::{LlmConfig, TextBatch};
+    use crate::model::parameters::Parameters;
+    use crate::model::tensor_parallel::TensorParallel;
     use crate::weights::Seed;
+    use crate::weights::{Init, TpRank};
 
     const VOCABULARY: usize = 40;
     const HIDDEN: usize = 16;
@@ -193,7 +196,7 @@ mod tests {
     /// The same of one of several ranks.
     fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         let tensor = group.map(|group| group.pass(Some(0), "head"));
-        let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::place);
+        let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);
         let device = Cpu::new(2).unwrap();
         let config = LlmConfig::from_config(
             &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
@@ -211,8 +214,8 @@ mod tests {
             loss_scale: 0.1,
         };
         let context = config.unwrap().context(&device, &batch).unwrap();
-        let mut declaration = Declaration::of(place);
-        let cut = (0, &Vocabulary::parts(VOCABULARY, place));
+        let mut declaration = Declaration::of(tp_rank);
+        let cut = (0, &Vocabulary::parts(VOCABULARY, tp_rank));
         let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
         let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
         head.kept = kept;

@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use super::super::shard::{AxisPartition, TpRank};
-use super::super::tensor_parallel::TensorPass;
 use crate::device::Device;
 use crate::error::Result;
+use crate::model::tensor_parallel::TensorPass;
 use crate::ops::vocab_parallel_cross_entropy::{PartialSoftmax, join};
+use crate::weights::{AxisPartition, TpRank};
 
 /// The words of all ranks; the first ranks have one more where it does not come out even.
 #[derive(Debug)]
@@ -16,23 +16,23 @@ pub(super) struct Vocabulary {
     /// Words of every rank.
     sizes: Vec<usize>,
     own: Range<usize>,
-    place: TpRank,
+    tp_rank: TpRank,
 }
 
 impl Vocabulary {
-    pub(super) fn new(words: usize, place: TpRank) -> Self {
-        let parts = Self::parts(words, place);
-        let first = parts.first(place.rank);
+    pub(super) fn new(words: usize, tp_rank: TpRank) -> Self {
+        let parts = Self::parts(words, tp_rank);
+        let first = parts.first(tp_rank.rank);
         Self {
-            sizes: (0..place.size).map(|rank| parts.len(rank)).collect(),
-            own: first..first + parts.len(place.rank),
-            place,
+            sizes: (0..tp_rank.size).map(|rank| parts.len(rank)).collect(),
+            own: first..first + parts.len(tp_rank.rank),
+            tp_rank,
         }
     }
 
     /// How the rows of the embedding and of the LM head are cut.
-    pub(super) fn parts(words: usize, place: TpRank) -> AxisPartition {
-        AxisPartition::even(words, place.size)
+    pub(super) fn parts(words: usize, tp_rank: TpRank) -> AxisPartition {
+        AxisPartition::even(words, tp_rank.size)
     }
 
     /// The words of this rank.
@@ -41,7 +41,7 @@ impl Vocabulary {
     }
 
     /// The most words of any rank: what all ranks cut rows into chunks by.
-    pub(super) fn most(&self) -> usize {
+    pub(super) fn size_max(&self) -> usize {
         self.sizes.first().copied().unwrap_or(0)
     }
 
@@ -64,7 +64,7 @@ impl Vocabulary {
         let mut factors = Vec::with_capacity(rows.len());
         for row in 0..rows.len() {
             let parts: Vec<PartialSoftmax<f32>> = all.iter().map(|parts| parts[row]).collect();
-            let (of_row, factor) = join(&parts, self.place.rank, scale);
+            let (of_row, factor) = join(&parts, self.tp_rank.rank, scale);
             loss += of_row;
             factors.push(factor);
         }
@@ -73,15 +73,19 @@ impl Vocabulary {
     }
 
     /// What the rows add up to, on every rank.
-    fn exchange(&self, tensor: TensorPass<'_>, own: &[PartialSoftmax<f32>]) -> Result<Vec<Vec<PartialSoftmax<f32>>>> {
-        let TpRank { rank, size } = self.place;
+    fn exchange(
+        &self,
+        tensor: TensorPass<'_>,
+        own: &[PartialSoftmax<f32>],
+    ) -> Result<Vec<Vec<PartialSoftmax<f32>>>> {
+        let TpRank { rank, size } = self.tp_rank;
         let part = 3 * own.len();
         let mut all = vec![0.0; size * part];
         for (place, row) in all[rank * part..].chunks_mut(3).zip(own) {
-            place.copy_from_slice(&[row.most, row.sum, row.target]);
+            place.copy_from_slice(&[row.max, row.sum, row.target]);
         }
         tensor.group.comm().all_gather(tensor.at, all.as_mut_slice().into(), &vec![part; size])?;
-        let row = |&[most, sum, target]: &[f32; 3]| PartialSoftmax { most, sum, target };
+        let row = |&[max, sum, target]: &[f32; 3]| PartialSoftmax { max, sum, target };
         let rank = |rank: usize| all[rank * part..][..part].as_chunks().0.iter().map(row).collect();
         Ok((0..size).map(rank).collect())
     }
@@ -118,9 +122,9 @@ mod tests {
 
     #[test]
     fn every_word_is_one_ranks() {
-        let place = |rank| TpRank { rank, size: 4 };
-        let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, place(rank)).own()).collect();
+        let tp_rank = |rank| TpRank { rank, size: 4 };
+        let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, tp_rank(rank)).own()).collect();
         assert_eq!(own, [0..13, 13..26, 26..38, 38..50]);
-        assert!((0..4).all(|rank| Vocabulary::new(50, place(rank)).most() == 13));
+        assert!((0..4).all(|rank| Vocabulary::new(50, tp_rank(rank)).size_max() == 13));
     }
 }

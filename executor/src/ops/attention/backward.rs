@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, dot, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
-use crate::device::gemm::{MatrixLayout, GemmShape, gemm};
+use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
 /// What forward read and wrote.
@@ -102,7 +102,15 @@ fn run<F: Real>(
     let by_query = GemmShape { rows: tile.rows(), columns: dim, inner: keys };
     let of_queries = target.at((tile.start - tile.segment.0) * width + head % group * dim);
     let keys_of = (saved.qkv, rows.at(first + key));
-    gemm(1, by_query, scale, (d_weights, MatrixLayout::rows(keys)), keys_of, F::ZERO, (gradients, of_queries));
+    gemm(
+        1,
+        by_query,
+        scale,
+        (d_weights, MatrixLayout::rows(keys)),
+        keys_of,
+        F::ZERO,
+        (gradients, of_queries),
+    );
 }
 
 /// Turns scores into probabilities and their gradients into those of scores: `dS = P (dP - rowsum(dO O))`.

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::parallel::{max, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
-use crate::device::gemm::{MatrixLayout, GemmShape, gemm};
+use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
 /// Writes the output, `[tokens, heads * head_dim]`, and the logarithm of every row's sum of exponentials,

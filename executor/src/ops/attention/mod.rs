@@ -17,7 +17,7 @@ pub use forward::forward;
 
 use super::parallel;
 use super::real::Real;
-use crate::device::gemm::{MatrixLayout, GemmShape, gemm};
+use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 
 /// Queries whose scores exist at the same time.
 const TILE_ROWS: usize = 64;

@@ -11,11 +11,11 @@ use super::directory;
 use super::manifest::Manifest;
 use super::save::Checkpoints;
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A state that can be gone on from.

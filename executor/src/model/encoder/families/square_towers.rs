@@ -3,24 +3,21 @@
 use dflop_costmodel::config::{Documents, ModelPart};
 use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::tokens::VisionRule;
-use dflop_costmodel::tokens::any_res::AnyRes;
 use serde_json::Value;
 
-use super::super::attention::{AttentionSpec, QkvNames, AttentionMask};
-use super::super::config::ConfigFields;
-use super::super::layer::LayerSpec;
-use super::super::mlp::{MlpNames, MlpSpec};
-use super::super::norm::NormKind;
-use super::super::tensor_parallel::DimensionFields;
-use super::any_res;
-use super::input::{HostContext, refuse};
-use super::projector::{ProjectorMap, ProjectorSpec};
-use super::stem::PatchStemSpec;
-use super::tail::TailSpec;
-use super::{Arrangement, EncoderConfig, INIT, TiledMedium, Stem};
+use super::{full_attention, plain_mlp};
 use crate::error::{Error, Result};
+use crate::model::attention::QkvNames;
+use crate::model::config_fields::ConfigFields;
+use crate::model::encoder::config::{Arrangement, EncoderConfig, Stem};
+use crate::model::encoder::projector::{ProjectorMap, ProjectorSpec};
+use crate::model::encoder::stem::PatchStemSpec;
+use crate::model::encoder::tail::TailSpec;
+use crate::model::encoder::tiles::{TileRule, Tiles};
+use crate::model::layer::LayerSpec;
+use crate::model::norm::NormKind;
+use crate::model::sharding_check::DimensionFields;
 use crate::ops::activation::Activation;
-use crate::row_mix::SparseRows;
 
 /// Epsilon of PyTorch's layer norm where no configuration says one.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
@@ -30,30 +27,11 @@ const FIELDS: DimensionFields = DimensionFields {
     kv_heads: "vision_config.num_attention_heads",
     mlp: "vision_config.intermediate_size",
 };
-const FIELDS_ALONE: DimensionFields =
-    DimensionFields { heads: "num_attention_heads", kv_heads: "num_attention_heads", mlp: "intermediate_size" };
-
-/// How squares become rows, and which rows are taken.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Tiles {
-    channels: usize,
-    /// Pixels along a side.
-    side: usize,
-    /// Pixels along the side of a patch.
-    patch: usize,
-    has_class: bool,
-    rule: TileRule,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum TileRule {
-    /// All rows: an encoder alone.
-    All,
-    /// Patches, then as the rule says.
-    AnyRes(AnyRes),
-    /// Patches, so many along both sides of a block beside each other.
-    Shuffled(usize),
-}
+const FIELDS_ALONE: DimensionFields = DimensionFields {
+    heads: "num_attention_heads",
+    kv_heads: "num_attention_heads",
+    mlp: "intermediate_size",
+};
 
 /// A tower, read.
 struct Tower {
@@ -88,7 +66,7 @@ fn vision_spec(document: &Value) -> Result<(ModelPart, EncoderSpec)> {
     let part = ModelPart::from_hugging_face(&documents)?;
     let Some(vision) = part.vision else {
         let problem = "has no encoder of images".to_owned();
-        return Err(Error::Config { field: "model_type".to_owned(), problem });
+        return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
     };
     Ok((part, vision.encoder))
 }
@@ -267,132 +245,4 @@ fn intern_vit(fields: &ConfigFields<'_>, spec: EncoderSpec, rule: TileRule) -> R
     }
     let last_norm = (has_last_norm && used == spec.layers).then_some((last, epsilon));
     Ok(Tower { spec, tiles, stem, layers, last_norm, ignored, is_alone: false })
-}
-
-/// Attention of an encoder in which all rows of an image or clip see each other.
-pub(super) fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> AttentionSpec {
-    let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
-    AttentionSpec {
-        hidden,
-        heads,
-        kv_heads: heads,
-        head_dim: hidden / heads,
-        qkv,
-        output: (output, true),
-        mask: AttentionMask::Full,
-        is_rotated: false,
-        init: INIT,
-    }
-}
-
-/// MLP of two matrices with biases.
-pub(super) fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Activation) -> MlpSpec {
-    MlpSpec {
-        inputs: spec.hidden as usize,
-        middle: spec.ffn as usize,
-        outputs: spec.hidden as usize,
-        names: MlpNames::Plain(names, activation),
-        has_bias: true,
-        init: INIT,
-    }
-}
-
-impl Tiles {
-    /// Numbers of a tile's pixels.
-    pub(super) fn elements(&self) -> usize {
-        self.channels * self.side * self.side
-    }
-
-    fn patches_per_side(&self) -> usize {
-        self.side / self.patch
-    }
-
-    fn patches(&self) -> usize {
-        self.patches_per_side().pow(2)
-    }
-
-    /// Rows of one tile.
-    fn rows(&self) -> usize {
-        self.patches() + usize::from(self.has_class)
-    }
-
-    pub(super) fn plan(&self, pixels: &[f32], shown: &[TiledMedium]) -> Result<HostContext> {
-        let of_tile = self.elements();
-        let tiles = shown.iter().map(TiledMedium::tiles).sum::<usize>();
-        if pixels.len() != tiles * of_tile {
-            let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());
-            return refuse("pixel_values", problem);
-        }
-        if let Some(index) = shown.iter().position(|shown| shown.tiles() == 0) {
-            return refuse("shown", format!("medium {index} has no tile"));
-        }
-        let rows = self.rows();
-        // Row of a tile to its patch; the class token is the first.
-        let patch = |row: usize| {
-            let (tile, row) = (row / rows, row % rows);
-            let patch = (row + 1).checked_sub(1 + usize::from(self.has_class))?;
-            Some((tile * self.patches() + patch) as u32)
-        };
-        let all = 0..tiles * rows;
-        let (taken, projected_rows) = self.taken(tiles);
-        let (arranged, newlines) = match &self.rule {
-            TileRule::AnyRes(rule) => Some(any_res::arrange(rule, shown)?).unzip(),
-            _ => (None, None),
-        };
-        Ok(HostContext {
-            medium: pixels.chunks(of_tile).flat_map(|tile| self.patches_of(tile)).collect(),
-            medium_rows: tiles * self.patches(),
-            stem: if self.has_class { vec![SparseRows::gather(all.clone().map(patch))] } else { Vec::new() },
-            class: self
-                .has_class
-                .then(|| SparseRows::gather(all.clone().map(|row| row.is_multiple_of(rows).then_some(0)))),
-            positions: Some(SparseRows::gather(all.map(|row| Some((row % rows) as u32)))),
-            segments: (0..=tiles).map(|tile| (tile * rows) as u32).collect(),
-            taken,
-            projected_rows,
-            arranged,
-            newlines,
-            ..HostContext::default()
-        })
-    }
-
-    /// Rows of the last layer that are taken, and how many rows the projector makes of them.
-    fn taken(&self, tiles: usize) -> (Option<SparseRows>, usize) {
-        let (side, class) = (self.patches_per_side(), usize::from(self.has_class));
-        let place = |tile: usize, patch: usize| Some((tile * self.rows() + class + patch) as u32);
-        let patches = 0..tiles * self.patches();
-        match self.rule {
-            TileRule::All => (None, tiles * self.rows()),
-            TileRule::AnyRes(_) if !self.has_class => (None, patches.end),
-            TileRule::AnyRes(_) => {
-                let place = |patch| place(patch / self.patches(), patch % self.patches());
-                (Some(SparseRows::gather(patches.clone().map(place))), patches.end)
-            }
-            TileRule::Shuffled(block) => {
-                let per_side = side / block;
-                let shuffled = patches.clone().map(|index| {
-                    let (tile, index) = (index / self.patches(), index % self.patches());
-                    let (merged, inside) = (index / (block * block), index % (block * block));
-                    let row = merged / per_side * block + inside / block;
-                    let column = merged % per_side * block + inside % block;
-                    place(tile, row * side + column)
-                });
-                (Some(SparseRows::gather(shuffled)), patches.end / (block * block))
-            }
-        }
-    }
-
-    /// Pixels of a tile, patch by patch: channels, rows, columns.
-    fn patches_of<'a>(&self, tile: &'a [f32]) -> impl Iterator<Item = f32> + use<'a> {
-        let (side, patch, channels, across) = (self.side, self.patch, self.channels, self.patches_per_side());
-        (0..across * across).flat_map(move |index| {
-            let (top, left) = (index / across * patch, index % across * patch);
-            (0..channels).flat_map(move |channel| {
-                (0..patch).flat_map(move |row| {
-                    let start = (channel * side + top + row) * side + left;
-                    tile[start..start + patch].iter().copied()
-                })
-            })
-        })
-    }
 }

@@ -9,21 +9,21 @@ use dflop_costmodel::config::{Documents, ModelPart};
 use dflop_costmodel::model::EncoderSpec;
 use serde_json::Value;
 
-use super::super::attention::{AttentionSpec, QkvNames, AttentionMask};
-use super::super::config::ConfigFields;
-use super::super::layer::LayerSpec;
-use super::super::mlp::{MlpNames, MlpSpec};
-use super::super::norm::NormKind;
-use super::super::rope::Rope;
-use super::super::tensor_parallel::DimensionFields;
-use super::input::{HostContext, refuse};
-use super::projector::{ProjectorMap, ProjectorSpec};
-use super::stem::PatchStemSpec;
-use super::tower::{full_attention, plain_mlp};
-use super::{Arrangement, EncoderConfig, INIT, Stem};
+use super::{full_attention, plain_mlp};
 use crate::error::{Error, Result};
+use crate::model::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::model::config_fields::ConfigFields;
+use crate::model::encoder::INIT;
+use crate::model::encoder::config::{Arrangement, EncoderConfig, Stem};
+use crate::model::encoder::native_resolution::NativeResolution;
+use crate::model::encoder::projector::{ProjectorMap, ProjectorSpec};
+use crate::model::encoder::stem::PatchStemSpec;
+use crate::model::layer::LayerSpec;
+use crate::model::mlp::{MlpNames, MlpSpec};
+use crate::model::norm::NormKind;
+use crate::model::rope::Rope;
+use crate::model::sharding_check::DimensionFields;
 use crate::ops::activation::Activation;
-use crate::row_mix::SparseRows;
 
 /// Epsilon of all norms, which no configuration says.
 const EPSILON: f64 = 1e-6;
@@ -38,23 +38,12 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "vision_config.intermediate_size",
 };
 
-/// How patches become rows.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Native {
-    patch_inputs: usize,
-    /// Patches along the side of a block that becomes one token.
-    merge: usize,
-    /// Blocks along the side of a window.
-    window: Option<usize>,
-    rope: Rope,
-}
-
 fn encoder(document: &Value) -> Result<(EncoderSpec, usize)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
     let part = ModelPart::from_hugging_face(&documents)?;
     let (Some(vision), Some(llm)) = (part.vision, part.llm) else {
         let problem = "has no encoder of images".to_owned();
-        return Err(Error::Config { field: "model_type".to_owned(), problem });
+        return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
     };
     Ok((vision.encoder, llm.hidden as usize))
 }
@@ -153,7 +142,7 @@ fn config(
         outputs,
         newline: None,
     };
-    let arrangement = Arrangement::Native(Native {
+    let arrangement = Arrangement::Native(NativeResolution {
         patch_inputs: stem.patch_inputs(),
         merge,
         window: window_pixels.map(|pixels| (pixels / merge / patch).max(1)),
@@ -169,94 +158,4 @@ fn config(
         ignored: Vec::new(),
         fields: &FIELDS,
     })
-}
-
-impl Native {
-    /// Numbers of a patch's pixels.
-    pub(super) fn patch_inputs(&self) -> usize {
-        self.patch_inputs
-    }
-
-    pub(super) fn rope(&self) -> &Rope {
-        &self.rope
-    }
-
-    pub(super) fn plan(&self, values: &[f32], grids: &[[u32; 3]]) -> Result<HostContext> {
-        let block = self.merge * self.merge;
-        let mut plan = HostContext { segments: vec![0], windows: vec![0], ..HostContext::default() };
-        // Row and column of every patch, and the blocks in the order of windows.
-        let (mut rows, mut columns, mut order) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, &grid) in grids.iter().enumerate() {
-            let [layers, height, width] = grid.map(|length| length as usize);
-            if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(self.merge)) {
-                return refuse("grids", format!("image {index} has {height} x {width} patches"));
-            }
-            for _ in 0..layers {
-                let first = rows.len() / block;
-                self.layer(height, width, &mut rows, &mut columns);
-                plan.segments.push(rows.len() as u32);
-                self.windows(
-                    first,
-                    [height, width].map(|side| side / self.merge),
-                    &mut order,
-                    &mut plan.windows,
-                );
-            }
-        }
-        if values.len() != rows.len() * self.patch_inputs {
-            let problem = format!("has {} elements for {} x {}", values.len(), rows.len(), self.patch_inputs);
-            return refuse("patches", problem);
-        }
-        plan.medium = values.to_vec();
-        plan.medium_rows = rows.len();
-        plan.projected_rows = order.len();
-        if self.window.is_some() {
-            let patch = |index: usize| order[index / block] * block + index % block;
-            let patches = || (0..rows.len()).map(patch);
-            plan.stem = vec![SparseRows::gather(patches().map(|patch| Some(patch as u32)))];
-            let ordered = |axis: &[u32]| patches().map(|patch| axis[patch]).collect();
-            plan.rotation = Some([ordered(&rows), ordered(&columns)]);
-            let mut back = vec![None; order.len()];
-            (0..).zip(&order).for_each(|(place, &block)| back[block] = Some(place));
-            plan.arranged = Some(SparseRows::gather(back));
-        } else {
-            plan.windows.clear();
-            plan.rotation = Some([rows, columns]);
-        }
-        Ok(plan)
-    }
-
-    /// Rows and columns of the patches of a layer, block by block.
-    fn layer(&self, height: usize, width: usize, rows: &mut Vec<u32>, columns: &mut Vec<u32>) {
-        let merge = self.merge;
-        for (top, left) in pairs(height / merge, width / merge) {
-            for (row, column) in pairs(merge, merge) {
-                rows.push((top * merge + row) as u32);
-                columns.push((left * merge + column) as u32);
-            }
-        }
-    }
-
-    /// The blocks of a layer in the order of windows, which are cut off at the lower and right edges.
-    fn windows(
-        &self,
-        first: usize,
-        [height, width]: [usize; 2],
-        order: &mut Vec<usize>,
-        ends: &mut Vec<u32>,
-    ) {
-        let Some(window) = self.window else { return order.extend(first..first + height * width) };
-        for (top, left) in pairs(height.div_ceil(window), width.div_ceil(window)) {
-            let (top, left) = (top * window, left * window);
-            let (bottom, right) = ((top + window).min(height), (left + window).min(width));
-            for row in top..bottom {
-                order.extend((left..right).map(|column| first + row * width + column));
-            }
-            ends.push((order.len() * self.merge * self.merge) as u32);
-        }
-    }
-}
-
-fn pairs(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)))
 }
