@@ -32,11 +32,11 @@ import ddp
 STRATEGIES = ("balanced", "data-blind")
 
 
-def folder_of():
+def directory_of():
     """The example with long texts among its samples, and a model that is wide enough for computing to take the time."""
-    folder = dflop.example.folder(samples=448)
+    directory = dflop.example.directory(samples=448)
     dice = random.Random(1)
-    with tarfile.open(folder / "shards" / "long.tar", "w") as tar:
+    with tarfile.open(directory / "shards" / "long.tar", "w") as tar:
         for number in range(64):
             words = " ".join(f"w{dice.randrange(512)}" for _ in range(dice.randrange(400, 1200)))
             turns = [{"from": "human", "value": "w0"}, {"from": "gpt", "value": words}]
@@ -44,7 +44,7 @@ def folder_of():
             member = tarfile.TarInfo(f"long{number:03}.json")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    path = folder / "model" / "config.json"
+    path = directory / "model" / "config.json"
     config = json.loads(path.read_text())
     heads = {"num_attention_heads": 32, "num_key_value_heads": 32}
     text = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, **heads}
@@ -52,7 +52,7 @@ def folder_of():
     config["text_config"] |= text
     config["vision_config"] |= {"embed_dim": 128, "hidden_size": 256, "num_heads": 4}
     path.write_text(json.dumps(config))
-    return folder
+    return directory
 
 
 def train(model, optimizer, steps):
@@ -92,11 +92,11 @@ def main():
         "global_batch_size": arguments.global_batch,
         "microbatches": arguments.microbatches,
     }
-    folder = folder_of()
-    model = ddp.model_of(folder)
+    directory = directory_of()
+    model = ddp.model_of(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     steps = {
-        name: list(ddp.loader_of(folder, **settings, steps=arguments.steps, strategy=name))
+        name: list(ddp.loader_of(directory, **settings, steps=arguments.steps, strategy=name))
         for name in STRATEGIES
     }
     train(model, optimizer, steps["balanced"][:2])

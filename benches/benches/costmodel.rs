@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dflop_benches::profiles::formula;
 use dflop_benches::shapes::{mixture, text, with_images};
-use dflop_costmodel::{CostModel, DataProfile, DeviceRate, ModelSpec, ProfileOptions, SampleShape};
+use dflop_costmodel::{CostModel, DatasetStatistics, DeviceRate, ModelSpec, ProfileOptions, SampleShape};
 
 const GLOBAL_BATCH: usize = 8_192;
 /// Samples of a data profile.
@@ -43,11 +43,11 @@ fn bench_annotate(c: &mut Criterion) {
     for (name, model_name, shape) in samples {
         let model = model(model_name);
         group.bench_function(name, |b| {
-            b.iter(|| model.annotate(black_box(&shape)).expect("the model takes the sample"));
+            b.iter(|| model.predict(black_box(&shape)).expect("the model takes the sample"));
         });
         let measured = measured(model_name);
         group.bench_function(format!("{name}_from_a_profile"), |b| {
-            b.iter(|| measured.annotate(black_box(&shape)).expect("the model takes the sample"));
+            b.iter(|| measured.predict(black_box(&shape)).expect("the model takes the sample"));
         });
     }
     group.finish();
@@ -59,7 +59,7 @@ fn bench_annotate_batch(c: &mut Criterion) {
     let mut group = c.benchmark_group("costmodel/annotate_batch");
     group.throughput(Throughput::Elements(GLOBAL_BATCH as u64));
     for (source, model) in [("samples", model(ANY_RES)), ("samples_from_a_profile", measured(ANY_RES))] {
-        let tokens = |shape: &SampleShape| model.annotate(shape).expect("the model takes the sample").tokens;
+        let tokens = |shape: &SampleShape| model.predict(shape).expect("the model takes the sample").tokens;
         group.bench_with_input(BenchmarkId::new(source, GLOBAL_BATCH), &shapes, |b, shapes| {
             b.iter(|| shapes.iter().map(tokens).max());
         });
@@ -74,9 +74,9 @@ fn bench_data_profile(c: &mut Criterion) {
     group.sample_size(10).throughput(Throughput::Elements(PROFILED as u64));
     group.bench_with_input(BenchmarkId::new("samples", PROFILED), &shapes, |b, shapes| {
         b.iter(|| {
-            let mut profile = DataProfile::new(&model);
+            let mut profile = DatasetStatistics::new(&model);
             for (place, shape) in (0..).zip(shapes) {
-                profile.add(place, shape, &model.annotate(shape).expect("the model takes the sample"));
+                profile.add(place, shape, &model.predict(shape).expect("the model takes the sample"));
             }
             profile.summarize(24)
         });

@@ -13,7 +13,7 @@ fn main() -> dflop_costmodel::Result<()> {
         ..caption.clone()
     };
     for (name, shape) in [("caption", caption), ("page", page), ("video", video)] {
-        let cost = model.annotate(&shape)?;
+        let cost = model.predict(&shape)?;
         println!("{name}: {} encoder items, {} tokens", cost.encoder_items, cost.tokens);
         for (module, ns) in model.modules().iter().zip(cost.module_ns.as_slice()) {
             println!("  {module:<6} {:>9.3} ms", *ns as f64 / 1e6);

@@ -25,7 +25,7 @@ pub enum Error {
     Composition { name: String, problem: String },
     /// The model cannot be trained, or laid out, as it was asked for.
     #[error("`{name}`: {problem}")]
-    Unfit { name: String, problem: String },
+    Incompatible { name: String, problem: String },
     /// An image or a video frame has no pixels; the sample is bad, the next one may be good.
     #[error("image of {width} x {height} pixels is empty")]
     EmptyImage { width: u32, height: u32 },

@@ -16,13 +16,13 @@ use crate::module::Module;
 ///
 /// # Examples
 /// ```
-/// let frozen: dflop_costmodel::Frozen = "vision,llm".parse()?;
+/// let frozen: dflop_costmodel::FrozenParts = "vision,llm".parse()?;
 /// assert!(frozen.vision && frozen.llm && !frozen.projector);
 /// # Ok::<(), dflop_costmodel::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be frozen")]
-pub struct Frozen {
+pub struct FrozenParts {
     /// The vision encoder without its projector.
     pub vision: bool,
     /// The audio encoder without its projector.
@@ -33,7 +33,7 @@ pub struct Frozen {
     pub llm: bool,
 }
 
-impl Frozen {
+impl FrozenParts {
     /// Names of the parts, in the order of the fields.
     pub const NAMES: [&str; 4] = ["vision", "audio", "projector", "llm"];
 
@@ -44,10 +44,10 @@ impl Frozen {
     /// Checks that the model has what is frozen, and that something is trained.
     ///
     /// # Errors
-    /// [`Error::Unfit`] if not.
+    /// [`Error::Incompatible`] if not.
     pub fn check(self, spec: &ModelSpec) -> Result<()> {
         let refuse =
-            |problem: &str| Err(Error::Unfit { name: spec.name.clone(), problem: problem.to_owned() });
+            |problem: &str| Err(Error::Incompatible { name: spec.name.clone(), problem: problem.to_owned() });
         let has_encoder = spec.vision.is_some() || spec.audio.is_some();
         for (is_frozen, is_there, problem) in [
             (self.vision, spec.vision.is_some(), "has no vision encoder to freeze"),
@@ -65,8 +65,8 @@ impl Frozen {
     }
 
     /// Gradients in an encoder: of its tower, of its projector.
-    pub(crate) const fn of_encoder(self, is_tower_frozen: bool) -> [Gradients; 2] {
-        match (is_tower_frozen, self.projector) {
+    pub(crate) const fn encoder_gradients(self, encoder: Module) -> [Gradients; 2] {
+        match (self.is_tower_frozen(encoder), self.projector) {
             (false, false) => [Gradients::All, Gradients::All],
             (false, true) => [Gradients::All, Gradients::Inputs],
             (true, false) => [Gradients::None, Gradients::Weights],
@@ -75,7 +75,7 @@ impl Frozen {
     }
 
     /// Whether the tower of this encoder is frozen.
-    pub(crate) const fn has_tower(self, module: Module) -> bool {
+    pub(crate) const fn is_tower_frozen(self, module: Module) -> bool {
         match module {
             Module::Vision => self.vision,
             Module::Audio => self.audio,
@@ -84,7 +84,7 @@ impl Frozen {
     }
 
     /// Gradients in the LLM.
-    pub(crate) const fn of_llm(self) -> Gradients {
+    pub(crate) const fn llm_gradients(self) -> Gradients {
         if self.llm { Gradients::Inputs } else { Gradients::All }
     }
 
@@ -94,7 +94,7 @@ impl Frozen {
     }
 }
 
-impl FromStr for Frozen {
+impl FromStr for FrozenParts {
     type Err = Error;
 
     fn from_str(names: &str) -> Result<Self> {
@@ -114,7 +114,7 @@ impl FromStr for Frozen {
     }
 }
 
-impl fmt::Display for Frozen {
+impl fmt::Display for FrozenParts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = Self::NAMES.into_iter().zip(self.parts());
         let frozen: Vec<&str> = named.filter_map(|(name, is_frozen)| is_frozen.then_some(name)).collect();
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn names_are_read_and_written() {
         for names in ["vision", "audio,llm", "vision,audio,projector,llm"] {
-            assert_eq!(names.parse::<Frozen>().unwrap().to_string(), names);
+            assert_eq!(names.parse::<FrozenParts>().unwrap().to_string(), names);
         }
-        assert_eq!("llm, vision".parse::<Frozen>().unwrap().to_string(), "vision,llm");
-        let error = "vision,head".parse::<Frozen>().unwrap_err().to_string();
+        assert_eq!("llm, vision".parse::<FrozenParts>().unwrap().to_string(), "vision,llm");
+        let error = "vision,head".parse::<FrozenParts>().unwrap_err().to_string();
         assert_eq!(error, "unknown part `head`, known are vision, audio, projector, llm");
     }
 
@@ -140,7 +140,7 @@ mod tests {
     fn something_must_be_trained_and_what_is_frozen_must_exist() {
         let check = |model: &str, names: &str| {
             let spec = ModelSpec::preset(model).unwrap();
-            names.parse::<Frozen>().unwrap().check(&spec).map_err(|error| error.to_string())
+            names.parse::<FrozenParts>().unwrap().check(&spec).map_err(|error| error.to_string())
         };
         assert!(check("omni-7b", "vision,llm,projector").is_ok(), "the audio encoder is trained");
         assert!(check("qwen2.5-vl-7b", "vision,llm").is_ok(), "the projector is trained");

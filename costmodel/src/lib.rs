@@ -3,15 +3,15 @@
 //! A [`SampleShape`] (text tokens, pixels, frames, sample rates) goes through the *token rule* of a model
 //! family ([`tokens`]) to encoder items, encoder tokens and LLM tokens; from these follow the exact [`flops`]
 //! of each module of a [`ModelSpec`], which is a preset or read from a `config.json` ([`config`]); and from
-//! FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins the steps. A measured [`Profile`] takes the place of
-//! FLOPs and rate where there is one, and [`correction`] learns from a run where it is wrong.
+//! FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins the steps. A measured [`Profile`] replaces
+//! FLOPs and rate where there is one, and [`correction`] learns from a run where predictions are wrong.
 //!
 //! **Units.** Times are whole nanoseconds of forward and backward together, for a whole module on one device;
 //! lengths are tokens, that is positions in the LLM; sizes are pixels.
 //!
 //! **Guarantees.** No I/O, no clocks, no threads, and no allocation per sample. The same sample costs the same
-//! bits on every machine, so that ranks can plan alike without talking. No shape panics or hangs; what a
-//! model refuses is an [`Error`].
+//! bits on every machine, so that ranks plan alike without communication. No shape panics or hangs; a sample or
+//! model that cannot be costed is an [`Error`].
 //!
 //! ```
 //! use dflop_costmodel::{AudioLength, CostModel, DeviceRate, ModelSpec, Module, SampleShape};
@@ -22,7 +22,7 @@
 //!
 //! let clip = AudioLength { frames: 35 * 44_100, sample_rate_hz: 44_100 };
 //! let shape = SampleShape { text_tokens: 60, audio: vec![clip], ..SampleShape::default() };
-//! let cost = model.annotate(&shape)?;
+//! let cost = model.predict(&shape)?;
 //! assert_eq!(cost.encoder_items, 2); // started windows of 30 seconds
 //! assert_eq!(cost.tokens, 60 + 875 + 2); // 25 a second, and two markers
 //! let [audio_ns, llm_ns] = cost.module_ns.as_slice() else { unreachable!() };
@@ -31,38 +31,32 @@
 //! # }
 //! ```
 
-mod accuracy;
-pub mod config;
 pub mod correction;
-mod data_profile;
+mod curve;
+mod dataset_statistics;
 mod error;
 pub mod flops;
 mod frozen;
-mod measured;
 pub mod memory;
 pub mod model;
 mod module;
-mod parameters;
 mod predict;
-mod presets;
 pub mod profile;
+mod quantiles;
 mod shape;
-mod sketch;
 pub mod tokens;
-mod towers;
 
-pub use accuracy::{
-    AccuracyReport, BinAccuracy, Comparison, ErrorSummary, ModuleAccuracy, PartAccuracy, Unpredicted,
-};
 pub use correction::{CorrectionTable, FACTOR_ONE};
-pub use data_profile::{DataProfile, Outlier};
+pub use dataset_statistics::{DatasetStatistics, Outlier};
 pub use error::{Error, Result};
-pub use frozen::Frozen;
-pub use measured::Prediction;
-pub use model::ModelSpec;
+pub use frozen::FrozenParts;
+pub use model::{EncoderParameters, LlmParameters, ModelSpec, config};
 pub use module::{Module, ModuleTimes};
-pub use parameters::{EncoderParameters, LlmParameters};
-pub use predict::{CostModel, DeviceRate, SampleCost};
-pub use profile::{Profile, ProfileOptions, ProfileWarning};
+pub use predict::{
+    AccuracyReport, BinAccuracy, CostModel, DeviceRate, ErrorSummary, LayerTimes, ModuleAccuracy,
+    PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileOptions, ProfileWarning, SampleCost,
+    TimeCurve, Unpredicted,
+};
+pub use profile::Profile;
+pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR};
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};
-pub use sketch::{Histogram, Quantiles, SKETCH_ERROR, Sketch};

@@ -20,6 +20,9 @@ pub enum Module {
 }
 
 impl Module {
+    /// All modules, in the order of a model's modules.
+    pub const ALL: [Self; MODULES_MAX] = [Self::Vision, Self::Audio, Self::Llm];
+
     /// Returns the module's name: `vision`, `audio` or `llm`.
     #[must_use]
     pub const fn name(self) -> &'static str {

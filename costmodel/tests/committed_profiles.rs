@@ -21,7 +21,7 @@ fn the_miniature_says_that_it_is_one_and_has_repeats_of_every_part() {
     let points = profile.points();
     assert!(points.iter().all(|point| point.repeats == 5));
     for module in [Module::Vision, Module::Audio, Module::Llm] {
-        for part in [Part::Linear, Part::Attention, Part::Ends] {
+        for part in [Part::Linear, Part::Attention, Part::OutsideLayers] {
             for phase in [Phase::Forward, Phase::Backward] {
                 let is_one = |setting: &dflop_costmodel::profile::Setting| {
                     (setting.module, setting.part, setting.phase) == (module, part, phase)
@@ -49,9 +49,9 @@ fn the_miniature_makes_a_cost_model_of_its_preset_and_of_no_other() {
         audio: vec![AudioLength { frames: 16_000, sample_rate_hz: 16_000 }],
         ..SampleShape::default()
     };
-    let cost = model.annotate(&shape).unwrap();
+    let cost = model.predict(&shape).unwrap();
     assert!(cost.module_ns.as_slice().iter().all(|ns| *ns > 1_000_000), "{cost:?}");
-    let prediction = model.predict(&shape).unwrap().unwrap();
+    let prediction = model.predict_with_uncertainty(&shape).unwrap().unwrap();
     assert!(prediction.warnings.is_empty(), "{:?}", prediction.warnings);
     assert!(model.optimizer_time(Module::Llm).unwrap().ns > 0);
     let message = build("omni-7b").unwrap_err().to_string();
@@ -66,7 +66,7 @@ fn shapes_between_are_predicted_from_those_around_them() {
     )
     .unwrap();
     let shaped = report.points.iter().filter(|point| point.setting.phase != Phase::Optimizer);
-    assert!(shaped.clone().all(|point| !point.is_beyond));
+    assert!(shaped.clone().all(|point| !point.is_extrapolated));
     let mut errors: Vec<f64> = shaped.map(|point| point.relative_error().abs()).collect();
     errors.sort_by(f64::total_cmp);
     let median = errors[errors.len() / 2];
@@ -86,7 +86,7 @@ fn whole_layers_are_predicted_from_their_parts() {
         .points
         .iter()
         .filter(|point| point.setting.phase != Phase::Optimizer)
-        .map(dflop_costmodel::Comparison::relative_error)
+        .map(dflop_costmodel::PointAccuracy::relative_error)
         .collect();
     let mean = whole.iter().map(|error| error.abs()).sum::<f64>() / whole.len() as f64;
     assert!(whole.len() > 40 && mean < 0.10, "mean error {mean}");

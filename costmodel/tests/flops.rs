@@ -1,6 +1,6 @@
 //! Parameters and FLOPs of models are those that PyTorch counts, as recorded by `tests/record/flops.py`.
 
-use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::flops::{Attention, EncoderFlops, Gradients, LlmFlops, Recomputation};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, VideoShape};
 use serde::Deserialize;
@@ -53,8 +53,12 @@ impl Case {
             video_preprocessor: None,
             processor: None,
         };
-        let part = ModelPart::from_hugging_face(&documents).unwrap_or_else(|e| panic!("{}: {e}", self.name));
-        let llm = ModelPart { llm: Some(ModelSpec::preset("tiny").unwrap().llm), ..ModelPart::default() };
+        let part =
+            PartialModelSpec::from_hugging_face(&documents).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let llm = PartialModelSpec {
+            llm: Some(ModelSpec::preset("tiny").unwrap().llm),
+            ..PartialModelSpec::default()
+        };
         let parts = if part.llm.is_some() { vec![part] } else { vec![part, llm] };
         ModelSpec::compose(&self.name, &parts).unwrap()
     }

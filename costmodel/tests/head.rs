@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use dflop_costmodel::profile::LayerTimes;
-use dflop_costmodel::{CostModel, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
+use dflop_costmodel::{CostModel, LayerTimes, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
 
 const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
 
@@ -39,13 +38,13 @@ fn close(ns: u64, expected_us: u64) -> bool {
 #[test]
 fn the_head_is_charged_by_learned_tokens() {
     let model = CostModel::from_profile(spec(), &profile(true), ProfileOptions::default()).unwrap();
-    let of = |shape: &SampleShape| model.annotate(shape).unwrap().module_ns.as_slice()[0];
+    let of = |shape: &SampleShape| model.predict(shape).unwrap().module_ns.as_slice()[0];
     assert!(close(of(&shape(200, 0)), 2 * 9 * 200));
     assert!(close(of(&shape(200, 150)), 2 * (9 * 200 + 5 * 150)));
     let pack = [shape(200, 150), shape(100, 60)];
-    let packed = model.predict_packed(&pack).unwrap().as_slice()[0];
+    let packed = model.predict_microbatch(&pack).unwrap().as_slice()[0];
     assert!(close(packed, 2 * (9 * 300 + 5 * 210)), "{packed}");
-    let predicted = model.predict(&pack[0]).unwrap().unwrap().modules[0].ns;
+    let predicted = model.predict_with_uncertainty(&pack[0]).unwrap().unwrap().modules[0].ns;
     assert_eq!(predicted, of(&pack[0]));
 }
 
@@ -53,8 +52,8 @@ fn the_head_is_charged_by_learned_tokens() {
 fn without_rows_of_the_head_learned_tokens_change_nothing() {
     let model = CostModel::from_profile(spec(), &profile(false), ProfileOptions::default()).unwrap();
     assert_eq!(
-        model.annotate(&shape(200, 0)).unwrap().module_ns,
-        model.annotate(&shape(200, 150)).unwrap().module_ns
+        model.predict(&shape(200, 0)).unwrap().module_ns,
+        model.predict(&shape(200, 150)).unwrap().module_ns
     );
 }
 
@@ -62,7 +61,7 @@ fn without_rows_of_the_head_learned_tokens_change_nothing() {
 fn a_planner_charges_the_last_stage_with_the_head() {
     let ends = |has_head| {
         let times = LayerTimes::from_profile(&spec(), &profile(has_head), Module::Llm, 1, 0).unwrap();
-        times.ends_ns(1.0, 200.0)
+        times.outside_layers_ns(1.0, 200.0)
     };
     assert!((ends(true) - ends(false) - 2_000_000.0).abs() < 1.0);
 }

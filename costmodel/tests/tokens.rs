@@ -3,7 +3,7 @@
 
 use std::io::Read;
 
-use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::tokens::dynamic_tiles::label_tokens;
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, Error, ImageSize, ModelSpec, SampleShape, VideoShape};
@@ -20,8 +20,9 @@ fn rule(files: &Value) -> MediaRule {
         video_preprocessor: file("video_preprocessor"),
         processor: file("processor"),
     };
-    let part = ModelPart::from_hugging_face(&documents).unwrap();
-    let llm = ModelPart { llm: Some(ModelSpec::preset("tiny").unwrap().llm), ..ModelPart::default() };
+    let part = PartialModelSpec::from_hugging_face(&documents).unwrap();
+    let llm =
+        PartialModelSpec { llm: Some(ModelSpec::preset("tiny").unwrap().llm), ..PartialModelSpec::default() };
     let parts = if part.llm.is_some() { vec![part] } else { vec![part, llm] };
     let spec = ModelSpec::compose("recorded", &parts).unwrap();
     let mut rules = spec.encoders().map(|(_, _, rule)| rule);

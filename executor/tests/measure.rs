@@ -1,8 +1,8 @@
 //! Measured profiles of tiny models are ones that the cost model predicts from, and what is predicted is what runs.
 
 use dflop_costmodel::config::Documents;
-use dflop_costmodel::profile::{Part, Phase, Profile, ProfileOptions};
-use dflop_costmodel::{CostModel, ModelSpec, Module};
+use dflop_costmodel::profile::{Part, Phase, Profile};
+use dflop_costmodel::{CostModel, ModelSpec, Module, ProfileOptions};
 use dflop_executor::device::Cpu;
 use dflop_executor::measure::check::{CheckOptions, check};
 use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, gemm_peak_flops, measure};
@@ -100,13 +100,15 @@ fn a_spent_budget_leaves_the_first_grid_and_says_that_nothing_is_known_between()
         points.clone().any(|setting| (setting.module, setting.part, setting.phase) == (module, part, phase))
     };
     for module in [Module::Vision, Module::Llm] {
-        for part in [Part::Linear, Part::Attention, Part::Ends] {
+        for part in [Part::Linear, Part::Attention, Part::OutsideLayers] {
             assert!(
                 has(module, part, Phase::Forward) && has(module, part, Phase::Backward),
                 "{module} {part}"
             );
         }
-        assert!(has(module, Part::Linear, Phase::Optimizer) && has(module, Part::Ends, Phase::Optimizer));
+        assert!(
+            has(module, Part::Linear, Phase::Optimizer) && has(module, Part::OutsideLayers, Phase::Optimizer)
+        );
         assert_eq!(has(module, Part::Head, Phase::Forward), module == Module::Llm);
     }
 }

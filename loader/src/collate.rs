@@ -1,4 +1,4 @@
-//! Undecoded samples to batches: hands fields to the decode pool and puts the answers together in order.
+//! Turns undecoded samples into batches: submits fields to the decode pool and gathers the results in order.
 
 mod fields;
 
@@ -22,22 +22,22 @@ use crate::skip::{SkipLog, Skipped, reason_of};
 use crate::tensor::{Slot, Slots, TensorPool};
 use crate::transform::TransformStage;
 
-/// What is done with the bytes of a sample.
+/// How far the fields of a sample are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decode {
-    /// Nothing: fields are delivered as stored.
+    /// Not at all: fields are delivered as stored.
     Raw,
-    /// Every field becomes what its extension says: pixels, PCM, text, JSON, arrays.
+    /// Every field is decoded by its extension: pixels, PCM, text, JSON, arrays.
     Media,
-    /// Images into one tensor: shorter side to `side` (bilinear, antialiased), center crop, normalized. Other fields, where
-    /// they are asked for by name, become what their extensions say.
+    /// Images are decoded into one tensor: shorter side to `side` (bilinear, antialiased), center crop,
+    /// normalized. Other fields that are selected by name are decoded by their extension.
     Pixels {
         /// Height and width in pixels.
         side: NonZeroU32,
     },
 }
 
-/// Turns samples into batches.
+/// Decodes samples and assembles them into batches.
 #[derive(Debug, Clone)]
 pub(crate) struct Collator {
     decode: Decode,
@@ -50,22 +50,25 @@ pub(crate) struct Collator {
     limits: DecodeLimits,
 }
 
-/// Refuses to change images that stay undecoded.
+/// Rejects image augmentation where images stay undecoded.
 pub(crate) fn check_augment(decode: Decode, augment: Option<&Augment>) -> Result<()> {
     if decode != Decode::Raw || augment.is_none() {
         return Ok(());
     }
-    Err(Error::Config { setting: "augment", reason: "only decoded images can be changed".into() })
+    Err(Error::Config {
+        setting: "augment",
+        reason: "only decoded images can be augmented; decode to media or pixels".into(),
+    })
 }
 
-/// A batch whose fields are being decoded.
+/// Batch whose fields are being decoded.
 #[derive(Debug)]
 pub(crate) enum PendingBatch {
     Fields(Vec<PendingSample>),
     Pixels(PendingPixels),
 }
 
-/// A sample whose fields are being decoded, or which needs no decoding.
+/// Sample whose fields are being decoded, or which needs no decoding.
 #[derive(Debug)]
 pub(crate) struct PendingSample {
     raw: RawSample,
@@ -79,14 +82,14 @@ pub(crate) struct PendingPixels {
     slots: Slots,
 }
 
-/// The slot comes back whatever the decoder says, so that the batch can be joined again.
+/// The slot is returned even if decoding fails, because joining a batch needs all of its slots.
 type PendingImage = Pending<(Slot, Result<bool, DecodeError>)>;
 
 #[derive(Debug)]
 struct PixelSample {
     raw: RawSample,
     images: Vec<(Arc<str>, PendingImage)>,
-    /// Its fields that are no images, where they were asked for.
+    /// Selected fields other than images.
     others: PendingFields,
 }
 
@@ -104,7 +107,7 @@ impl Collator {
         }
     }
 
-    /// Prepares every sample for a model, right behind its decoding.
+    /// Prepares every sample for a model, in the same job that decodes it.
     pub(crate) fn preparer(mut self, preparer: Option<Arc<Preparer>>) -> Self {
         self.preparer = preparer;
         self
@@ -124,34 +127,35 @@ impl Collator {
         Self { augment, ..self }
     }
 
-    /// Passes decoded fields through user code; whoever begins samples hands them to [`Self::transform`] then.
+    /// Passes decoded fields through user code; callers that start samples then pass them to
+    /// [`Self::transform`].
     pub(crate) fn transforms(self, transforms: Option<Arc<TransformStage>>) -> Self {
         Self { transforms, ..self }
     }
 
-    /// Decodes these frames of videos.
+    /// Selects the frames of videos that are decoded.
     pub(crate) fn video_sampling(mut self, sampling: Option<VideoSampling>) -> Self {
         self.limits.video.sampling = sampling.unwrap_or_default();
         self
     }
 
-    /// The account of what was not delivered.
+    /// Returns the account of skipped samples.
     pub(crate) fn skips(&self) -> Arc<SkipLog> {
         self.skips.clone()
     }
 
-    /// What is done with the bytes of a sample.
+    /// Returns how far fields are decoded.
     pub(crate) fn decode_mode(&self) -> Decode {
         self.decode
     }
 
-    /// The counters of the loader.
+    /// Returns the counters of the loader.
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {
         self.pool.metrics()
     }
 
-    /// Estimates what the decoded media of a batch take; nothing where it is delivered as stored, or in tensors,
-    /// whose number is bounded instead.
+    /// Estimates the bytes of a batch's decoded media; 0 where fields are delivered as stored, and where
+    /// images go into tensors, whose number is bounded instead.
     pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
         let is_decoded = self.decode == Decode::Media;
         let bytes = |sample| decoded_bytes(sample, &self.limits.video.sampling);
@@ -175,7 +179,7 @@ impl Collator {
         self.begin_leased(raw, ()).await
     }
 
-    /// Starts decoding a sample; its undecoded bytes, and `lease`, go as soon as it is decoded.
+    /// Starts decoding a sample; its undecoded bytes and `lease` are dropped as soon as it is decoded.
     pub(crate) async fn begin_leased(
         &self,
         mut raw: RawSample,
@@ -202,7 +206,8 @@ impl Collator {
         Ok(PendingSample { raw, fields })
     }
 
-    /// Starts the transforms of samples that were begun, where there are any; a call of one is over all of them.
+    /// Starts the transforms, if any, of samples whose decoding was started; one call may take fields of all
+    /// of them.
     pub(crate) fn transform<'a>(&self, samples: impl Iterator<Item = &'a mut PendingSample>) {
         let Some(stage) = &self.transforms else { return };
         let (pool, preparer) = (self.pool.clone(), self.preparer.clone());
@@ -218,7 +223,7 @@ impl Collator {
         }
     }
 
-    /// What is done with every field.
+    /// Returns how each field is decoded.
     fn work_of(&self, raw: &RawSample) -> Vec<FieldWork> {
         let is_kept = |field: &RawField| {
             self.transforms.as_ref().is_some_and(|transforms| transforms.decodes(&field.extension))
@@ -228,7 +233,7 @@ impl Collator {
         raw.fields.iter().map(work).collect()
     }
 
-    /// How an image is changed.
+    /// Returns the augmentation of an image field.
     fn change(&self, raw: &RawSample, field: &RawField) -> Option<ImageAugment> {
         let augment = self.augment.filter(|_| is_image(field))?;
         Some(augment.image(raw.id(), raw.epoch, &field.extension))
@@ -245,7 +250,7 @@ impl Collator {
             let others = self.begin_others(&raw).await?;
             for field in raw.fields.iter().filter(|field| is_image(field)) {
                 let change = self.change(&raw, field);
-                let mut slot = free.next().expect("one slot was cut for every image");
+                let mut slot = free.next().expect("one slot per image was cut above");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
                     let result = worker.decode_pixels(&payload, change.as_ref(), slot.values());
@@ -258,7 +263,7 @@ impl Collator {
         Ok(PendingPixels { side, samples: pending, slots })
     }
 
-    /// Starts decoding the fields of a sample that are no images, where such were read.
+    /// Starts decoding the fields other than images that were read.
     async fn begin_others(&self, raw: &RawSample) -> Result<PendingFields> {
         let mut others = raw.fields.clone();
         others.retain(|field| !is_image(field) && field.payload.is_some());
@@ -271,7 +276,7 @@ impl Collator {
         Ok(PendingFields::Decoding(job.await?))
     }
 
-    /// Waits for a batch; bad samples are left out and accounted for.
+    /// Waits for a batch; bad samples are left out and recorded as skipped.
     pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<Batch> {
         let batch = match batch {
             PendingBatch::Pixels(pixels) => self.finish_pixels(pixels).await?,
@@ -287,7 +292,7 @@ impl Collator {
         Ok(batch)
     }
 
-    /// Waits for a sample; a bad one is accounted for.
+    /// Waits for a sample; a bad one is recorded as skipped.
     pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<Sample>> {
         let bytes = pending.raw.bytes();
         match pending.fields.finish().await? {
@@ -346,7 +351,7 @@ fn is_image(field: &RawField) -> bool {
     kind_of_extension(&field.extension) == MediumKind::Image
 }
 
-/// Payload bytes of the fields that were read.
+/// Returns the payload bytes of the fields that were read.
 fn read_bytes(raw: &RawSample) -> u64 {
     let is_read = |field: &&RawField| is_image(field) || field.payload.is_some();
     raw.fields.iter().filter(is_read).map(|field| field.bytes).sum()

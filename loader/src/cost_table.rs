@@ -49,7 +49,7 @@ fn columns(dataset: &Dataset, model: &CostModel, places: Range<u64>) -> Vec<Arra
     let rows = numbers.iter().map(|&number| {
         let row = dataset.index().sample(number);
         row.read_shape(&mut shape);
-        (row.key(), model.annotate(&shape))
+        (row.key(), model.predict(&shape))
     });
     let rows: Vec<_> = rows.collect();
     let count = |of: fn(&SampleCost) -> u32| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::{
-    CONFIG_FILE, Documents, ModelPart, PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_PREPROCESSOR_FILE,
+    CONFIG_FILE, Documents, PREPROCESSOR_FILE, PROCESSOR_FILE, PartialModelSpec, VIDEO_PREPROCESSOR_FILE,
 };
 use serde_json::Value;
 
@@ -67,8 +67,8 @@ impl ModelDirectory {
     ///
     /// # Errors
     /// [`Error::Config`] that names the directory, the file and the field that makes no sense.
-    pub fn part(&self) -> Result<ModelPart> {
-        ModelPart::from_hugging_face(&self.documents).map_err(|error| self.refused(&error))
+    pub fn part(&self) -> Result<PartialModelSpec> {
+        PartialModelSpec::from_hugging_face(&self.documents).map_err(|error| self.refused(&error))
     }
 
     /// Reads the model; its name is that of the directory.
@@ -172,7 +172,7 @@ mod tests {
         let directory = directory(&[("config.json", SIGLIP), ("preprocessor_config.json", processor)]);
         let directory = ModelDirectory::open(directory.path()).unwrap();
         let llm = ModelSpec::preset("tiny").unwrap().llm;
-        let llm = ModelPart { llm: Some(llm), ..ModelPart::default() };
+        let llm = PartialModelSpec { llm: Some(llm), ..PartialModelSpec::default() };
         let model = ModelSpec::compose("mine", &[directory.part().unwrap(), llm]).unwrap();
         let Some(ImageProcessor::Siglip(square)) = directory.image_processor(&model).unwrap() else {
             panic!("a square is made")

@@ -6,7 +6,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use dflop_costmodel::config::ModelPart;
+use dflop_costmodel::config::PartialModelSpec;
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
 
@@ -29,9 +29,9 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     }
     let part = |name: &S| match directory_of(name.as_ref())? {
         Some(directory) => directory.part(),
-        None => ModelSpec::preset(name.as_ref()).map(ModelPart::from).map_err(Error::Model),
+        None => ModelSpec::preset(name.as_ref()).map(PartialModelSpec::from).map_err(Error::Model),
     };
-    let parts = names.iter().map(part).collect::<Result<Vec<ModelPart>>>()?;
+    let parts = names.iter().map(part).collect::<Result<Vec<PartialModelSpec>>>()?;
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
 }

@@ -1,8 +1,8 @@
-//! Batch buffers that several threads fill at once and that are used again.
+//! Provides batch buffers that several threads fill at once and whose memory is reused.
 //!
-//! A buffer is cut into slots, one per row; each thread owns the slot it fills, and the filled slots are joined
-//! without a copy. When the finished [`Tensor`] is dropped its memory goes back, because fresh pages cost more
-//! than filling them.
+//! A buffer is cut into slots, one per row; each thread owns the slot it fills, and the filled slots are
+//! joined without a copy. When the finished [`Tensor`] is dropped its memory returns to the pool, because
+//! faulting in fresh pages costs more than filling them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,26 +10,27 @@ use bytes::BytesMut;
 
 /// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;
-/// Buffers kept for later use: those of batches under way, and of one or two that a consumer still looks at.
+/// Buffers kept for reuse: those of batches in flight, and one or two that the consumer still holds.
 const BUFFERS_KEPT: usize = 6;
 
-/// Keeps dropped buffers for the next batch.
+/// Pool of the buffers of dropped batches.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TensorPool(Arc<Mutex<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
     buffers: Vec<BytesMut>,
-    /// Bytes of the largest batch so far: new buffers have as many, so that they serve all batches.
+    /// Bytes of the largest batch so far; new buffers have this size, so that any of them can serve any
+    /// batch.
     bytes_max: usize,
 }
 
-/// A batch under construction: rows of `row_values` f32 values.
+/// Batch under construction: rows of `row_values` f32 values.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pool: TensorPool,
     padding: BytesMut,
-    /// What is left of the buffer behind the rows; without it the memory could not be used again.
+    /// Unused end of the buffer; it must be joined again, or the allocation cannot be reused.
     rest: BytesMut,
     row_values: usize,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Slots {
 pub(crate) struct Slot(BytesMut);
 
 impl Slot {
-    /// The row's values; stale until they are written.
+    /// Returns the row's values; stale until they are written.
     pub(crate) fn values(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(&mut self.0)
     }
@@ -71,21 +72,21 @@ impl TensorPool {
 }
 
 impl Kept {
-    /// A buffer of so many bytes at least, kept or new; what it holds is stale.
+    /// Returns a kept or new buffer of at least `bytes` bytes; its content is stale.
     fn take(&mut self, bytes: usize) -> BytesMut {
         self.bytes_max = self.bytes_max.max(bytes);
         let fits = self.buffers.iter().rposition(|buffer| buffer.capacity() >= bytes);
         if let Some(place) = fits {
             return self.buffers.swap_remove(place);
         }
-        // One that is too small will not be used again.
+        // Sizes rarely shrink, so a buffer that is too small now would never be used again.
         self.buffers.pop();
         BytesMut::zeroed(self.bytes_max)
     }
 }
 
 impl Slots {
-    /// Joins all slots, in the order they were cut, keeping the rows that `is_kept` says.
+    /// Joins all slots in the order they were cut, keeping the rows for which `is_kept` is true.
     pub(crate) fn join(self, slots: Vec<Slot>, is_kept: &[bool]) -> Tensor {
         let row_bytes = self.row_values * size_of::<f32>();
         let padding = self.padding.len();
@@ -107,7 +108,7 @@ impl Slots {
     }
 }
 
-/// A finished batch of f32 rows, 64-byte aligned; its memory is used again after the drop.
+/// Finished batch of f32 rows, 64-byte aligned; dropping it returns its memory to the pool.
 #[derive(Debug)]
 pub struct Tensor {
     whole: BytesMut,
@@ -130,7 +131,7 @@ impl Tensor {
         bytemuck::cast_slice(&self.whole[self.start..self.end])
     }
 
-    /// Returns all values, row after row, to be changed in place.
+    /// Returns all values, row after row, for changes in place.
     #[must_use]
     pub fn values_mut(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(&mut self.whole[self.start..self.end])

@@ -1,56 +1,34 @@
-//! The command line of `dflop`, for the program of that name and for the Python package, which is one, too.
+//! The `dflop` command line as a library, for the program of that name and for the Python package.
 //!
 //! Every command parses its arguments, calls a library and prints what it returns: results on standard output,
-//! progress and errors on standard error. Exit status 0 is done, 1 is failed, 2 is misuse, 75 a rank that ended
-//! because of another.
+//! progress and errors on standard error. Exit status 0 is success, 1 failure, 2 misuse, 75 a rank that ended because
+//! another rank failed.
 //!
-//! [`main_from`] returns the status: it never ends the process, changes no signal handler that it does not put back,
-//! and leaves nothing in the buffer of standard output. What a command needs to know of the process it runs in is
-//! said by [`Program`].
+//! [`main_from`] returns the status. It never ends the process, restores every signal handler that it changes, and
+//! leaves nothing in the buffer of standard output. [`Program`] names the executable that `dflop train` starts for
+//! each rank.
 
-mod accuracy;
-mod augment;
-mod balance;
-mod batch_files;
-mod batches;
-mod dataset;
-mod demo;
+mod args;
+mod commands;
 mod demo_data;
-mod index;
-mod list;
-mod measure;
-mod memory;
-mod mixture;
-mod model;
-mod order;
+mod failure;
 mod output;
-mod pack;
-mod plan;
-mod planner;
-mod profile;
-mod program;
 mod progress;
+mod reexec;
 mod report;
-mod shuffle_quality;
-mod simulate;
-mod stats;
-mod stream;
-mod stream_input;
-mod stream_metrics;
-mod text_counts;
-mod train;
-mod video;
 
 use std::ffi::OsString;
 use std::io::Write;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
-pub use crate::program::Program;
+pub use crate::failure::Refusal;
+pub use crate::reexec::Program;
 
-pub use crate::output::Refusal;
-use crate::output::{Failure, Output, Sink, stdout};
-use crate::program::Invocation;
+use crate::commands::Command;
+use crate::failure::Failure;
+use crate::output::{Output, Sink, stdout};
+use crate::reexec::Invocation;
 
 /// Streams, costs and balances multimodal training data.
 #[derive(Debug, Parser)]
@@ -60,39 +38,19 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    Demo(demo::DemoArgs),
-    Pack(pack::PackArgs),
-    Index(index::IndexArgs),
-    List(list::ListArgs),
-    Stream(stream::StreamArgs),
-    Order(order::OrderArgs),
-    Batches(batches::BatchesArgs),
-    Stats(stats::StatsArgs),
-    Memory(memory::MemoryArgs),
-    Balance(balance::BalanceArgs),
-    Plan(plan::PlanCommandArgs),
-    Simulate(simulate::SimulateCommand),
-    #[command(name = "profile")]
-    Measure(measure::MeasureArgs),
-    Accuracy(accuracy::AccuracyArgs),
-    Train(train::TrainArgs),
-}
-
-/// Runs the command that these arguments, the program's name not among them, ask for, and returns the exit status.
+/// Runs the command that `args` name and returns the exit status; `args` do not include the program's name.
 ///
-/// `program` is what starts this command again: `dflop train` starts its ranks so.
+/// - `program`: starts this command line in another process; `dflop train` starts its ranks with it
 #[must_use]
 pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
-    let named = std::iter::once(OsString::from("dflop")).chain(args.iter().cloned());
-    let command = match Cli::try_parse_from(named) {
-        Ok(cli) => cli.command,
-        Err(asked) => return output::show_usage(&asked),
+    let cli = match parse(&args) {
+        Ok(cli) => cli,
+        Err(error) => return failure::show_usage(&error),
     };
     let mut out = stdout();
-    let done = run(command, &Invocation { program, args }, &mut out);
+    let done = cli.command.run(&Invocation { program, args }, &mut out);
+    // Flushed also after a failure: the lines before it are results.
     let written = out.flush().map_err(Failure::from);
     match done.and(written) {
         Ok(()) => 0,
@@ -103,36 +61,20 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
 /// Runs a command in this process and returns what it prints on standard output, such as JSON with `--json`.
 ///
 /// # Errors
-/// What the command would have printed as its error.
+/// The error that the command would have printed.
 pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let named = std::iter::once(OsString::from("dflop")).chain(args.iter().cloned());
     let misuse = |error: clap::Error| Refusal { message: error.to_string(), is_misuse: true };
-    let command = Cli::try_parse_from(named).map_err(misuse)?.command;
+    let command = parse(&args).map_err(misuse)?.command;
     let mut out = Output::new(Sink::Memory(Vec::new()));
-    run(command, &Invocation { program: Program::this(), args }, &mut out).map_err(Failure::into_refusal)?;
+    command.run(&Invocation { program: Program::this(), args }, &mut out).map_err(Failure::into_refusal)?;
     match out.into_inner() {
         Ok(Sink::Memory(answer)) => Ok(String::from_utf8_lossy(&answer).into_owned()),
-        Ok(Sink::Stdout(_)) | Err(_) => unreachable!("the answer went to memory"),
+        Ok(Sink::Stdout(_)) | Err(_) => unreachable!("the output was created in memory"),
     }
 }
 
-fn run(command: Command, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
-    match command {
-        Command::Demo(args) => demo::run(&args, out),
-        Command::Pack(args) => pack::run(&args, out),
-        Command::Index(args) => index::run(&args, out),
-        Command::List(args) => list::run(&args, out),
-        Command::Stream(args) => stream::run(&args, out),
-        Command::Order(args) => order::run(&args, out),
-        Command::Batches(args) => batches::run(&args, out),
-        Command::Stats(args) => stats::run(&args, out),
-        Command::Memory(args) => memory::run(&args, out),
-        Command::Balance(args) => balance::run(&args, out),
-        Command::Plan(args) => plan::run(&args, out),
-        Command::Simulate(args) => simulate::run(&args, out),
-        Command::Measure(args) => measure::run(&args, out),
-        Command::Accuracy(args) => accuracy::run(&args, out),
-        Command::Train(args) => train::run(&args, invocation, out),
-    }
+fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
+    // clap takes the first word for the program's name.
+    Cli::try_parse_from(std::iter::once(OsString::from("dflop")).chain(args.iter().cloned()))
 }

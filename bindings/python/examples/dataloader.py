@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-def dataset_of(folder: Path) -> dflop.torch.IterableDataset:
+def dataset_of(directory: Path) -> dflop.torch.IterableDataset:
     settings = {
         "batch_size": 16,
         "image": dflop.Image(size=32),
         "fields": ["images", "cls"],
-        "arrays": "torch",
+        "array_type": "torch",
     }
-    return dflop.torch.IterableDataset(dflop.Loader(folder / "shards", shuffle_buffer=64, **settings))
+    return dflop.torch.IterableDataset(dflop.Loader(directory / "shards", shuffle_buffer=64, **settings))
 
 
 def model_of() -> nn.Module:
@@ -31,8 +31,8 @@ def model_of() -> nn.Module:
 
 def labels_of(batch: dflop.Batch) -> torch.Tensor:
     """Class of each image; a sample may have none or several."""
-    pictures = [end - start for start, end in batch.image_rows]
-    return torch.tensor(batch["cls"]).repeat_interleave(torch.tensor(pictures))
+    images = [end - start for start, end in batch.image_rows]
+    return torch.tensor(batch["cls"]).repeat_interleave(torch.tensor(images))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[dflop.Batch]) -> list[float]:
@@ -47,12 +47,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[
 
 
 if __name__ == "__main__":
-    folder, model = dflop.example.folder(), model_of()
+    directory, model = dflop.example.directory(), model_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     settings = {"batch_size": None, "num_workers": 0, "collate_fn": dflop.torch.keep}
-    losses = train(model, optimizer, DataLoader(dataset_of(folder), **settings))
+    losses = train(model, optimizer, DataLoader(dataset_of(directory), **settings))
     print(f"an epoch of DataLoader: {len(losses)} batches, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    stopped, resumed = (StatefulDataLoader(dataset_of(folder), **settings) for _ in range(2))
+    stopped, resumed = (StatefulDataLoader(dataset_of(directory), **settings) for _ in range(2))
     head = [batch for _, batch in zip(range(5), stopped, strict=False)]
     resumed.load_state_dict(stopped.state_dict())
     print(f"{len(head)} batches before a stop, {len(list(resumed))} behind it")

@@ -18,15 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 
-def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
+def loader_of(directory: Path, **settings: object) -> dflop.BalancedLoader:
     defaults = {"global_batch_size": 16, "microbatches": 3, "steps": 6}
     ranks = {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
-    return dflop.BalancedLoader(folder / "shards", model=folder / "model", **ranks, **defaults | settings)
+    return dflop.BalancedLoader(directory / "shards", model=directory / "model", **ranks, **defaults | settings)
 
 
-def model_of(folder: Path) -> DistributedDataParallel:
+def model_of(directory: Path) -> DistributedDataParallel:
     torch.manual_seed(0)
-    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
     # A rank's last microbatch may have no image; its backward pass then never comes to the vision tower.
     return DistributedDataParallel(model, find_unused_parameters=True)
 
@@ -47,10 +47,10 @@ def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    folder = dflop.example.folder()  # the same on every rank; yours is where all ranks reach it
-    model = model_of(folder)
+    directory = dflop.example.directory()  # the same on every rank; yours is where all ranks reach it
+    model = model_of(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in loader_of(folder):
+    for step in loader_of(directory):
         loss, tokens = backward(model, step), [one.tokens for one in step.microbatches]
         print(f"rank {dist.get_rank()}, step {step.step}: loss {loss:.3f}, {tokens} tokens", flush=True)
         optimizer.step()

@@ -7,11 +7,11 @@ import pyarrow
 
 
 def main() -> None:
-    folder = dflop.example.folder(samples=128)  # your shards and your model's directory go here
+    directory = dflop.example.directory(samples=128)  # your shards and your model's directory go here
 
     # 1. Stream: batches of images, decoded on threads inside this process, and what else the samples hold.
     loader = dflop.Loader(
-        folder / "shards", batch_size=32, image=dflop.Image(size=64), fields=["images", "cls"]
+        directory / "shards", batch_size=32, image=dflop.Image(size=64), fields=["images", "cls"]
     )
     for batch in loader:
         print(
@@ -24,8 +24,8 @@ def main() -> None:
         )
 
     # 2. Look: the index knows the shape of every sample from its headers, and the cost model what that will cost.
-    dataset = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
-    costs = pyarrow.table(dflop.CostModel(folder / "model").annotate(dataset))
+    dataset = dflop.Dataset(directory / "shards", tokenizer=directory / "model", model=directory / "model")
+    costs = pyarrow.table(dflop.CostModel(directory / "model").annotate(dataset))
     tokens = costs.column("tokens").to_pylist()
     print(
         f"{len(tokens)} samples of {min(tokens)} to {max(tokens)} tokens, fingerprint {dataset.fingerprint}"
@@ -33,7 +33,7 @@ def main() -> None:
 
     # 3. Balance: every rank asks for its share of each global batch; all ranks plan alike without talking.
     slowest = {
-        strategy: predicted_seconds(dataset, folder / "model", strategy)
+        strategy: predicted_seconds(dataset, directory / "model", strategy)
         for strategy in ("data-blind", "search")
     }
     ratio = slowest["data-blind"] / slowest["search"]

@@ -26,9 +26,9 @@ class Loss(torch.nn.Sequential):
         return self[0](**microbatch, use_cache=False).loss + nothing
 
 
-def model_of(folder: Path) -> Loss:
+def model_of(directory: Path) -> Loss:
     torch.manual_seed(0)
-    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (*model.model.visual.blocks, *model.model.language_model.layers):
         fully_shard(layer, mesh=mesh)
@@ -45,12 +45,12 @@ def backward(model: Loss, step: dflop.Step) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    folder = dflop.example.folder()  # the same on every rank; yours is where all ranks reach it
-    model, ranks = model_of(folder), {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
+    directory = dflop.example.directory()  # the same on every rank; yours is where all ranks reach it
+    model, ranks = model_of(directory), {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     # Ranks wait for one another in every microbatch, not only at the end of a step: plans are made for that.
-    settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, "ranks_meet": "microbatch", **ranks}
-    for step in dflop.BalancedLoader(folder / "shards", model=folder / "model", **settings):
+    settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, "synchronize": "microbatch", **ranks}
+    for step in dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings):
         backward(model, step)
         norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]).full_tensor()
         print(f"rank {dist.get_rank()}, step {step.step}: gradient norm {norm:.4f}", flush=True)

@@ -11,19 +11,19 @@ import dflop
 import torch
 import transformers
 
-FOLDER, MICROBATCHES = dflop.example.folder(), 2
+DIRECTORY, MICROBATCHES = dflop.example.directory(), 2
 
 
 def train(checkpoint, *, steps, is_resumed=False):
     unused = accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)  # there may be no images
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICROBATCHES, kwargs_handlers=[unused])
     rank = {"dp_rank": accelerator.process_index, "dp_size": accelerator.num_processes}
-    ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
+    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
     loader = dflop.BalancedLoader(
-        ds, model=FOLDER / "model", global_batch_size=16, microbatches=MICROBATCHES, **rank
+        ds, model=DIRECTORY / "model", global_batch_size=16, microbatches=MICROBATCHES, **rank
     )
     torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(FOLDER / "model")
+    config = transformers.AutoConfig.from_pretrained(DIRECTORY / "model")
     model = transformers.AutoModelForImageTextToText.from_config(config)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     accelerator.register_for_checkpointing(loader)
@@ -51,7 +51,7 @@ def train(checkpoint, *, steps, is_resumed=False):
 
 if __name__ == "__main__":
     accelerator = accelerate.Accelerator()
-    checkpoint = accelerate.utils.broadcast_object_list([str(FOLDER / "checkpoint")])[0]
+    checkpoint = accelerate.utils.broadcast_object_list([str(DIRECTORY / "checkpoint")])[0]
     train(checkpoint, steps=4)
     train(checkpoint, steps=8, is_resumed=True)
     accelerator.wait_for_everyone()

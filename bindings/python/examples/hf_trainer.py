@@ -13,7 +13,7 @@ import dflop.torch
 import torch
 import transformers
 
-FOLDER, MICROBATCHES = dflop.example.folder(), 2
+DIRECTORY, MICROBATCHES = dflop.example.directory(), 2
 
 
 class BalancedTrainer(transformers.Trainer):
@@ -39,8 +39,8 @@ def train(out, *, resume=None, **settings):
     settings |= {"gradient_accumulation_steps": MICROBATCHES, "ignore_data_skip": True}
     settings |= {"ddp_find_unused_parameters": True}  # a microbatch without images uses no encoder
     args = transformers.TrainingArguments(out, report_to="none", disable_tqdm=True, **settings)
-    model, rank = FOLDER / "model", {"dp_rank": args.process_index, "dp_size": args.world_size}
-    ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)
+    model, rank = DIRECTORY / "model", {"dp_rank": args.process_index, "dp_size": args.world_size}
+    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=model, model=model)
     loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=MICROBATCHES, **rank)
     torch.manual_seed(0)
     # `Trainer` loads no weights that `save_pretrained` renames, so they are loaded here.

@@ -1,6 +1,6 @@
 """JAX and Flax: a classifier on images without a copy, and a language model that is compiled once.
 
-`Loader(arrays="jax")` gives images as JAX arrays over the loader's own memory, through DLPack. JAX compiles again
+`Loader(array_type="jax")` gives images as JAX arrays over the loader's own memory, through DLPack. JAX compiles again
 for every new shape, so images are padded to a fixed number, and `pad_to_tokens` gives every microbatch the same
 number of tokens. Samples lie one behind the other in it; the mask keeps them apart.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-FOLDER, COMPILED, PICTURES, SIDE, TOKENS, WIDTH = dflop.example.folder(), [], 32, 16, 1024, 32
+DIRECTORY, COMPILED, IMAGES, SIDE, TOKENS, WIDTH = dflop.example.directory(), [], 32, 16, 1024, 32
 
 
 class LanguageModel(nnx.Module):
@@ -35,26 +35,26 @@ def update(model, optimizer, inputs, labels, weights):
     return loss
 
 
-def pictures():
-    settings = {"fields": ["images", "cls"], "batch_size": 16, "arrays": "jax"}
-    for batch in dflop.Loader(FOLDER / "shards", image=dflop.Image(size=SIDE), **settings):
+def images():
+    settings = {"fields": ["images", "cls"], "batch_size": 16, "array_type": "jax"}
+    for batch in dflop.Loader(DIRECTORY / "shards", image=dflop.Image(size=SIDE), **settings):
         labels = np.repeat([int(name) for name in batch["cls"]], np.diff(batch.image_rows)[:, 0])
-        missing = PICTURES - len(labels)
-        padded = jnp.pad(batch["image"], [(0, missing)] + 3 * [(0, 0)]).reshape(PICTURES, -1)
-        yield (padded,), np.pad(labels, (0, missing)), (np.arange(PICTURES) < len(labels)) / len(labels)
+        missing = IMAGES - len(labels)
+        padded = jnp.pad(batch["image"], [(0, missing)] + 3 * [(0, 0)]).reshape(IMAGES, -1)
+        yield (padded,), np.pad(labels, (0, missing)), (np.arange(IMAGES) < len(labels)) / len(labels)
 
 
 def texts():
-    ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
-    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "counted_media": True, "arrays": "jax"}
-    for step in dflop.BalancedLoader(ds, model=FOLDER / "model", steps=12, **settings):
+    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
+    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "skip_media_tensors": True, "array_type": "jax"}
+    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", steps=12, **settings):
         mb, labels = step.microbatches[0], jnp.roll(step.microbatches[0]["labels"], -1, axis=1)
         yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum
 
 
 if __name__ == "__main__":
     classifier, language_model = nnx.Linear(3 * SIDE**2, 8, rngs=nnx.Rngs(0)), LanguageModel(nnx.Rngs(0))
-    for model, batches in [(classifier, pictures()), (language_model, texts())]:
+    for model, batches in [(classifier, images()), (language_model, texts())]:
         optimizer = nnx.Optimizer(model, optax.adam(5e-3), wrt=nnx.Param)
         print(type(model).__name__, *(f"{update(model, optimizer, *batch):.3f}" for batch in batches))
     print("compiled for labels of the shapes", *COMPILED)

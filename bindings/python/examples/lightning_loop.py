@@ -13,13 +13,13 @@ import torch
 import transformers
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-FOLDER, MICROBATCHES = dflop.example.folder(samples=96), 2
+DIRECTORY, MICROBATCHES = dflop.example.directory(samples=96), 2
 
 
 class Data(lightning.LightningDataModule):
     def train_dataloader(self):
-        model, rank, size = FOLDER / "model", self.trainer.global_rank, self.trainer.world_size
-        ds = dflop.Dataset(FOLDER / "shards", tokenizer=model, model=model)
+        model, rank, size = DIRECTORY / "model", self.trainer.global_rank, self.trainer.world_size
+        ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=model, model=model)
         settings = {"global_batch_size": 32, "microbatches": MICROBATCHES, "dp_rank": rank, "dp_size": size}
         loader = dflop.BalancedLoader(ds, model=model, **settings)
         return dflop.torch.Microbatches(loader, MICROBATCHES)
@@ -28,7 +28,7 @@ class Data(lightning.LightningDataModule):
 class Module(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        config = transformers.AutoConfig.from_pretrained(FOLDER / "model")
+        config = transformers.AutoConfig.from_pretrained(DIRECTORY / "model")
         self.model = transformers.AutoModelForImageTextToText.from_config(config)
         self.losses, self.keys = [], []
 
@@ -43,9 +43,9 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
-def train(folder, *, steps, resume=None):
+def train(directory, *, steps, resume=None):
     torch.manual_seed(0)
-    saves, module = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1), Module()
+    saves, module = ModelCheckpoint(directory, "{step}", every_n_train_steps=2, save_top_k=-1), Module()
     settings = {"accumulate_grad_batches": MICROBATCHES, "max_steps": steps, "callbacks": [saves]}
     settings |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_epochs=-1, accelerator="cpu", **settings)
@@ -54,7 +54,7 @@ def train(folder, *, steps, resume=None):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        for name, resume in [("in one go", None), ("resumed behind step 2", f"{folder}/step=2.ckpt")]:
-            parts = iter(train(folder, steps=5, resume=resume).losses)
+    with tempfile.TemporaryDirectory() as directory:
+        for name, resume in [("in one go", None), ("resumed behind step 2", f"{directory}/step=2.ckpt")]:
+            parts = iter(train(directory, steps=5, resume=resume).losses)
             print(f"losses {name}:", *(f"{sum(both):.4f}" for both in zip(parts, parts, strict=True)))

@@ -10,9 +10,9 @@ import dflop.torch
 import torch
 from torch.nn.functional import cross_entropy, pad
 
-FOLDER, SEQ_LENGTH, MICROBATCHES = dflop.example.folder(), 2048, 2
+DIRECTORY, SEQ_LENGTH, MICROBATCHES = dflop.example.directory(), 2048, 2
 SPLITS = {"train": {"fraction": [0, 0.8]}, "valid": {"fraction": [0.8, 0.9]}, "test": {"fraction": [0.9, 1]}}
-(FOLDER / "shards" / "splits.json").write_text(json.dumps({"splits": SPLITS}))
+(DIRECTORY / "shards" / "splits.json").write_text(json.dumps({"splits": SPLITS}))
 
 
 def megatron_batch(mb):
@@ -25,8 +25,8 @@ def megatron_batch(mb):
 
 class DataIterator:
     def __init__(self, split, **rank):
-        model = FOLDER / "model"
-        ds = dflop.Dataset(FOLDER / "shards", split=split, tokenizer=model, model=model)
+        model = DIRECTORY / "model"
+        ds = dflop.Dataset(DIRECTORY / "shards", split=split, tokenizer=model, model=model)
         rank |= {"microbatches": MICROBATCHES, "pad_to_tokens": SEQ_LENGTH, "global_batch_size": 8}
         loader = dflop.BalancedLoader(ds, model=model, validation=split != "train", **rank)
         self.microbatches, self.epoch = dflop.torch.Microbatches(loader, MICROBATCHES), iter(())

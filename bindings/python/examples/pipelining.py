@@ -20,8 +20,8 @@ class Vision(torch.nn.Sequential):  # keeps the whole model; drop what a large o
         rows = self[0].get_input_embeddings()(input_ids)
         if pixel_values is None:
             return rows
-        pictures = self[0].model.visual(pixel_values, grid_thw=image_grid_thw).pooler_output
-        return rows.masked_scatter((input_ids == self[0].config.image_token_id)[..., None], pictures)
+        images = self[0].model.visual(pixel_values, grid_thw=image_grid_thw).pooler_output
+        return rows.masked_scatter((input_ids == self[0].config.image_token_id)[..., None], images)
 
 
 class Language(torch.nn.Sequential):
@@ -46,14 +46,14 @@ def backward(schedule: Schedule1F1B, step: dflop.Step, rank: int) -> float:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    rank, folder = dist.get_rank(), dflop.example.folder()
-    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+    rank, directory = dist.get_rank(), dflop.example.directory()
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
     stage = PipelineStage([Vision, Language][rank](model), rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, 4, loss_fn=loss_of, scale_grads=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    settings = {"global_batch_size": 16, "microbatches": 4, "steps": 8, "counted_media": rank > 0}
-    settings |= {"model": folder / "model", "stages": [1, 1], "pad_to_tokens": 640}
-    for step in dflop.BalancedLoader(folder / "shards", **settings):
+    settings = {"global_batch_size": 16, "microbatches": 4, "steps": 8, "skip_media_tensors": rank > 0}
+    settings |= {"model": directory / "model", "stages": [1, 1], "pad_to_tokens": 640}
+    for step in dflop.BalancedLoader(directory / "shards", **settings):
         print(f"stage {rank}, step {step.step}: loss {backward(schedule, step, rank):.3f}", flush=True)
         optimizer.step()
         optimizer.zero_grad()

@@ -51,8 +51,8 @@ profile = dflop.torch.profile(
     seconds_max=10,
     progress=print,
 )
-with tempfile.TemporaryDirectory() as folder:
-    print("written:", *[path.name for path in profile.write(folder)])
+with tempfile.TemporaryDirectory() as directory:
+    print("written:", *[path.name for path in profile.write(directory)])
 print(f"300, 40 and 90 tokens: {profile.predict_microseconds('llm', [300, 40, 90]):.0f} us predicted")
 for found in profile.check(microbatches=8, repeats=5).values():
     print(found)

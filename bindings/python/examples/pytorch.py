@@ -13,14 +13,14 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 STEPS = 12
 
 
-def loader_of(folder: Path, **settings: object) -> dflop.BalancedLoader:
-    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": STEPS, "arrays": "auto"}
-    return dflop.BalancedLoader(folder / "shards", model=folder / "model", **defaults | settings)
+def loader_of(directory: Path, **settings: object) -> dflop.BalancedLoader:
+    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": STEPS, "array_type": "auto"}
+    return dflop.BalancedLoader(directory / "shards", model=directory / "model", **defaults | settings)
 
 
-def model_of(folder: Path) -> Qwen2VLForConditionalGeneration:
+def model_of(directory: Path) -> Qwen2VLForConditionalGeneration:
     torch.manual_seed(0)
-    return Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(folder / "model"))
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
 
 
 def backward(model: torch.nn.Module, step: dflop.Step) -> float:
@@ -49,8 +49,8 @@ def train(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder = dflop.example.folder()
-    model, loader = model_of(folder), loader_of(folder)
+    directory = dflop.example.directory()
+    model, loader = model_of(directory), loader_of(directory)
     losses = train(model, torch.optim.AdamW(model.parameters(), lr=3e-3), loader)
     print(
         f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; the state goes on at step {loader.state_dict()['step']}"

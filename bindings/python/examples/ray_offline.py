@@ -23,16 +23,16 @@ def on_ray(function, items):
 
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "source")
-        for shard in (dflop.example.folder() / "shards").glob("*.tar"):
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory, "source")
+        for shard in (dflop.example.directory() / "shards").glob("*.tar"):
             with tarfile.open(shard) as tar:
                 tar.extractall(source, filter="data")
-        packed = dflop.pack(source, f"{folder}/shards", shard_samples=32, index=False, map=on_ray, tasks=4)
+        packed = dflop.pack(source, f"{directory}/shards", shard_samples=32, index=False, map=on_ray, tasks=4)
         print(f"packed {packed['samples']} samples into {len(packed['shards'])} shards")
-        ds = dflop.Dataset(f"{folder}/shards")
+        ds = dflop.Dataset(f"{directory}/shards")
         made = dflop.index(ds, map=on_ray, shards_per_task=2)
         print(f"indexed {made['samples']} samples of {made['shards']} shards into {Path(made['path']).name}")
-        alone = dflop.index(f"{folder}/shards", rebuild=True, index=f"{folder}/index")
+        alone = dflop.index(f"{directory}/shards", rebuild=True, index=f"{directory}/index")
         print("one process makes the same index:", alone["fingerprint"] == made["fingerprint"])
     ray.shutdown()

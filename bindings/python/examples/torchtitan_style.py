@@ -13,14 +13,14 @@ import torch.distributed.checkpoint as dcp
 import transformers
 from torch.nn.functional import cross_entropy, pad
 
-FOLDER, IGNORED, MICROBATCHES = dflop.example.folder(), -100, 2
+DIRECTORY, IGNORED, MICROBATCHES = dflop.example.directory(), -100, 2
 
 
 class BalancedDataLoader(dcp.stateful.Stateful):
     def __init__(self, *, dp_rank=0, dp_world_size=1, global_batch_size=16):
-        ds = dflop.Dataset(FOLDER / "shards", tokenizer=FOLDER / "model", model=FOLDER / "model")
+        ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
         rank = {"dp_rank": dp_rank, "dp_size": dp_world_size, "microbatches": MICROBATCHES}
-        loader = dflop.BalancedLoader(ds, model=FOLDER / "model", global_batch_size=global_batch_size, **rank)
+        loader = dflop.BalancedLoader(ds, model=DIRECTORY / "model", global_batch_size=global_batch_size, **rank)
         self.microbatches = dflop.torch.Microbatches(loader, MICROBATCHES)
 
     def __iter__(self):
@@ -49,7 +49,7 @@ def train_step(model, optimizer, data_iterator):
 
 
 if __name__ == "__main__":
-    config = transformers.Qwen2VLConfig.from_pretrained(FOLDER / "model")
+    config = transformers.Qwen2VLConfig.from_pretrained(DIRECTORY / "model")
     model = transformers.Qwen2VLForConditionalGeneration(config)
     optimizer, dataloader = torch.optim.AdamW(model.parameters(), lr=3e-3), BalancedDataLoader()
     data_iterator = iter(dataloader)

@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 
 use crate::balanced::strategy;
 use crate::convert::json_text;
-use crate::error::Raised;
+use crate::error::DflopError;
 
 /// Partitions items into groups so that the largest sum of one module in one group is small; or, with ``dp`` and
 /// ``stages``, into ordered microbatches of pipeline ranks whose slowest 1F1B makespan is.
@@ -15,7 +15,7 @@ use crate::error::Raised;
 ///     instance: ``n`` items, ``m`` groups, ``c`` modules, ``d`` nanoseconds by item and module, optionally ``tok`` and ``bytes``
 ///         by item: the fields of an instance file. With a pipeline, ``d`` is the time of one stage of each module.
 ///     strategy: ``search``, ``exact`` (small instances, proven), ``multi_lpt``, ``kk``, ``lpt``, ``random``, ``data-blind``.
-///     work: work units that the search spends, about: the same answer on every machine.
+///     search_effort: work units that the search spends, about: the same answer on every machine.
 ///     dp: data-parallel ranks of the pipeline, each with ``m / dp`` microbatches.
 ///     stages: pipeline stages of every module.
 ///     tokens_max, bytes_max: caps of a group.
@@ -29,39 +29,39 @@ use crate::error::Raised;
 #[pyfunction]
 #[pyo3(
     name = "balance",
-    signature = (instance, *, strategy="search", work=None, dp=None, stages=None, tokens_max=None, bytes_max=None)
+    signature = (instance, *, strategy="search", search_effort=None, dp=None, stages=None, tokens_max=None, bytes_max=None)
 )]
 #[expect(clippy::too_many_arguments, reason = "one keyword each")]
 pub(crate) fn py_balance<'py>(
     py: Python<'py>,
     instance: &Bound<'py, PyAny>,
     strategy: &str,
-    work: Option<u64>,
+    search_effort: Option<u64>,
     dp: Option<usize>,
     stages: Option<Vec<usize>>,
     tokens_max: Option<u64>,
     bytes_max: Option<u64>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let instance = Instance::from_json(&json_text(instance)?).map_err(Raised::from)?;
+    let instance = Instance::from_json(&json_text(instance)?).map_err(DflopError::from)?;
     let strategy = self::strategy(strategy)?;
-    let mut budget = Budget::work(work.unwrap_or_else(|| strategy.work_default()));
+    let mut budget = Budget::work(search_effort.unwrap_or_else(|| strategy.work_default()));
     let caps = Caps { tokens_max, bytes_max };
     let report = PyDict::new(py);
     match (dp, stages) {
         (Some(dp), Some(stages)) => {
             let config = PipelineConfig::new(dp, stages);
             let found = py.detach(|| balance_pipeline(&instance, &config, strategy, &caps, &mut budget));
-            let found = found.map_err(Raised::from)?;
+            let found = found.map_err(DflopError::from)?;
             bounded(&report, found.makespan_ns, found.bound, found.gap(), found.work_spent)?;
             report.set_item("ranks", found.ranks)?;
         }
         (None, None) => {
             let found = py.detach(|| balance(&instance, strategy, &caps, &mut budget));
-            let found = found.map_err(Raised::from)?;
+            let found = found.map_err(DflopError::from)?;
             bounded(&report, found.makespan_ns, found.bound, found.gap(), found.work_spent)?;
             report.set_item("groups", found.groups)?;
         }
-        _ => return Err(Raised::config("stages", "a pipeline has both `dp` and `stages`").into()),
+        _ => return Err(DflopError::config("stages", "a pipeline has both `dp` and `stages`").into()),
     }
     Ok(report)
 }

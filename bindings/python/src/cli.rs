@@ -6,7 +6,7 @@ use dflop_cli::{Program, answer_from, main_from};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::error::Raised;
+use crate::error::DflopError;
 use crate::runtime;
 
 /// Runs the command line with these arguments and returns its exit status; other threads go on meanwhile.
@@ -32,6 +32,6 @@ pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -
 #[pyfunction]
 pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<String> {
     runtime::run(py, move || {
-        answer_from(args).map_err(|refusal| Raised::command(refusal.message, refusal.is_misuse))
+        answer_from(args).map_err(|refusal| DflopError::command(refusal.message, refusal.is_misuse))
     })
 }

@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyModule, PyString};
 
-use crate::array::{Array, numpy_of_stored};
+use crate::arrays::array::{Array, numpy_of_stored};
+use crate::arrays::framework::Framework;
+use crate::arrays::storage::Owner;
 use crate::error::to_python;
-use crate::framework::Framework;
-use crate::storage::Owner;
 
 /// Extensions of numbers, as the `WebDataset` convention has them: a class, a count, an index.
 const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];

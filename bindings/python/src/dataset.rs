@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::dataset::Dataset as LoaderDataset;
+use dflop_loader::dataset::Dataset;
 use dflop_loader::index::foreign::ForeignIndexes;
-use dflop_loader::index::{Index, IndexOptions, TextCounts};
+use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::mix::{Mixture, Stop};
 use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::split::Splits;
@@ -14,11 +14,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::convert::skipped;
-use crate::error::Raised;
+use crate::error::DflopError;
 use crate::names::Names;
 use crate::runtime;
 use crate::table::stream;
-use crate::tokenizer::{TokenizerSettings, text_counts};
+use crate::tokenizer::{TokenizerSettings, token_counts};
 
 /// A dataset in WebDataset shards.
 ///
@@ -37,7 +37,7 @@ use crate::tokenizer::{TokenizerSettings, text_counts};
 ///         Hugging Face cache, or a tokenizer of ``tokenizers`` or ``transformers``. The counts are kept in the index.
 ///     model: for which conversations are written before they are counted; by default bare words are.
 ///     chat_template: Jinja source that conversations are written by; by default the tokenizer's own.
-///     question: what captions answer; by default they are learned without a chat template.
+///     caption_prompt: what captions answer; by default they are learned without a chat template.
 ///     rebuild: makes the index anew even if there is one that fits.
 ///     verify: decodes every field while indexing, so that every bad sample is known ahead; makes the index anew.
 ///     foreign: what files of other tools beside the shards are used for: ``ignore``, ``check`` or ``follow``.
@@ -45,9 +45,9 @@ use crate::tokenizer::{TokenizerSettings, text_counts};
 /// Raises:
 ///     ConfigError: a pattern that cannot be expanded, a setting that makes no sense.
 ///     ReadError: a shard cannot be read.
-#[pyclass(frozen, module = "dflop._native")]
+#[pyclass(frozen, name = "Dataset", module = "dflop._native")]
 #[derive(Debug)]
-pub(crate) struct Dataset {
+pub(crate) struct PyDataset {
     shards: Vec<Shard>,
     options: IndexOptions,
     split: Option<String>,
@@ -62,17 +62,17 @@ pub(crate) struct Dataset {
 #[derive(Debug, Default)]
 struct Opened {
     /// By the digest of the counter of texts.
-    datasets: Vec<(Option<String>, LoaderDataset)>,
+    datasets: Vec<(Option<String>, Dataset)>,
     /// Whether it was made, so that it is not made anew again.
     is_made: bool,
 }
 
 #[pymethods]
-impl Dataset {
+impl PyDataset {
     #[new]
     #[pyo3(signature = (
         shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=64 << 30, requests_max=256,
-        tokenizer=None, model=None, chat_template=None, question=None, rebuild=false, verify=false, foreign="check"
+        tokenizer=None, model=None, chat_template=None, caption_prompt=None, rebuild=false, verify=false, foreign="check"
     ))]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new(
@@ -88,7 +88,7 @@ impl Dataset {
         tokenizer: Option<Bound<'_, PyAny>>,
         model: Option<Names>,
         chat_template: Option<String>,
-        question: Option<String>,
+        caption_prompt: Option<String>,
         rebuild: bool,
         verify: bool,
         foreign: &str,
@@ -105,17 +105,17 @@ impl Dataset {
         let names = model.map(|names| names.0);
         arguments.set_item("model", &names)?;
         arguments.set_item("chat_template", &chat_template)?;
-        arguments.set_item("question", &question)?;
+        arguments.set_item("caption_prompt", &caption_prompt)?;
         arguments.set_item("rebuild", rebuild)?;
         arguments.set_item("verify", verify)?;
         arguments.set_item("foreign", foreign)?;
-        let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?;
+        let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?;
         let options = IndexOptions {
             directory: index,
             is_rebuilt: rebuild,
             is_verified: verify,
             foreign: parse_foreign(foreign)?,
-            text_counts: text_counts(settings, names.as_deref())?,
+            token_counts: token_counts(settings, names.as_deref())?,
             ..IndexOptions::default()
         };
         let patterns = shards.0;
@@ -124,7 +124,7 @@ impl Dataset {
             if let Some(directory) = cache {
                 stores = stores.cache(ShardCache { directory, bytes_max: cache_bytes });
             }
-            expand_shards_in(&patterns, &stores.build()?).map_err(Raised::from)
+            expand_shards_in(&patterns, &stores.build()?).map_err(DflopError::from)
         })?;
         let arguments = arguments.unbind();
         Ok(Self { shards, options, split, splits, repeat, opened: Arc::default(), arguments })
@@ -205,21 +205,21 @@ impl Dataset {
     }
 }
 
-impl Dataset {
+impl PyDataset {
     /// Opens the index as the dataset says; makes it on first use.
-    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<LoaderDataset> {
-        self.open_counted(py, TextCounts::Estimated)
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
+        self.open_counted(py, TokenCounts::Estimated)
     }
 
     /// Opens the index; where the dataset names no tokenizer itself, texts count as `counts` says.
-    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TextCounts) -> PyResult<LoaderDataset> {
+    pub(crate) fn open_counted(&self, py: Python<'_>, counts: TokenCounts) -> PyResult<Dataset> {
         let mut options = self.options.clone();
-        if matches!(options.text_counts, TextCounts::Estimated) {
-            options.text_counts = counts;
+        if matches!(options.token_counts, TokenCounts::Estimated) {
+            options.token_counts = counts;
         }
-        let digest = match &options.text_counts {
-            TextCounts::Estimated => None,
-            TextCounts::Of(counter) | TextCounts::IfPresent(counter) => Some(counter.digest()),
+        let digest = match &options.token_counts {
+            TokenCounts::Estimated => None,
+            TokenCounts::Of(counter) | TokenCounts::IfPresent(counter) => Some(counter.digest()),
         };
         let (shards, split, splits, repeat) =
             (self.shards.clone(), self.split.clone(), self.splits.clone(), self.repeat);
@@ -235,7 +235,7 @@ impl Dataset {
             let dataset = open_dataset(shards, &options, split.as_deref(), splits.as_deref(), repeat)?;
             opened.is_made = true;
             opened.datasets.push((digest, dataset.clone()));
-            Ok::<_, Raised>(dataset)
+            Ok::<_, DflopError>(dataset)
         })
     }
 
@@ -267,9 +267,9 @@ fn open_dataset(
     split: Option<&str>,
     splits: Option<&std::path::Path>,
     repeat: Option<u64>,
-) -> Result<LoaderDataset, Raised> {
+) -> Result<Dataset, DflopError> {
     let index = Arc::new(Index::open_or_build(shards, options)?);
-    let mut dataset = LoaderDataset::from(index.clone());
+    let mut dataset = Dataset::from(index.clone());
     if let Some(split) = split {
         let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
         dataset = dataset.split(&splits, split)?;
@@ -287,7 +287,7 @@ fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
         "follow" => ForeignIndexes::Follow,
         _ => {
             let reason = format!("`{name}` is none of ignore, check and follow");
-            return Err(Raised::config("foreign", reason).into());
+            return Err(DflopError::config("foreign", reason).into());
         }
     })
 }
@@ -295,7 +295,7 @@ fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
 /// Shards where only their names were given, else the dataset.
 #[derive(FromPyObject)]
 pub(crate) enum Source<'py> {
-    Dataset(Bound<'py, Dataset>),
+    Dataset(Bound<'py, PyDataset>),
     Mixture(Bound<'py, PyMixture>),
     Shards(Names),
 }
@@ -305,22 +305,22 @@ impl<'py> Source<'py> {
     ///
     /// # Errors
     /// `ConfigError` for a mixture, which only the balanced loader draws from.
-    pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, Dataset>> {
+    pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, PyDataset>> {
         match self {
             Self::Dataset(dataset) => Ok(dataset),
             Self::Shards(names) => {
-                let class = py.get_type::<Dataset>();
-                Ok(class.call1((names.0,))?.cast_into::<Dataset>()?)
+                let class = py.get_type::<PyDataset>();
+                Ok(class.call1((names.0,))?.cast_into::<PyDataset>()?)
             }
             Self::Mixture(_) => {
                 let reason = "a mixture is drawn from by `BalancedLoader`, which reads through indexes";
-                Err(Raised::config("dataset", reason).into())
+                Err(DflopError::config("dataset", reason).into())
             }
         }
     }
 
     /// The source as a mixture.
-    pub(crate) fn mixture(self, py: Python<'py>, counts: &TextCounts) -> PyResult<Mixture> {
+    pub(crate) fn mixture(self, py: Python<'py>, counts: &TokenCounts) -> PyResult<Mixture> {
         match self {
             Self::Mixture(mixture) => mixture.get().open(py, counts),
             source => Ok(source.dataset(py)?.get().open_counted(py, counts.clone())?.into()),
@@ -332,14 +332,14 @@ impl<'py> Source<'py> {
 #[pyclass(frozen, name = "Mixture", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyMixture {
-    datasets: Vec<(Py<Dataset>, f64)>,
+    datasets: Vec<(Py<PyDataset>, f64)>,
     weights_from: Vec<(u64, Vec<f64>)>,
     pattern: Option<Vec<u32>>,
     stop: Stop,
 }
 
 impl PyMixture {
-    fn open(&self, py: Python<'_>, counts: &TextCounts) -> PyResult<Mixture> {
+    fn open(&self, py: Python<'_>, counts: &TokenCounts) -> PyResult<Mixture> {
         let mut mixture = Mixture::new().stop(self.stop);
         for (dataset, weight) in &self.datasets {
             mixture = mixture.dataset(dataset.get().open_counted(py, counts.clone())?, *weight);
@@ -390,7 +390,7 @@ pub(crate) fn mix<'py>(
         "all_exhausted" => Stop::AllExhausted,
         _ => {
             let reason = format!("`{stop}` is neither first_exhausted nor all_exhausted");
-            return Err(Raised::config("stop", reason).into());
+            return Err(DflopError::config("stop", reason).into());
         }
     };
     let open = |(source, weight): (Source<'py>, f64)| Ok((source.dataset(py)?.unbind(), weight));

@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyModule};
 
 /// An error on its way to Python.
 #[derive(Debug)]
-pub(crate) struct Raised(Box<Content>);
+pub(crate) struct DflopError(Box<Content>);
 
 #[derive(Debug)]
 struct Content {
@@ -17,7 +17,7 @@ struct Content {
     kind: &'static str,
     message: String,
     fields: Vec<(&'static str, Value)>,
-    /// What user code raised.
+    /// Exception that user code raised.
     cause: Option<PyErr>,
 }
 
@@ -48,12 +48,12 @@ impl From<u64> for Value {
     }
 }
 
-impl Raised {
+impl DflopError {
     fn new(class: &'static str, kind: &'static str, error: &dyn std::error::Error) -> Self {
-        Self::said(class, kind, with_causes(error))
+        Self::new_message(class, kind, with_causes(error))
     }
 
-    fn said(class: &'static str, kind: &'static str, message: String) -> Self {
+    fn new_message(class: &'static str, kind: &'static str, message: String) -> Self {
         Self(Box::new(Content { class, kind, message, fields: Vec::new(), cause: None }))
     }
 
@@ -62,10 +62,10 @@ impl Raised {
         self
     }
 
-    /// Keeps what a function of Python raised.
+    /// Keeps the exception that a Python function raised.
     fn caused_by(mut self, source: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
         self.0.cause =
-            source.downcast_ref::<PyErr>().and_then(|raised| Python::try_attach(|py| raised.clone_ref(py)));
+            source.downcast_ref::<PyErr>().and_then(|error| Python::try_attach(|py| error.clone_ref(py)));
         self
     }
 
@@ -77,7 +77,7 @@ impl Raised {
     /// What a command says is wrong.
     pub(crate) fn command(message: String, is_misuse: bool) -> Self {
         let (class, kind) = if is_misuse { ("ConfigError", "misuse") } else { ("Error", "failed") };
-        Self::said(class, kind, message)
+        Self::new_message(class, kind, message)
     }
 
     /// Use of threads that a fork has left behind.
@@ -86,7 +86,7 @@ impl Raised {
             "this process was forked after dflop had started its threads, which do not live on in a fork; \
                        use `multiprocessing.get_context(\"spawn\")`, or make loaders in the new process only"
                 .to_owned();
-        Self::said("ForkError", "forked", message)
+        Self::new_message("ForkError", "forked", message)
     }
 }
 
@@ -96,7 +96,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
 }
 
-impl From<dflop_loader::Error> for Raised {
+impl From<dflop_loader::Error> for DflopError {
     #[expect(clippy::too_many_lines, reason = "a table, one case after the other")]
     fn from(error: dflop_loader::Error) -> Self {
         use dflop_loader::Error as E;
@@ -189,7 +189,7 @@ impl From<dflop_loader::Error> for Raised {
     }
 }
 
-impl From<dflop_costmodel::Error> for Raised {
+impl From<dflop_costmodel::Error> for DflopError {
     fn from(error: dflop_costmodel::Error) -> Self {
         use dflop_costmodel::Error as E;
         let new = |kind| Self::new("ModelError", kind, &error);
@@ -210,7 +210,7 @@ impl From<dflop_costmodel::Error> for Raised {
             E::Composition { name, problem } => {
                 new("composition").field("name", name.clone()).field("problem", problem.clone())
             }
-            E::Unfit { name, problem } => {
+            E::Incompatible { name, problem } => {
                 new("unfit").field("name", name.clone()).field("problem", problem.clone())
             }
             E::ProfileFormat { file, line, column, reason } => new("profile_format")
@@ -229,7 +229,7 @@ impl From<dflop_costmodel::Error> for Raised {
     }
 }
 
-impl From<dflop_balancer::Error> for Raised {
+impl From<dflop_balancer::Error> for DflopError {
     fn from(error: dflop_balancer::Error) -> Self {
         use dflop_balancer::Error as E;
         let new = |class, kind| Self::new(class, kind, &error);
@@ -280,14 +280,14 @@ impl From<dflop_balancer::Error> for Raised {
     }
 }
 
-impl From<Raised> for PyErr {
-    fn from(raised: Raised) -> Self {
+impl From<DflopError> for PyErr {
+    fn from(error: DflopError) -> Self {
         // An error without an interpreter has nobody to go to.
-        Python::attach(|py| raised.into_exception(py).unwrap_or_else(|error| error))
+        Python::attach(|py| error.into_exception(py).unwrap_or_else(|error| error))
     }
 }
 
-impl Raised {
+impl DflopError {
     fn into_exception(self, py: Python<'_>) -> PyResult<PyErr> {
         static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
         let errors = ERRORS.get_or_try_init(py, || py.import("dflop.errors").map(Bound::unbind))?;

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use dflop_loader::augment::{Augment, ColorJitter};
 use pyo3::prelude::*;
 
-use crate::error::Raised;
+use crate::error::DflopError;
 
 /// How images become one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized by the
 /// ImageNet mean and deviation; float32 ``[images, 3, size, size]``.
@@ -28,7 +28,7 @@ impl Image {
     #[new]
     #[pyo3(signature = (size=224, *, augment=None, scaled_decode=false))]
     fn new(size: u32, augment: Option<PyRef<'_, PyAugment>>, scaled_decode: bool) -> PyResult<Self> {
-        let side = NonZeroU32::new(size).ok_or_else(|| Raised::config("size", "must be at least 1"))?;
+        let side = NonZeroU32::new(size).ok_or_else(|| DflopError::config("size", "must be at least 1"))?;
         let augment = augment.map(|augment| augment.settings.clone());
         Ok(Self { side, augment, is_scaled: scaled_decode })
     }
@@ -53,7 +53,7 @@ pub(crate) struct AugmentSettings {
 }
 
 impl AugmentSettings {
-    pub(crate) fn build(&self, seed: u64) -> Result<Augment, Raised> {
+    pub(crate) fn build(&self, seed: u64) -> Result<Augment, DflopError> {
         let mut builder = Augment::builder().seed(seed).flip(self.flip).color_jitter(self.jitter);
         if let Some(([least, most], [narrowest, widest])) = self.crop {
             builder = builder.random_crop(least..=most, narrowest..=widest);

@@ -9,22 +9,19 @@
 )]
 #![allow(clippy::needless_pass_by_value, reason = "arguments come from Python, and are gone with the call")]
 
-mod array;
+mod arrays;
 mod balance;
 mod balanced;
 mod cli;
 mod convert;
 mod cost;
 mod dataset;
-mod dlpack;
 mod error;
-mod framework;
 mod image;
 mod loader;
 mod model;
 mod names;
 mod runtime;
-mod storage;
 mod table;
 mod tasks;
 mod tokenizer;
@@ -38,7 +35,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::array::Array;
+    use crate::arrays::array::Array;
     #[pymodule_export]
     use crate::balance::py_balance;
     #[pymodule_export]
@@ -46,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use crate::cli::{cli, command};
     #[pymodule_export]
-    use crate::dataset::{Dataset, PyMixture, mix};
+    use crate::dataset::{PyDataset, PyMixture, mix};
     #[pymodule_export]
     use crate::image::{Image, PyAugment};
     #[pymodule_export]

@@ -11,10 +11,10 @@ use dflop_loader::skip::ErrorBudget;
 use futures::StreamExt;
 use pyo3::prelude::*;
 
+use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::dataset::Source;
-use crate::error::{Raised, to_python};
-use crate::framework::Framework;
+use crate::error::{DflopError, to_python};
 use crate::image::{Image, PyAugment};
 use crate::names::Names;
 use crate::runtime::{self, Threaded};
@@ -45,7 +45,7 @@ use crate::transform::UserCode;
 ///     stall_seconds: ends a pass with `StalledError` after nothing has happened for so long; by default never.
 ///     transforms: user code for fields: a dictionary of field names and functions, or a list of `Transform`; they run on
 ///         ``transform_threads`` threads.
-///     arrays: whose arrays are delivered: ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``, which is
+///     array_type: whose arrays are delivered: ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``, which is
 ///         PyTorch's if it has been imported, else NumPy's. Always over the same memory.
 ///
 /// Raises:
@@ -87,7 +87,7 @@ impl PyLoader {
         dataset, *, batch_size=32, image=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
         samples=None, shuffle_buffer=None, shuffle_bytes=256 << 20, shuffle_shards=false, seed=0, rank=0, world=1,
         error_budget=0.05, error_count=None, buffered_bytes=64 << 20, stall_seconds=None,
-        transforms=None, transform_threads=1, arrays="numpy"
+        transforms=None, transform_threads=1, array_type="numpy"
     ))]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new<'py>(
@@ -113,13 +113,13 @@ impl PyLoader {
         stall_seconds: Option<f64>,
         transforms: Option<Bound<'py, PyAny>>,
         transform_threads: usize,
-        arrays: &str,
+        array_type: &str,
     ) -> PyResult<Self> {
-        let framework = Framework::parse(arrays)?;
+        let framework = Framework::parse(array_type)?;
         let dataset = dataset.dataset(py)?;
         if dataset.get().has_split() {
             let reason = "a split is read through the index: use `BalancedLoader`";
-            return Err(Raised::config("dataset", reason).into());
+            return Err(DflopError::config("dataset", reason).into());
         }
         let mut builder = Loader::builder(dataset.get().listed().to_vec())
             .decode(decode_of(decode, image.as_ref())?)
@@ -130,7 +130,7 @@ impl PyLoader {
             .error_budget(budget(error_budget, error_count)?)
             .shards_of_rank(rank, world);
         if let Some(Names(fields)) = fields {
-            builder = builder.fields(FieldSelection::new(fields).map_err(Raised::from)?);
+            builder = builder.fields(FieldSelection::new(fields).map_err(DflopError::from)?);
         }
         let augment = augment.map(|augment| augment.settings.clone());
         let is_scaled = image.as_ref().is_some_and(|image| image.is_scaled);
@@ -190,7 +190,7 @@ impl PyLoader {
             (pass.loader.clone(), pass.is_ended.load(Ordering::Acquire), pass.next_epoch)
         };
         let loader = if is_ended { start(&self.builder.clone().first_epoch(next_epoch))? } else { loader };
-        let state = loader.get()?.state().map_err(Raised::from)?;
+        let state = loader.get()?.state().map_err(DflopError::from)?;
         convert::json(py, &state)
     }
 
@@ -201,7 +201,7 @@ impl PyLoader {
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let text = convert::json_text(state)?;
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
-            Raised::from(dflop_loader::Error::State {
+            DflopError::from(dflop_loader::Error::State {
                 reason: format!("it is no state of a stream: {error}"),
             })
         })?;
@@ -239,7 +239,7 @@ impl PyLoader {
 }
 
 fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
-    let loader = builder.clone().build().map_err(Raised::from)?;
+    let loader = builder.clone().build().map_err(DflopError::from)?;
     Ok(Arc::new(Threaded::new(loader)))
 }
 
@@ -250,15 +250,15 @@ pub(crate) fn decode_of(name: &str, image: Option<&Image>) -> PyResult<Decode> {
         ("media", None) => Ok(Decode::Media),
         ("raw", None) => Ok(Decode::Raw),
         ("raw", Some(_)) => {
-            Err(Raised::config("decode", "`raw` leaves images as stored: drop `image`").into())
+            Err(DflopError::config("decode", "`raw` leaves images as stored: drop `image`").into())
         }
-        _ => Err(Raised::config("decode", format!("`{name}` is neither media nor raw")).into()),
+        _ => Err(DflopError::config("decode", format!("`{name}` is neither media nor raw")).into()),
     }
 }
 
 /// How many bad samples are tolerated.
 pub(crate) fn budget(fraction: f64, count: Option<u64>) -> PyResult<ErrorBudget> {
-    let budget = ErrorBudget::new(fraction).map_err(Raised::from)?;
+    let budget = ErrorBudget::new(fraction).map_err(DflopError::from)?;
     Ok(count.map_or(budget, |samples| budget.at_most(samples)))
 }
 
@@ -286,6 +286,6 @@ impl BatchIterator {
             self.is_ended.store(true, Ordering::Release);
             return Ok(None);
         };
-        convert::batch(py, batch.map_err(Raised::from)?, self.delivery).map(Some)
+        convert::batch(py, batch.map_err(DflopError::from)?, self.delivery).map(Some)
     }
 }

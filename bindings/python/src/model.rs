@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{
-    AudioLength, CostModel, DeviceRate, Frozen, ImageSize, ModelSpec, SampleCost, SampleShape, VideoShape,
+    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape,
+    VideoShape,
 };
 use dflop_loader::cost_table::cost_table;
 use dflop_loader::model_source::{profile_options, read_profile, spec_of};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::dataset::Dataset;
-use crate::error::Raised;
+use crate::dataset::PyDataset;
+use crate::error::DflopError;
 use crate::names::Names;
 use crate::table::Table;
 
@@ -30,11 +31,11 @@ pub(crate) struct ModelSettings {
 }
 
 impl ModelSettings {
-    pub(crate) fn spec(&self) -> Result<ModelSpec, Raised> {
+    pub(crate) fn spec(&self) -> Result<ModelSpec, DflopError> {
         Ok(spec_of(&self.names)?)
     }
 
-    pub(crate) fn cost_model(&self) -> Result<CostModel, Raised> {
+    pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
         let spec = self.spec()?;
         let model = match &self.profile {
             Some(path) => {
@@ -43,9 +44,9 @@ impl ModelSettings {
             }
             None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
         };
-        let frozen: Frozen = match &self.freeze {
+        let frozen: FrozenParts = match &self.freeze {
             Some(parts) => parts.parse()?,
-            None => Frozen::default(),
+            None => FrozenParts::default(),
         };
         let recompute: Recomputation = self.recompute.parse()?;
         Ok(model.recomputation(recompute).frozen(frozen)?)
@@ -139,7 +140,7 @@ impl PyCostModel {
                 .map(|(frames, width, height)| VideoShape { frames, width, height })
                 .collect(),
         };
-        let cost = self.model.annotate(&shape).map_err(Raised::from)?;
+        let cost = self.model.predict(&shape).map_err(DflopError::from)?;
         cost_dict(py, &self.model, &cost)
     }
 
@@ -149,7 +150,7 @@ impl PyCostModel {
     ///     a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``): ``sample``, ``key``,
     ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``MODULE_ns`` of each module, empty
     ///     for samples that the model refuses, with the reason in ``refused``.
-    fn annotate(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<Table> {
+    fn annotate(&self, py: Python<'_>, dataset: &PyDataset) -> PyResult<Table> {
         let dataset = dataset.open(py)?;
         let model = self.model.clone();
         let (schema, batches) = py.detach(|| cost_table(&dataset, &model));

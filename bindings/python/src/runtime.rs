@@ -10,7 +10,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::error::Raised;
+use crate::error::DflopError;
 
 /// How long a wait may go on before Python looks at its signals.
 const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ fn runtime() -> PyResult<&'static Runtime> {
     };
     let (process, runtime) = RUNTIME.get_or_init(start);
     if *process != std::process::id() {
-        return Err(Raised::forked().into());
+        return Err(DflopError::forked().into());
     }
     Ok(runtime)
 }
@@ -62,7 +62,7 @@ where
     let done = wait(py, working)?;
     match done {
         Ok(done) => done.map_err(PyErr::from),
-        Err(_) => Err(Raised::from(dflop_loader::Error::StageEnded { stage: "background" }).into()),
+        Err(_) => Err(DflopError::from(dflop_loader::Error::StageEnded { stage: "background" }).into()),
     }
 }
 
@@ -84,7 +84,7 @@ impl<T> Threaded<T> {
     pub(crate) fn get(&self) -> PyResult<&T> {
         match &self.inner {
             Some(inner) if self.process == std::process::id() => Ok(inner),
-            _ => Err(Raised::forked().into()),
+            _ => Err(DflopError::forked().into()),
         }
     }
 }

@@ -13,33 +13,35 @@ use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::dataset::Dataset;
-use crate::error::{Raised, to_python};
+use crate::dataset::PyDataset;
+use crate::error::{DflopError, to_python};
 use crate::runtime;
 
 /// Reads some shards of a dataset for its index, anywhere; returns bytes for `merge_index`.
 #[pyfunction]
 pub(crate) fn index_part<'py>(
     py: Python<'py>,
-    dataset: &Dataset,
+    dataset: &PyDataset,
     shards: Vec<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let mut chosen = Vec::new();
     for url in &shards {
         let shard = dataset.listed().iter().find(|shard| *shard.url == **url);
-        let unknown = || Raised::config("shards", format!("`{url}` is no shard of the dataset"));
+        let unknown = || DflopError::config("shards", format!("`{url}` is no shard of the dataset"));
         chosen.push(shard.ok_or_else(unknown)?.clone());
     }
     let options = dataset.index_options().clone();
-    let part = runtime::run(py, move || Index::build_part(&chosen, &options).map_err(Raised::from))?;
+    let part = runtime::run(py, move || Index::build_part(&chosen, &options).map_err(DflopError::from))?;
     Ok(PyBytes::new(py, &part))
 }
 
 /// Joins what `index_part` returned, in any order, into the index of the dataset.
 #[pyfunction]
-pub(crate) fn merge_index(py: Python<'_>, dataset: &Dataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
+pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
     let (shards, options) = (dataset.listed().to_vec(), dataset.index_options().clone());
-    runtime::run(py, move || Index::merge_parts(shards, parts, &options).map(drop).map_err(Raised::from))?;
+    runtime::run(py, move || {
+        Index::merge_parts(shards, parts, &options).map(drop).map_err(DflopError::from)
+    })?;
     dataset.made();
     Ok(())
 }
@@ -78,7 +80,7 @@ pub(crate) fn pack_all(
     settings: PackSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
     let options = settings.options();
-    let packed = runtime::run(py, move || pack(&source, &out, &options).map_err(Raised::from))?;
+    let packed = runtime::run(py, move || pack(&source, &out, &options).map_err(DflopError::from))?;
     report(py, packed)
 }
 
@@ -91,7 +93,7 @@ pub(crate) fn pack_list(
     settings: PackSettings,
 ) -> PyResult<Vec<Bound<'_, PyBytes>>> {
     let options = settings.options();
-    let listed = runtime::run(py, move || list_parts(&source, parts, &options).map_err(Raised::from))?;
+    let listed = runtime::run(py, move || list_parts(&source, parts, &options).map_err(DflopError::from))?;
     listed.iter().map(|part| written(py, part)).collect()
 }
 
@@ -106,7 +108,8 @@ pub(crate) fn pack_one<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let part: SourcePart = read(part)?;
     let options = settings.options();
-    let packed = runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(Raised::from))?;
+    let packed =
+        runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(DflopError::from))?;
     written(py, &packed)
 }
 
@@ -120,18 +123,18 @@ pub(crate) fn pack_finish(
 ) -> PyResult<Bound<'_, PyDict>> {
     let parts = parts.iter().map(|part| read(part)).collect::<PyResult<Vec<PackedPart>>>()?;
     let options = settings.options();
-    let packed = runtime::run(py, move || finish_parts(&out, parts, &options).map_err(Raised::from))?;
+    let packed = runtime::run(py, move || finish_parts(&out, parts, &options).map_err(DflopError::from))?;
     report(py, packed)
 }
 
 /// What travels between tasks.
 fn written<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyBytes>> {
-    let wrong = |error: serde_json::Error| Raised::config("parts", error.to_string());
+    let wrong = |error: serde_json::Error| DflopError::config("parts", error.to_string());
     Ok(PyBytes::new(py, &serde_json::to_vec(value).map_err(wrong)?))
 }
 
 fn read<T: serde::de::DeserializeOwned>(part: &[u8]) -> PyResult<T> {
-    let wrong = |error: serde_json::Error| Raised::config("parts", format!("it is no part: {error}"));
+    let wrong = |error: serde_json::Error| DflopError::config("parts", format!("it is no part: {error}"));
     Ok(serde_json::from_slice(part).map_err(wrong)?)
 }
 

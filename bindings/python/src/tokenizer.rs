@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
-use dflop_loader::index::TextCounts;
+use dflop_loader::index::TokenCounts;
 use dflop_loader::model_source::{checkpoint_path, spec_of};
 use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::error::Raised;
+use crate::error::DflopError;
 use crate::names::Names;
 
 /// How texts become ids.
@@ -18,7 +18,7 @@ use crate::names::Names;
 pub(crate) struct TokenizerSettings {
     tokenizer: Option<Tokenizer>,
     chat_template: Option<String>,
-    question: Option<String>,
+    caption_prompt: Option<String>,
 }
 
 impl TokenizerSettings {
@@ -27,13 +27,13 @@ impl TokenizerSettings {
     pub(crate) fn new(
         tokenizer: Option<&Bound<'_, PyAny>>,
         chat_template: Option<String>,
-        question: Option<String>,
+        caption_prompt: Option<String>,
     ) -> PyResult<Self> {
-        Ok(Self { tokenizer: tokenizer.map(tokenizer_of).transpose()?, chat_template, question })
+        Ok(Self { tokenizer: tokenizer.map(tokenizer_of).transpose()?, chat_template, caption_prompt })
     }
 
     /// Where no tokenizer was given, takes the one in a model's directory.
-    pub(crate) fn or_of_model(mut self, names: &[String]) -> Result<Self, Raised> {
+    pub(crate) fn or_of_model(mut self, names: &[String]) -> Result<Self, DflopError> {
         for name in names.iter().filter(|_| self.tokenizer.is_none()) {
             let Some(path) = checkpoint_path(name) else { continue };
             let directory = if path.is_dir() { path } else { path.with_file_name("") };
@@ -49,18 +49,18 @@ impl TokenizerSettings {
     ///
     /// # Errors
     /// `ConfigError` for a template or a question without a tokenizer.
-    pub(crate) fn preparer(self, model: &ModelSpec) -> Result<Option<PreparerBuilder>, Raised> {
+    pub(crate) fn preparer(self, model: &ModelSpec) -> Result<Option<PreparerBuilder>, DflopError> {
         let Some(tokenizer) = self.tokenizer else {
-            return match (self.chat_template, self.question) {
+            return match (self.chat_template, self.caption_prompt) {
                 (None, None) => Ok(None),
-                _ => Err(Raised::config("chat_template", "it needs a tokenizer")),
+                _ => Err(DflopError::config("chat_template", "it needs a tokenizer")),
             };
         };
         let mut builder = Preparer::builder(model).tokenizer(tokenizer);
         if let Some(source) = self.chat_template {
             builder = builder.chat_template(source);
         }
-        if let Some(question) = self.question {
+        if let Some(question) = self.caption_prompt {
             builder = builder.plain_text(PlainText::Answer { question });
         }
         Ok(Some(builder))
@@ -70,17 +70,17 @@ impl TokenizerSettings {
 /// Whose counts of texts an index answers with.
 ///
 /// - `model`: for which conversations are written; `None` counts the bare words
-pub(crate) fn text_counts(settings: TokenizerSettings, model: Option<&[String]>) -> PyResult<TextCounts> {
+pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>) -> PyResult<TokenCounts> {
     let Some(model) = model else {
-        let Some(tokenizer) = settings.tokenizer else { return Ok(TextCounts::Estimated) };
-        return Ok(TextCounts::Of(Arc::new(tokenizer.text_counter())));
+        let Some(tokenizer) = settings.tokenizer else { return Ok(TokenCounts::Estimated) };
+        return Ok(TokenCounts::Of(Arc::new(tokenizer.text_counter())));
     };
-    let spec = spec_of(model).map_err(Raised::from)?;
+    let spec = spec_of(model).map_err(DflopError::from)?;
     let Some(builder) = settings.or_of_model(model)?.preparer(&spec)? else {
         let reason = "texts are written for a model to be counted by its tokenizer: name one";
-        return Err(Raised::config("tokenizer", reason).into());
+        return Err(DflopError::config("tokenizer", reason).into());
     };
-    Ok(TextCounts::Of(Arc::new(builder.build().map_err(Raised::from)?.text_counter())))
+    Ok(TokenCounts::Of(Arc::new(builder.build().map_err(DflopError::from)?.text_counter())))
 }
 
 /// A tokenizer as users name it.
@@ -89,7 +89,7 @@ fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
         && let [name] = &names[..]
     {
         let path = checkpoint_path(name).unwrap_or_else(|| PathBuf::from(name));
-        return Ok(Tokenizer::open(path).map_err(Raised::from)?);
+        return Ok(Tokenizer::open(path).map_err(DflopError::from)?);
     }
     // Fast tokenizers of `transformers` hold one of `tokenizers`.
     let backend = value.getattr("backend_tokenizer").unwrap_or_else(|_| value.clone());
@@ -100,7 +100,8 @@ fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
         );
         return Err(PyTypeError::new_err(message));
     };
-    let mut tokenizer = Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(Raised::from)?;
+    let mut tokenizer =
+        Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(DflopError::from)?;
     if let Ok(special) = value.getattr("special_tokens_map") {
         for item in special.call_method0("items")?.try_iter()? {
             let (name, token): (String, Bound<'_, PyAny>) = item?.extract()?;

@@ -10,9 +10,9 @@ use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
+use crate::arrays::framework::Framework;
 use crate::convert::{class, json_text, media};
-use crate::error::Raised;
-use crate::framework::Framework;
+use crate::error::DflopError;
 use crate::names::Names;
 
 /// A function for fields: called with a list of values, it returns a list of as many.
@@ -43,7 +43,7 @@ impl PyTransform {
         if !function.is_callable() {
             return Err(PyTypeError::new_err("expected a function of a list of values"));
         }
-        FieldSelection::new(&fields.0).map_err(Raised::from)?;
+        FieldSelection::new(&fields.0).map_err(DflopError::from)?;
         Ok(Self { fields: fields.0, function: function.unbind(), decodes, has_context })
     }
 
@@ -83,7 +83,7 @@ impl UserCode {
             }
         }
         for transform in list {
-            let fields = FieldSelection::new(&transform.get().fields).map_err(Raised::from)?;
+            let fields = FieldSelection::new(&transform.get().fields).map_err(DflopError::from)?;
             let (framework, is_prepared) = (self.framework, self.is_prepared);
             let function = Function { transform: transform.unbind(), framework, is_prepared };
             transforms = transforms.add(fields, Arc::new(function));
@@ -224,7 +224,7 @@ fn clip(value: &Bound<'_, PyAny>) -> PyResult<Audio> {
 /// An array of any library as one with the buffer protocol; `None` for what is none.
 fn numpy_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if value.hasattr("__dlpack__")? || value.hasattr("__array__")? {
-        return crate::framework::numpy(value.py())?.call_method1("asarray", (value,)).map(Some);
+        return crate::arrays::numpy(value.py())?.call_method1("asarray", (value,)).map(Some);
     }
     Ok(None)
 }

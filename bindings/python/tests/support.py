@@ -13,13 +13,13 @@ class InFolder(unittest.TestCase):
     """Every test has an empty directory of its own."""
 
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
 
     def shard(self, samples: dict[str, bytes], name: str = "a.tar") -> Path:
         """Writes entries by name, in order, to a shard."""
-        path = self.folder / name
+        path = self.directory / name
         with tarfile.open(path, "w") as tar:
             for entry, content in samples.items():
                 member = tarfile.TarInfo(entry)
@@ -33,9 +33,9 @@ class WithExample(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = Path(folder.name)
-        cls.shards, cls.model = cls.folder / "shards", cls.folder / "model"
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = Path(directory.name)
+        cls.shards, cls.model = cls.directory / "shards", cls.directory / "model"
         example.write_shards(cls.shards, samples=96, shards=3)
         example.write_model(cls.model)

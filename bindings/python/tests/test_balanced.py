@@ -58,7 +58,7 @@ class Balanced(WithExample):
         for meet in ("step", "microbatch"):
             predicted = {}
             for strategy in ("search", "data-blind"):
-                settings = {"dp_size": 2, "steps": 5, "ranks_meet": meet, "strategy": strategy}
+                settings = {"dp_size": 2, "steps": 5, "synchronize": meet, "strategy": strategy}
                 predicted[strategy] = sum(step.makespan_seconds for step in self.loader(**settings))
             self.assertLess(predicted["search"], 0.95 * predicted["data-blind"], meet)
 
@@ -185,9 +185,9 @@ class Balanced(WithExample):
             ({"global_batch_size": 1}, dflop.ConfigError, "global"),
             ({"strategy": "best"}, dflop.ConfigError, "strategy"),
             ({"layout": "dense"}, dflop.ConfigError, "layout"),
-            ({"tokenizer": self.folder / "none.json"}, dflop.ReadError, "none.json"),
+            ({"tokenizer": self.directory / "none.json"}, dflop.ReadError, "none.json"),
             ({"model": "tiny", "pad_to_tokens": 64}, dflop.ConfigError, "needs a tokenizer"),
-            ({"profile": self.folder}, dflop.ReadError, "no .csv"),
+            ({"profile": self.directory}, dflop.ReadError, "no .csv"),
             ({"correction_interval": 0}, dflop.ModelError, "interval"),
         ]:
             with self.subTest(settings), self.assertRaisesRegex(error, reason):
@@ -206,11 +206,11 @@ class Costs(WithExample):
             self.shards, model=self.model, global_batch_size=16, microbatches=4, cost=cost, tokens_max=100_000
         )
         step = next(iter(loader))
-        pictured = [
+        with_images = [
             sum(any(name.endswith("png") for name in sample) for sample in mb.samples)
             for mb in step.microbatches
         ]
-        del pictured
+        del with_images
         keys = {
             "audio",
             "data_set",
@@ -240,14 +240,14 @@ class Costs(WithExample):
             with self.subTest(reason), self.assertRaisesRegex(dflop.Error, reason):
                 next(iter(loader))
 
-    def test_the_cost_model_predicts_samples_and_data_sets(self) -> None:
+    def test_the_cost_model_predicts_samples_and_datasets(self) -> None:
         model = dflop.CostModel("qwen2.5-vl-7b")
         self.assertEqual(model.modules, ["vision", "llm"])
         text = model.cost(text_tokens=100, target_tokens=40)
         self.assertEqual((text["tokens"], text["target_tokens"], text["seconds"]["vision"]), (100, 40, 0.0))
-        picture = model.cost(text_tokens=100, images=[(640, 480)])
-        self.assertGreater(picture["seconds"]["vision"], 0)
-        self.assertGreater(picture["tokens"], 300)
+        image = model.cost(text_tokens=100, images=[(640, 480)])
+        self.assertGreater(image["seconds"]["vision"], 0)
+        self.assertGreater(image["tokens"], 300)
         with self.assertRaises(dflop.ModelError):
             model.cost(images=[(0, 4)])
         table = model.annotate(dflop.Dataset(self.shards))

@@ -38,17 +38,17 @@ class InFolder(unittest.TestCase):
     """Every test has an empty directory of its own, in which commands run."""
 
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
         # What a command caches or generates ends with the test, too.
-        self.environment = os.environ | {"TMPDIR": folder.name, "XDG_CACHE_HOME": folder.name}
+        self.environment = os.environ | {"TMPDIR": directory.name, "XDG_CACHE_HOME": directory.name}
 
     def run_program(self, *args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             args,
             check=False,
-            cwd=self.folder,
+            cwd=self.directory,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -62,7 +62,7 @@ class InFolder(unittest.TestCase):
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            [*MODULE, *args], cwd=self.folder, env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
+            [*MODULE, *args], cwd=self.directory, env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
         )
 
         def end() -> None:
@@ -103,7 +103,7 @@ class Commands(InFolder):
         self.assertIn("missing.tar", ran.stderr)
 
     def test_an_archive_is_indexed_and_streamed(self) -> None:
-        (self.folder / "a.tar").write_bytes(archive(samples=5))
+        (self.directory / "a.tar").write_bytes(archive(samples=5))
         indexed = self.dflop("index", "a.tar", "--json")
         self.assertEqual((indexed.returncode, json.loads(indexed.stdout)["samples"]), (0, 5), indexed.stderr)
         streamed = self.dflop("stream", "a.tar", "--decode", "raw", "--json")
@@ -113,7 +113,7 @@ class Commands(InFolder):
 
     def test_a_file_name_that_is_no_text_is_found(self) -> None:
         name = os.fsdecode(b"a\xff.tar")
-        (self.folder / name).write_bytes(archive(samples=1))
+        (self.directory / name).write_bytes(archive(samples=1))
         ran = self.dflop("train", name)
         self.assertNotIn("No such file", ran.stderr)
         self.assertEqual(ran.returncode, 2, ran.stderr)
@@ -138,7 +138,7 @@ class Endings(InFolder):
         self.assertEqual((ran.returncode, ran.stdout), (0, f"{VERSION}SIG_IGN\n"), ran.stderr)
 
     def test_a_reader_that_leaves_ends_the_command_silently(self) -> None:
-        (self.folder / "a.tar").write_bytes(archive(samples=4000))
+        (self.directory / "a.tar").write_bytes(archive(samples=4000))
         process = self.start("list", "a.tar", "--json")
         assert process.stdout is not None and process.stderr is not None
         self.assertIn(b"000000", process.stdout.readline())
@@ -157,8 +157,8 @@ class InProcess(InFolder):
         self.assertEqual((ran.returncode, ran.stdout), (0, f"{VERSION}0\n1\n1\n{VERSION}0\n"), ran.stderr)
 
     def test_other_threads_go_on_while_a_command_runs(self) -> None:
-        (self.folder / "a.tar").write_bytes(archive(samples=5))
-        os.mkfifo(self.folder / "fifo")
+        (self.directory / "a.tar").write_bytes(archive(samples=5))
+        os.mkfifo(self.directory / "fifo")
         # The command reads what another thread writes after it has begun.
         code = (
             "import pathlib, threading\n"
@@ -190,8 +190,8 @@ class Ranks(InFolder):
 
     def test_ranks_of_a_script_are_of_the_same_package(self) -> None:
         # A directory of this name is the user's own, and nothing looks there for a package.
-        (self.folder / "dflop").mkdir()
-        (self.folder / "dflop/__init__.py").write_text("raise ImportError('another package')\n")
+        (self.directory / "dflop").mkdir()
+        (self.directory / "dflop/__init__.py").write_text("raise ImportError('another package')\n")
         self.assertEqual(self.steps(SCRIPT), [0, 1])
 
     def test_ctrl_c_ends_a_run_with_its_ranks(self) -> None:

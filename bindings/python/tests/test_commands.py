@@ -9,7 +9,7 @@ from support import WithExample
 
 
 class Commands(WithExample):
-    def test_stats_are_those_of_the_data_set(self) -> None:
+    def test_stats_are_those_of_the_dataset(self) -> None:
         for dataset in (self.shards, dflop.Dataset(self.shards)):
             stats = dflop.stats(dataset, model=self.model)
             self.assertIn("quantiles", stats)
@@ -23,7 +23,7 @@ class Commands(WithExample):
         self.assertGreaterEqual(report["strategies"][2]["speedup"], 1.0)
 
     def test_plan_finds_a_parallelism(self) -> None:
-        shapes = self.folder / "shapes.csv"
+        shapes = self.directory / "shapes.csv"
         dice = random.Random(0)
         with shapes.open("w", newline="") as file:
             rows = csv.writer(file)
@@ -42,7 +42,7 @@ class Commands(WithExample):
         with self.assertRaisesRegex(dflop.ConfigError, "unknown model"):
             dflop.stats(self.shards, model="none")
         with self.assertRaises(dflop.Error):
-            dflop.stats(self.folder / "missing.tar")
+            dflop.stats(self.directory / "missing.tar")
 
 
 class Partitions(unittest.TestCase):

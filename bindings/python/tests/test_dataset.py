@@ -32,16 +32,16 @@ class Datasets(WithExample):
         self.assertEqual(costs.schema.field("llm_ns").type, pyarrow.uint64())
 
     def test_it_goes_to_other_processes(self) -> None:
-        ds = dflop.Dataset(self.shards, index=self.folder / "elsewhere", repeat=2)
+        ds = dflop.Dataset(self.shards, index=self.directory / "elsewhere", repeat=2)
         copy = pickle.loads(pickle.dumps(ds))
         self.assertEqual(
             (copy.shards, copy.fingerprint, copy.index_path), (ds.shards, ds.fingerprint, ds.index_path)
         )
 
     def test_texts_are_counted_by_a_tokenizer(self) -> None:
-        estimated = dflop.Dataset(self.shards, index=self.folder / "estimated")
+        estimated = dflop.Dataset(self.shards, index=self.directory / "estimated")
         exact = dflop.Dataset(
-            self.shards, index=self.folder / "exact", tokenizer=self.model, model=self.model
+            self.shards, index=self.directory / "exact", tokenizer=self.model, model=self.model
         )
         model = dflop.CostModel(self.model)
         counts = [pyarrow.table(model.annotate(ds)).column("tokens").to_pylist() for ds in (estimated, exact)]
@@ -52,7 +52,7 @@ class Datasets(WithExample):
                 self.assertEqual(mb.planned_tokens, mb.tokens)
 
     def test_splits_are_read_through_the_index(self) -> None:
-        splits = self.folder / "splits.json"
+        splits = self.directory / "splits.json"
         splits.write_text(
             json.dumps({"splits": {"train": {"fraction": [0, 0.75]}, "val": {"fraction": [0.75, 1]}}})
         )
@@ -69,13 +69,13 @@ class Datasets(WithExample):
 
 class BadData(InFolder):
     def test_bad_samples_are_listed(self) -> None:
-        ds = dflop.Dataset(self.shard({"a.png": b"no picture", "b.txt": b"text"}))
+        ds = dflop.Dataset(self.shard({"a.png": b"not an image", "b.txt": b"text"}))
         self.assertEqual(len(ds), 1)
         self.assertEqual([(bad["key"], bad["field"]) for bad in ds.skipped], [("a", "png")])
 
     def test_nothing_good_is_an_error(self) -> None:
         with self.assertRaises(dflop.DataError) as caught:
-            len(dflop.Dataset(self.shard({"a.png": b"no picture"})))
+            len(dflop.Dataset(self.shard({"a.png": b"not an image"})))
         self.assertEqual(caught.exception.kind, "no_samples")
 
     def test_names_of_other_kinds_are_refused(self) -> None:
@@ -86,9 +86,9 @@ class BadData(InFolder):
 
 class Indexing(InFolder):
     def test_tasks_make_the_same_index(self) -> None:
-        example.write_shards(self.folder / "shards", samples=40, shards=4)
-        here = dflop.index(self.folder / "shards", index=self.folder / "here")
-        ds = dflop.Dataset(self.folder / "shards", index=self.folder / "tasks")
+        example.write_shards(self.directory / "shards", samples=40, shards=4)
+        here = dflop.index(self.directory / "shards", index=self.directory / "here")
+        ds = dflop.Dataset(self.directory / "shards", index=self.directory / "tasks")
         seen = []
 
         def backwards(function, tasks):
@@ -102,36 +102,36 @@ class Indexing(InFolder):
         self.assertEqual(here["fingerprint"], there["fingerprint"])
 
     def test_a_missing_part_is_named(self) -> None:
-        example.write_shards(self.folder / "shards", samples=8, shards=2)
+        example.write_shards(self.directory / "shards", samples=8, shards=2)
         with self.assertRaisesRegex(dflop.Error, "001.tar"):
-            dflop.index(self.folder / "shards", map=lambda function, tasks: [function(tasks[0])])
+            dflop.index(self.directory / "shards", map=lambda function, tasks: [function(tasks[0])])
 
 
 class Packing(InFolder):
     def source(self) -> None:
-        (self.folder / "source").mkdir()
+        (self.directory / "source").mkdir()
         for number in range(30):
-            (self.folder / "source" / f"{number:03}.txt").write_text(f"text {number}")
-            (self.folder / "source" / f"{number:03}.png").write_bytes(example._png(9, 9, number % 8))
+            (self.directory / "source" / f"{number:03}.txt").write_text(f"text {number}")
+            (self.directory / "source" / f"{number:03}.png").write_bytes(example._png(9, 9, number % 8))
 
     def test_tasks_pack_the_same_samples(self) -> None:
         self.source()
-        here = dflop.pack(self.folder / "source", self.folder / "here", shard_samples=8)
-        there = dflop.pack(self.folder / "source", self.folder / "there", shard_samples=8, map=map, tasks=3)
+        here = dflop.pack(self.directory / "source", self.directory / "here", shard_samples=8)
+        there = dflop.pack(self.directory / "source", self.directory / "there", shard_samples=8, map=map, tasks=3)
         self.assertEqual((here["samples"], len(here["shards"])), (30, 4))
         self.assertEqual(there["samples"], 30)
 
-        def keys(folder: str) -> list[str]:
-            return [key for batch in dflop.Loader(self.folder / folder) for key in batch.sample_keys]
+        def keys(directory: str) -> list[str]:
+            return [key for batch in dflop.Loader(self.directory / directory) for key in batch.sample_keys]
 
         self.assertEqual(keys("here"), keys("there"))
-        self.assertEqual(len(dflop.Dataset(self.folder / "there")), 30)
+        self.assertEqual(len(dflop.Dataset(self.directory / "there")), 30)
 
     def test_shards_in_the_way_are_an_error(self) -> None:
         self.source()
-        dflop.pack(self.folder / "source", self.folder / "out")
+        dflop.pack(self.directory / "source", self.directory / "out")
         with self.assertRaises(dflop.DataError):
-            dflop.pack(self.folder / "source", self.folder / "out")
+            dflop.pack(self.directory / "source", self.directory / "out")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Media(InFolder):
         self.assertEqual(list(sample), ["png", "wav", "txt", "json", "npy", "xyz"])
         self.assertIs(sample["json"], batch["json"][0])
 
-    def test_pictures_become_one_array_beside_other_fields(self) -> None:
+    def test_images_become_one_array_beside_other_fields(self) -> None:
         path = self.shard(
             {
                 "a.0.png": example._png(30, 20, 1),
@@ -72,7 +72,7 @@ class Media(InFolder):
         (batch,) = dflop.Loader(path, image=dflop.Image(size=16))
         self.assertEqual(list(batch), ["image"])
 
-    def test_a_bad_field_beside_pictures_is_accounted_for(self) -> None:
+    def test_a_bad_field_beside_images_is_accounted_for(self) -> None:
         path = self.shard(
             {"a.png": example._png(9, 9, 1), "a.json": b"{", "b.png": example._png(9, 9, 2), "b.json": b"[1]"}
         )
@@ -186,12 +186,12 @@ class Errors(InFolder):
 
     def test_missing_shards_are_named(self) -> None:
         with self.assertRaises(dflop.Error) as caught:
-            list(dflop.Loader(self.folder / "missing-{0..3}.tar"))
+            list(dflop.Loader(self.directory / "missing-{0..3}.tar"))
         self.assertIn("missing-0.tar", str(caught.exception))
 
     def test_too_many_bad_samples_end_the_pass_and_are_named(self) -> None:
         samples = {
-            f"{number}.png": b"no picture" if number % 2 else example._png(9, 9, 1) for number in range(20)
+            f"{number}.png": b"not an image" if number % 2 else example._png(9, 9, 1) for number in range(20)
         }
         loader = dflop.Loader(self.shard(samples), error_count=3)
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
@@ -200,7 +200,7 @@ class Errors(InFolder):
         self.assertEqual(caught.exception.first["key"], "1")
         copy = pickle.loads(pickle.dumps(caught.exception))
         self.assertEqual((str(copy), copy.fields), (str(caught.exception), caught.exception.fields))
-        tolerant = dflop.Loader(self.folder / "a.tar", error_budget=1.0)
+        tolerant = dflop.Loader(self.directory / "a.tar", error_budget=1.0)
         self.assertEqual(sum(len(batch.samples) for batch in tolerant) + len(tolerant.skipped), 20)
 
     def test_an_error_knows_its_fields_and_no_others(self) -> None:

@@ -70,7 +70,7 @@ os.wait()
         self.assertEqual(printed, "96\n")
 
     def test_the_interpreter_is_free_while_a_loader_waits(self) -> None:
-        pipe = self.folder / "pipe.tar"
+        pipe = self.directory / "pipe.tar"
         os.mkfifo(pipe)
         ticks, done = [], threading.Event()
 

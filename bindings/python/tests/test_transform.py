@@ -106,8 +106,8 @@ class Prepared(WithExample):
                 for document in documents
             ]
 
-        def blacken(pictures: list[np.ndarray]) -> list[np.ndarray]:
-            return [np.zeros_like(picture) for picture in pictures]
+        def blacken(images: list[np.ndarray]) -> list[np.ndarray]:
+            return [np.zeros_like(image) for image in images]
 
         settings = {"model": self.model, "global_batch_size": 8, "steps": 2}
         plain = list(dflop.BalancedLoader(self.shards, **settings))

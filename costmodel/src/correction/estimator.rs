@@ -37,8 +37,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::solve::Cholesky;
-use crate::profile::median_of_sorted;
+use super::cholesky::Cholesky;
+use crate::quantiles::median_of_sorted;
 
 /// Where Huber's loss turns linear, in scales: 95 % efficient under normal noise.
 const HUBER: f64 = 1.345;

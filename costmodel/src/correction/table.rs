@@ -15,8 +15,6 @@ pub const FACTOR_ONE: u32 = 1 << 16;
 /// Factors are at most this many times one, and at least one over it.
 pub const FACTOR_MAX: u32 = 16;
 
-const MODULES: [Module; 3] = [Module::Vision, Module::Audio, Module::Llm];
-
 /// Factors on predicted times, in force on all ranks from one step on.
 ///
 /// In JSON only factors other than one are listed, as `[bin, factor]`; reading checks the digest.
@@ -96,7 +94,7 @@ impl CorrectionTable {
 
     /// Iterates over module, bin and factor of all factors other than one.
     pub fn changes(&self) -> impl Iterator<Item = (Module, usize, u32)> + '_ {
-        MODULES.into_iter().flat_map(move |module| {
+        Module::ALL.into_iter().flat_map(move |module| {
             let factors = self.factors[module as usize].iter().copied().enumerate();
             factors
                 .filter(|(_, factor)| *factor != FACTOR_ONE)

@@ -49,8 +49,9 @@ fn predicted_ns(size: u64) -> u64 {
 }
 
 /// Tracks a run over some intervals; returns all reports.
-fn replay(run: Run, options: CorrectionOptions, intervals: u64) -> (Tracker, Vec<IntervalReport>) {
-    let (mut tracker, mut reports, mut dice) = (Tracker::new(options).unwrap(), Vec::new(), Dice(run.seed));
+fn replay(run: Run, options: CorrectionOptions, intervals: u64) -> (CorrectionTracker, Vec<IntervalReport>) {
+    let (mut tracker, mut reports, mut dice) =
+        (CorrectionTracker::new(options).unwrap(), Vec::new(), Dice(run.seed));
     for _ in 0..intervals * options.interval_steps {
         for _ in 0..MICROBATCHES {
             tracker.observe(&microbatch(run, &mut dice)).unwrap();
@@ -127,7 +128,10 @@ fn noise_alone_switches_tracking_off() {
     for seed in 1..6 {
         let (tracker, reports) = replay(Run { seed, noise: 0.05, ..QUIET }, cheap(), 3);
         assert!(!tracker.is_tracking(), "{seed}");
-        assert_eq!((reports[1].mode, reports[1].next_mode), (Mode::Correcting, Mode::Resting));
+        assert_eq!(
+            (reports[1].mode, reports[1].next_mode),
+            (TrackingMode::Correcting, TrackingMode::Resting)
+        );
         assert!(reports[1].gain.unwrap() < 0.0005);
         assert_eq!(reports[2].observations, 0);
     }
@@ -138,7 +142,7 @@ fn noise_alone_switches_tracking_off() {
 fn at_the_papers_cost_rare_anomalies_do_not_pay_and_frequent_ones_do() {
     let options = CorrectionOptions { tracking_cost: 0.04, ..CorrectionOptions::default() };
     let rare = Run { anomaly_share: 0.01, slowdown: 1.5, ..QUIET };
-    assert_eq!(replay(rare, options, 2).1[1].next_mode, Mode::Resting);
+    assert_eq!(replay(rare, options, 2).1[1].next_mode, TrackingMode::Resting);
     let frequent = Run { anomaly_share: 0.05, slowdown: 3.0, ..QUIET };
     let (tracker, reports) = replay(frequent, options, 6);
     assert!(tracker.is_tracking());
@@ -167,7 +171,7 @@ fn switching_off_withdraws_the_table_on_all_ranks() {
 fn an_anomaly_that_begins_later_is_found_by_a_probe() {
     let options = CorrectionOptions { rest_intervals: 1, ..cheap() };
     let (mut tracker, reports) = replay(QUIET, options, 2);
-    assert_eq!(reports[1].next_mode, Mode::Resting);
+    assert_eq!(reports[1].next_mode, TrackingMode::Resting);
     let (mut dice, run) = (Dice(9), Run { anomaly_share: 0.05, slowdown: 2.0, ..QUIET });
     let mut modes = Vec::new();
     let mut tables = Vec::new();
@@ -180,14 +184,14 @@ fn an_anomaly_that_begins_later_is_found_by_a_probe() {
             tables.extend(report.table);
         }
     }
-    assert_eq!(modes, [Mode::Learning, Mode::Probing, Mode::Correcting]);
+    assert_eq!(modes, [TrackingMode::Learning, TrackingMode::Probing, TrackingMode::Correcting]);
     assert!((factor(&tables[0], SLOW_SIZE) / 2.0 - 1.0).abs() < 0.05);
     assert_eq!(tables.len(), 1, "nothing is sent before it is proven");
 }
 
 #[test]
 fn modules_are_corrected_apart() {
-    let mut tracker = Tracker::new(CorrectionOptions { interval_steps: 1, ..cheap() }).unwrap();
+    let mut tracker = CorrectionTracker::new(CorrectionOptions { interval_steps: 1, ..cheap() }).unwrap();
     let mut dice = Dice(4);
     for _ in 0..200 {
         let mut observation = microbatch(QUIET, &mut dice);
@@ -206,12 +210,15 @@ fn modules_are_corrected_apart() {
 
 #[test]
 fn a_measurement_of_nothing_is_refused() {
-    let mut tracker = Tracker::new(CorrectionOptions::default()).unwrap();
+    let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
     for (measured_ns, samples) in [(5, vec![]), (0, vec![(10, 10)]), (5, vec![(10, 0)])] {
         let refused = tracker.observe(&Observation { module: Module::Llm, measured_ns, samples });
         assert!(matches!(refused, Err(Error::Correction { .. })));
     }
-    assert!(Tracker::new(CorrectionOptions { interval_steps: 0, ..CorrectionOptions::default() }).is_err());
+    assert!(
+        CorrectionTracker::new(CorrectionOptions { interval_steps: 0, ..CorrectionOptions::default() })
+            .is_err()
+    );
 }
 
 proptest! {

@@ -6,12 +6,10 @@ use serde::Serialize;
 
 use super::bins::{BINS, bin};
 use super::estimator::{Equation, factors};
-use super::rule::{CorrectionOptions, Mode, Rule};
 use super::table::{CorrectionTable, FACTOR_MAX, FACTOR_ONE};
+use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
 use crate::error::{Error, Result};
 use crate::module::Module;
-
-const MODULES: [Module; 3] = [Module::Vision, Module::Audio, Module::Llm];
 
 /// One module's measured time over one microbatch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -31,9 +29,9 @@ pub struct IntervalReport {
     /// Steps so far.
     pub steps: u64,
     /// What was done in the interval.
-    pub mode: Mode,
+    pub mode: TrackingMode,
     /// What is done in the next one.
-    pub next_mode: Mode,
+    pub next_mode: TrackingMode,
     /// Microbatches and modules that were measured.
     pub observations: usize,
     /// Mean error without correction, as a fraction of measured time.
@@ -54,12 +52,12 @@ pub struct IntervalReport {
 /// rank runs it, over the observations of all ranks in rank order, and sends the tables; or all ranks do, over the same
 /// gathered observations.
 #[derive(Debug, Clone)]
-pub struct Tracker {
+pub struct CorrectionTracker {
     options: CorrectionOptions,
-    rule: Rule,
+    rule: TrackingRule,
     steps: u64,
     /// Observations per interval, the current one last.
-    window: VecDeque<Vec<Observed>>,
+    window: VecDeque<Vec<BinnedObservation>>,
     /// What was learned last, in force or not.
     learned: Option<CorrectionTable>,
     /// What was sent to the ranks last.
@@ -68,14 +66,14 @@ pub struct Tracker {
 
 /// An observation by bins.
 #[derive(Debug, Clone)]
-struct Observed {
+struct BinnedObservation {
     module: Module,
     measured_ns: f64,
     predicted_ns: f64,
     equation: Equation,
 }
 
-impl Tracker {
+impl CorrectionTracker {
     /// Starts tracking at step 0, with no correction.
     ///
     /// # Errors
@@ -84,7 +82,7 @@ impl Tracker {
         options.check()?;
         Ok(Self {
             options,
-            rule: Rule::new(options),
+            rule: TrackingRule::new(options),
             steps: 0,
             window: VecDeque::from([Vec::new()]),
             learned: None,
@@ -95,7 +93,7 @@ impl Tracker {
     /// Returns whether microbatches of the current step are to be measured.
     #[must_use]
     pub fn is_tracking(&self) -> bool {
-        self.rule.mode() != Mode::Resting
+        self.rule.mode() != TrackingMode::Resting
     }
 
     /// Takes a measurement of the current step; ignored while tracking rests.
@@ -103,7 +101,7 @@ impl Tracker {
     /// # Errors
     /// [`Error::Correction`] if nothing was predicted or measured of it.
     pub fn observe(&mut self, observation: &Observation) -> Result<()> {
-        let observed = Observed::new(observation)?;
+        let observed = BinnedObservation::new(observation)?;
         if self.is_tracking()
             && let Some(current) = self.window.back_mut()
         {
@@ -126,16 +124,19 @@ impl Tracker {
         let error_corrected =
             self.learned.as_ref().filter(|_| observations > 0).map(|table| error(current, Some(table)));
         let gain = error_corrected.map(|corrected| error_uncorrected - corrected);
-        let next_mode =
-            if observations == 0 && mode != Mode::Resting { mode } else { self.rule.end_interval(gain) };
+        let next_mode = if observations == 0 && mode != TrackingMode::Resting {
+            mode
+        } else {
+            self.rule.end_interval(gain)
+        };
         let version = self.sent.version() + 1;
         let effective_step = self.steps + self.options.lead_steps;
         self.learned = match next_mode {
-            Mode::Resting | Mode::Learning => None,
-            Mode::Probing | Mode::Correcting => Some(self.learn(version, effective_step)),
+            TrackingMode::Resting | TrackingMode::Learning => None,
+            TrackingMode::Probing | TrackingMode::Correcting => Some(self.learn(version, effective_step)),
         };
         let table = self.send(next_mode, version, effective_step);
-        self.begin_interval(next_mode);
+        self.start_interval(next_mode);
         IntervalReport {
             steps: self.steps,
             mode,
@@ -152,22 +153,22 @@ impl Tracker {
     /// The table of all that the window holds.
     fn learn(&self, version: u64, effective_step: u64) -> CorrectionTable {
         let mut table = CorrectionTable::blank(version, effective_step);
-        for module in MODULES {
+        for module in Module::ALL {
             let of_module = self.window.iter().flatten().filter(|observed| observed.module == module);
             let equations: Vec<Equation> = of_module.map(|observed| observed.equation.clone()).collect();
             let factors = factors(&equations);
             for bin in 0..BINS {
                 let factor = factors.bins.get(&bin).copied().unwrap_or(factors.common);
-                table.put(module, bin, fixed(factor));
+                table.put(module, bin, to_fixed_point(factor));
             }
         }
         table
     }
 
     /// The table that ranks have to take now, if it is another than they have.
-    fn send(&mut self, mode: Mode, version: u64, effective_step: u64) -> Option<CorrectionTable> {
+    fn send(&mut self, mode: TrackingMode, version: u64, effective_step: u64) -> Option<CorrectionTable> {
         let wanted = match (&self.learned, mode) {
-            (Some(table), Mode::Correcting) => table.clone(),
+            (Some(table), TrackingMode::Correcting) => table.clone(),
             _ => CorrectionTable::blank(version, effective_step),
         };
         if wanted.changes().eq(self.sent.changes()) {
@@ -177,8 +178,8 @@ impl Tracker {
         Some(wanted)
     }
 
-    fn begin_interval(&mut self, mode: Mode) {
-        if matches!(mode, Mode::Resting | Mode::Learning) {
+    fn start_interval(&mut self, mode: TrackingMode) {
+        if matches!(mode, TrackingMode::Resting | TrackingMode::Learning) {
             self.window.clear();
         }
         self.window.push_back(Vec::new());
@@ -188,7 +189,7 @@ impl Tracker {
     }
 }
 
-impl Observed {
+impl BinnedObservation {
     fn new(observation: &Observation) -> Result<Self> {
         let mut by_bin = [0.0; BINS];
         for &(size, predicted_ns) in &observation.samples {
@@ -217,7 +218,7 @@ impl Observed {
 }
 
 /// Sum of absolute errors over the sum of measured times; 0 where nothing was measured.
-fn error(observed: &[Observed], table: Option<&CorrectionTable>) -> f64 {
+fn error(observed: &[BinnedObservation], table: Option<&CorrectionTable>) -> f64 {
     let (mut errors, mut measured) = (0.0, 0.0);
     for observed in observed {
         let predicted_ns = table.map_or(observed.predicted_ns, |table| observed.corrected_ns(table));
@@ -228,7 +229,7 @@ fn error(observed: &[Observed], table: Option<&CorrectionTable>) -> f64 {
 }
 
 /// A factor as a fraction of [`FACTOR_ONE`], within its limits.
-fn fixed(factor: f64) -> u32 {
+fn to_fixed_point(factor: f64) -> u32 {
     let (one, most) = (f64::from(FACTOR_ONE), f64::from(FACTOR_MAX));
     (factor.clamp(1.0 / most, most) * one).round() as u32
 }

@@ -159,7 +159,7 @@ impl EncoderFlops {
     }
 
     /// What is computed backward outside the layers, stem and projector, of what there is if all is trained.
-    pub(crate) fn ends_backward_share(&self) -> f64 {
+    pub(crate) fn outside_layers_backward_share(&self) -> f64 {
         // Enough tokens for whole numbers of merged ones: both parts are linear in them.
         let tokens = self.merged_tokens;
         let work = EncoderWork { encoder_tokens: tokens, ..EncoderWork::default() };
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(frozen.forward(&work), all.forward(&work));
         let stem = 2 * 729 * 588 * 1152;
         let share = (2 * once - first) as f64 / (2 * once + stem) as f64;
-        assert!((frozen.ends_backward_share() - share).abs() < 1e-12);
-        assert!((all.ends_backward_share() - 1.0).abs() < 1e-12);
+        assert!((frozen.outside_layers_backward_share() - share).abs() < 1e-12);
+        assert!((all.outside_layers_backward_share() - 1.0).abs() < 1e-12);
     }
 }

@@ -20,7 +20,7 @@ use crate::model::{EncoderSpec, LlmSpec, Mlp};
 
 /// What is kept from the forward to the backward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Kept {
+pub enum SavedActivations {
     /// Everything that a backward pass reads.
     #[default]
     All,
@@ -57,7 +57,7 @@ impl Default for Execution {
 
 /// Bytes that activations take on one rank of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Activations {
+pub struct ActivationBytes {
     /// Of one token in one layer, if everything is kept.
     pub layer_bytes_per_token: u64,
     /// Of one token at the input of a layer.
@@ -69,10 +69,10 @@ pub struct Activations {
 const BYTES: u64 = 2;
 const F32_BYTES: u64 = 4;
 
-impl Activations {
+impl ActivationBytes {
     /// Of an LLM.
     #[must_use]
-    pub fn of_llm(spec: &LlmSpec, execution: Execution) -> Self {
+    pub fn for_llm(spec: &LlmSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
         let heads = spec.heads.div_ceil(tp);
         let (kv_heads, norms, mlp) = match execution.kernels {
@@ -85,12 +85,12 @@ impl Activations {
         let split = attention_bytes([heads, kv_heads], spec.head_dim)
             .saturating_add(u64::from(spec.ffn.div_ceil(tp)).saturating_mul(mlp * BYTES));
         let logits = u64::from(spec.vocab.div_ceil(tp)).saturating_mul(BYTES + F32_BYTES);
-        Self::of(spec.hidden, norms, split, logits, execution)
+        Self::new(spec.hidden, norms, split, logits, execution)
     }
 
     /// Of an encoder.
     #[must_use]
-    pub fn of_encoder(spec: &EncoderSpec, execution: Execution) -> Self {
+    pub fn for_encoder(spec: &EncoderSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
         let heads = spec.heads.div_ceil(tp);
         let mlp = match spec.mlp {
@@ -99,10 +99,10 @@ impl Activations {
         };
         let split = attention_bytes([heads, heads], spec.hidden / spec.heads.max(1))
             .saturating_add(u64::from(spec.ffn.div_ceil(tp)).saturating_mul(mlp * BYTES));
-        Self::of(spec.hidden, norm_bytes(spec.hidden), split, 0, execution)
+        Self::new(spec.hidden, norm_bytes(spec.hidden), split, 0, execution)
     }
 
-    fn of(hidden: u32, norms: u64, split: u64, logits: u64, execution: Execution) -> Self {
+    fn new(hidden: u32, norms: u64, split: u64, logits: u64, execution: Execution) -> Self {
         let ranks = if execution.is_sequence_parallel { u64::from(execution.tp.get()) } else { 1 };
         Self {
             layer_bytes_per_token: norms.div_ceil(ranks).saturating_add(split),
@@ -117,10 +117,17 @@ impl Activations {
     /// - `in_flight`: microbatches, see [`super::microbatches_in_flight`]
     /// - `has_head`: whether the stage computes the LM head, of one microbatch at a time
     #[must_use]
-    pub fn peak(&self, layers: u32, tokens: u64, in_flight: u32, kept: Kept, has_head: bool) -> Peak {
+    pub fn peak(
+        &self,
+        layers: u32,
+        tokens: u64,
+        in_flight: u32,
+        kept: SavedActivations,
+        has_head: bool,
+    ) -> Peak {
         let (kept_bytes, again) = match kept {
-            Kept::All => (self.layer_bytes_per_token, 0),
-            Kept::LayerInputs => (self.input_bytes_per_token, self.layer_bytes_per_token),
+            SavedActivations::All => (self.layer_bytes_per_token, 0),
+            SavedActivations::LayerInputs => (self.input_bytes_per_token, self.layer_bytes_per_token),
         };
         let head = if has_head { self.head_bytes_per_token } else { 0 };
         Peak {
@@ -163,7 +170,7 @@ mod tests {
     fn a_plain_layer_takes_the_papers_bytes() {
         let mut spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().vision.unwrap().encoder;
         spec.ffn = 4 * spec.hidden;
-        let activations = Activations::of_encoder(&spec, tp(1, false));
+        let activations = ActivationBytes::for_encoder(&spec, tp(1, false));
         assert_eq!(activations.layer_bytes_per_token, 32 * 1152 + 4 * 16);
     }
 
@@ -171,12 +178,12 @@ mod tests {
     #[test]
     fn a_gated_layer_with_few_key_heads_follows_the_formula() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
-        let whole = Activations::of_llm(&spec, tp(1, false));
+        let whole = ActivationBytes::for_llm(&spec, tp(1, false));
         assert_eq!(whole.layer_bytes_per_token, 28_672 + 16_384 + 112 + 113_664);
         assert_eq!(whole.head_bytes_per_token, 6 * 152_064);
-        let quarter = Activations::of_llm(&spec, tp(4, false));
+        let quarter = ActivationBytes::for_llm(&spec, tp(4, false));
         assert_eq!(quarter.layer_bytes_per_token, 28_672 + 4096 + 28 + 28_416);
-        let sequence = Activations::of_llm(&spec, tp(4, true));
+        let sequence = ActivationBytes::for_llm(&spec, tp(4, true));
         assert_eq!(sequence.layer_bytes_per_token * 4, whole.layer_bytes_per_token);
     }
 
@@ -188,23 +195,23 @@ mod tests {
         let mut llama = ModelSpec::preset("tiny").unwrap().llm;
         (llama.heads, llama.kv_heads, llama.head_dim, llama.ffn) = (8, 2, 32, 640);
         let execution = Execution { kernels: Kernels::AttentionOnly, ..Execution::default() };
-        assert_eq!(Activations::of_llm(&llama, execution).layer_bytes_per_token, 11_560 - 256);
+        assert_eq!(ActivationBytes::for_llm(&llama, execution).layer_bytes_per_token, 11_560 - 256);
         let mut siglip = ModelSpec::preset("tiny").unwrap().vision.unwrap().encoder;
         siglip.heads = 8;
-        let bytes = Activations::of_encoder(&siglip, Execution::default()).layer_bytes_per_token;
+        let bytes = ActivationBytes::for_encoder(&siglip, Execution::default()).layer_bytes_per_token;
         assert_eq!(bytes, 8232 - 8, "without the statistics of two norms");
     }
 
     #[test]
     fn kept_inputs_leave_one_layer_to_compute_again() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
-        let activations = Activations::of_llm(&spec, tp(1, false));
+        let activations = ActivationBytes::for_llm(&spec, tp(1, false));
         let layer = activations.layer_bytes_per_token;
-        let all = activations.peak(7, 1000, 4, Kept::All, false);
+        let all = activations.peak(7, 1000, 4, SavedActivations::All, false);
         assert_eq!((all.activations, all.working_set), (7 * 4 * 1000 * layer, 0));
-        let inputs = activations.peak(7, 1000, 4, Kept::LayerInputs, false);
+        let inputs = activations.peak(7, 1000, 4, SavedActivations::LayerInputs, false);
         assert_eq!((inputs.activations, inputs.working_set), (7 * 4 * 1000 * 7168, 1000 * layer));
-        let last = activations.peak(7, 1000, 1, Kept::LayerInputs, true);
+        let last = activations.peak(7, 1000, 1, SavedActivations::LayerInputs, true);
         assert_eq!(last.working_set, 1000 * 6 * 152_064);
     }
 }

@@ -10,25 +10,25 @@
 //! Bytes are whole and saturate; a stage is taken by its fullest rank. Formulas are for 16-bit activations
 //! and fused attention and count what PyTorch keeps for the backward pass; allocator overhead is a buffer.
 
-pub mod activation;
-pub mod measured;
-pub mod pipeline;
-mod points;
-pub mod stage;
-pub mod state;
+mod activation;
+mod fit;
+mod pipeline;
+mod profile_points;
+mod stage;
+mod state;
 
-pub use activation::{Activations, Execution, Kept, Kernels};
-pub use measured::{FitError, MeasuredMemory, MemoryPoint};
-pub use pipeline::{ModuleLayout, PipelineMemory, StageMemory};
+pub use activation::{ActivationBytes, Execution, Kernels, SavedActivations};
+pub use fit::{FitError, MeasuredMemory, MemoryPoint};
+pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
 pub use stage::{ModuleMemory, StageByTokens};
-pub use state::{LlmStage, StateBytes};
+pub use state::{StageLayers, StateBytes, encoder_parameters};
 
 /// What a stage needs, by kind, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Peak {
     /// Parameters, gradients and optimizer.
     pub state: u64,
-    /// Kept for the backward passes of all microbatches in flight.
+    /// SavedActivations for the backward passes of all microbatches in flight.
     pub activations: u64,
     /// Of the layer, or the LM head, that is being computed.
     pub working_set: u64,

@@ -2,20 +2,23 @@
 //! a TP degree of each module.
 //!
 //! Stages of an encoder are followed by those of the LLM; encoders stand side by side. Where memory of a module was
-//! measured, its points take the place of the formulas, state and activations both.
+//! measured, its points take the position of the formulas, state and activations both.
 
 use std::num::NonZeroU32;
 
-use super::{Activations, Execution, FitError, Kept, LlmStage, MeasuredMemory, Peak, StateBytes, state};
+use super::{
+    ActivationBytes, Execution, FitError, MeasuredMemory, Peak, SavedActivations, StageLayers, StateBytes,
+    state,
+};
 use crate::error::{Error, Result};
-use crate::frozen::Frozen;
+use crate::frozen::FrozenParts;
 use crate::memory::microbatches_in_flight;
 use crate::model::{EncoderSpec, ModelSpec};
 use crate::module::Module;
 
 /// How one module is laid out, and what passes through it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleLayout {
+pub struct ModuleStages {
     /// Transformer layers of each of its pipeline stages, in order; their sum is the module's.
     pub layers: Vec<u32>,
     /// TP degree and kernels.
@@ -48,10 +51,10 @@ pub struct StageMemory {
 /// # Examples
 /// ```
 /// use dflop_costmodel::ModelSpec;
-/// use dflop_costmodel::memory::{Execution, ModuleLayout, PipelineMemory};
+/// use dflop_costmodel::memory::{Execution, ModuleStages, PipelineMemory};
 ///
 /// let spec = ModelSpec::preset("qwen2.5-vl-7b")?;
-/// let layout = |layers: &[u32], microbatch_tokens| ModuleLayout {
+/// let layout = |layers: &[u32], microbatch_tokens| ModuleStages {
 ///     layers: layers.to_vec(),
 ///     execution: Execution::default(),
 ///     microbatch_tokens,
@@ -64,8 +67,8 @@ pub struct StageMemory {
 #[derive(Debug, Clone)]
 pub struct PipelineMemory<'a> {
     spec: &'a ModelSpec,
-    frozen: Frozen,
-    kept: Kept,
+    frozen: FrozenParts,
+    saved_activations: SavedActivations,
     trained_state: StateBytes,
     buffer_bytes: u64,
     microbatches: u32,
@@ -73,7 +76,7 @@ pub struct PipelineMemory<'a> {
 }
 
 /// One stage, before anything is added up.
-struct Place {
+struct StagePosition {
     layers: u32,
     is_first: bool,
     is_last: bool,
@@ -81,13 +84,13 @@ struct Place {
 }
 
 impl<'a> PipelineMemory<'a> {
-    /// Starts with everything trained by Adam, everything kept, one microbatch, no buffers and nothing measured.
+    /// Starts with everything trained by Adam, everything saved_activations, one microbatch, no buffers and nothing measured.
     #[must_use]
     pub const fn new(spec: &'a ModelSpec) -> Self {
         Self {
             spec,
-            frozen: Frozen { vision: false, audio: false, projector: false, llm: false },
-            kept: Kept::All,
+            frozen: FrozenParts { vision: false, audio: false, projector: false, llm: false },
+            saved_activations: SavedActivations::All,
             trained_state: StateBytes::ADAM,
             buffer_bytes: 0,
             microbatches: 1,
@@ -98,15 +101,15 @@ impl<'a> PipelineMemory<'a> {
     /// Sets which parts hold parameters alone. A tower that is frozen keeps no activations but its output; a frozen
     /// LLM is taken to keep what a trained one does.
     #[must_use]
-    pub const fn frozen(mut self, frozen: Frozen) -> Self {
+    pub const fn frozen(mut self, frozen: FrozenParts) -> Self {
         self.frozen = frozen;
         self
     }
 
-    /// Sets what is kept for backward passes. Default: everything.
+    /// Sets what is saved_activations for backward passes. Default: everything.
     #[must_use]
-    pub const fn kept(mut self, kept: Kept) -> Self {
-        self.kept = kept;
+    pub const fn saved_activations(mut self, saved_activations: SavedActivations) -> Self {
+        self.saved_activations = saved_activations;
         self
     }
 
@@ -131,7 +134,7 @@ impl<'a> PipelineMemory<'a> {
         self
     }
 
-    /// Takes state and activations of a module from measured points: of everything trained and everything kept. With
+    /// Takes state and activations of a module from measured points: of everything trained and everything saved_activations. With
     /// frozen parts, or with layers that are computed again, formulas stay in force.
     #[must_use]
     pub fn measured(mut self, module: Module, points: MeasuredMemory) -> Self {
@@ -142,9 +145,9 @@ impl<'a> PipelineMemory<'a> {
     /// Returns the memory of all stages: one layout for each module, encoders first.
     ///
     /// # Errors
-    /// [`Error::Unfit`] if there is not a layout for each module, or layers do not add up to the module's;
+    /// [`Error::Incompatible`] if there is not a layout for each module, or layers do not add up to the module's;
     /// [`Error::Memory`] if a module was measured, but not at this TP degree.
-    pub fn stages(&self, layouts: &[ModuleLayout]) -> Result<Vec<StageMemory>> {
+    pub fn stages(&self, layouts: &[ModuleStages]) -> Result<Vec<StageMemory>> {
         let modules: Vec<(Module, u32)> = self.modules().collect();
         if layouts.len() != modules.len() {
             return Err(self.refuse(format!("{} layouts for {} modules", layouts.len(), modules.len())));
@@ -162,8 +165,9 @@ impl<'a> PipelineMemory<'a> {
             let stages = if module == Module::Llm { own } else { own + llm_stages };
             for (stage, &layers) in (0..own).zip(&layout.layers) {
                 let in_flight = microbatches_in_flight(stage, stages, self.microbatches);
-                let place = Place { layers, is_first: stage == 0, is_last: stage + 1 == own, in_flight };
-                all.push(self.stage(module, stage, &place, layout)?);
+                let position =
+                    StagePosition { layers, is_first: stage == 0, is_last: stage + 1 == own, in_flight };
+                all.push(self.stage(module, stage, &position, layout)?);
             }
         }
         Ok(all)
@@ -175,18 +179,24 @@ impl<'a> PipelineMemory<'a> {
     }
 
     fn refuse(&self, problem: String) -> Error {
-        Error::Unfit { name: self.spec.name.clone(), problem }
+        Error::Incompatible { name: self.spec.name.clone(), problem }
     }
 
-    fn stage(&self, module: Module, stage: u32, place: &Place, layout: &ModuleLayout) -> Result<StageMemory> {
+    fn stage(
+        &self,
+        module: Module,
+        stage: u32,
+        position: &StagePosition,
+        layout: &ModuleStages,
+    ) -> Result<StageMemory> {
         let encoder = self.spec.encoders().find(|(of, ..)| *of == module).map(|(_, encoder, _)| encoder);
         let (parameters, mut peak) = match &encoder {
-            Some(encoder) => self.encoder(module, encoder, place, layout),
-            None => self.llm(place, layout),
+            Some(encoder) => self.encoder(module, encoder, position, layout),
+            None => self.llm(position, layout),
         };
-        let is_measured = self.take_measured(module, place, layout, &mut peak)?;
+        let is_measured = self.take_measured(module, position, layout, &mut peak)?;
         peak.buffers = self.buffer_bytes;
-        let Place { layers, in_flight, .. } = *place;
+        let StagePosition { layers, in_flight, .. } = *position;
         Ok(StageMemory { module, stage, layers, parameters, in_flight, peak, is_measured })
     }
 
@@ -194,38 +204,46 @@ impl<'a> PipelineMemory<'a> {
         &self,
         module: Module,
         spec: &EncoderSpec,
-        place: &Place,
-        layout: &ModuleLayout,
+        position: &StagePosition,
+        layout: &ModuleStages,
     ) -> (u64, Peak) {
         let Execution { tp, .. } = layout.execution;
         let count = |is_last| {
-            let stage = LlmStage { layers: place.layers, is_first: place.is_first, is_last };
+            let stage = StageLayers { layers: position.layers, is_first: position.is_first, is_last };
             state::encoder_parameters(spec, self.spec.llm.hidden, stage, tp)
         };
         let tower = count(false);
-        let projector = if place.is_last { count(true).saturating_sub(tower) } else { 0 };
-        let is_frozen = self.frozen.has_tower(module);
-        let activations = Activations::of_encoder(spec, layout.execution);
+        let projector = if position.is_last { count(true).saturating_sub(tower) } else { 0 };
+        let is_frozen = self.frozen.is_tower_frozen(module);
+        let activations = ActivationBytes::for_encoder(spec, layout.execution);
         let tokens = layout.microbatch_tokens;
-        let mut peak = activations.peak(place.layers, tokens, place.in_flight, self.kept, false);
+        let mut peak =
+            activations.peak(position.layers, tokens, position.in_flight, self.saved_activations, false);
         if is_frozen {
             let output = activations.input_bytes_per_token.saturating_mul(tokens);
             peak.working_set = activations.layer_bytes_per_token.saturating_mul(tokens);
             // The projector's weights need its input; a frozen one behind a frozen tower needs nothing.
-            let is_kept = place.is_last && !self.frozen.projector;
-            peak.activations = if is_kept { output.saturating_mul(u64::from(place.in_flight)) } else { 0 };
+            let is_kept = position.is_last && !self.frozen.projector;
+            peak.activations = if is_kept { output.saturating_mul(u64::from(position.in_flight)) } else { 0 };
         }
         peak.state =
             self.state_of(is_frozen, tower).saturating_add(self.state_of(self.frozen.projector, projector));
         (tower.saturating_add(projector), peak)
     }
 
-    fn llm(&self, place: &Place, layout: &ModuleLayout) -> (u64, Peak) {
-        let stage = LlmStage { layers: place.layers, is_first: place.is_first, is_last: place.is_last };
+    fn llm(&self, position: &StagePosition, layout: &ModuleStages) -> (u64, Peak) {
+        let stage =
+            StageLayers { layers: position.layers, is_first: position.is_first, is_last: position.is_last };
         let parameters = stage.parameters(&self.spec.llm, layout.execution.tp);
-        let activations = Activations::of_llm(&self.spec.llm, layout.execution);
+        let activations = ActivationBytes::for_llm(&self.spec.llm, layout.execution);
         let tokens = layout.microbatch_tokens;
-        let mut peak = activations.peak(place.layers, tokens, place.in_flight, self.kept, place.is_last);
+        let mut peak = activations.peak(
+            position.layers,
+            tokens,
+            position.in_flight,
+            self.saved_activations,
+            position.is_last,
+        );
         peak.state = self.state_of(self.frozen.llm, parameters);
         (parameters, peak)
     }
@@ -236,33 +254,33 @@ impl<'a> PipelineMemory<'a> {
         } else {
             self.trained_state
         };
-        state.of(parameters)
+        state.for_parameters(parameters)
     }
 
     /// Replaces state and activations where there are points of the same way of training.
     fn take_measured(
         &self,
         module: Module,
-        place: &Place,
-        layout: &ModuleLayout,
+        position: &StagePosition,
+        layout: &ModuleStages,
         peak: &mut Peak,
     ) -> Result<bool> {
         let points = self.measured.iter().find(|(of, _)| *of == module);
         let Some((_, points)) = points else { return Ok(false) };
-        if self.kept != Kept::All || self.frozen != Frozen::default() {
+        if self.saved_activations != SavedActivations::All || self.frozen != FrozenParts::default() {
             return Ok(false);
         }
         let tp = layout.execution.tp.get();
         let in_module = |error: FitError| Error::Memory { module, reason: error.to_string() };
-        peak.state = points.state_bytes(place.layers, tp).map_err(in_module)?;
+        peak.state = points.state_bytes(position.layers, tp).map_err(in_module)?;
         let one =
-            points.activation_bytes(place.layers, tp, 1, layout.microbatch_tokens).map_err(in_module)?;
-        peak.activations = one.saturating_mul(u64::from(place.in_flight));
+            points.activation_bytes(position.layers, tp, 1, layout.microbatch_tokens).map_err(in_module)?;
+        peak.activations = one.saturating_mul(u64::from(position.in_flight));
         Ok(true)
     }
 }
 
-impl ModuleLayout {
+impl ModuleStages {
     /// Splits a module's layers over so many stages, as equal as can be, at a TP degree.
     #[must_use]
     pub fn even(layers: u32, stages: NonZeroU32, tp: NonZeroU32, microbatch_tokens: u64) -> Self {
@@ -280,11 +298,11 @@ mod tests {
         NonZeroU32::new(value).unwrap()
     }
 
-    fn layouts(spec: &ModelSpec, stages: [u32; 2], tp: u32) -> Vec<ModuleLayout> {
+    fn layouts(spec: &ModelSpec, stages: [u32; 2], tp: u32) -> Vec<ModuleStages> {
         let encoder = spec.vision.unwrap().encoder;
         vec![
-            ModuleLayout::even(encoder.layers, one(stages[0]), one(tp), 7290),
-            ModuleLayout::even(spec.llm.layers, one(stages[1]), one(tp), 8192),
+            ModuleStages::even(encoder.layers, one(stages[0]), one(tp), 7290),
+            ModuleStages::even(spec.llm.layers, one(stages[1]), one(tp), 8192),
         ]
     }
 
@@ -310,12 +328,16 @@ mod tests {
     #[test]
     fn recomputation_and_tensor_parallelism_take_less() {
         let spec = spec();
-        let total = |kept, tp| {
-            let memory = PipelineMemory::new(&spec).microbatches(8).kept(kept);
+        let total = |saved_activations, tp| {
+            let memory = PipelineMemory::new(&spec).microbatches(8).saved_activations(saved_activations);
             let stages = memory.stages(&layouts(&spec, [1, 2], tp)).unwrap();
             stages.iter().map(|stage| stage.peak.total()).collect::<Vec<_>>()
         };
-        let (all, again, split) = (total(Kept::All, 1), total(Kept::LayerInputs, 1), total(Kept::All, 4));
+        let (all, again, split) = (
+            total(SavedActivations::All, 1),
+            total(SavedActivations::LayerInputs, 1),
+            total(SavedActivations::All, 4),
+        );
         assert!(all.iter().zip(&again).all(|(all, again)| again < all), "{all:?} {again:?}");
         assert!(all.iter().zip(&split).all(|(all, split)| split < all), "{all:?} {split:?}");
     }
@@ -357,7 +379,11 @@ mod tests {
         assert_eq!(stages[1].peak.state, 8_000_000_000);
         assert_eq!(stages[1].peak.activations, 2 * 8192 * 29_000);
         assert_eq!(stages[2].peak.buffers, 77);
-        let again = memory.clone().kept(Kept::LayerInputs).stages(&layouts(&spec, [1, 2], 1)).unwrap();
+        let again = memory
+            .clone()
+            .saved_activations(SavedActivations::LayerInputs)
+            .stages(&layouts(&spec, [1, 2], 1))
+            .unwrap();
         assert!(!again[1].is_measured);
         let error = memory.stages(&layouts(&spec, [1, 2], 2)).unwrap_err().to_string();
         assert_eq!(error, "memory of llm: TP 2 was not measured, only 1");

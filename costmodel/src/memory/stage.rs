@@ -6,9 +6,9 @@
 
 use std::num::NonZeroU32;
 
-use super::activation::{Activations, Execution, Kept};
-use super::measured::{FitError, MeasuredMemory};
-use super::state::{LlmStage, StateBytes, encoder_parameters};
+use super::activation::{ActivationBytes, Execution, SavedActivations};
+use super::fit::{FitError, MeasuredMemory};
+use super::state::{StageLayers, StateBytes, encoder_parameters};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
 use crate::module::Module;
 
@@ -17,8 +17,8 @@ use crate::module::Module;
 pub struct StageByTokens {
     /// Parameters, gradients, optimizer.
     pub fixed_bytes: f64,
-    /// Kept for each token of every microbatch in flight.
-    pub kept_bytes_per_token: f64,
+    /// SavedActivations for each token of every microbatch in flight.
+    pub saved_bytes_per_token: f64,
     /// Besides, for each token of the microbatch that is computed.
     pub working_bytes_per_token: f64,
 }
@@ -26,14 +26,14 @@ pub struct StageByTokens {
 /// Memory of one module, at any TP degree that is known.
 #[derive(Debug, Clone)]
 pub struct ModuleMemory {
-    part: Part,
+    spec: ModuleSpec,
     llm_hidden: u32,
     state: StateBytes,
     measured: Option<MeasuredMemory>,
 }
 
 #[derive(Debug, Clone)]
-enum Part {
+enum ModuleSpec {
     Encoder(EncoderSpec),
     Llm(LlmSpec),
 }
@@ -41,13 +41,13 @@ enum Part {
 impl ModuleMemory {
     /// Computes memory from the dimensions of a model; `None` if the model has no such module.
     #[must_use]
-    pub fn of(spec: &ModelSpec, module: Module, state: StateBytes) -> Option<Self> {
-        let part = match module {
-            Module::Vision => Part::Encoder(spec.vision?.encoder),
-            Module::Audio => Part::Encoder(spec.audio?.encoder),
-            Module::Llm => Part::Llm(spec.llm),
+    pub fn from_spec(model: &ModelSpec, module: Module, state: StateBytes) -> Option<Self> {
+        let spec = match module {
+            Module::Vision => ModuleSpec::Encoder(model.vision?.encoder),
+            Module::Audio => ModuleSpec::Encoder(model.audio?.encoder),
+            Module::Llm => ModuleSpec::Llm(model.llm),
         };
-        Some(Self { part, llm_hidden: spec.llm.hidden, state, measured: None })
+        Some(Self { spec, llm_hidden: model.llm.hidden, state, measured: None })
     }
 
     /// Takes memory from measured points instead; formulas stay for what is kept under recomputation.
@@ -67,18 +67,23 @@ impl ModuleMemory {
     ///
     /// # Errors
     /// [`FitError::UnknownDegree`] if memory was measured, but not at this degree.
-    pub fn stage(&self, tp: NonZeroU32, stage: LlmStage, kept: Kept) -> Result<StageByTokens, FitError> {
+    pub fn stage(
+        &self,
+        tp: NonZeroU32,
+        stage: StageLayers,
+        kept: SavedActivations,
+    ) -> Result<StageByTokens, FitError> {
         let execution = Execution { tp, ..Execution::default() };
-        let activations = match &self.part {
-            Part::Encoder(spec) => Activations::of_encoder(spec, execution),
-            Part::Llm(spec) => Activations::of_llm(spec, execution),
+        let activations = match &self.spec {
+            ModuleSpec::Encoder(spec) => ActivationBytes::for_encoder(spec, execution),
+            ModuleSpec::Llm(spec) => ActivationBytes::for_llm(spec, execution),
         };
         let inputs = activations.input_bytes_per_token as f64 * f64::from(stage.layers);
         let Some(measured) = &self.measured else {
             let peak = activations.peak(stage.layers, 1, 1, kept, self.is_llm() && stage.is_last);
             return Ok(StageByTokens {
-                fixed_bytes: self.state.of(self.parameters(tp, stage)) as f64,
-                kept_bytes_per_token: peak.activations as f64,
+                fixed_bytes: self.state.for_parameters(self.parameters(tp, stage)) as f64,
+                saved_bytes_per_token: peak.activations as f64,
                 working_bytes_per_token: peak.working_set as f64,
             });
         };
@@ -88,12 +93,12 @@ impl ModuleMemory {
         };
         let all = per_token(stage.layers)?;
         Ok(match kept {
-            Kept::All => {
-                StageByTokens { fixed_bytes, kept_bytes_per_token: all, working_bytes_per_token: 0.0 }
+            SavedActivations::All => {
+                StageByTokens { fixed_bytes, saved_bytes_per_token: all, working_bytes_per_token: 0.0 }
             }
-            Kept::LayerInputs => StageByTokens {
+            SavedActivations::LayerInputs => StageByTokens {
                 fixed_bytes,
-                kept_bytes_per_token: inputs.min(all),
+                saved_bytes_per_token: inputs.min(all),
                 working_bytes_per_token: per_token(1)?.min(all),
             },
         })
@@ -101,15 +106,15 @@ impl ModuleMemory {
 
     /// Returns the parameters of a stage on one rank of a TP group.
     #[must_use]
-    pub fn parameters(&self, tp: NonZeroU32, stage: LlmStage) -> u64 {
-        match &self.part {
-            Part::Encoder(spec) => encoder_parameters(spec, self.llm_hidden, stage, tp),
-            Part::Llm(spec) => stage.parameters(spec, tp),
+    pub fn parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
+        match &self.spec {
+            ModuleSpec::Encoder(spec) => encoder_parameters(spec, self.llm_hidden, stage, tp),
+            ModuleSpec::Llm(spec) => stage.parameters(spec, tp),
         }
     }
 
     const fn is_llm(&self) -> bool {
-        matches!(self.part, Part::Llm(_))
+        matches!(self.spec, ModuleSpec::Llm(_))
     }
 }
 
@@ -123,20 +128,20 @@ mod tests {
 
     const TP: NonZeroU32 = NonZeroU32::MIN;
 
-    fn stage(layers: u32) -> LlmStage {
-        LlmStage { layers, is_first: false, is_last: false }
+    fn stage(layers: u32) -> StageLayers {
+        StageLayers { layers, is_first: false, is_last: false }
     }
 
     #[test]
     fn formulas_are_those_of_state_and_activations() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
-        let memory = ModuleMemory::of(&spec, Module::Llm, StateBytes::ADAM).unwrap();
-        let inner = memory.stage(TP, stage(7), Kept::All).unwrap();
+        let memory = ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap();
+        let inner = memory.stage(TP, stage(7), SavedActivations::All).unwrap();
         assert!((inner.fixed_bytes - 16.0 * memory.parameters(TP, stage(7)) as f64).abs() < 1.0);
-        let kept = memory.stage(TP, stage(7), Kept::LayerInputs).unwrap();
-        assert!((kept.kept_bytes_per_token - 7.0 * 7168.0).abs() < 1e-6);
-        assert!((kept.working_bytes_per_token * 7.0 - inner.kept_bytes_per_token).abs() < 1e-6);
-        let audio = ModuleMemory::of(&spec, Module::Audio, StateBytes::ADAM);
+        let kept = memory.stage(TP, stage(7), SavedActivations::LayerInputs).unwrap();
+        assert!((kept.saved_bytes_per_token - 7.0 * 7168.0).abs() < 1e-6);
+        assert!((kept.working_bytes_per_token * 7.0 - inner.saved_bytes_per_token).abs() < 1e-6);
+        let audio = ModuleMemory::from_spec(&spec, Module::Audio, StateBytes::ADAM);
         assert!(audio.is_none(), "the model does not hear");
     }
 
@@ -151,12 +156,15 @@ mod tests {
             state_bytes: 1e9 + 2e9 * f64::from(layers),
             activation_bytes: (5e6 + 3e6 * f64::from(layers)) * 1024.0 / 1000.0,
         };
-        let memory = ModuleMemory::of(&spec, Module::Llm, StateBytes::ADAM).unwrap();
+        let memory = ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap();
         let memory = memory.measured(MeasuredMemory::fit(&[point(3), point(4)]).unwrap());
-        let found = memory.stage(TP, stage(10), Kept::All).unwrap();
+        let found = memory.stage(TP, stage(10), SavedActivations::All).unwrap();
         assert!((found.fixed_bytes / 21e9 - 1.0).abs() < 1e-6);
-        assert!((found.kept_bytes_per_token / 35e3 - 1.0).abs() < 1e-6);
+        assert!((found.saved_bytes_per_token / 35e3 - 1.0).abs() < 1e-6);
         let two = NonZeroU32::new(2).unwrap();
-        assert!(matches!(memory.stage(two, stage(10), Kept::All), Err(FitError::UnknownDegree { .. })));
+        assert!(matches!(
+            memory.stage(two, stage(10), SavedActivations::All),
+            Err(FitError::UnknownDegree { .. })
+        ));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use crate::model::{EncoderParameters, LlmParameters};
 use crate::model::{EncoderSpec, LlmSpec};
-use crate::parameters::{EncoderParameters, LlmParameters};
 
 /// Bytes that are held for each parameter.
 ///
@@ -34,7 +34,7 @@ impl StateBytes {
 
     /// Returns the bytes of so many parameters, rounded up, saturating.
     #[must_use]
-    pub fn of(&self, parameters: u64) -> u64 {
+    pub fn for_parameters(&self, parameters: u64) -> u64 {
         let each = u64::from(self.parameter) + u64::from(self.gradient);
         let shared = parameters.div_ceil(u64::from(self.optimizer_ranks.get()));
         parameters.saturating_mul(each).saturating_add(shared.saturating_mul(u64::from(self.optimizer)))
@@ -43,7 +43,7 @@ impl StateBytes {
 
 /// Which part of an LLM a stage holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LlmStage {
+pub struct StageLayers {
     /// Its transformer layers.
     pub layers: u32,
     /// Whether it holds the embedding.
@@ -52,7 +52,7 @@ pub struct LlmStage {
     pub is_last: bool,
 }
 
-impl LlmStage {
+impl StageLayers {
     /// Returns the parameters of the stage on one rank of a TP group.
     ///
     /// Matrices, with the biases of those that are split by columns, are divided by `tp`, heads and words rounded
@@ -84,7 +84,7 @@ impl LlmStage {
 /// Matrices of layers and projector are divided by `tp`, heads and widths rounded up; everything else, biases
 /// among it, is on every rank.
 #[must_use]
-pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: LlmStage, tp: NonZeroU32) -> u64 {
+pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: StageLayers, tp: NonZeroU32) -> u64 {
     let whole = EncoderParameters::new(spec, llm_hidden);
     let vectors = u64::from(spec.details.layer_vectors)
         .saturating_mul(u64::from(spec.hidden))
@@ -109,21 +109,21 @@ mod tests {
         NonZeroU32::new(degree).unwrap()
     }
 
-    fn stages(layers: u32, count: u32) -> Vec<LlmStage> {
+    fn stages(layers: u32, count: u32) -> Vec<StageLayers> {
         let shares = split_layers(layers, count).into_iter().zip(0u32..);
-        let stage = |(layers, at)| LlmStage { layers, is_first: at == 0, is_last: at + 1 == count };
+        let stage = |(layers, at)| StageLayers { layers, is_first: at == 0, is_last: at + 1 == count };
         shares.map(stage).collect()
     }
 
     #[test]
     fn a_parameter_takes_sixteen_or_eighteen_bytes() {
-        assert_eq!(StateBytes::ADAM.of(1000), 16_000);
-        assert_eq!(StateBytes::ADAM_F32_GRADIENTS.of(1000), 18_000);
-        assert_eq!(StateBytes::FROZEN.of(1000), 2000);
+        assert_eq!(StateBytes::ADAM.for_parameters(1000), 16_000);
+        assert_eq!(StateBytes::ADAM_F32_GRADIENTS.for_parameters(1000), 18_000);
+        assert_eq!(StateBytes::FROZEN.for_parameters(1000), 2000);
         let sharded = StateBytes { optimizer_ranks: tp(8), ..StateBytes::ADAM };
-        assert_eq!(sharded.of(1000), 4000 + 125 * 12);
-        assert_eq!(sharded.of(1001), 4004 + 126 * 12);
-        assert_eq!(StateBytes::ADAM.of(u64::MAX), u64::MAX);
+        assert_eq!(sharded.for_parameters(1000), 4000 + 125 * 12);
+        assert_eq!(sharded.for_parameters(1001), 4004 + 126 * 12);
+        assert_eq!(StateBytes::ADAM.for_parameters(u64::MAX), u64::MAX);
     }
 
     #[test]
@@ -150,14 +150,14 @@ mod tests {
     #[test]
     fn a_tensor_parallel_rank_holds_its_heads() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
-        let layer = LlmStage { layers: 1, is_first: false, is_last: false };
+        let layer = StageLayers { layers: 1, is_first: false, is_last: false };
         let projections = 2 * 3584 * (7 + 1) * 128 + (7 + 2) * 128;
         let expected = projections + 3 * 3584 * 18_944 / 4 + 2 * 3584;
         assert_eq!(layer.parameters(&spec, tp(4)), expected);
         // Eight ranks share 4 key heads: each still holds one.
         let eighth = 2 * 3584 * (4 + 1) * 128 + (4 + 2) * 128 + 3 * 3584 * 2368 + 2 * 3584;
         assert_eq!(layer.parameters(&spec, tp(8)), eighth);
-        let last = LlmStage { layers: 0, is_first: false, is_last: true };
+        let last = StageLayers { layers: 0, is_first: false, is_last: true };
         assert_eq!(last.parameters(&spec, tp(4)), 3584 + 152_064 / 4 * 3584);
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let mut spec = ModelSpec::preset("tiny").unwrap().llm;
         spec.details.has_tied_embeddings = true;
         let embedding = 4096 * 256;
-        let whole = LlmStage { layers: 4, is_first: true, is_last: true };
+        let whole = StageLayers { layers: 4, is_first: true, is_last: true };
         assert_eq!(whole.parameters(&spec, tp(1)), LlmParameters::new(&spec).total());
         let split: u64 = stages(4, 2).iter().map(|stage| stage.parameters(&spec, tp(1))).sum();
         assert_eq!(split, LlmParameters::new(&spec).total() + embedding);

@@ -5,11 +5,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::module::Module;
+use crate::quantiles::median_of_sorted;
 
 /// Spread that is assumed of a point with too few repeats to show one, as a fraction of its time.
 const ASSUMED_SPREAD: f64 = 0.05;
 /// Repeats from which a spread is taken from the measurements.
-pub(super) const REPEATS_MIN: usize = 3;
+pub(crate) const REPEATS_MIN: usize = 3;
 /// The median absolute deviation of a normal distribution times this is its standard deviation.
 const MAD_TO_DEVIATION: f64 = 1.4826;
 
@@ -22,10 +23,11 @@ pub enum Part {
     /// Those products alone: scaled dot-product attention.
     Attention,
     /// What is outside the layers: patch embedding and projector of an encoder, embedding and LM head of an LLM.
-    Ends,
+    #[serde(rename = "ends")]
+    OutsideLayers,
     /// Linear work and attention together, measured as one.
     Whole,
-    /// Last norm, LM head and loss over the tokens that are learned, where these run alone; [`Part::Ends`] then
+    /// Last norm, LM head and loss over the tokens that are learned, where these run alone; [`Part::OutsideLayers`] then
     /// leaves them out.
     Head,
 }
@@ -43,11 +45,12 @@ pub enum Phase {
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 5] = [Self::Linear, Self::Attention, Self::Ends, Self::Whole, Self::Head];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Linear, Self::Attention, Self::OutsideLayers, Self::Whole, Self::Head];
 
     /// Whether the part is outside the layers, so that it has no layer count.
-    pub(super) const fn is_outside_layers(self) -> bool {
-        matches!(self, Self::Ends | Self::Head)
+    pub(crate) const fn is_outside_layers(self) -> bool {
+        matches!(self, Self::OutsideLayers | Self::Head)
     }
 
     /// Returns the part's name: `linear`, `attention`, `ends`, `whole` or `head`.
@@ -56,7 +59,7 @@ impl Part {
         match self {
             Self::Linear => "linear",
             Self::Attention => "attention",
-            Self::Ends => "ends",
+            Self::OutsideLayers => "ends",
             Self::Whole => "whole",
             Self::Head => "head",
         }
@@ -100,7 +103,7 @@ pub struct Setting {
     pub phase: Phase,
     /// Tensor-parallel degree, at least 1; the time is that of the whole group.
     pub tp: u32,
-    /// Transformer layers that ran, 0 for [`Part::Ends`] and [`Part::Head`].
+    /// Transformer layers that ran, 0 for [`Part::OutsideLayers`] and [`Part::Head`].
     pub layers: u32,
     /// Sequences side by side: tiles, windows, samples.
     pub batch: u32,
@@ -164,12 +167,6 @@ fn point(repeats: &[Measurement]) -> Point {
     }
 }
 
-/// The middle value, or the mean of the two in the middle.
-pub(crate) fn median_of_sorted(sorted: &[f64]) -> f64 {
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,10 +189,5 @@ mod tests {
         assert_eq!((points[1].repeats, points[1].bytes), (5, Some(900)));
         assert!((points[1].microseconds - 10.5).abs() < 1e-12);
         assert!((points[1].spread_microseconds - 1.4826 * 0.5).abs() < 1e-12);
-    }
-
-    #[test]
-    fn an_even_number_of_repeats_has_the_mean_of_the_middle_two() {
-        assert!((median_of_sorted(&[1.0, 2.0, 4.0, 9.0]) - 3.0).abs() < 1e-12);
     }
 }

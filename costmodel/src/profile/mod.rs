@@ -30,22 +30,12 @@
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.2.1: throughput of encoder batches, and of attention
 //! and linear work of the LLM apart. There rates are interpolated; here times are, see `curve.rs`.
 
-mod compose;
-mod curve;
-mod dimensions;
-mod interpolation;
-mod layer_times;
-mod layers;
-mod lookup;
 mod measurement;
-mod module_timing;
 mod reference;
 mod reference_models;
 mod rows;
-mod surface;
 mod table;
-mod timing;
-mod warning;
+mod widths;
 mod write;
 
 use std::collections::BTreeMap;
@@ -53,18 +43,12 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-pub use dimensions::Dimensions;
-pub use interpolation::TimeCurve;
-pub use layer_times::LayerTimes;
 pub use measurement::{Measurement, Part, Phase, Point, Setting};
 pub use reference::StepMemory;
 pub use reference_models::reference_model;
-pub use timing::{PredictedTime, ProfileOptions};
-pub use warning::ProfileWarning;
+pub use widths::ModuleWidths;
 
-pub(crate) use lookup::PartTimes;
-pub(crate) use measurement::median_of_sorted;
-pub(crate) use timing::{Load, ProfileTiming, whole_ns};
+pub(crate) use measurement::REPEATS_MIN;
 
 /// Key of the first metadata line.
 const SCHEMA_KEY: &str = "dflop-profile";
@@ -87,7 +71,7 @@ pub struct ProfileFile {
     /// Metadata in the order of the file, without the widths of modules.
     pub metadata: Vec<(String, String)>,
     /// Widths of the modules that were measured.
-    pub dimensions: BTreeMap<Module, Dimensions>,
+    pub widths: BTreeMap<Module, ModuleWidths>,
     /// Its rows.
     pub measurements: Vec<Measurement>,
     /// Memory, of a file of the reference.
@@ -142,10 +126,10 @@ impl Profile {
     }
 
     /// Returns all points with the widths that their files state, widths unknown where they do not.
-    pub(crate) fn points_with_widths(&self) -> Vec<(Point, Dimensions)> {
+    pub(crate) fn points_with_widths(&self) -> Vec<(Point, ModuleWidths)> {
         let of_file = |file: &ProfileFile| {
             let points = measurement::points(&file.measurements).into_iter();
-            let widths = file.dimensions.clone();
+            let widths = file.widths.clone();
             points.map(move |point| (point, widths.get(&point.setting.module).cloned().unwrap_or_default()))
         };
         self.files.iter().flat_map(of_file).collect()
@@ -160,14 +144,14 @@ impl Profile {
     ///
     /// # Errors
     /// [`Error::ProfileLacks`] if there are none of this module or all have other widths.
-    pub(crate) fn select(&self, module: Module, wanted: &Dimensions) -> Result<(Vec<Point>, Vec<String>)> {
+    pub(crate) fn select(&self, module: Module, wanted: &ModuleWidths) -> Result<(Vec<Point>, Vec<String>)> {
         let (mut chosen, mut others, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for file in &self.files {
             let of_module = || file.measurements.iter().filter(|row| row.setting.module == module);
             if of_module().next().is_none() {
                 continue;
             }
-            match file.dimensions.get(&module).filter(|widths| widths.is_known()) {
+            match file.widths.get(&module).filter(|widths| widths.is_known()) {
                 Some(widths) if !widths.fits(wanted) => {
                     others.push(format!("`{}` has {widths}", file.name));
                     continue;
@@ -212,6 +196,3 @@ impl ProfileFile {
         self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 }
-
-#[cfg(test)]
-mod tests;

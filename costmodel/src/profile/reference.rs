@@ -6,9 +6,9 @@
 //! means of two runs are not what it computes with.
 
 use super::ProfileFile;
-use super::dimensions::Dimensions;
 use super::measurement::{Measurement, Part, Phase, Setting};
 use super::table::{Row, Table};
+use super::widths::ModuleWidths;
 use crate::error::Result;
 use crate::module::Module;
 
@@ -111,9 +111,9 @@ impl FileName {
     fn file(self, path: &str) -> ProfileFile {
         let [hidden, ffn] = self.model.widths;
         let name = Some(format!("{}-{}", self.model.name, self.model.size));
-        let widths = Dimensions { name, hidden: Some(hidden), ffn: Some(ffn), ..Dimensions::default() };
+        let widths = ModuleWidths { name, hidden: Some(hidden), ffn: Some(ffn), ..ModuleWidths::default() };
         let mut file = ProfileFile { name: path.to_owned(), ..ProfileFile::default() };
-        file.dimensions.insert(self.model.module, widths);
+        file.widths.insert(self.model.module, widths);
         file
     }
 
@@ -201,7 +201,7 @@ mod tests {
             assert_eq!((setting.module, setting.part, setting.phase), (module, part, Phase::Backward));
             assert_eq!((setting.tp, setting.layers, setting.batch, setting.tokens), (1, 4, 1, 1024));
             assert!((file.measurements[1].microseconds - 2000.0).abs() < 1e-9);
-            assert_eq!(file.dimensions[&module].hidden, Some(3584));
+            assert_eq!(file.widths[&module].hidden, Some(3584));
         }
         for other in ["thr_llavaov_gpt_7b.csv", "profile.csv", "thr.csv", "thr_llavaov_qwen2.5_7b.txt"] {
             assert!(parse(other, TIMES).is_none(), "{other}");

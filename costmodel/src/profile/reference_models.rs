@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 
 use super::Profile;
 use crate::error::{Error, Result};
+use crate::model::towers::{self, InternVitOptions, SquareInput, TowerSize};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::AnyRes;
 use crate::tokens::dynamic_tiles::DynamicTiles;
-use crate::towers::{self, Dimensions, InternVitParts, Square};
 
 const PATCH_INPUTS: u32 = 3 * 14 * 14;
 
@@ -104,12 +104,12 @@ fn encoder(name: &str, size: &str, family: &str, llm: &LlmSpec) -> Result<Encode
         return Err(Error::ProfileMixed { reason: format!("unknown encoder {name} {size}") });
     };
     let [layers, hidden, heads, ffn] = *row;
-    let dimensions = Dimensions { layers, hidden, heads, ffn };
+    let dimensions = TowerSize { layers, hidden, heads, ffn };
     let tower = if name == "siglip" {
-        towers::siglip(dimensions, Square { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
+        towers::siglip(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
     } else {
-        let parts = if size == "6b" { InternVitParts::LARGE } else { InternVitParts::SMALL };
-        towers::intern_vit(dimensions, Square { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)
+        let parts = if size == "6b" { InternVitOptions::LARGE } else { InternVitOptions::SMALL };
+        towers::intern_vit(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)
     };
     let projector = match family {
         "internvl" => towers::intern_vl_projector(hidden, 4, llm.hidden),

@@ -1,15 +1,14 @@
 //! Reads this project's profile files.
 
-use super::dimensions::Dimensions;
 use super::measurement::{Measurement, Part, Phase, Setting};
 use super::table::{Row, Table};
+use super::widths::ModuleWidths;
 use super::{ProfileFile, SCHEMA_KEY, SCHEMA_VERSION};
 use crate::error::Result;
 use crate::module::Module;
 
 const REQUIRED: [&str; 8] = ["module", "part", "phase", "tp", "layers", "batch", "tokens", "microseconds"];
 const OPTIONAL: [&str; 1] = ["bytes"];
-const MODULES: [Module; 3] = [Module::Vision, Module::Audio, Module::Llm];
 
 /// Reads a file of the schema in [`super`].
 pub(super) fn parse(name: &str, text: &str) -> Result<ProfileFile> {
@@ -17,10 +16,10 @@ pub(super) fn parse(name: &str, text: &str) -> Result<ProfileFile> {
     check_version(&table)?;
     let mut file = ProfileFile { name: name.to_owned(), ..ProfileFile::default() };
     for &(line, key, value) in &table.metadata {
-        match MODULES.into_iter().find(|module| module.name() == key) {
+        match Module::ALL.into_iter().find(|module| module.name() == key) {
             Some(module) => {
-                let parsed = Dimensions::parse(value).map_err(|reason| table.error(line, key, reason))?;
-                file.dimensions.insert(module, parsed);
+                let parsed = ModuleWidths::parse(value).map_err(|reason| table.error(line, key, reason))?;
+                file.widths.insert(module, parsed);
             }
             None => file.metadata.push((key.to_owned(), value.to_owned())),
         }
@@ -41,7 +40,7 @@ fn check_version(table: &Table<'_>) -> Result<()> {
 }
 
 fn measurement(row: Row<'_>) -> Result<Measurement> {
-    let module = word(&row, "module", &MODULES, Module::name)?;
+    let module = word(&row, "module", &Module::ALL, Module::name)?;
     let part = word(&row, "part", &Part::ALL, Part::name)?;
     let phase = word(&row, "phase", &Phase::ALL, Phase::name)?;
     let layers = if part.is_outside_layers() { row.count("layers")? } else { row.positive("layers")? };
@@ -80,7 +79,7 @@ mod tests {
             file.metadata,
             [("dflop-profile", "1"), ("device", "abacus")].map(|(a, b)| (a.into(), b.into()))
         );
-        assert_eq!(file.dimensions[&Module::Llm].to_string(), "hidden=256 heads=4 name=tiny");
+        assert_eq!(file.widths[&Module::Llm].to_string(), "hidden=256 heads=4 name=tiny");
         let [forward, backward] = &file.measurements[..] else { panic!("two rows") };
         assert_eq!((forward.setting.tokens, forward.bytes, backward.bytes), (512, Some(1024), None));
         assert_eq!((forward.setting.phase, backward.setting.phase), (Phase::Forward, Phase::Backward));
@@ -90,7 +89,7 @@ mod tests {
     fn columns_come_in_any_order() {
         let text = "# dflop-profile: 1\nmicroseconds,tokens,batch,layers,tp,phase,part,module\n3,2,1,0,1,forward,ends,llm\n";
         let file = parse("p.csv", text).unwrap();
-        assert_eq!(file.measurements[0].setting.part, Part::Ends);
+        assert_eq!(file.measurements[0].setting.part, Part::OutsideLayers);
         assert!((file.measurements[0].microseconds - 3.0).abs() < 1e-12);
     }
 

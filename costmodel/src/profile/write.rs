@@ -32,7 +32,7 @@ impl ProfileFile {
         for (key, value) in self.metadata.iter().filter(|(key, _)| key != SCHEMA_KEY) {
             line(key, value);
         }
-        for (module, widths) in &self.dimensions {
+        for (module, widths) in &self.widths {
             line(module.name(), &widths.to_string());
         }
         text.push_str(COLUMNS);
@@ -51,7 +51,7 @@ impl ProfileFile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Dimensions, Measurement, Part, Phase, Profile, Setting};
+    use super::super::{Measurement, ModuleWidths, Part, Phase, Profile, Setting};
     use super::*;
     use crate::module::Module;
     use proptest::prelude::*;
@@ -73,8 +73,8 @@ mod tests {
                 measurements: rows.iter().map(row).collect(),
                 ..ProfileFile::default()
             };
-            let widths = Dimensions { hidden: Some(64), heads: Some(4), name: Some("m".into()), ..Dimensions::default() };
-            file.dimensions.insert(Module::Audio, widths);
+            let widths = ModuleWidths { hidden: Some(64), heads: Some(4), name: Some("m".into()), ..ModuleWidths::default() };
+            file.widths.insert(Module::Audio, widths);
             let read = Profile::parse([("p.csv", file.to_csv().as_str())]).unwrap();
             prop_assert_eq!(read.files(), &[file]);
         }

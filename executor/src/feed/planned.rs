@@ -92,7 +92,7 @@ impl PlannedTimes {
                 for &place in places {
                     planner.row(plan.samples[place as usize]).read_shape(&mut shape);
                     // A sample that the model refuses was planned at no cost.
-                    samples.extend(planner.model().uncorrected(module, &shape).ok().flatten());
+                    samples.extend(planner.model().predict_uncorrected(module, &shape).ok().flatten());
                 }
                 if measured_ns > 0 && !samples.is_empty() {
                     all.push(Observation { module, measured_ns, samples });

@@ -7,7 +7,8 @@
 //!
 //! Ends where no interval is left, at the largest number of points, or when the source has spent its budget.
 
-use dflop_costmodel::profile::{Part, TimeCurve};
+use dflop_costmodel::TimeCurve;
+use dflop_costmodel::profile::Part;
 
 use crate::error::Result;
 

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, Observation, Tracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, Observation};
 use dflop_costmodel::{CostModel, Module, SampleShape};
 use serde::Serialize;
 
@@ -217,7 +217,7 @@ impl Runs {
     }
 
     fn checked(&self, microbatch: usize, predictor: &CostModel) -> Result<Vec<Checked>> {
-        let predicted = predictor.predict_packed(&self.drawn.shapes)?;
+        let predicted = predictor.predict_microbatch(&self.drawn.shapes)?;
         let mut all = Vec::new();
         for ((module, context), runs) in self.contexts.iter().zip(&self.taken_ns) {
             let place = predictor.modules().iter().position(|of| of == module);
@@ -252,7 +252,7 @@ fn compare(runs: &[Runs], predictor: &CostModel, clock: Clock) -> Result<CheckRe
         let corrected = predictor.clone().correction(Some(Arc::new(table.clone())));
         for row in microbatches.iter_mut().filter(|row| row.microbatch >= half) {
             let place = corrected.modules().iter().position(|of| *of == row.module);
-            let times = corrected.predict_packed(&runs[row.microbatch].drawn.shapes)?;
+            let times = corrected.predict_microbatch(&runs[row.microbatch].drawn.shapes)?;
             row.corrected_ns = place.map(|place| times.as_slice()[place]);
         }
     } else {
@@ -281,7 +281,7 @@ fn learn(runs: &[Runs], checked: &[Checked], predictor: &CostModel) -> Result<Op
     // Two intervals: what the first teaches must pay in the second.
     let interval_steps = (learned.len() / 2).max(1) as u64;
     let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
-    let mut tracker = Tracker::new(options)?;
+    let mut tracker = CorrectionTracker::new(options)?;
     let mut table = None;
     for observation in &learned {
         tracker.observe(observation)?;
@@ -299,7 +299,7 @@ fn shares(
 ) -> Result<Vec<(u64, u64)>> {
     let mut samples = Vec::new();
     for shape in shapes {
-        samples.extend(predictor.uncorrected(module, shape)?);
+        samples.extend(predictor.predict_uncorrected(module, shape)?);
     }
     let sum: u64 = samples.iter().map(|sample| sample.1).sum();
     let scale = predicted_ns as f64 / sum.max(1) as f64;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
 use dflop_costmodel::model::{EncoderSpec, LlmSpec};
-use dflop_costmodel::profile::{Dimensions, Measurement, Part, ProfileFile};
+use dflop_costmodel::profile::{Measurement, ModuleWidths, Part, ProfileFile};
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{EncoderParameters, LlmParameters, Module};
 
@@ -126,7 +126,7 @@ pub fn measure(
         let share = left.max(0.0) / (modules.len() - index) as f64;
         let turn = Turn { start: Instant::now(), seconds: share };
         let (rows, report) = measure_module(model, device, options, module, turn, &mut progress)?;
-        file.dimensions.extend(Dimensions::of(&model.spec, module).map(|widths| (module, widths)));
+        file.widths.extend(ModuleWidths::from_spec(&model.spec, module).map(|widths| (module, widths)));
         file.measurements.extend(rows);
         reports.push(report);
     }

@@ -213,13 +213,13 @@ impl<'a> Subject<'a> {
         rows.extend(of(Part::Attention, 1, shape, both(full)));
         let targets = SampleTokens::text(length as usize).targets() as u32 * batch;
         if self.module == Module::Llm {
-            rows.extend(of(Part::Ends, 0, shape, both(first)));
+            rows.extend(of(Part::OutsideLayers, 0, shape, both(first)));
             if targets > 0 {
                 rows.extend(of(Part::Head, 0, (1, targets), both(last)));
             }
         } else {
             let sum = [first.forward + last.forward, first.backward + last.backward];
-            rows.extend(of(Part::Ends, 0, shape, sum.map(microseconds)));
+            rows.extend(of(Part::OutsideLayers, 0, shape, sum.map(microseconds)));
         }
         let total = [first, body, last].iter().flat_map(|passes| both(*passes)).sum();
         Ok((rows, total))
@@ -242,7 +242,7 @@ impl<'a> Subject<'a> {
             batch: 0,
             tokens: 0,
         };
-        let [linear, ends] = [setting(Part::Linear, self.layers as u32), setting(Part::Ends, 0)];
+        let [linear, ends] = [setting(Part::Linear, self.layers as u32), setting(Part::OutsideLayers, 0)];
         let row = |setting, time| Measurement { setting, microseconds: time, bytes: None };
         let body = microseconds(time_optimizer(self.clock, &mut self.body)?);
         let mut outside = microseconds(time_optimizer(self.clock, &mut self.first)?);

@@ -1,6 +1,6 @@
 //! Measured times of modules over microbatches, added up over the ranks that hold their stages.
 
-use dflop_costmodel::correction::{CorrectionOptions, Tracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
 use crate::comm::{Comm, StepContext};
@@ -62,11 +62,11 @@ impl StepTimes {
 }
 
 /// Learns corrections; every rank the same.
-pub(super) struct Learner(Tracker);
+pub(super) struct Learner(CorrectionTracker);
 
 impl Learner {
     pub(super) fn new(options: CorrectionOptions) -> Result<Self> {
-        Ok(Self(Tracker::new(options)?))
+        Ok(Self(CorrectionTracker::new(options)?))
     }
 
     /// Takes the times of a step; at the end of an interval plans may change from a later step on.

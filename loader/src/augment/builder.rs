@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use super::Augment;
 use crate::error::{Error, Result};
 
-/// How much colors change; 0 is not at all.
+/// Ranges of random color changes; 0 changes nothing.
 ///
-/// `brightness`, `contrast` and `saturation` are drawn from `max(0, 1 - x)` to `1 + x` and multiply; `hue` is drawn
-/// from `-x` to `x`, in turns of the color wheel. They follow each other in this order.
+/// `brightness`, `contrast` and `saturation` are factors drawn from `max(0, 1 - x)` to `1 + x`; `hue` is
+/// drawn from `-x` to `x`, in turns of the color wheel. They are applied in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ColorJitter {
     /// Largest relative change of all values.
@@ -30,7 +30,7 @@ pub(super) struct RandomCrop {
     pub(super) ratio_max: f64,
 }
 
-/// Settings of an [`Augment`].
+/// Builds an [`Augment`].
 #[derive(Debug, Clone, Default)]
 pub struct AugmentBuilder {
     seed: u64,
@@ -40,17 +40,17 @@ pub struct AugmentBuilder {
 }
 
 impl AugmentBuilder {
-    /// Sets what all draws depend on. Default: 0.
+    /// Sets the seed of all random draws. Default: 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Keeps a random part of each image, resized to what is asked for. Default: no.
+    /// Keeps a random part of each image, resized to the requested size. Default: no crop.
     ///
-    /// - `scale`: its share of the image's area, above 0 and at most 1; common is `0.08..=1.0`
-    /// - `ratio`: its width over its height, spread evenly by logarithm; common is `0.75..=4.0 / 3.0`
+    /// - `scale`: share of the image's area that is kept, above 0 and at most 1; common is `0.08..=1.0`
+    /// - `ratio`: width over height of the crop, log-uniform; common is `0.75..=4.0 / 3.0`
     #[must_use]
     pub fn random_crop(mut self, scale: RangeInclusive<f64>, ratio: RangeInclusive<f64>) -> Self {
         let (scale_min, scale_max) = scale.into_inner();
@@ -59,14 +59,14 @@ impl AugmentBuilder {
         self
     }
 
-    /// Exchanges left and right with this probability. Default: 0.
+    /// Mirrors an image from left to right with this probability. Default: 0.
     #[must_use]
     pub fn flip(mut self, probability: f64) -> Self {
         self.flip_probability = probability;
         self
     }
 
-    /// Changes colors. Default: not.
+    /// Changes colors at random. Default: no change.
     #[must_use]
     pub fn color_jitter(mut self, jitter: ColorJitter) -> Self {
         self.jitter = jitter;
@@ -78,24 +78,33 @@ impl AugmentBuilder {
     /// # Errors
     /// [`Error::Config`] if a number is outside its range, or a range is empty.
     pub fn build(self) -> Result<Augment> {
-        let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         if let Some(RandomCrop { scale_min, scale_max, ratio_min, ratio_max }) = self.crop {
             if !(scale_min > 0.0 && scale_min <= scale_max && scale_max <= 1.0) {
-                return invalid("random_crop", "the scale must be a range above 0 and up to 1");
+                let reason = format!(
+                    "the scale must be a non-empty range above 0 and up to 1, got {scale_min} to {scale_max}"
+                );
+                return invalid("random_crop", reason);
             }
             if !(ratio_min > 0.0 && ratio_min <= ratio_max && ratio_max.is_finite()) {
-                return invalid("random_crop", "the ratio must be a range above 0");
+                let reason =
+                    format!("the ratio must be a non-empty range above 0, got {ratio_min} to {ratio_max}");
+                return invalid("random_crop", reason);
             }
         }
         if !(0.0..=1.0).contains(&self.flip_probability) {
-            return invalid("flip", "the probability must be 0 to 1");
+            let reason = format!("the probability must lie between 0 and 1, got {}", self.flip_probability);
+            return invalid("flip", reason);
         }
         let ColorJitter { brightness, contrast, saturation, hue } = self.jitter;
         if [brightness, contrast, saturation].iter().any(|change| !change.is_finite() || *change < 0.0) {
-            return invalid("color_jitter", "brightness, contrast and saturation must be at least 0");
+            let reason = format!(
+                "the changes must be finite and at least 0, got {brightness}, {contrast} and {saturation}"
+            );
+            return invalid("color_jitter", reason);
         }
         if !(0.0..=0.5).contains(&hue) {
-            return invalid("color_jitter", "the hue must be 0 to 0.5");
+            return invalid("color_jitter", format!("the hue must lie between 0 and 0.5, got {hue}"));
         }
         let Self { seed, crop, flip_probability, jitter } = self;
         Ok(Augment { seed, crop, flip_probability, jitter })

@@ -1,16 +1,16 @@
-//! Brightness, contrast, saturation and hue, in this order, as torchvision defines them on RGB values.
+//! Changes brightness, contrast, saturation and hue, in this order, as torchvision defines them on RGB.
 //!
-//! Values are cut off at black and white after each change and rounded once, at the end. Gray is that of ITU-R
-//! BT.601; the hue turns in HSV.
+//! Values are clamped to black and white after each change and rounded once, at the end. Gray is the luma of
+//! ITU-R BT.601; the hue rotates in HSV.
 
 use super::builder::ColorJitter;
 use super::draws::{Draws, Quantity};
 
-/// Shares of red, green and blue in gray.
+/// Weights of red, green and blue in gray.
 const GRAY: [f32; 3] = [0.299, 0.587, 0.114];
 const WHITE: f32 = 255.0;
 
-/// Drawn changes of color.
+/// Color changes drawn for one image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Colors {
     brightness: f32,
@@ -57,12 +57,12 @@ impl Colors {
             if has_hue {
                 color = turn_hue(color, self.hue_turns);
             }
-            // Adding a half and cutting off rounds what is not negative.
+            // Adding a half and truncating rounds to the nearest integer, because no value is negative.
             *pixel = color.map(|value| (value + 0.5) as u8);
         }
     }
 
-    /// Brightness and contrast look at one value at a time, once the mean gray is known.
+    /// Builds the lookup table of brightness and contrast, which need one value at a time and the mean gray.
     fn value_table(&self, pixels: &[[u8; 3]]) -> [f32; 256] {
         let table: [f32; 256] = std::array::from_fn(|value| (value as f32 * self.brightness).min(WHITE));
         let grays = pixels.iter().map(|pixel| gray(pixel.map(|value| table[usize::from(value)])));
@@ -80,7 +80,7 @@ fn blend(base: f32, value: f32, factor: f32) -> f32 {
     (base + (value - base) * factor).clamp(0.0, WHITE)
 }
 
-/// Turns the hue by a fraction of the color wheel, keeping value and chroma of HSV.
+/// Rotates the hue by a fraction of the color wheel, keeping value and chroma of HSV.
 #[expect(clippy::float_cmp, reason = "the largest of three values is one of them")]
 fn turn_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
     const SECTORS: f32 = 6.0;
@@ -98,7 +98,7 @@ fn turn_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
         (red - green) / chroma + 4.0
     };
     let sector = sector + SECTORS * turns;
-    // The wheel seen from red, green and blue in turn.
+    // The offsets place red, green and blue on the six-sector wheel.
     [5.0, 3.0, 1.0].map(|start| {
         let at = (start + sector).rem_euclid(SECTORS);
         most - chroma * at.min(4.0 - at).clamp(0.0, 1.0)

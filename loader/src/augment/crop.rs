@@ -1,18 +1,18 @@
-//! The random resized crop.
+//! Draws the random resized crop.
 //!
 //! # Source
-//! Szegedy et al., "Going Deeper with Convolutions", 2014, arXiv:1409.4842, section 6; the ten attempts and what
-//! follows them are those of torchvision's `RandomResizedCrop`.
+//! Szegedy et al., "Going Deeper with Convolutions", 2014, arXiv:1409.4842, section 6; the ten attempts and
+//! the centered fallback follow torchvision's `RandomResizedCrop`.
 
 use dflop_costmodel::ImageSize;
 
 use super::builder::RandomCrop;
 use super::draws::{Draws, Quantity};
 
-/// Attempts before the center is taken.
+/// Attempts before the centered crop is taken.
 const ATTEMPTS: u64 = 10;
 
-/// A part of an image in whole pixels, not empty.
+/// Rectangle of whole pixels inside an image, never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Crop {
     pub(crate) left: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Crop {
 }
 
 impl RandomCrop {
-    /// Draws a part of an image of this size.
+    /// Draws a rectangle of an image of this size.
     pub(super) fn draw(&self, draws: Draws, shown: ImageSize) -> Crop {
         let area = f64::from(shown.width) * f64::from(shown.height);
         let fits = |length: f64, most: u32| length >= 1.0 && length <= f64::from(most);
@@ -40,7 +40,7 @@ impl RandomCrop {
         self.center(shown)
     }
 
-    /// The largest part around the center whose ratio is allowed.
+    /// Returns the largest centered rectangle with an allowed ratio.
     fn center(&self, shown: ImageSize) -> Crop {
         let ratio = f64::from(shown.width) / f64::from(shown.height);
         let whole = |length: f64, most: u32| (length.round() as u32).clamp(1, most);

@@ -1,9 +1,10 @@
-//! Random changes of images for training, the same wherever a sample is decoded.
+//! Changes images at random for training, the same wherever a sample is decoded.
 //!
-//! What is drawn for an image depends on seed, epoch, sample and the name of the image's field, by integer
-//! hashing: not on ranks, workers, loader, order, resume or the fields that are read beside it. A sample is known by
-//! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness, contrast, saturation, hue,
-//! flip. [`crate::collate`] applies it while decoding; [`ImageAugment::apply`] works on any decoded image.
+//! The draws of an image depend on seed, epoch, sample and the name of the image's field, by integer hashing:
+//! not on ranks, workers, loader, order, resume or the other fields that are read. A sample is identified by
+//! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness,
+//! contrast, saturation, hue, flip. [`crate::collate`] applies it while decoding; [`ImageAugment::apply`]
+//! works on any decoded image.
 //!
 //! # Examples
 //! ```
@@ -35,7 +36,7 @@ use crate::batch::Sample;
 use crate::decode::{DecodeError, RgbImage, resize_crop};
 use crate::sample::RawSample;
 
-/// Which changes are drawn, and from which ranges.
+/// Random changes of images, with their ranges and probabilities.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Augment {
     seed: u64,
@@ -45,7 +46,7 @@ pub struct Augment {
 }
 
 impl Augment {
-    /// Starts with no change at all.
+    /// Starts with no change.
     #[must_use]
     pub fn builder() -> AugmentBuilder {
         AugmentBuilder::default()
@@ -53,8 +54,8 @@ impl Augment {
 
     /// Returns the changes of one image.
     ///
-    /// - `epoch`: that of the sample, from 0
-    /// - `field`: extension of the image's field, which tells it from the others of its sample
+    /// - `epoch`: epoch of the sample, from 0
+    /// - `field`: extension of the image's field, which distinguishes it from the other fields of its sample
     #[must_use]
     pub fn image(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> ImageAugment {
         let draws = Draws::new(self.seed, sample, epoch, field);
@@ -62,12 +63,12 @@ impl Augment {
     }
 }
 
-/// The number from which a transform draws all that it draws for a field, see [`crate::transform`].
+/// Returns the seed of one transform for one field, see [`crate::transform`].
 pub(crate) fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str, transform: u64) -> u64 {
     Draws::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
 }
 
-/// What tells a sample from all others of a dataset.
+/// Identity of a sample within a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleId<'a> {
     /// URL of the shard; only its base name counts.
@@ -79,7 +80,7 @@ pub struct SampleId<'a> {
 }
 
 impl RawSample {
-    /// Returns what tells the sample from all others.
+    /// Returns the identity of the sample within its dataset.
     #[must_use]
     pub fn id(&self) -> SampleId<'_> {
         SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
@@ -87,14 +88,14 @@ impl RawSample {
 }
 
 impl Sample {
-    /// Returns what tells the sample from all others.
+    /// Returns the identity of the sample within its dataset.
     #[must_use]
     pub fn id(&self) -> SampleId<'_> {
         SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
     }
 }
 
-/// The changes of one image; what they are in pixels depends on its size.
+/// Random changes of one image; their coordinates in pixels follow from its size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImageAugment {
     augment: Augment,
@@ -102,7 +103,7 @@ pub struct ImageAugment {
 }
 
 impl ImageAugment {
-    /// Draws the changes of an image of this size, after it was turned as its EXIF orientation says.
+    /// Draws the changes of an image of this size, measured after its EXIF orientation was applied.
     pub(crate) fn draw(&self, shown: ImageSize) -> ImageDraw {
         let Augment { crop, flip_probability, jitter, .. } = self.augment;
         ImageDraw {
@@ -112,12 +113,12 @@ impl ImageAugment {
         }
     }
 
-    /// Changes a decoded image; the result has `width` x `height` pixels.
+    /// Applies the changes to a decoded image; the result has `width` x `height` pixels.
     ///
-    /// Without a random crop the whole image is resized, where its size differs.
+    /// Without a random crop the whole image is resized if its size differs.
     ///
     /// # Errors
-    /// [`DecodeError::Codec`] if a side is zero, or if `image` has not the pixels that it says.
+    /// [`DecodeError::Codec`] if a side is zero, or if the pixels of `image` do not match its size.
     pub fn apply(&self, image: &RgbImage, width: u32, height: u32) -> Result<RgbImage, DecodeError> {
         let shown = ImageSize { width: image.width, height: image.height };
         let draw = self.draw(shown);
@@ -132,14 +133,14 @@ impl ImageAugment {
     }
 }
 
-/// The changes of one image in pixels; by default none.
+/// Changes of one image in pixels; none by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct ImageDraw {
-    /// The part that is kept; without it, what the caller keeps anyway.
+    /// Rectangle that is kept; `None` keeps the caller's choice.
     pub(crate) crop: Option<Crop>,
-    /// Whether left and right are exchanged, last of all.
+    /// Whether the image is mirrored from left to right, after all other changes.
     pub(crate) is_flipped: bool,
-    /// How colors change.
+    /// Color changes.
     pub(crate) colors: Colors,
 }
 

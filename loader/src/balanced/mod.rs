@@ -77,6 +77,8 @@ pub struct Microbatch {
     /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed length is in
     /// that of the LLM.
     pub module_ns: Vec<u64>,
+    /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of its own.
+    pub is_lockstep: bool,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
     /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is counted
@@ -91,10 +93,16 @@ pub struct Microbatch {
 }
 
 impl Microbatch {
-    /// Returns the predicted time of the slowest module, in seconds.
+    /// Returns the predicted forward and backward time, in seconds: of all modules together where they share a device,
+    /// of the slowest module where each has pipeline stages of its own.
     #[must_use]
     pub fn cost_seconds(&self) -> f64 {
-        self.module_ns.iter().max().copied().unwrap_or(0) as f64 / 1e9
+        let ns = if self.is_lockstep {
+            self.module_ns.iter().sum()
+        } else {
+            self.module_ns.iter().max().copied().unwrap_or(0)
+        };
+        ns as f64 / 1e9
     }
 }
 
@@ -296,7 +304,9 @@ async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPl
         }
         collator.skips().delivered(samples.len() as u64);
         let costs = places.iter().map(|&place| plan.costs[place as usize]).collect();
-        let mut microbatch = Microbatch { places, ..microbatch_of(samples, costs, loss_scale_sum) };
+        let is_lockstep = planner.is_lockstep();
+        let mut microbatch =
+            Microbatch { places, is_lockstep, ..microbatch_of(samples, costs, loss_scale_sum) };
         pad(&mut microbatch, plan.step, planner);
         finished.push(microbatch);
     }
@@ -328,6 +338,7 @@ fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f
         planned_tokens: tokens,
         planned_target_tokens: target_tokens,
         module_ns: (0..modules).map(module_ns).collect(),
+        is_lockstep: false,
         loss_scale: target_tokens as f64 * loss_scale_sum,
         loss_scale_sum,
         samples,

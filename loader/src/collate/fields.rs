@@ -1,4 +1,4 @@
-//! The fields of one sample: what a job of the decode pool makes of them, and how they are waited for.
+//! Decodes the fields of one sample in a job of the decode pool, and waits for them.
 
 use std::sync::Arc;
 
@@ -17,25 +17,25 @@ use crate::sample::{RawField, RawSample};
 use crate::skip::reason_of;
 use crate::transform::PendingTransforms;
 
-/// What became of the fields of a sample.
+/// Decoded fields of a sample, and its model inputs if it was prepared.
 pub(crate) type Decoded = (Vec<Field>, Option<PreparedSample>);
 
-/// A field that could not be decoded, or a sample that could not be prepared.
+/// Failure to decode a field or to prepare a sample.
 #[derive(Debug)]
 pub(crate) struct FieldError {
     pub(crate) field: Option<String>,
     pub(crate) reason: String,
     pub(crate) is_dropped: bool,
-    /// Where it was found.
+    /// Stage of the loader that failed.
     pub(crate) stage: Stage,
 }
 
-/// What is done with the bytes of a field.
+/// How a field is decoded.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldWork {
-    /// Nothing yet: a transform decodes it.
+    /// Not here: a transform decodes it.
     Keep,
-    /// Decodes it as its extension asks, and changes the image.
+    /// By its extension; an image is then augmented.
     Decode(Option<ImageAugment>),
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum PendingFields {
 }
 
 impl PendingFields {
-    /// Waits for the fields; a panic of a decoder makes the sample bad.
+    /// Waits for the fields; a panic in a decoder makes the sample bad.
     pub(crate) async fn finish(self) -> Result<Result<Decoded, FieldError>> {
         match self {
             Self::Ready(fields) => Ok(Ok((fields, None))),
@@ -60,7 +60,7 @@ impl PendingFields {
     }
 }
 
-/// Prepares samples for a model that went through transforms before.
+/// Prepares samples for a model after their transforms.
 #[derive(Debug)]
 pub(crate) struct Preparing {
     pub(super) pool: Arc<DecodePool>,
@@ -68,7 +68,7 @@ pub(crate) struct Preparing {
 }
 
 impl Preparing {
-    /// Prepares the good ones, on the pool.
+    /// Prepares the samples that are still good, on the decode pool.
     pub(crate) async fn run(
         self,
         samples: Vec<(RawSample, Result<Decoded, FieldError>)>,
@@ -95,13 +95,13 @@ impl Preparing {
     }
 }
 
-/// Waits for a job; a panic inside it becomes a reason to skip.
+/// Waits for a job; a panic inside it becomes the reason of a skip.
 pub(super) async fn answered<T>(answer: Pending<T>) -> Result<Result<T, String>> {
     let result = answer.await.map_err(|_| Error::StageEnded { stage: "decode" })?;
     Ok(result.map_err(|_| "the decoder panicked".to_owned()))
 }
 
-/// A field as it is stored.
+/// Wraps the stored bytes of a field.
 pub(super) fn undecoded(field: &RawField) -> Field {
     let payload: Bytes = field.payload.clone().unwrap_or_default();
     Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
@@ -141,7 +141,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
     }
 }
 
-/// Prepares a decoded sample; its images, clips and videos are in the tensors then, and no longer among its fields.
+/// Prepares a decoded sample; its images, audio and videos move into the tensors and leave the fields.
 pub(super) fn prepare(
     preparer: &Preparer,
     raw: &RawSample,

@@ -1,8 +1,8 @@
-//! Audio clips to interleaved f32 samples.
+//! Decodes audio clips to interleaved f32 samples.
 //!
-//! WAV, FLAC, MP3 and Ogg Vorbis, in their own rate and channels; encoder delay and padding are cut off where
-//! the file says how much that is. FLAC frames and Ogg pages carry checksums: what fails them is missing from
-//! the count, and a clip with fewer frames than it promises is damaged.
+//! WAV, FLAC, MP3 and Ogg Vorbis, at their own rate and channels; encoder delay and padding are removed where
+//! the file declares them. FLAC frames and Ogg pages carry checksums: those that fail are not counted, and a
+//! clip with fewer frames than declared is damaged.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ use crate::probe::{
 
 const SAMPLE_BYTES: u64 = size_of::<f32>() as u64;
 
-/// A decoded audio clip.
+/// Decoded audio clip.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Audio {
     /// Frames per second.
@@ -30,7 +30,7 @@ pub struct Audio {
     pub channels: u16,
     /// `[frames, channels]`, full scale at -1 to 1; lossy formats may overshoot.
     pub samples: Vec<f32>,
-    /// Whether the clip is shorter than its header promises.
+    /// Whether the clip is shorter than its header declares.
     pub is_truncated: bool,
 }
 
@@ -44,8 +44,8 @@ impl Audio {
 
 /// Decodes an audio clip.
 ///
-/// A WAV, MP3 or Ogg stream that merely ends early is delivered with [`Audio::is_truncated`] set, if anything
-/// of it is left.
+/// A WAV, MP3 or Ogg stream that merely ends early is delivered with [`Audio::is_truncated`] set, if any of
+/// it is left.
 ///
 /// # Errors
 /// See [`DecodeError`]. In strict mode a FLAC that ends early is [`DecodeError::Truncated`], and frames or
@@ -105,7 +105,7 @@ fn decode_wav(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> 
     Ok(Audio { is_truncated: header.is_short, ..clip.audio })
 }
 
-/// Corrects the length of the data chunk, which the demultiplexer would otherwise wait for.
+/// Patches the length of the data chunk, because the demultiplexer would wait for the declared bytes.
 fn with_true_length<'a>(bytes: &'a [u8], header: &WavHeader) -> Cow<'a, [u8]> {
     if !header.is_length_wrong {
         return Cow::Borrowed(bytes);
@@ -118,7 +118,7 @@ fn with_true_length<'a>(bytes: &'a [u8], header: &WavHeader) -> Cow<'a, [u8]> {
     Cow::Owned(mended)
 }
 
-/// How the packets of a clip ended.
+/// How the packets of a clip end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// All packets decoded.
@@ -129,7 +129,7 @@ enum End {
     Broken,
 }
 
-/// A clip on its way from packets to samples.
+/// Decoder state of one clip.
 struct Clip<'a> {
     format: AudioFormat,
     reader: Box<dyn FormatReader + 'a>,
@@ -155,9 +155,14 @@ impl<'a> Clip<'a> {
         check_limit(format.name(), channels, "channels", "channels_max", u64::from(limits.channels_max))?;
         let sample_rate_hz = parameters.sample_rate.unwrap_or(0);
         if channels == 0 || sample_rate_hz == 0 {
-            return Err(DecodeError::malformed(format.name(), 0, "no channels or a sample rate of 0"));
+            return Err(DecodeError::malformed(
+                format.name(),
+                0,
+                "the number of channels or the sample rate is 0",
+            ));
         }
-        // An estimated length must not cut off what is really there.
+        // Without an encoder delay the length is an estimate, and gapless decoding would cut off frames
+        // beyond it.
         let is_gapless = format != AudioFormat::Mp3 || track.delay.is_some();
         let options = AudioDecoderOptions::default().gapless(is_gapless);
         let decoder = symphonia::default::get_codecs()
@@ -173,7 +178,7 @@ impl<'a> Clip<'a> {
         check_limit(self.format.name(), decoded_bytes, "decoded bytes", "decoded_bytes_max", limit)
     }
 
-    /// Decodes all packets; damage ends the clip or leaves a gap, as the returned value tells.
+    /// Decodes all packets; damage ends the clip or leaves a gap, as the result reports.
     fn decode(&mut self) -> Result<End, DecodeError> {
         let mut end = End::Proper;
         loop {
@@ -203,7 +208,7 @@ fn append(
 ) -> Result<(), DecodeError> {
     let spec = buffer.spec();
     if spec.rate() != audio.sample_rate_hz || spec.channels().count() != usize::from(audio.channels) {
-        return Err(DecodeError::unsupported(format.name(), "rate or channels change inside the clip"));
+        return Err(DecodeError::unsupported(format.name(), "the rate or channels change inside the clip"));
     }
     let start = audio.samples.len();
     let end = start + buffer.frames() * usize::from(audio.channels);

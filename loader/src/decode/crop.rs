@@ -1,11 +1,11 @@
-//! Which part of a stored image becomes the result.
+//! Computes the part of a stored image that a resized crop needs.
 
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
 
 use crate::augment::Crop;
 
-/// A part of an image, in pixels and fractions of pixels.
+/// Part of an image, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CropBox {
     pub(super) left: f64,
@@ -22,10 +22,10 @@ impl From<Crop> for CropBox {
 }
 
 impl CropBox {
-    /// What a center crop leaves.
+    /// Returns the part that a center crop keeps.
     ///
-    /// The image would be resized to whole pixels with the shorter side at `side`, then cropped around its
-    /// center.
+    /// It is defined by resizing to whole pixels with the shorter side at `side`, then cropping around the
+    /// center, as torchvision does; only this part needs to be resampled.
     pub(super) fn center(size: ImageSize, side: u32) -> Self {
         let scale = f64::from(side) / f64::from(size.width.min(size.height));
         let [(left, width), (top, height)] = [size.width, size.height].map(|length| {
@@ -39,7 +39,7 @@ impl CropBox {
         Self { left, top, width, height }
     }
 
-    /// The same part of the image as it is stored, before it is turned.
+    /// Returns the same part in the stored image, before its orientation is applied.
     pub(super) fn to_stored(self, stored: ImageSize, orientation: Orientation) -> Self {
         let (width, height) = (f64::from(stored.width), f64::from(stored.height));
         let point = |x: f64, y: f64| match orientation {
@@ -57,7 +57,7 @@ impl CropBox {
         Self { left: x0.min(x1), top: y0.min(y1), width: (x1 - x0).abs(), height: (y1 - y0).abs() }
     }
 
-    /// The same part of an image that was decoded to `decoded` in place of `stored` pixels.
+    /// Returns the same part in an image that was decoded at a reduced size.
     pub(super) fn in_decoded(self, stored: ImageSize, decoded: ImageSize) -> Self {
         let scale_x = f64::from(decoded.width) / f64::from(stored.width);
         let scale_y = f64::from(decoded.height) / f64::from(stored.height);

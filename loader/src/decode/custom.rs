@@ -1,12 +1,12 @@
-//! Content that user code made and that nothing here looks into.
+//! Holds values that user code puts in place of a decoded field.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// An opaque value in place of a decoded field; made and read by user code, see [`crate::transform`].
+/// Opaque value in place of a decoded field; created and read by user code, see [`crate::transform`].
 ///
-/// Cloning shares the value. Two are equal if they are the same value in memory.
+/// Clones share the value. Two are equal if they share one value in memory.
 ///
 /// # Examples
 /// ```

@@ -1,33 +1,33 @@
-//! Why a field could not be decoded or probed.
+//! Defines the errors of decoding and probing a field.
 
-/// Cause inside a decoder that this crate depends on.
+/// Error of a dependency.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why the bytes of one field are not a medium.
+/// Reason why the bytes of one field are not a valid medium.
 ///
-/// The sample that the field belongs to is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which
-/// asks for more bytes. Offsets count from the first byte of the field.
+/// The sample of the field is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which asks for more
+/// bytes. Offsets count from the first byte of the field.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum DecodeError {
-    /// A valid file that no decoder here reads.
+    /// The file may be valid, but no decoder here reads it.
     #[error("unsupported {format}: {reason}")]
     Unsupported { format: &'static str, reason: String },
     /// The bytes break the rules of their format.
     #[error("malformed {format} at byte {offset}: {reason}")]
     Malformed { format: &'static str, offset: u64, reason: String },
-    /// The bytes end, or their coded content ends, before the medium is complete.
+    /// The bytes, or their coded content, end before the medium is complete.
     #[error("truncated {format}: it ends too early, at byte {offset}")]
     Truncated { format: &'static str, offset: u64 },
-    /// A decoder refused the bytes; where in them it does not say.
+    /// The decoder rejected the bytes without reporting an offset.
     #[error("could not decode {format}")]
     Codec { format: &'static str, source: BoxError },
     /// The medium is larger than a limit allows; nothing of that size was allocated.
     #[error("{format} of {actual} {unit} exceeds `{limit}` = {limit_value}")]
     TooLarge { format: &'static str, actual: u64, unit: &'static str, limit: &'static str, limit_value: u64 },
-    /// Probing only: the header goes on behind the bytes at hand; try again with the whole field.
-    #[error("the header is longer than the {prefix_bytes} bytes at hand")]
+    /// Probing only: the header continues after the available bytes; retry with the whole field.
+    #[error("the header is longer than the {prefix_bytes} available bytes; retry with the whole field")]
     PrefixTooShort { prefix_bytes: u64 },
 }
 

@@ -1,4 +1,4 @@
-//! Media for tests: encoded or written here, or, where nothing here encodes them, a few hundred bytes in hex.
+//! Provides media for tests: encoded here, or a few hundred bytes of hex where no encoder is available.
 
 use std::io::Cursor;
 
@@ -104,13 +104,13 @@ pub(crate) fn encode(image: impl Into<DynamicImage>, format: ImageFormat) -> Vec
     file.into_inner()
 }
 
-/// Puts a segment behind the first two bytes of a JPEG.
+/// Inserts a segment after the first two bytes of a JPEG.
 pub(crate) fn with_segment(jpeg: &[u8], marker: u8, body: &[u8]) -> Vec<u8> {
     let length = (body.len() + 2) as u16;
     [&jpeg[..2], &[0xFF, marker], &length.to_be_bytes(), body, &jpeg[2..]].concat()
 }
 
-/// An EXIF segment body with an orientation of 1 to 8.
+/// Makes an EXIF segment body with an orientation of 1 to 8.
 pub(crate) fn exif_body(orientation: u8) -> Vec<u8> {
     let mut body = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0".to_vec();
     body.extend([orientation, 0, 0, 0, 0, 0, 0]);

@@ -1,6 +1,6 @@
-//! JSON, stricter than `serde_json` about repeated keys.
+//! Decodes JSON and rejects repeated keys, which `serde_json` accepts.
 //!
-//! Two values under one key mean that the writer was wrong; taking either would hide it.
+//! Two values under one key mean that the writer was wrong; picking either of them would hide it.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::text::decode_str;
 
 /// Decodes a JSON document of at most `bytes_max` bytes; a leading byte order mark is dropped.
 ///
-/// Objects and arrays may be nested 127 deep. Integers beyond 64 bits become f64.
+/// Objects and arrays may be nested 127 levels deep. Integers beyond 64 bits become f64.
 ///
 /// # Errors
 /// [`DecodeError::Malformed`] with the offset at which parsing stopped: syntax, bad UTF-8, lone surrogate
@@ -33,14 +33,14 @@ pub fn decode_json(bytes: &[u8], bytes_max: u64) -> Result<Value, DecodeError> {
         .map_err(|error| DecodeError::malformed("json", skipped + offset_of(&error, text), reason_of(&error)))
 }
 
-/// Turns line and column of an error into an offset.
+/// Converts line and column of an error to an offset.
 fn offset_of(error: &serde_json::Error, text: &str) -> usize {
     let line_start: usize =
         text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
     (line_start + error.column().saturating_sub(1)).min(text.len())
 }
 
-/// Returns the message without its line and column.
+/// Returns the error message without line and column.
 fn reason_of(error: &serde_json::Error) -> String {
     let message = error.to_string();
     match message.rfind(" at line ") {
@@ -49,7 +49,7 @@ fn reason_of(error: &serde_json::Error) -> String {
     }
 }
 
-/// Builds a [`Value`] and refuses objects that name a key twice.
+/// Builds a [`Value`] and rejects objects that repeat a key.
 struct UniqueKeys;
 
 impl<'de> DeserializeSeed<'de> for UniqueKeys {

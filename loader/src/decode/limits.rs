@@ -1,14 +1,14 @@
-//! What the decoders may spend and what they may forgive.
+//! Defines how much memory the decoders may use and which damage they accept.
 
 use super::{DecodeError, VideoLimits};
 
-/// What to do with a medium that is damaged but partly readable.
+/// Treatment of media that are damaged but partly readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
     /// Damage is an error. The default: half an image teaches a model the wrong thing.
     #[default]
     Strict,
-    /// What can be read is delivered and flagged as truncated.
+    /// The readable part is delivered and flagged as truncated.
     Lenient,
 }
 
@@ -17,11 +17,11 @@ pub enum Strictness {
 pub struct ImageLimits {
     /// Largest width x height. Default: 89,478,485 pixels, which are 256 MiB of RGB.
     pub pixels_max: u64,
-    /// Most memory in bytes that a decoder may allocate for one image. Default: 1 GiB.
+    /// Most bytes that a decoder may allocate for one image. Default: 1 GiB.
     pub alloc_bytes_max: u64,
     /// Whether a JPEG that ends too early is an error. Other formats are always strict.
     pub strictness: Strictness,
-    /// Whether the image is turned as its EXIF orientation says. Default: true.
+    /// Whether the EXIF orientation is applied. Default: true.
     pub is_orientation_applied: bool,
 }
 
@@ -43,8 +43,8 @@ pub struct AudioLimits {
     pub decoded_bytes_max: u64,
     /// Most channels. Default: 64.
     pub channels_max: u16,
-    /// Whether damage that checksums or counts reveal is an error. A WAV, MP3 or Ogg stream that merely ends
-    /// early is delivered and flagged either way: what is there is sound.
+    /// Whether damage found by checksums or frame counts is an error. A WAV, MP3 or Ogg stream that merely
+    /// ends early is delivered and flagged in both modes, because the part that is present is intact.
     pub strictness: Strictness,
 }
 

@@ -1,9 +1,9 @@
-//! Bytes of one field to typed media, one file per modality.
+//! Decodes the bytes of one field to typed media, one file per modality.
 //!
-//! All decoders are pure functions over bytes that may be hostile: they check sizes before they allocate,
-//! return [`DecodeError`] and never panic. The extension says which decoder claims a field
-//! ([`kind_of_extension`]); within images and audio the content says the format. Threads and the
-//! bookkeeping of bad samples are the caller's.
+//! All decoders are pure functions over untrusted bytes: they check sizes before they allocate, return
+//! [`DecodeError`] and never panic. The extension selects the decoder of a field ([`kind_of_extension`]); for
+//! images and audio the content determines the format. Threads and the account of bad samples are the
+//! caller's.
 
 mod audio;
 mod crop;
@@ -41,14 +41,14 @@ pub use self::text::decode_text;
 pub(crate) use self::video::video_shape;
 pub use self::video::{Video, VideoLimits, VideoSampling};
 
-/// The content of one field.
+/// Decoded value of one field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Media {
     /// An image, or the first frame of an animation.
     Image(RgbImage),
     /// An audio clip.
     Audio(Audio),
-    /// Sampled frames of a video; only with the feature `video`.
+    /// Sampled frames of a video; requires the feature `video`.
     Video(Video),
     /// A text.
     Text(String),
@@ -56,13 +56,13 @@ pub enum Media {
     Json(Value),
     /// A NumPy array.
     Npy(NpyArray),
-    /// A field that no decoder claims, as it was stored.
+    /// Bytes of a field without a decoder, as stored.
     Opaque(Bytes),
-    /// What user code made of a field; see [`crate::transform`].
+    /// Value that user code made of a field; see [`crate::transform`].
     Custom(CustomMedia),
 }
 
-/// Decodes one field as its extension asks; extensions that no decoder claims pass through undecoded.
+/// Decodes one field by its extension; fields without a decoder are returned undecoded.
 ///
 /// # Errors
 /// See [`DecodeError`].

@@ -1,4 +1,4 @@
-//! NPY files, versions 1 to 3, without copying their values.
+//! Reads NPY files, versions 1 to 3, without copying their values.
 //!
 //! An NPY file is a magic number, a Python dictionary literal with type, order and shape, then the values.
 //!
@@ -13,10 +13,10 @@ const FORMAT: &str = "npy";
 const MAGIC: &[u8] = b"\x93NUMPY";
 const HEADER_BYTES_MAX: usize = 1 << 16;
 
-/// One array, its values still in the buffer that it was read from.
+/// NumPy array whose values stay in the buffer that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NpyArray {
-    /// Type as NumPy writes it, such as `<f4`: byte order, kind, bytes (of `U`: characters).
+    /// Type as NumPy writes it, such as `<f4`: byte order, kind, and bytes (for `U`: characters).
     pub dtype: String,
     /// Bytes of one value.
     pub item_bytes: usize,
@@ -32,7 +32,7 @@ pub struct NpyArray {
 ///
 /// # Errors
 /// [`DecodeError::Unsupported`] for pickled objects, structured types and unknown versions,
-/// [`DecodeError::Malformed`] and [`DecodeError::Truncated`] if header, shape and length do not fit together.
+/// [`DecodeError::Malformed`] and [`DecodeError::Truncated`] if header, shape and length are inconsistent.
 pub fn decode_npy(bytes: &Bytes) -> Result<NpyArray, DecodeError> {
     let (header, data_start) = split_header(bytes)?;
     let fields = HeaderParser { header, position: 0 }.parse()?;
@@ -48,7 +48,7 @@ pub fn decode_npy(bytes: &Bytes) -> Result<NpyArray, DecodeError> {
         return Err(DecodeError::truncated(FORMAT, bytes.len()));
     }
     if present > data_bytes {
-        return Err(DecodeError::malformed(FORMAT, data_start + data_bytes, "bytes behind the last value"));
+        return Err(DecodeError::malformed(FORMAT, data_start + data_bytes, "bytes after the last value"));
     }
     Ok(NpyArray {
         dtype: fields.dtype,
@@ -62,7 +62,7 @@ pub fn decode_npy(bytes: &Bytes) -> Result<NpyArray, DecodeError> {
 /// Returns the dictionary and the offset of the values.
 fn split_header(bytes: &[u8]) -> Result<(&str, usize), DecodeError> {
     if !bytes.starts_with(MAGIC) {
-        return Err(DecodeError::malformed(FORMAT, 0, "no NumPy magic number"));
+        return Err(DecodeError::malformed(FORMAT, 0, "expected the NumPy magic number"));
     }
     let (start, length) = match bytes.get(6) {
         Some(1) => (10, u16_le(bytes, 8).map(usize::from)),
@@ -82,7 +82,7 @@ fn split_header(bytes: &[u8]) -> Result<(&str, usize), DecodeError> {
     Ok((header, start + length))
 }
 
-/// Returns the bytes of one value of a simple type.
+/// Returns the size in bytes of one value of a simple type.
 fn item_bytes(dtype: &str) -> Result<usize, DecodeError> {
     let unsupported = || DecodeError::unsupported(FORMAT, format!("values of type `{dtype}`"));
     let plain = dtype.strip_prefix(['<', '>', '|', '=']).unwrap_or(dtype);
@@ -105,7 +105,7 @@ struct HeaderFields {
     is_fortran_order: bool,
 }
 
-/// Reads the dictionary literal: three keys in any order, as NumPy writes and checks them.
+/// Parses the dictionary literal: three keys in any order, as NumPy writes and checks them.
 struct HeaderParser<'a> {
     header: &'a str,
     position: usize,
@@ -163,7 +163,7 @@ impl HeaderParser<'_> {
             self.expect('\'')?;
         }
         let rest = &self.header[self.position..];
-        let Some(end) = rest.find(quote) else { return Err(self.malformed("string without end")) };
+        let Some(end) = rest.find(quote) else { return Err(self.malformed("unterminated string")) };
         let value = rest[..end].to_owned();
         self.position += end + 1;
         Ok(value)

@@ -1,4 +1,4 @@
-//! Resampling of a part of an image.
+//! Resamples a part of an image.
 
 use dflop_costmodel::ImageSize;
 use fast_image_resize::images::{TypedImage, TypedImageRef};
@@ -10,7 +10,7 @@ use super::crop::CropBox;
 use super::image::RgbImage;
 use crate::augment::Crop;
 
-/// Cuts a part out of an image and resizes it.
+/// Cuts a rectangle out of an image and resizes it.
 pub(crate) fn resize_crop(image: &RgbImage, crop: Crop, size: ImageSize) -> Result<RgbImage, DecodeError> {
     let mut pixels = vec![0; 3 * size.width as usize * size.height as usize];
     resize_part(&mut Resizer::new(), image, CropBox::from(crop), size, &mut pixels)?;

@@ -1,8 +1,9 @@
-//! Images to square, normalized tensors: the input of most vision encoders.
+//! Decodes images to square, normalized tensors: the input of most vision encoders.
 //!
 //! Full decode, shorter side to the side of the square by antialiased bilinear resampling, center crop, then
 //! `(value / 255 - mean) / deviation` with the `ImageNet` statistics, channels first. Only the part of the
-//! image that survives the crop is resampled; a turned image is turned as a square, after the resampling.
+//! image that the crop keeps is resampled; the EXIF orientation is applied to the small square, after the
+//! resampling.
 
 use std::num::NonZeroU32;
 
@@ -23,8 +24,7 @@ pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// Standard deviation of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
 pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Decodes images to `[3, side, side]` tensors; keeps its buffers, so each worker thread has one of its
-/// own.
+/// Decodes images to `[3, side, side]` tensors; reuses its buffers, so each worker thread owns one.
 #[derive(Debug)]
 pub struct Rgb224 {
     side: NonZeroU32,
@@ -38,14 +38,14 @@ pub struct Rgb224 {
 }
 
 impl Rgb224 {
-    /// Makes a decoder to 224 x 224.
+    /// Makes a decoder for 224 x 224 pixels.
     #[must_use]
     pub fn new(limits: ImageLimits) -> Self {
         const SIDE: NonZeroU32 = NonZeroU32::new(224).unwrap();
         Self::with_side(SIDE, limits)
     }
 
-    /// Makes a decoder to `side` x `side` pixels.
+    /// Makes a decoder for `side` x `side` pixels.
     #[must_use]
     pub fn with_side(side: NonZeroU32, limits: ImageLimits) -> Self {
         let pixels = side.get() as usize * side.get() as usize;
@@ -61,8 +61,8 @@ impl Rgb224 {
         }
     }
 
-    /// Sets whether a JPEG is decoded to a half, a quarter or an eighth of its size where what becomes the square
-    /// is still at least `side` long then. Faster, and slightly different pixels. Default: no.
+    /// Sets whether a JPEG is decoded at a half, a quarter or an eighth of its size if the cropped part is
+    /// then still at least `side` long. Faster, with slightly different pixels. Default: false.
     #[cfg(feature = "turbojpeg")]
     #[must_use]
     pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
@@ -79,10 +79,10 @@ impl Rgb224 {
     /// Decodes one image.
     ///
     /// - `out`: `[3, side, side]` f32, overwritten: red, green, blue plane; rows from top to bottom
-    /// - returns whether the file was truncated, which only lenient limits let pass
+    /// - returns whether the file was truncated, which only lenient limits accept
     ///
     /// # Errors
-    /// As [`decode_rgb`](super::decode_rgb); `out` is then untouched.
+    /// See [`decode_rgb`](super::decode_rgb); `out` is then untouched.
     ///
     /// # Panics
     /// If `out` does not have [`values`](Self::values) elements.
@@ -90,21 +90,21 @@ impl Rgb224 {
         self.decode_augmented_into(bytes, None, out)
     }
 
-    /// Decodes one image, changed as `augment` draws for it: its random crop in place of the center crop, then
-    /// colors, then the flip.
+    /// Decodes one image with the changes that `augment` draws: its random crop instead of the center crop,
+    /// then colors, then the flip.
     ///
     /// # Errors
-    /// As [`decode_into`](Self::decode_into).
+    /// See [`decode_into`](Self::decode_into).
     ///
     /// # Panics
-    /// As [`decode_into`](Self::decode_into).
+    /// See [`decode_into`](Self::decode_into).
     pub fn decode_augmented_into(
         &mut self,
         bytes: &[u8],
         augment: Option<&ImageAugment>,
         out: &mut [f32],
     ) -> Result<bool, DecodeError> {
-        assert_eq!(out.len(), self.values(), "the output holds one square");
+        assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
         let header = stored_header(bytes, &self.limits)?;
         let draw = augment.map_or_else(ImageDraw::default, |augment| augment.draw(header.shown_size()));
         let part = self.part(&header, &draw);
@@ -126,7 +126,7 @@ impl Rgb224 {
         Ok(self.stored.is_truncated)
     }
 
-    /// The part of the stored image that becomes the square.
+    /// Returns the part of the stored image that becomes the square.
     fn part(&self, header: &ImageHeader, draw: &ImageDraw) -> CropBox {
         match draw.crop {
             Some(crop) => CropBox::from(crop).to_stored(header.stored, header.orientation),
@@ -168,7 +168,7 @@ fn normalize(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut
     }
 }
 
-/// Turns a square image of `side` x `side` pixels into `turned`, then flips it from left to right if asked.
+/// Applies the orientation to a square image of `side` x `side` pixels and then, if requested, the flip.
 fn turn_square(
     square: &[[u8; 3]],
     side: usize,

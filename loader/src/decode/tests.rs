@@ -1,4 +1,4 @@
-//! What holds for all decoders: they agree with the probe and survive anything.
+//! Tests that all decoders agree with the probe and survive arbitrary bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::fixtures::{
 use super::*;
 use crate::probe::{MediumShape, probe_shape};
 
-/// One file of every kind, with its extension.
+/// Returns one file of every kind, with its extension.
 fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
     let jpeg = encode(gradient(40, 24), Encoding::Jpeg);
     vec![
@@ -32,7 +32,7 @@ fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Returns whether shape and content say the same.
+/// Returns whether a shape matches the decoded media.
 fn agrees(shape: MediumShape, media: &Media) -> bool {
     match (shape, media) {
         (MediumShape::Image(size), Media::Image(image)) => {
@@ -126,7 +126,8 @@ proptest! {
     }
 }
 
-/// Real and hostile media lie outside this tree; where they do not, there is nothing to test.
+/// Returns the directory of real and malformed media; they are outside this repository, and tests skip
+/// without them.
 fn shared_media() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     let root = std::env::var_os("DFLOP_SHARED").map_or(beside, PathBuf::from).join("data");
@@ -140,7 +141,7 @@ fn files_below(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Real files whose names end like this; none where there are no shared media.
+/// Returns real files with this extension; empty without shared media.
 #[cfg(any(feature = "turbojpeg", feature = "video"))]
 pub(super) fn shared_files(ending: &str) -> impl Iterator<Item = (PathBuf, Vec<u8>)> {
     let mut files = Vec::new();

@@ -1,4 +1,4 @@
-//! UTF-8 text.
+//! Decodes UTF-8 text.
 
 use super::DecodeError;
 use super::limits::check_limit;

@@ -74,7 +74,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     if let Some(object) = shard.remote() {
         let indexed = indexed(shard, identity, Compression::None);
         let mut builder =
-            Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
+            Builder::new(indexed, is_verified, video_sampling).counting(options.token_counts.required());
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
@@ -85,7 +85,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     let compression = sniff_compression(&shard.url, &archive);
     let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
     let mut builder =
-        Builder::new(indexed, is_verified, video_sampling).counting(options.text_counts.required());
+        Builder::new(indexed, is_verified, video_sampling).counting(options.token_counts.required());
     match compression {
         Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
         Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),

@@ -20,7 +20,7 @@ use super::place::{lock_first_writable, write_to_first};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
-use super::text_counts::{TextCounts, carry_over};
+use super::text_counts::{TokenCounts, carry_over};
 use super::{Index, no_samples};
 use crate::compression::Compression;
 use crate::decode::VideoSampling;
@@ -51,7 +51,7 @@ pub struct IndexOptions {
     /// is made anew.
     pub video_sampling: VideoSampling,
     /// Whose token counts of texts the index answers with.
-    pub text_counts: TextCounts,
+    pub token_counts: TokenCounts,
     /// Shards that are read at the same time.
     pub threads: usize,
     /// What the files of other tools beside the shards are used for.
@@ -69,7 +69,7 @@ impl Default for IndexOptions {
             is_rebuilt: false,
             is_verified: false,
             video_sampling: VideoSampling::default(),
-            text_counts: TextCounts::default(),
+            token_counts: TokenCounts::default(),
             threads,
             foreign: ForeignIndexes::default(),
             progress: Arc::new(NoProgress),
@@ -202,7 +202,7 @@ fn assemble(
     options: &IndexOptions,
 ) -> Result<Index> {
     let DecodedIndex { metadata, mut rows } = decoded;
-    let wanted = options.text_counts.wanted();
+    let wanted = options.token_counts.wanted();
     let text_counts = wanted.filter(|digest| rows.iter().all(|rows| rows.has_counts(digest)));
     for rows in &mut rows {
         rows.select_counts(text_counts.as_deref());
@@ -295,7 +295,7 @@ pub(super) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
 
 /// Whether texts were counted as asked for.
 fn has_counts(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
-    options.text_counts.required().is_none_or(|counter| {
+    options.token_counts.required().is_none_or(|counter| {
         let digest = counter.digest();
         decoded.rows.iter().all(|rows| rows.has_counts(&digest))
     })

@@ -27,7 +27,7 @@ pub use cache::IndexOptions;
 pub use parts::ShardFault;
 pub use rows::{FieldRow, SampleRow};
 pub use schema::IndexedShard;
-pub use text_counts::{TextCounter, TextCounts};
+pub use text_counts::{TextCounter, TokenCounts};
 pub(crate) use written::WrittenIndex;
 
 use crate::decode::VideoSampling;
@@ -134,7 +134,7 @@ impl Index {
 
     /// Returns the digest of the counter whose token counts of texts are answered with; `None` for estimates.
     #[must_use]
-    pub fn text_counts(&self) -> Option<&str> {
+    pub fn token_counts(&self) -> Option<&str> {
         self.text_counts.as_deref()
     }
 

@@ -190,7 +190,7 @@ fn checked(
     if is_sampled && sampling != Some(options.video_sampling) {
         return Err(fault(ShardFault::OtherSampling));
     }
-    if let Some(counter) = options.text_counts.required() {
+    if let Some(counter) = options.token_counts.required() {
         let digest = counter.digest();
         if built.columns.text_counts.iter().all(|counted| counted.digest != digest) {
             return Err(fault(ShardFault::NotCounted));

@@ -36,7 +36,7 @@ pub trait TextCounter: Debug + Send + Sync {
 
 /// Whose token counts an index answers with.
 #[derive(Debug, Clone, Default)]
-pub enum TextCounts {
+pub enum TokenCounts {
     /// Estimates from the text alone.
     #[default]
     Estimated,
@@ -46,7 +46,7 @@ pub enum TextCounts {
     IfPresent(Arc<dyn TextCounter>),
 }
 
-impl TextCounts {
+impl TokenCounts {
     /// The counter whose column must be there.
     pub(super) fn required(&self) -> Option<&Arc<dyn TextCounter>> {
         match self {

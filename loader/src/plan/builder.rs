@@ -223,7 +223,7 @@ impl StepPlannerBuilder {
     /// mixture's weights do not fit its datasets; [`Error::State`] if a state does not fit, with the shard that
     /// changed.
     pub fn build(self) -> Result<StepPlanner> {
-        let free = self.model.annotate(&SampleShape::default());
+        let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
         let stages = self.checked_stages()?;
         let global_batch = self.checked_batch()?.get();

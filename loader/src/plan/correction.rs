@@ -39,7 +39,7 @@ impl StepPlanner {
     }
 
     /// Returns what a measured time of a module over a microbatch says, for a
-    /// [`Tracker`](dflop_costmodel::correction::Tracker); `None` if no sample there has work for the module.
+    /// [`CorrectionTracker`](dflop_costmodel::correction::CorrectionTracker); `None` if no sample there has work for the module.
     ///
     /// - `measured_ns`: forward and backward of the whole module on one device, in nanoseconds; the sum over its stages
     ///
@@ -57,7 +57,7 @@ impl StepPlanner {
         for &place in &plan.ranks[rank][microbatch] {
             self.row(plan.samples[place as usize]).read_shape(&mut shape);
             // A sample that the model refuses was planned at no cost.
-            samples.extend(self.model.uncorrected(module, &shape).ok().flatten());
+            samples.extend(self.model.predict_uncorrected(module, &shape).ok().flatten());
         }
         (!samples.is_empty()).then_some(Observation { module, measured_ns, samples })
     }

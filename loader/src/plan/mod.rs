@@ -280,7 +280,7 @@ impl StepPlanner {
         let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
         let cost = |(place, sample): (usize, &StepSample)| {
             self.row(*sample).read_shape(&mut shape);
-            model.annotate(&shape).unwrap_or_else(|error| {
+            model.predict(&shape).unwrap_or_else(|error| {
                 refused.push((place, reason_of(&error)));
                 self.free
             })
@@ -338,7 +338,7 @@ impl StepPlanner {
         let groups = self.config.dp_size * self.config.microbatches;
         // Only the short last batch of an epoch has fewer samples than groups.
         let instance = if samples.len() < groups {
-            Instance::groups_may_be_empty(groups, stages.len(), times_ns)?
+            Instance::with_empty_groups(groups, stages.len(), times_ns)?
         } else {
             Instance::new(groups, stages.len(), times_ns)?
         };

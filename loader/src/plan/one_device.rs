@@ -37,6 +37,12 @@ pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) 
 }
 
 impl StepPlanner {
+    /// Returns whether all modules of a rank share its device and run one after the other, without a pipeline.
+    #[must_use]
+    pub fn is_lockstep(&self) -> bool {
+        self.config.meet.is_some()
+    }
+
     /// Time of a step whose ranks wait for one another in every microbatch, in nanoseconds.
     pub(super) fn in_lockstep_ns(&self, plan: &StepPlan) -> u64 {
         let ns = |places: &Vec<u32>| {
@@ -64,7 +70,7 @@ mod tests {
         let rate = DeviceRate::preset("h100").unwrap();
         let model = CostModel::new(ModelSpec::preset("tiny").unwrap(), rate);
         let cost =
-            |text_tokens| model.annotate(&SampleShape { text_tokens, ..SampleShape::default() }).unwrap();
+            |text_tokens| model.predict(&SampleShape { text_tokens, ..SampleShape::default() }).unwrap();
         let costs = [cost(10), cost(500), cost(300), cost(20)];
         let mut ranks = vec![vec![vec![0], vec![1]], vec![vec![3, 9], vec![2]]];
         alike_together(&mut ranks, &costs);

@@ -58,7 +58,7 @@ impl Padding<'_> {
     /// LLM time of padding, as of a text of which nothing is learned.
     fn ns(&self, tokens: u64) -> u64 {
         let text_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        let cost = self.model.annotate(&SampleShape { text_tokens, ..SampleShape::default() });
+        let cost = self.model.predict(&SampleShape { text_tokens, ..SampleShape::default() });
         // Only media are refused.
         let times = cost.ok().filter(|_| tokens > 0).map(|cost| cost.module_ns);
         times.and_then(|times| times.as_slice().last().copied()).unwrap_or(0)
@@ -253,7 +253,7 @@ impl StepPlanner {
             times_ns.extend(std::iter::repeat_n(0, modules - 1).chain([llm_ns]));
             places.push((items + number) as u32);
         }
-        Ok((Instance::groups_may_be_empty(plain.groups(), modules, times_ns)?, ranks))
+        Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?, ranks))
     }
 
     /// Makespan of the slowest rank, padding and all.

@@ -1,6 +1,6 @@
 //! How many tokens the texts of a sample are, exactly, so that what is planned is what is delivered.
 //!
-//! The index keeps these counts beside its estimates: see [`crate::index::TextCounts`].
+//! The index keeps these counts beside its estimates: see [`crate::index::TokenCounts`].
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;

@@ -114,7 +114,7 @@ fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
     assert_eq!(said(json!(["right.jpg", "left.jpg"])).unwrap(), turned);
     assert_eq!(said(json!(["x/key.right.jpg", "key.left.jpg"])).unwrap(), turned);
     let partly = said(json!(["right.jpg", "other.jpg"])).unwrap_err().to_string();
-    assert_eq!(partly, "the sample has no such field");
+    assert_eq!(partly, "the sample has no field of this name");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn turns_that_cannot_be_read_are_refused_with_their_number() {
     let preparer = preparer("qwen2-vl-7b");
     for (turn, reason) in [
         (json!({"content": "x"}), "turn 0: it has no role"),
-        (json!({"role": "user"}), "turn 0: its content is neither a string nor a list of parts"),
+        (json!({"role": "user"}), "turn 0: its content must be a string or a list of parts"),
         (json!({"role": "user", "content": [{"type": "video"}]}), "1 video placeholders for 0 videos"),
         (
             json!({"role": "assistant", "content": "", "tool_calls": []}),

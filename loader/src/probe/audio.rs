@@ -1,8 +1,7 @@
-//! Format, length, rate and channels of an audio clip.
+//! Reads the format, length, rate and channels of an audio clip.
 //!
-//! WAV and FLAC headers are read here; MP3 and Ogg lengths take rules of their own (frame counts, encoder
-//! delay, position of the last page), for which the demultiplexers that also serve [`crate::decode`] are
-//! asked.
+//! WAV and FLAC headers are parsed here; MP3 and Ogg lengths follow rules of their own (frame counts, encoder
+//! delay, position of the last page), which the demultiplexers of [`crate::decode`] implement.
 
 use std::io::{Cursor, ErrorKind};
 
@@ -18,7 +17,7 @@ use crate::decode::DecodeError;
 
 /// An audio container that [`crate::decode::decode_audio`] reads, recognized by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum AudioFormat {
     Wav,
     Flac,
@@ -27,7 +26,7 @@ pub enum AudioFormat {
 }
 
 impl AudioFormat {
-    /// Recognizes the format by its content, or returns `None`; an ID3 tag in front is skipped.
+    /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped.
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
@@ -39,7 +38,7 @@ impl AudioFormat {
         }
     }
 
-    /// Returns the lower-case name that errors use.
+    /// Returns the lower-case name used in errors.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +56,7 @@ pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
         if without_tags(bytes).len() < 12 {
             DecodeError::truncated("audio", bytes.len())
         } else {
-            DecodeError::malformed("audio", 0, "not a WAV, FLAC, MP3 or Ogg stream")
+            DecodeError::malformed("audio", 0, "expected a WAV, FLAC, MP3 or Ogg stream")
         }
     })
 }
@@ -106,10 +105,10 @@ pub(crate) fn audio_track(format: AudioFormat, reader: &dyn FormatReader) -> Res
         .ok_or_else(|| DecodeError::unsupported(format.name(), "no audio track"))
 }
 
-/// Returns frames, rate and channels as the container states them.
+/// Returns frames, rate and channels as declared by the container.
 fn track_length(format: AudioFormat, track: &Track, bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
     let missing =
-        || DecodeError::malformed(format.name(), 0, "the headers state no length, rate or channels");
+        || DecodeError::malformed(format.name(), 0, "the headers declare no length, rate or channels");
     let Some(CodecParameters::Audio(parameters)) = &track.codec_params else { return Err(missing()) };
     let sample_rate_hz = parameters.sample_rate.filter(|&rate| rate > 0).ok_or_else(missing)?;
     let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count() as u16);
@@ -120,12 +119,12 @@ fn track_length(format: AudioFormat, track: &Track, bytes: &[u8]) -> Result<(Aud
     Ok((AudioLength { frames, sample_rate_hz }, channels))
 }
 
-/// Returns the frames that the container promises, or `None` if it has only an estimate.
+/// Returns the number of frames that the container declares, or `None` if it only allows an estimate.
 pub(crate) fn counted_frames(format: AudioFormat, track: &Track, bytes: &[u8]) -> Option<u64> {
     let is_opus = |parameters: &CodecParameters| matches!(parameters, CodecParameters::Audio(audio) if audio.codec == CODEC_ID_OPUS);
     match format {
         AudioFormat::Mp3 if track.delay.is_none() => None,
-        // The positions of Opus pages count its delay as well.
+        // Opus pages also count the encoder delay in their positions.
         AudioFormat::Ogg
             if track.num_frames.is_none() && !track.codec_params.as_ref().is_some_and(is_opus) =>
         {
@@ -142,12 +141,14 @@ pub(crate) fn symphonia_error(format: AudioFormat, error: Error, bytes: usize) -
             DecodeError::truncated(format.name(), bytes)
         }
         Error::Unsupported(reason) => DecodeError::unsupported(format.name(), reason),
-        Error::ResetRequired => DecodeError::unsupported(format.name(), "several streams in one file"),
+        Error::ResetRequired => {
+            DecodeError::unsupported(format.name(), "several streams in one file, expected one")
+        }
         other => DecodeError::codec(format.name(), other),
     }
 }
 
-/// Skips `ID3v2` tags and zero bytes in front, and an `ID3v1` tag behind.
+/// Strips leading `ID3v2` tags and zero bytes, and a trailing `ID3v1` tag.
 fn without_tags(bytes: &[u8]) -> &[u8] {
     const HEADER_BYTES: usize = 10;
     const FOOTER_FLAG: u8 = 0x10;

@@ -1,8 +1,7 @@
 //! Finds the orientation of an image in its EXIF block.
 //!
-//! An EXIF block is a TIFF file in small: byte order, offset of the first directory, entries of 12 bytes.
-//! Only tag `0x0112` of the first directory is read; whatever is broken counts as "not turned", as in other
-//! decoders.
+//! An EXIF block is a small TIFF file: byte order, offset of the first directory, entries of 12 bytes. Only
+//! tag `0x0112` of the first directory is read; a broken block counts as "not rotated", as in other decoders.
 
 use image::metadata::Orientation;
 
@@ -14,7 +13,7 @@ const ENTRY_BYTES: usize = 12;
 /// Reads an integer at an offset.
 type Reader<T> = fn(&[u8], usize) -> Option<T>;
 
-/// Returns the orientation in an EXIF block that begins with its TIFF header, or `None` if there is none.
+/// Returns the orientation in an EXIF block that starts with its TIFF header, or `None` if there is none.
 pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
     let (u16_at, u32_at): (Reader<u16>, Reader<u32>) = match block.get(..4)? {
         b"II*\0" => (u16_le, u32_le),

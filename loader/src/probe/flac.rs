@@ -1,4 +1,4 @@
-//! Stream header of a native FLAC file.
+//! Reads the stream header of a native FLAC file.
 
 use super::AudioLength;
 use super::field::{u16_be, u32_be};
@@ -8,7 +8,7 @@ const FORMAT: &str = "flac";
 
 /// Reads length and channels from the first metadata block, which must be the stream header.
 ///
-/// - `bytes`: from the `fLaC` marker on
+/// - `bytes`: the file from the `fLaC` marker on
 pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
     const RATE_AT: usize = 18;
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
@@ -23,10 +23,10 @@ pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), Decod
     let frames = packed & ((1 << 36) - 1);
     let block_frames_max = u16_be(bytes, 10).ok_or_else(ended)?;
     if sample_rate_hz == 0 || block_frames_max == 0 {
-        return Err(DecodeError::malformed(FORMAT, RATE_AT, "a sample rate or block size of 0"));
+        return Err(DecodeError::malformed(FORMAT, RATE_AT, "the sample rate or block size is 0"));
     }
     if frames == 0 {
-        return Err(DecodeError::unsupported(FORMAT, "a stream of unknown length"));
+        return Err(DecodeError::unsupported(FORMAT, "the stream does not declare its length"));
     }
     Ok((AudioLength { frames, sample_rate_hz }, channels))
 }

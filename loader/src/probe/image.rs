@@ -1,4 +1,4 @@
-//! Format, size and orientation of an image.
+//! Reads the format, size and orientation of an image.
 
 use image::metadata::Orientation;
 
@@ -9,7 +9,7 @@ use crate::decode::DecodeError;
 
 /// An image format that [`crate::decode::decode_rgb`] reads, recognized by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum ImageFormat {
     Jpeg,
     Png,
@@ -34,7 +34,7 @@ impl ImageFormat {
         }
     }
 
-    /// Returns the lower-case name that errors use.
+    /// Returns the lower-case name used in errors.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,18 +48,18 @@ impl ImageFormat {
     }
 }
 
-/// What the header of an image says.
+/// Size and orientation from the header of an image.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ImageHeader {
     pub(crate) format: ImageFormat,
     /// Size as stored.
     pub(crate) stored: ImageSize,
-    /// How to turn the stored image.
+    /// Rotation and mirroring that display the stored image upright.
     pub(crate) orientation: Orientation,
 }
 
 impl ImageHeader {
-    /// Returns the size after turning.
+    /// Returns the size after the orientation is applied.
     pub(crate) fn shown_size(&self) -> ImageSize {
         let ImageSize { width, height } = self.stored;
         if is_turned_sideways(self.orientation) {
@@ -73,8 +73,8 @@ impl ImageHeader {
 /// Reads the header of an image.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if they are no
-/// known image format or a side is 0.
+/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if their format
+/// is unknown or a side is 0.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     let format = ImageFormat::of_bytes(bytes).ok_or_else(|| not_a_image(bytes))?;
     let (stored, orientation) = if format == ImageFormat::Jpeg {
@@ -94,7 +94,7 @@ fn not_a_image(bytes: &[u8]) -> DecodeError {
     if bytes.len() < 12 {
         DecodeError::truncated("image", bytes.len())
     } else {
-        DecodeError::malformed("image", 0, "not a JPEG, PNG, WebP, GIF, BMP or TIFF")
+        DecodeError::malformed("image", 0, "expected a JPEG, PNG, WebP, GIF, BMP or TIFF")
     }
 }
 
@@ -114,7 +114,7 @@ fn size_of(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> 
             Err(DecodeError::truncated(format.name(), bytes.len()))
         }
         Err(ImageError::NotSupported) => {
-            Err(DecodeError::malformed(format.name(), 0, "the header names no image size"))
+            Err(DecodeError::malformed(format.name(), 0, "the header declares no image size"))
         }
     }
 }
@@ -129,7 +129,7 @@ fn orientation_of(format: ImageFormat, bytes: &[u8]) -> Result<Orientation, Deco
     Ok(found.unwrap_or(Orientation::NoTransforms))
 }
 
-/// Returns the `eXIf` chunk that stands before the pixels.
+/// Returns the `eXIf` chunk that precedes the pixels.
 fn png_exif(bytes: &[u8]) -> Option<&[u8]> {
     let mut position = 8;
     loop {
@@ -142,7 +142,7 @@ fn png_exif(bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Returns the `EXIF` chunk, which stands behind the pixels, if the header announces one.
+/// Returns the `EXIF` chunk, which follows the pixels, if the header announces one.
 fn webp_exif(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
     const EXIF_FLAG: u8 = 0x08;
     if bytes.get(12..16) != Some(b"VP8X") || bytes.get(20).is_none_or(|flags| flags & EXIF_FLAG == 0) {

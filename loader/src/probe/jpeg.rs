@@ -1,7 +1,7 @@
 //! Walks the marker segments of a JPEG up to its first scan.
 //!
 //! One walk finds the frame size, the number of components, the Adobe color transform and the EXIF block,
-//! which the shape and the decoder both need. Bytes between segments are skipped, as every decoder does.
+//! which both the probe and the decoder need. Bytes between segments are skipped, as every decoder does.
 
 use image::metadata::Orientation;
 
@@ -11,7 +11,7 @@ use crate::decode::DecodeError;
 
 const FORMAT: &str = "jpeg";
 
-/// What the segments before the first scan say.
+/// Header fields of a JPEG, gathered from the segments before the first scan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JpegHeader {
     /// Stored columns, before orientation.
@@ -26,7 +26,7 @@ pub(crate) struct JpegHeader {
     pub(crate) precision_bits: u8,
     /// Offset and value of the color transform byte of the Adobe segment.
     pub(crate) adobe_transform: Option<(usize, u8)>,
-    /// How to turn the stored image.
+    /// Rotation and mirroring that display the stored image upright.
     pub(crate) orientation: Orientation,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
         }
         let Some(length) = u16_be(bytes, start).map(usize::from) else { break };
         if length < 2 {
-            return Err(DecodeError::malformed(FORMAT, start, "segment length below 2"));
+            return Err(DecodeError::malformed(FORMAT, start, "the segment length is below 2"));
         }
         let body = bytes.get(start + 2..start + length).unwrap_or_default();
         match marker {
@@ -67,7 +67,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
     Ok(JpegHeader { adobe_transform, orientation, ..frame })
 }
 
-/// Returns the next marker and the offset behind it.
+/// Returns the next marker and the offset after it.
 fn next_marker(bytes: &[u8], from: usize) -> Option<(u8, usize)> {
     let mut position = from + bytes.get(from..)?.iter().position(|&byte| byte == 0xFF)?;
     loop {

@@ -1,9 +1,9 @@
-//! Reads the shape of a medium from its header bytes, never by decoding it.
+//! Reads the shape of a medium from its header bytes, without decoding it.
 //!
-//! A *shape* is what the cost model needs to know: the width and height of an image as it will be shown, the
-//! frames and the rate of a clip, the bytes of a text. The *kind* of a field follows from the last dot-part
-//! of its extension and says which decoder claims it; within a kind the content decides, so a PNG named
-//! `.jpg` is a PNG. Shapes agree with what [`crate::decode`] delivers, and a test holds them together.
+//! A *shape* is what the cost model needs: the width and height of an image as displayed, the frames and
+//! sample rate of an audio clip, the bytes of a text. The *kind* of a field follows from the last part of its
+//! extension and selects the decoder; within a kind the content decides, so a PNG named
+//! `.jpg` is decoded as a PNG. Shapes agree with the output of [`crate::decode`], which a test checks.
 
 mod audio;
 mod exif;
@@ -25,7 +25,7 @@ pub(crate) use self::image::{ImageHeader, image_header};
 pub(crate) use self::jpeg::{JpegHeader, read_jpeg_header};
 pub(crate) use self::wav::{WavHeader, read_wav_header};
 
-/// What the header of one field says about its medium.
+/// Shape of the medium in one field, as declared by its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediumShape {
     /// An image, or the first frame of an animation.
@@ -46,7 +46,7 @@ pub enum MediumShape {
     Opaque,
 }
 
-/// Which decoder claims a field.
+/// Decoder that handles a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediumKind {
     /// [`crate::decode::decode_rgb`]: JPEG, PNG, WebP, GIF, BMP, TIFF.
@@ -62,14 +62,14 @@ pub enum MediumKind {
     Json,
     /// [`crate::decode::decode_npy`]: one NumPy array.
     Npy,
-    /// No decoder: the bytes are delivered as they are.
+    /// No decoder: the bytes are delivered unchanged.
     Opaque,
 }
 
 /// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
 /// name.
 ///
-/// Only the last dot-part counts, without regard to case: `seg.png` and `0.PNG` are images, `txt.gz` is
+/// Only the part after the last dot counts, ignoring case: `seg.png` and `0.PNG` are images, `txt.gz` is
 /// opaque.
 ///
 /// # Examples
@@ -94,7 +94,7 @@ pub fn kind_of_extension(extension: &str) -> MediumKind {
     }
 }
 
-/// Whether a field with this extension holds a video.
+/// Returns whether a field with this extension holds a video, also without the feature `video`.
 #[must_use]
 pub fn is_video_extension(extension: &str) -> bool {
     matches!(last_part(extension).as_str(), "mp4" | "mkv" | "webm" | "avi" | "mov")
@@ -102,17 +102,17 @@ pub fn is_video_extension(extension: &str) -> bool {
 
 /// Reads the shape of one field from `prefix`, its first bytes, without decoding it.
 ///
-/// - `prefix`: the whole field, or as much of its beginning as is at hand
+/// - `prefix`: the whole field, or its first bytes
 /// - `field_bytes`: length of the whole field
 /// - `extension`: WebDataset extension, see [`kind_of_extension`]
 ///
 /// JPEG, PNG, GIF, BMP, WAV and FLAC need a few kB at most, unless long metadata come first; TIFF, WebP with
 /// EXIF, MP3 and Ogg need the whole field. The number of frames of an MP3 without Xing or VBRI header is an
-/// estimate from its bit rate. Ogg Opus has a shape although no decoder claims it.
+/// estimate from its bit rate. Ogg Opus has a shape although no decoder handles it.
 ///
 /// # Errors
-/// [`DecodeError::PrefixTooShort`] if the header goes on behind `prefix`; the other variants if the field is
-/// damaged or is not what its extension says.
+/// [`DecodeError::PrefixTooShort`] if the header continues after `prefix`; another variant if the field is
+/// damaged or its content does not match its extension.
 pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediumShape, DecodeError> {
     let shape = match kind_of_extension(extension) {
         MediumKind::Image => {
@@ -137,7 +137,7 @@ fn last_part(extension: &str) -> String {
     extension.rsplit('.').next().unwrap_or(extension).to_ascii_lowercase()
 }
 
-/// Reads big- and little-endian integers that may lie behind the end of the bytes.
+/// Reads big- and little-endian integers; returns `None` past the end of the bytes.
 pub(crate) mod field {
     fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
         bytes.get(offset..offset.checked_add(N)?)?.try_into().ok()

@@ -1,7 +1,7 @@
-//! Position of the last page of an Ogg stream that breaks off or is damaged near its end.
+//! Finds the position of the last intact page of an Ogg stream that is cut or damaged near its end.
 //!
 //! A page is 27 bytes of header, a table of segment lengths, and the segments. Its granule position counts
-//! frames up to its end; its checksum covers all of it with the checksum itself as 0.
+//! the frames up to its end; its checksum covers the whole page with the checksum field set to 0.
 //!
 //! Source: RFC 3533, section 6.
 
@@ -15,7 +15,7 @@ const CHECKSUM_AT: usize = 22;
 /// Granule position of a page on which no packet ends.
 const NO_POSITION: u64 = u64::MAX;
 
-/// Returns the granule position of the last sound page of the stream `serial`.
+/// Returns the granule position of the last intact page of the stream `serial`.
 pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     let mut last = None;
     let mut start = 0;
@@ -34,7 +34,7 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     last
 }
 
-/// Returns the page at the start of the bytes if it is whole and fits its checksum.
+/// Returns the page at the start of the bytes if it is complete and matches its checksum.
 fn sound_page(bytes: &[u8]) -> Option<&[u8]> {
     let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(b"OggS"))?;
     let segments = bytes.get(HEADER_BYTES..HEADER_BYTES + usize::from(header[HEADER_BYTES - 1]))?;
@@ -72,7 +72,7 @@ mod tests {
             page(7, 100, b"first"),
             page(7, 200, b"second"),
             page(8, 900, b"another stream"),
-            page(7, NO_POSITION, b"a packet goes on"),
+            page(7, NO_POSITION, b"packet continues"),
             damaged,
             b"garbage".to_vec(),
         ]

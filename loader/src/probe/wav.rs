@@ -1,26 +1,26 @@
-//! Header of a RIFF WAVE file: format and extent of the samples that are really there.
+//! Reads the header of a RIFF WAVE file: sample format and extent of the samples that are present.
 
 use super::AudioLength;
 use super::field::{u16_le, u32_le};
 use crate::decode::DecodeError;
 
 const FORMAT: &str = "wav";
-/// Length that writers to a pipe put where they cannot know it.
+/// Length that writers to a pipe store because they cannot know it.
 const UNKNOWN_LENGTH: u32 = u32::MAX;
 
-/// What the chunks up to the samples say.
+/// Header fields of a WAV file, gathered from the chunks up to the samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WavHeader {
     pub(crate) channels: u16,
-    /// Frames that are really there.
+    /// Frames that are present.
     pub(crate) length: AudioLength,
     /// Offset of the length field of the data chunk.
     pub(crate) data_length_at: usize,
-    /// Bytes of whole frames that are there.
+    /// Bytes of the whole frames that are present.
     pub(crate) data_bytes: u64,
-    /// Whether the declared length is unknown or differs from what is there.
+    /// Whether the declared length is unknown or differs from the bytes present.
     pub(crate) is_length_wrong: bool,
-    /// Whether frames that were declared are missing.
+    /// Whether some declared frames are missing.
     pub(crate) is_short: bool,
 }
 
@@ -42,8 +42,9 @@ pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<WavHead
         match name {
             b"fmt " => format = Some(read_format(prefix, start, declared)?),
             b"data" => {
-                let format = format
-                    .ok_or_else(|| DecodeError::malformed(FORMAT, position, "samples before their format"))?;
+                let format = format.ok_or_else(|| {
+                    DecodeError::malformed(FORMAT, position, "the data chunk precedes the format chunk")
+                })?;
                 return Ok(header(&format, start, declared, field_bytes));
             }
             _ => {}
@@ -77,7 +78,7 @@ fn read_format(prefix: &[u8], start: usize, declared: u32) -> Result<Format, Dec
     const MU_LAW: u16 = 7;
     const EXTENSIBLE: u16 = 0xFFFE;
     if declared < 16 {
-        return Err(DecodeError::malformed(FORMAT, start, "format chunk below 16 bytes"));
+        return Err(DecodeError::malformed(FORMAT, start, "the format chunk has fewer than 16 bytes"));
     }
     let short =
         |offset| u16_le(prefix, start + offset).ok_or_else(|| DecodeError::truncated(FORMAT, prefix.len()));
@@ -91,10 +92,14 @@ fn read_format(prefix: &[u8], start: usize, declared: u32) -> Result<Format, Dec
         return Err(DecodeError::unsupported(FORMAT, format!("coding {tag:#06x}")));
     }
     if channels == 0 || sample_rate_hz == 0 {
-        return Err(DecodeError::malformed(FORMAT, start, "no channels or a sample rate of 0"));
+        return Err(DecodeError::malformed(FORMAT, start, "the number of channels or the sample rate is 0"));
     }
     if u32::from(frame_bytes) != u32::from(channels) * u32::from(bits.div_ceil(8)) || frame_bytes == 0 {
-        return Err(DecodeError::malformed(FORMAT, start + 12, "bytes of a frame do not fit its channels"));
+        return Err(DecodeError::malformed(
+            FORMAT,
+            start + 12,
+            "the frame size does not match the channels and sample format",
+        ));
     }
     Ok(Format { channels, sample_rate_hz, frame_bytes })
 }

@@ -1,31 +1,31 @@
-//! What a document says, before its placeholders are matched with fields.
+//! Reads the content of a JSON document: texts and placeholders, not yet matched with fields.
 
 use serde_json::Value;
 
 use crate::text::{self, MediumSlot, Piece, split_placeholders};
 
-/// A piece of content.
+/// Piece of content whose placeholder is not matched with a field yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content<'a> {
-    /// Words, never empty.
+    /// Text between media, never empty.
     Text(&'a str),
-    /// The place of a medium, and its name if it has one.
+    /// Position of a medium, and the name of its field if it has one.
     Medium(MediumSlot, Option<&'a str>),
 }
 
-/// A turn whose placeholders are not matched yet.
+/// Turn whose placeholders are not matched with fields yet.
 pub(super) struct Spoken<'a> {
     pub(super) role: &'a str,
     pub(super) content: Vec<Content<'a>>,
 }
 
-/// Names of who speaks, and of what is said.
+/// Keys of the speaker and of the content of a turn.
 const ROLES: [&str; 2] = ["from", "role"];
 const CONTENTS: [&str; 2] = ["value", "content"];
-/// Who asks and who answers.
+/// Roles of a question and its answer.
 const ASKED_ANSWERED: [&str; 2] = ["user", "assistant"];
 
-/// The turns of a conversation; fails with the number of the turn and what is wrong with it.
+/// Returns the turns of a conversation; fails with the number of the malformed turn and the reason.
 pub(super) fn turns(turns: &[Value]) -> Result<Vec<Spoken<'_>>, String> {
     let mut spoken = Vec::with_capacity(turns.len());
     for (number, turn) in turns.iter().enumerate() {
@@ -37,7 +37,7 @@ pub(super) fn turns(turns: &[Value]) -> Result<Vec<Spoken<'_>>, String> {
     Ok(spoken)
 }
 
-/// A question and its answer as two turns.
+/// Returns a question and its answer as two turns.
 pub(super) fn pair(json: &Value) -> Option<Vec<Spoken<'_>>> {
     let pair = |names: &[&str; 2]| {
         let [asked, answered] = names.map(|name| json.get(name).and_then(Value::as_str));
@@ -48,25 +48,25 @@ pub(super) fn pair(json: &Value) -> Option<Vec<Spoken<'_>>> {
     Some(ASKED_ANSWERED.into_iter().zip(said).map(turn).collect())
 }
 
-/// A text that is no conversation.
+/// Returns the text of a sample that is not a conversation.
 pub(super) fn caption(json: &Value) -> Option<Vec<Content<'_>>> {
     text::CAPTIONS.iter().find_map(|name| json.get(name)?.as_str()).map(of_text)
 }
 
-/// Texts and images that fill each other's gaps.
+/// Merges two lists of equal length, where exactly one of text and image is filled at each index.
 pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Vec<Content<'a>>, String> {
     let mut content = Vec::new();
     for (number, (text, image)) in texts.iter().zip(images).enumerate() {
         match text.as_str() {
             Some(text) => push_text(text, &mut content),
             None if !image.is_null() => content.push(Content::Medium(MediumSlot::Image, None)),
-            None => return Err(format!("entry {number} of `texts` is no text")),
+            None => return Err(format!("entry {number} of `texts` must be a string")),
         }
     }
     Ok(content)
 }
 
-/// Content is a string with placeholders, or a list of parts, the texts of which are taken as they stand.
+/// Reads content: a string with placeholders, or a list of parts whose texts are taken literally.
 pub(super) fn of_value(content: &Value) -> Result<Vec<Content<'_>>, String> {
     match content {
         Value::String(text) => Ok(of_text(text)),
@@ -80,11 +80,11 @@ pub(super) fn of_value(content: &Value) -> Result<Vec<Content<'_>>, String> {
             }
             Ok(parts)
         }
-        _ => Err("its content is neither a string nor a list of parts".to_owned()),
+        _ => Err("its content must be a string or a list of parts".to_owned()),
     }
 }
 
-/// Cuts a text at its placeholders.
+/// Splits a text at its placeholders.
 pub(super) fn of_text(text: &str) -> Vec<Content<'_>> {
     let piece = |piece| match piece {
         Piece::Text(words) => Content::Text(words),
@@ -93,7 +93,7 @@ pub(super) fn of_text(text: &str) -> Vec<Content<'_>> {
     split_placeholders(text).into_iter().map(piece).collect()
 }
 
-/// The names of all media parts of one kind in a document; `None` for a part that has no name.
+/// Returns the names of all media parts of one modality in a document; `None` for a part without a name.
 pub(super) fn media_parts(json: &Value, slot: MediumSlot) -> impl Iterator<Item = Option<&str>> {
     let contents = text::turns(json).into_iter().flatten().filter_map(|turn| turn.get("content"));
     let parts = contents.chain(text::content(json)).filter_map(Value::as_array).flatten();
@@ -109,13 +109,15 @@ fn of_part(part: &Value) -> Result<Content<'_>, String> {
     }
     match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
         (Some("text" | "input_text" | "output_text") | None, Some(text)) => Ok(Content::Text(text)),
-        (Some("text" | "input_text" | "output_text"), None) => Err("a text part has no `text`".to_owned()),
-        (Some(other), _) => Err(format!("content part of type `{other}` is unknown")),
-        (None, None) => Err("a content part has no type".to_owned()),
+        (Some("text" | "input_text" | "output_text"), None) => {
+            Err("a content part of type `text` must have a `text`".to_owned())
+        }
+        (Some(other), _) => Err(format!("unknown content part of type `{other}`")),
+        (None, None) => Err("a content part must have a `type`".to_owned()),
     }
 }
 
-/// Kind and name of a part that stands for a medium.
+/// Returns the modality and name of a part that represents a medium.
 fn medium_of_part(part: &Value) -> Option<(MediumSlot, Option<&str>)> {
     let stated = part.get("type")?.as_str()?;
     let plain = stated.trim_start_matches("input_").trim_end_matches("_url");

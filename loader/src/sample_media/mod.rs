@@ -1,15 +1,18 @@
-//! Which images, clips and videos a sample has, in which order, and how they stand between its texts.
+//! Finds the images, audio and videos of a sample, their order, and their positions between its texts.
 //!
-//! Samples of one dataset may differ: text only, one image, five images, a clip. Nothing is guessed from the
-//! first samples; each says for itself what it has. The order is that of the sample's JSON document where it names
-//! media (`images: ["0.jpg", "1.jpg"]`, `image: "a.jpg"`, parts of messages), else that of the fields: by number
-//! where they are numbered alike (`img_2.png` before `img_10.png`), else as stored in the shard.
+//! Samples of one dataset may differ: text only, one image, five images, an audio clip. Nothing is inferred
+//! from the first samples; each sample is read by itself. The order is given by the sample's JSON document if
+//! it names media (`images: ["0.jpg", "1.jpg"]`, `image: "a.jpg"`, parts of messages), else by the fields: by
+//! number where all are numbered in the same way (`img_2.png` before `img_10.png`), else as stored in the
+//! shard.
 //!
-//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::pack`] made a field of: then the n-th
-//! name is the n-th field. Fields that a naming document leaves out, such as masks, are left out. A name without a
-//! field is a [`MediaFault`], never a gap, and so are more or fewer placeholders of a kind than media.
+//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::pack`] turned into a field: then
+//! the n-th name is the n-th field. Fields that such a document does not name, for example masks, are left
+//! out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that differs
+//! from the number of media of that modality.
 //!
-//! The same rules say what [`crate::measure`] counts at indexing and what [`crate::prepare`] turns into tensors.
+//! [`crate::measure`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
+//! tensors.
 
 mod content;
 mod names;
@@ -26,7 +29,7 @@ use crate::probe::{MediumKind, is_video_extension, kind_of_extension};
 use crate::skip::Skipped;
 use crate::text::{MediumSlot, has_content};
 
-/// A sample whose document does not fit its fields.
+/// Mismatch between the document of a sample and its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("sample `{key}` of shard `{shard}`, offset {offset}: `{field}`: {reason}")]
 pub struct MediaFault {
@@ -36,9 +39,9 @@ pub struct MediaFault {
     pub offset: u64,
     /// Key of the sample.
     pub key: String,
-    /// The field that is missing or asked for too often.
+    /// Field that is missing or named too often.
     pub field: String,
-    /// What is wrong.
+    /// Description of the mismatch.
     pub reason: String,
 }
 
@@ -48,7 +51,7 @@ impl MediaFault {
         Self { shard, offset: sample.offset, key, field: field.to_owned(), reason: reason.into() }
     }
 
-    /// Accounts for the sample.
+    /// Records the sample as skipped.
     #[must_use]
     pub fn skipped(self) -> Skipped {
         let Self { shard, offset, key, field, reason } = self;
@@ -56,7 +59,7 @@ impl MediaFault {
     }
 }
 
-/// The media of a decoded sample, by kind and in order.
+/// Media of a decoded sample, by modality and in order.
 ///
 /// # Examples
 /// ```
@@ -90,7 +93,7 @@ pub struct SampleMedia<'a> {
     pub videos: Vec<&'a Field>,
     /// Text fields.
     pub texts: Vec<&'a Field>,
-    /// The document that describes the sample: the first JSON field that has turns or content in order, else the first
+    /// Document that describes the sample: the first JSON field with turns or ordered content, else the first
     /// that names media, else the first.
     pub json: Option<&'a Value>,
     /// Extension of the document's field.
@@ -106,10 +109,11 @@ impl<'a> SampleMedia<'a> {
         Self::of_kinds(sample, |_| true)
     }
 
-    /// Orders the fields of a sample for a model that takes some kinds of media; it has none of the others.
+    /// Orders the fields of a sample for a model that takes some modalities; media of the others are left
+    /// out.
     ///
     /// # Errors
-    /// As [`of`](Self::of).
+    /// See [`from_sample`](Self::from_sample).
     pub fn of_kinds(sample: &'a Sample, takes: impl Fn(MediumSlot) -> bool) -> Result<Self, MediaFault> {
         let (json_name, json) = document(sample).map_or(("", None), |(name, json)| (name, Some(json)));
         let of_kind = |slot| if takes(slot) { media_of(sample, json, slot) } else { Ok(Vec::new()) };
@@ -118,7 +122,7 @@ impl<'a> SampleMedia<'a> {
         Ok(Self { sample, images: images?, audio: audio?, videos: videos?, texts, json, json_name })
     }
 
-    /// The media of a kind, in order.
+    /// Returns the media of a modality, in order.
     #[must_use]
     pub fn of_slot(&self, slot: MediumSlot) -> &[&'a Field] {
         match slot {
@@ -128,13 +132,13 @@ impl<'a> SampleMedia<'a> {
         }
     }
 
-    /// Extension of the field of [`json`](Self::json); empty if there is none.
+    /// Returns the extension of the field of [`json`](Self::json); empty if there is none.
     #[must_use]
     pub fn json_name(&self) -> &'a str {
         self.json_name
     }
 
-    /// The decoded images, in order; a field that was not decoded is left out.
+    /// Returns the decoded images, in order; undecoded fields are left out.
     pub fn images(&self) -> impl Iterator<Item = &'a crate::decode::RgbImage> {
         self.images.iter().filter_map(|field| match &field.media {
             Media::Image(image) => Some(image),
@@ -143,7 +147,7 @@ impl<'a> SampleMedia<'a> {
     }
 }
 
-/// The kind of a field's medium: what it was decoded to, or, undecoded, what its extension says.
+/// Returns the modality of a field: by its decoded value, or, if undecoded, by its extension.
 fn slot_of(field: &Field) -> Option<MediumSlot> {
     match &field.media {
         Media::Image(_) => Some(MediumSlot::Image),
@@ -154,7 +158,7 @@ fn slot_of(field: &Field) -> Option<MediumSlot> {
     }
 }
 
-/// The kind of a medium's field; video has a decoder of its own or none.
+/// Returns the modality of an extension, also where this build cannot decode it (Opus, video).
 fn slot_of_extension(extension: &str) -> Option<MediumSlot> {
     let last = extension.rsplit('.').next().unwrap_or_default();
     match kind_of_extension(extension) {
@@ -174,7 +178,7 @@ fn is_text(field: &Field) -> bool {
     }
 }
 
-/// The JSON fields of a sample, by extension.
+/// Returns the JSON fields of a sample with their extensions.
 fn documents(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> + Clone {
     sample.fields.iter().filter_map(|field| match &field.media {
         Media::Json(json) => Some((&*field.extension, json)),
@@ -202,7 +206,7 @@ fn media_of<'a>(
     }
 }
 
-/// Fields of one kind: by number where all are numbered alike, else in shard order.
+/// Returns matching fields: by number where all are numbered in the same way, else in shard order.
 fn in_order(sample: &Sample, is_wanted: impl Fn(&Field) -> bool) -> Vec<&Field> {
     let mut fields: Vec<&Field> = sample.fields.iter().filter(|field| is_wanted(field)).collect();
     if are_numbered(&fields) {
@@ -211,15 +215,15 @@ fn in_order(sample: &Sample, is_wanted: impl Fn(&Field) -> bool) -> Vec<&Field> 
     fields
 }
 
-/// Whether all fields are numbered alike.
+/// Returns whether all fields are numbered in the same way.
 fn are_numbered(fields: &[&Field]) -> bool {
     let mut prefixes = fields.iter().map(|field| split_number(&field.extension).map(|(prefix, _)| prefix));
     let first = prefixes.next().flatten();
     first.is_some() && prefixes.all(|prefix| prefix == first)
 }
 
-/// Splits `img_12.png` into `img_` and 12, and `12.left.png` into an empty prefix and 12; the extension of the medium
-/// itself does not count.
+/// Splits `img_12.png` into `img_` and 12, and `12.left.png` into an empty prefix and 12; the file type is
+/// ignored.
 fn split_number(extension: &str) -> Option<(&str, u64)> {
     let (stem, _) = extension.rsplit_once('.')?;
     if let Some(number) = stem.split('.').next().and_then(|first| first.parse().ok()) {

@@ -1,4 +1,4 @@
-//! Names of media in a JSON document, and the fields that they stand for.
+//! Resolves names of media in a JSON document to fields of the sample.
 
 use serde_json::Value;
 
@@ -7,14 +7,15 @@ use crate::batch::Field;
 use crate::pack::record::{MEDIA_COLUMNS, named_path};
 use crate::text::MediumSlot;
 
-/// Digits of a field's number; longer ones are names of files, as in COCO.
+/// Most digits of a field's number; longer numbers are file names, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;
 
-/// The media of one kind that a document names, in its order: in a column, else in the parts of its messages.
+/// Returns the media of one modality that a document names, in its order: from a column, else from its
+/// messages.
 ///
-/// A column that holds no name of this kind, such as a caption under `image`, names nothing.
+/// A column without a name of this modality, such as a caption under `image`, is ignored.
 pub(super) fn named_in(json: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
-    // The order of the columns is that of `MediumSlot::ALL`.
+    // `MEDIA_COLUMNS` has the order of `MediumSlot::ALL`.
     let columns = MEDIA_COLUMNS[slot as usize];
     columns.iter().find_map(|column| names_of(json.get(*column)?, slot)).or_else(|| {
         let names: Option<Vec<&str>> = content::media_parts(json, slot).collect();
@@ -22,7 +23,7 @@ pub(super) fn named_in(json: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
     })
 }
 
-/// A name, or a list of names; gaps of a list that interleaves images with texts are left out.
+/// Returns one name or a list of names; null entries, which mark texts in interleaved lists, are left out.
 fn names_of(value: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = match value {
         Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
@@ -31,9 +32,9 @@ fn names_of(value: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
     names.filter(|names| names.iter().any(|name| slot_of_extension(name) == Some(slot)))
 }
 
-/// The field of each name; fails with the first name that has none, and why.
+/// Finds the field of each name; fails with the first name without a field, and the reason.
 ///
-/// - `fields`: all fields of the kind, in order
+/// - `fields`: all fields of the modality, in order
 pub(super) fn resolve<'a, 'n>(
     key: &str,
     fields: &[&'a Field],
@@ -48,11 +49,11 @@ pub(super) fn resolve<'a, 'n>(
     names
         .iter()
         .zip(found)
-        .map(|(&name, field)| field.ok_or_else(|| (name, "the sample has no such field".to_owned())))
+        .map(|(&name, field)| field.ok_or_else(|| (name, "the sample has no field of this name".to_owned())))
         .collect()
 }
 
-/// The field with this extension, or with this entry name, directories aside.
+/// Finds the field with this extension or entry name, ignoring directories.
 pub(super) fn field_named<'a>(key: &str, fields: &[&'a Field], name: &str) -> Option<&'a Field> {
     let key_base = key.rsplit('/').next().unwrap_or_default();
     let base = name.rsplit('/').next().unwrap_or_default();
@@ -64,7 +65,8 @@ pub(super) fn field_named<'a>(key: &str, fields: &[&'a Field], name: &str) -> Op
     fields.iter().find(is_named).copied()
 }
 
-/// Whether it is `NUMBER.EXTENSION`, as fields are called of which a sample has several.
+/// Returns whether the name is `NUMBER.EXTENSION`, the pattern of a sample with several fields of one
+/// modality.
 fn is_numbered(name: &str) -> bool {
     let Some((number, extension)) = name.split_once('.') else { return false };
     (1..=NUMBER_DIGITS_MAX).contains(&number.len())
@@ -72,8 +74,8 @@ fn is_numbered(name: &str) -> bool {
         && !extension.contains(['.', '/'])
 }
 
-/// Files by path: the packer calls the n-th `N.EXTENSION`, or `EXTENSION` where there is one. Fields that are called
-/// otherwise, or were stored in another format, are the n-th if there are as many.
+/// Matches paths of source files with fields: the importer names the n-th `N.EXTENSION`, or `EXTENSION` if
+/// there is only one. Fields of another name or format match by position if their number is equal.
 fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Field>, (&'n str, String)> {
     let last_part = |name: &str| name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     let field = |(number, &name): (usize, &&'n str)| {
@@ -81,7 +83,7 @@ fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Fie
         let expected = if names.len() > 1 { format!("{number}.{extension}") } else { extension };
         let found = fields.iter().find(|field| *field.extension == *expected);
         let counts = format!("{} names for {} fields", names.len(), fields.len());
-        let reason = || format!("the sample has neither this field nor `{expected}`, and {counts}");
+        let reason = || format!("the sample has no field of this name or `{expected}`, and {counts}");
         found.copied().ok_or_else(|| (name, reason()))
     };
     let packed: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();

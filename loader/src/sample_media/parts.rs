@@ -1,4 +1,4 @@
-//! Content in order: texts, and between them the numbers of images, clips and videos.
+//! Places the media of a sample between its texts.
 
 use super::content::{self, Content, Spoken};
 use super::names::field_named;
@@ -7,41 +7,42 @@ use crate::batch::Field;
 use crate::decode::Media;
 use crate::text::{self, MediumSlot};
 
-/// A piece of content.
+/// Piece of content in its final order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// Words, never empty.
+    /// Text between media, never empty.
     Text(&'a str),
-    /// An image, by its number in [`SampleMedia::images`].
+    /// An image, by its index in [`SampleMedia::images`].
     Image(usize),
-    /// A clip, by its number in [`SampleMedia::audio`].
+    /// An audio clip, by its index in [`SampleMedia::audio`].
     Audio(usize),
-    /// A video, by its number in [`SampleMedia::videos`].
+    /// A video, by its index in [`SampleMedia::videos`].
     Video(usize),
 }
 
-/// One turn of a conversation.
+/// Turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn<'a> {
-    /// Who speaks, as the document says: `human`, `gpt`, `user`, `assistant`; empty if it does not say.
+    /// Role as written in the document: `human`, `gpt`, `user`, `assistant`; empty if missing.
     pub role: &'a str,
-    /// What is said.
+    /// Texts and media of the turn, in order.
     pub parts: Vec<Part<'a>>,
 }
 
 impl<'a> SampleMedia<'a> {
-    /// Returns the turns of the sample, `None` if it is no conversation.
+    /// Returns the turns of the sample, or `None` if it is not a conversation.
     ///
-    /// Turns are those of the document; without them and without text fields, a question and its answer in the first
-    /// JSON field that has words. Content is a string, in which `<image>`, `<audio>` and `<video>` stand for the next
-    /// medium and own one line break on either side, or a list of parts: `{"type": "text", "text": …}`,
-    /// `{"type": "image"}` for the next image that no part names, `{"type": "image", "image": "0.jpg"}` or
-    /// `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a named one, and so for audio and video. Media of a
-    /// kind that no placeholder stands for are not among the parts.
+    /// They are the turns of the document; without those, and without text fields, a question and its answer
+    /// in the first JSON field that has text. Content is either a string, in which `<image>`, `<audio>` and
+    /// `<video>` represent the next medium and absorb one line break on either side, or a list of parts:
+    /// `{"type": "text", "text": …}`, `{"type": "image"}` for the next image that no part names,
+    /// `{"type": "image", "image": "0.jpg"}` or `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a
+    /// named one, and likewise for audio and video. Media of a modality without placeholders are not among
+    /// the parts.
     ///
     /// # Errors
-    /// [`MediaFault`] if placeholders of a kind are more or fewer than its media, if a name has no field, if content
-    /// cannot be read, or if a second document has turns.
+    /// [`MediaFault`] if the number of placeholders of a modality differs from the number of its media, if a
+    /// name has no field, if content cannot be read, or if a second document has turns.
     pub fn turns(&self) -> Result<Option<Vec<Turn<'a>>>, MediaFault> {
         self.check_one_document()?;
         let (field, spoken) = match (self.json.and_then(text::turns), self.words()) {
@@ -57,15 +58,15 @@ impl<'a> SampleMedia<'a> {
         Ok(Some(roles.into_iter().zip(parts).map(|(role, parts)| Turn { role, parts }).collect()))
     }
 
-    /// Returns the content of a sample that is no conversation, in order.
+    /// Returns the content of a sample that is not a conversation, in order.
     ///
-    /// That of the document if it has a list of parts under `content`, or lists `texts` and `images` of one length
-    /// that fill each other's gaps; else the text fields and media fields by number, where all are numbered alike
-    /// (`0.txt 1.jpg 2.txt`); else the text fields, or a caption in a JSON field, behind the media of all kinds that
-    /// have no placeholder in them.
+    /// It comes from the first of these sources: a list of parts under `content` in the document; its lists
+    /// `texts` and `images` where exactly one is filled at each index; text fields and media fields by
+    /// number, where all are numbered in the same way (`0.txt 1.jpg 2.txt`); text fields, or a caption in a
+    /// JSON field, after all media whose modality has no placeholder in them.
     ///
     /// # Errors
-    /// As [`turns`](Self::turns).
+    /// See [`turns`](Self::turns).
     pub fn parts(&self) -> Result<Vec<Part<'a>>, MediaFault> {
         self.check_one_document()?;
         let in_document = |reason| self.fault(self.json_name, reason);
@@ -101,7 +102,7 @@ impl<'a> SampleMedia<'a> {
         self.placed_alone(field, content)
     }
 
-    /// The words of the first JSON field that has any, in a sample without text fields.
+    /// Returns the text of the first JSON field that has any, in a sample without text fields.
     fn words(&self) -> Option<(&'a str, Words<'a>)> {
         if !self.texts.is_empty() {
             return None;
@@ -115,14 +116,15 @@ impl<'a> SampleMedia<'a> {
     fn check_one_document(&self) -> Result<(), MediaFault> {
         let mut contents = documents(self.sample).filter(|(_, json)| text::has_content(json));
         match (contents.next(), contents.next()) {
-            (Some((first, _)), Some((second, _))) => {
-                Err(self.fault(second, format!("`{first}` holds a conversation already")))
-            }
+            (Some((first, _)), Some((second, _))) => Err(self.fault(
+                second,
+                format!("only one document may describe a sample, and `{first}` already does"),
+            )),
             _ => Ok(()),
         }
     }
 
-    /// Whether the field is one of the sample's media.
+    /// Returns whether the field is one of the sample's media.
     fn has(&self, field: &Field) -> bool {
         let slot = slot_of(field);
         slot.is_some_and(|slot| self.of_slot(slot).iter().any(|known| known.extension == field.extension))
@@ -136,9 +138,9 @@ impl<'a> SampleMedia<'a> {
         Ok(self.placed(field, &[content])?.concat())
     }
 
-    /// Gives every placeholder its medium.
+    /// Replaces every placeholder by its medium.
     ///
-    /// - `field`: where the content is from
+    /// - `field`: field that the content comes from, for errors
     fn placed(&self, field: &str, contents: &[Vec<Content<'a>>]) -> Result<Vec<Vec<Part<'a>>>, MediaFault> {
         let orders = MediumSlot::ALL.map(|slot| {
             let placeholders = contents.iter().flatten().filter_map(|part| match part {
@@ -156,7 +158,8 @@ impl<'a> SampleMedia<'a> {
         Ok(contents.iter().map(|content| content.iter().filter_map(&mut part).collect()).collect())
     }
 
-    /// The number of the medium of each placeholder: the one that it names, else the next that none names.
+    /// Returns the index of the medium of each placeholder: the one it names, else the next one that is not
+    /// named.
     fn order(
         &self,
         field: &str,
@@ -169,11 +172,11 @@ impl<'a> SampleMedia<'a> {
             media.iter().position(|known| known.extension == named.extension)
         };
         let named: Vec<Option<usize>> = placeholders.iter().map(|name| name.and_then(number)).collect();
-        // Paths none of which is a field are those that the media were packed from.
+        // If no path is a field, the paths are those of the files that the fields were imported from.
         let mut wrong =
             placeholders.iter().zip(&named).filter(|(_, at)| at.is_none()).filter_map(|(name, _)| *name);
         if let Some(name) = wrong.next().filter(|_| named.iter().any(Option::is_some)) {
-            return Err(self.fault(name, "the sample has no such field"));
+            return Err(self.fault(name, "the sample has no field of this name"));
         }
         let is_named =
             |field: &Field| named.iter().flatten().any(|&at| media[at].extension == field.extension);
@@ -199,13 +202,13 @@ impl Part<'_> {
     }
 }
 
-/// Words of a JSON field without turns.
+/// Text of a JSON field without turns.
 enum Words<'a> {
     Pair(Vec<Spoken<'a>>),
     Caption(Vec<Content<'a>>),
 }
 
-/// A text cut at its placeholders, or one medium.
+/// Returns the content of a field: text split at its placeholders, or one medium.
 fn of_field(field: &Field) -> Vec<Content<'_>> {
     match (&field.media, slot_of(field)) {
         (Media::Text(text), _) => content::of_text(text),

@@ -16,7 +16,7 @@ fn image() -> Media {
     Media::Image(RgbImage::default())
 }
 
-/// Images of these names, and a document.
+/// Makes a sample of images with these names, and a document.
 fn images(names: &[&'static str], document: Value) -> Sample {
     let images = names.iter().map(|name| (*name, image()));
     sample(images.chain([("json", Media::Json(document))]).collect())
@@ -105,7 +105,7 @@ fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
     }
 }
 
-/// The images of the parts of one turn.
+/// Returns the images in the parts of one turn.
 fn shown(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
     let sample = images(names, json!({"messages": [{"role": "user", "content": parts}]}));
     let media = SampleMedia::of(&sample).map_err(|fault| fault.reason)?;
@@ -134,11 +134,11 @@ fn parts_without_a_name_take_what_no_part_names() {
     assert_eq!(found(json!([named("0.jpg"), next])), Err("json: 2 image placeholders for 3 images".into()));
     assert_eq!(
         found(json!([named("0.jpg"), named("x.jpg"), next])),
-        Err("x.jpg: the sample has no such field".into())
+        Err("x.jpg: the sample has no field of this name".into())
     );
     assert_eq!(
         found(json!([{"type": "tool_use"}])),
-        Err("json: turn 0: content part of type `tool_use` is unknown".into())
+        Err("json: turn 0: unknown content part of type `tool_use`".into())
     );
 }
 
@@ -149,7 +149,7 @@ fn a_second_conversation_is_a_fault_and_a_describing_list_is_none() {
     let fault = SampleMedia::of(&twice).unwrap().turns().unwrap_err();
     assert_eq!(
         (fault.field.as_str(), fault.reason.as_str()),
-        ("b.json", "`a.json` holds a conversation already")
+        ("b.json", "only one document may describe a sample, and `a.json` already does")
     );
     let listed = Media::Json(json!({"images": ["jpg"]}));
     let beside = sample(vec![("a.json", listed), ("b.json", turns()), ("jpg", image())]);

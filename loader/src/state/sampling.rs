@@ -50,12 +50,13 @@ mod tests {
     fn a_change_names_both() {
         let (rate, spread) = (VideoSampling::default(), VideoSampling::Uniform { frames: 8 });
         let change = saved(Some(rate)).change(&saved(Some(spread))).unwrap();
-        let expected = "were sampled as 2 frames a second, 64 at most, and are now as 8 frames evenly spread";
+        let expected =
+            "were sampled as 2 frames per second, 64 at most, and are now as 8 frames evenly spread";
         assert_eq!(change, expected);
         let change = saved(None).change(&saved(Some(rate))).unwrap();
         assert_eq!(
             change,
-            "were sampled as nothing, undecoded, and are now as 2 frames a second, 64 at most"
+            "were sampled as nothing, undecoded, and are now as 2 frames per second, 64 at most"
         );
         assert_eq!(saved(Some(rate)).change(&saved(Some(rate))), None);
     }

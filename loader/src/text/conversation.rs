@@ -1,25 +1,25 @@
-//! Text inside JSON fields: conversations and captions.
+//! Measures the text inside JSON fields: conversations, question-answer pairs and captions.
 
 use serde_json::Value;
 
 use super::{TextLength, estimate_tokens, measure_text};
 
-/// Names that datasets give to the side whose words are learned.
+/// Role names that datasets use for the side whose text is the training target.
 pub(crate) const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
 
-/// Names of one question and its answer.
+/// Keys of a question and its answer.
 pub(crate) const PAIRS: [[&str; 2]; 2] = [["instruction", "output"], ["question", "answer"]];
 
-/// Names of a text that is no conversation.
+/// Keys of plain text.
 pub(crate) const CAPTIONS: [&str; 2] = ["caption", "text"];
 
 /// Measures the text in a JSON field.
 ///
 /// A list of turns under `conversations` (`from`, `value`) or `messages` (`role`, `content`) counts in full,
-/// and its assistant turns are the target. So do the pairs `instruction` and `output`, `question` and `answer`,
-/// whose second half is the target. Without those, the texts of a list of parts under `content`, or of `texts` beside
-/// `images`, count, else a string under `caption` or `text`, all of it target.
-/// Any other JSON is metadata and has no length.
+/// and its assistant turns are the target. Likewise the pairs `instruction` and `output`,
+/// `question` and `answer`, where the second text is the target. Otherwise all of the following text is
+/// target: the texts in a list of parts under `content`, or in `texts` next to
+/// `images`, or a string under `caption` or `text`. Any other JSON is metadata and has no length.
 #[must_use]
 pub fn measure_json(json: &Value) -> TextLength {
     if let Some(turns) = turns(json) {
@@ -40,25 +40,26 @@ pub fn measure_json(json: &Value) -> TextLength {
     caption.map(measure_text).unwrap_or_default()
 }
 
-/// Whether the JSON is a conversation.
+/// Returns whether the JSON is a conversation.
 #[must_use]
 pub fn has_turns(json: &Value) -> bool {
     turns(json).is_some()
 }
 
-/// Whether the JSON says by itself what the sample says, media included: turns, or content without turns.
+/// Returns whether the JSON describes the whole sample, media included: turns, or a list of content without
+/// turns.
 pub(crate) fn has_content(json: &Value) -> bool {
     turns(json).is_some() || content(json).is_some() || interleaved(json).is_some()
 }
 
-/// Content without turns: a list of texts and parts.
+/// Returns content without turns: a list of texts and parts.
 pub(crate) fn content(json: &Value) -> Option<&Value> {
     let is_part = |value: &Value| value.is_string() || value.get("type").is_some_and(Value::is_string);
     let content = json.get("content")?;
     content.as_array().filter(|parts| !parts.is_empty() && parts.iter().all(is_part)).map(|_| content)
 }
 
-/// Texts and images in lists of one length, each with gaps where the other has something.
+/// Returns the lists of texts and images if exactly one of the two is filled at each index.
 pub(crate) fn interleaved(json: &Value) -> Option<(&[Value], &[Value])> {
     let [texts, images] = ["texts", "images"].map(|name| json.get(name).and_then(Value::as_array));
     let (texts, images) = (texts?, images?);
@@ -71,7 +72,7 @@ fn interleaved_tokens((texts, _): (&[Value], &[Value])) -> u32 {
     texts.iter().filter_map(Value::as_str).map(estimate_tokens).fold(0, u32::saturating_add)
 }
 
-/// Both halves must be there: a lone `question` may be a file name or an id.
+/// Measures a question and its answer; a lone `question` may be a file name or an id, so both are required.
 fn measure_pair(json: &Value, [asked, answered]: [&str; 2]) -> Option<TextLength> {
     let [asked, answered] = [asked, answered].map(|key| json.get(key)?.as_str().map(measure_text));
     let (asked, answered) = (asked?, answered?);
@@ -79,7 +80,7 @@ fn measure_pair(json: &Value, [asked, answered]: [&str; 2]) -> Option<TextLength
     Some(TextLength { tokens, target_tokens: answered.tokens })
 }
 
-/// The turns of a conversation, unchecked.
+/// Returns the turns of a conversation, unvalidated.
 pub(crate) fn turns(json: &Value) -> Option<&Vec<Value>> {
     ["conversations", "messages"].iter().find_map(|key| json.get(key)?.as_array())
 }
@@ -92,7 +93,8 @@ fn measure_turn(turn: &Value) -> TextLength {
     TextLength { tokens, target_tokens: if is_target { tokens } else { 0 } }
 }
 
-/// Content is a string with placeholders, or a list of parts of which the text parts count as they stand.
+/// Counts the tokens of content: a string with placeholders, or a list of parts whose text is taken
+/// literally.
 fn content_tokens(content: &Value) -> u32 {
     match content {
         Value::String(text) => measure_text(text).tokens,

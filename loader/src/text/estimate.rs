@@ -1,17 +1,18 @@
-//! Token count of a text without a tokenizer.
+//! Estimates the token count of a text without a tokenizer.
 
-/// Letters of a word that a byte-pair vocabulary of about 100,000 entries covers with its first token.
+/// Letters that the first token of a word covers, in a byte-pair vocabulary of about 100,000 entries.
 const LETTERS_FIRST: u32 = 7;
-/// Letters that every further token of a long word covers.
+/// Letters that each further token of a long word covers.
 const LETTERS_MORE: u32 = 4;
 /// Digits that one token covers.
 const DIGITS: u32 = 3;
 
 /// Estimates how many tokens a byte-pair tokenizer makes of `text`.
 ///
-/// A run of letters is one token up to seven letters and one more for every four beyond, a run of digits
-/// one for every three, a punctuation mark, a run of line breaks or an ideograph one each; a letter outside
-/// ASCII counts as one and a half. Blanks belong to the word that follows. Saturates at `u32::MAX`.
+/// A run of letters is one token up to seven letters and one more for every further four; a run of digits is
+/// one token per three digits; a punctuation mark, a run of line breaks and an ideograph are one token each.
+/// A letter outside ASCII counts as one and a half. Spaces belong to the following word. Saturates at
+/// `u32::MAX`.
 #[must_use]
 pub fn estimate_tokens(text: &str) -> u32 {
     let mut tokens = 0u32;
@@ -26,11 +27,11 @@ pub fn estimate_tokens(text: &str) -> u32 {
     tokens.saturating_add(run.tokens())
 }
 
-/// Characters that are tokenized together.
+/// Run of characters that are tokenized together.
 #[derive(Clone, Copy)]
 enum Run {
     None,
-    /// Letters, counted in halves.
+    /// Letters, in halves: 2 for ASCII, 3 for others.
     Letters(u32),
     Digits(u32),
     LineBreaks,
@@ -50,7 +51,7 @@ impl Run {
         }
     }
 
-    /// Takes the next character in, if it continues this run.
+    /// Merges the next character into this run if it continues it; returns whether it did.
     fn absorb(&mut self, next: Self) -> bool {
         match (self, next) {
             (Self::Letters(halves), Self::Letters(more)) => *halves = halves.saturating_add(more),

@@ -1,7 +1,7 @@
-//! How long a text is for the model: tokens, and tokens that the loss is computed on.
+//! Measures the length of a text for the model: tokens, and tokens that the loss is computed on.
 //!
-//! Counts are estimates from the text itself, made once at indexing; they need no tokenizer and are the
-//! same on every machine.
+//! Counts are estimates from the text itself, made once at indexing; they need no tokenizer and are the same
+//! on every machine.
 
 mod conversation;
 mod estimate;
@@ -12,7 +12,7 @@ pub use conversation::{has_turns, measure_json};
 pub use estimate::estimate_tokens;
 pub use placeholder::{MediumSlot, Piece, split_placeholders};
 
-/// Length of a text as the model sees it.
+/// Length of a text in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TextLength {
     /// Tokens of the whole text.
@@ -21,7 +21,7 @@ pub struct TextLength {
     pub target_tokens: u32,
 }
 
-/// Measures a plain text, all of which is target; placeholders of media count nothing.
+/// Measures plain text, all of which is target; placeholders of media count nothing.
 #[must_use]
 pub fn measure_text(text: &str) -> TextLength {
     let tokens = split_placeholders(text).into_iter().fold(0u32, |sum, piece| match piece {

@@ -1,25 +1,25 @@
-//! Placeholders that datasets write into a text where a medium belongs.
+//! Splits a text at the placeholders that datasets write for media.
 
-/// Placeholders and the kind of medium that each stands for.
+/// Placeholders and the modality of the medium that each represents.
 const PLACEHOLDERS: [(&str, MediumSlot); 3] =
     [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio), ("<video>", MediumSlot::Video)];
 
-/// The kind of medium that a placeholder stands for.
+/// Modality of a medium that can be placed in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediumSlot {
     /// An image.
     Image,
-    /// A clip.
+    /// Audio: one clip.
     Audio,
     /// A video.
     Video,
 }
 
 impl MediumSlot {
-    /// Every kind.
+    /// All modalities, in the order of their discriminants.
     pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
 
-    /// Returns the kind as datasets and chat templates call it.
+    /// Returns the name that datasets and chat templates use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -29,7 +29,7 @@ impl MediumSlot {
         }
     }
 
-    /// Returns what several of the kind are called in messages.
+    /// Returns the plural used in messages.
     #[must_use]
     pub const fn plural(self) -> &'static str {
         match self {
@@ -40,18 +40,19 @@ impl MediumSlot {
     }
 }
 
-/// A piece of a text with placeholders.
+/// Piece of a text with placeholders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Words, never empty.
+    /// Text between placeholders, never empty.
     Text(&'a str),
-    /// The place of a medium.
+    /// Position of a medium.
     Slot(MediumSlot),
 }
 
-/// Splits a text at `<image>`, `<audio>` and `<video>`, as LLaVA writes them.
+/// Splits a text at `<image>`, `<audio>` and `<video>`, the placeholders of LLaVA.
 ///
-/// One line break on either side of a placeholder belongs to it: the chat template sets media apart in its own way.
+/// One line break on either side of a placeholder belongs to it, because the chat template separates media
+/// itself.
 ///
 /// # Examples
 /// ```

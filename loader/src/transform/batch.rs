@@ -1,4 +1,4 @@
-//! The transforms of one batch, a task of its own from its decoding to its delivery.
+//! Runs the transforms of one batch in a task, from its decoding to its delivery.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,32 +17,33 @@ use crate::metrics::{Metrics, Stage};
 use crate::sample::RawSample;
 use crate::skip::reason_of;
 
-/// Runs transforms of batches.
+/// Runs the transforms of batches on a pool of threads.
 #[derive(Debug)]
 pub(crate) struct TransformStage {
     transforms: Transforms,
     pool: TransformPool,
-    /// Of the last batches, as many as there are threads: each resolves when its batch is transformed.
+    /// Completion signals of the last batches, one per thread: each resolves when its batch is transformed.
     turns: Mutex<VecDeque<oneshot::Receiver<()>>>,
 }
 
-/// When a batch may begin with its transforms, and what says that it is done with them.
+/// Permission of a batch to start its transforms, and the signal that it is done.
 ///
-/// As many batches as there are threads are transformed at the same time, in the order in which they were begun: none
-/// overtakes one that is waited for earlier, and one thread makes its calls in the order of samples.
+/// As many batches as there are threads are transformed at the same time, in the order in which they were
+/// started. No batch overtakes one that is waited for earlier, and a single thread makes its calls in the
+/// order of samples.
 struct Turn {
     before: Option<oneshot::Receiver<()>>,
     done: oneshot::Sender<()>,
 }
 
-/// What becomes of the fields of a sample.
+/// Fields of one sample that are being transformed.
 #[derive(Debug)]
 pub(crate) struct PendingTransforms {
     answer: oneshot::Receiver<Result<Result<Decoded, FieldError>>>,
     _task: Arc<AbortOnDrop>,
 }
 
-/// Ends a task that nobody waits for.
+/// Aborts a task when its last waiter is dropped.
 #[derive(Debug)]
 struct AbortOnDrop(AbortHandle);
 
@@ -53,7 +54,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl PendingTransforms {
-    /// Waits for the last transform, and the preparer.
+    /// Waits for the last transform and for the preparer.
     pub(crate) async fn finish(self) -> Result<Result<Decoded, FieldError>> {
         self.answer.await.unwrap_or(Err(Error::StageEnded { stage: "transform" }))
     }
@@ -65,7 +66,7 @@ struct Moving {
     outcome: Result<Decoded, FieldError>,
 }
 
-/// Where a field of a call lies: sample and field.
+/// Position of a field of a call: indices of sample and field.
 type FieldPlace = (usize, usize);
 
 impl TransformStage {
@@ -81,14 +82,14 @@ impl TransformStage {
         Ok(Some(Arc::new(Self { transforms: transforms.clone().in_order(), pool, turns: Mutex::default() })))
     }
 
-    /// Whether a field is kept from the built-in decoder.
+    /// Returns whether a transform, not the built-in decoder, decodes a field.
     pub(crate) fn decodes(&self, extension: &str) -> bool {
         self.transforms.decodes(extension)
     }
 
-    /// Starts the transforms of samples that are being decoded, in a task that ends with the last of the answers.
+    /// Starts the transforms of samples that are being decoded, in a task that ends with the last result.
     ///
-    /// The samples come without their undecoded bytes.
+    /// The samples come without their undecoded bytes, which would otherwise stay in memory.
     pub(crate) fn begin(
         self: &Arc<Self>,
         samples: Vec<(RawSample, PendingFields)>,
@@ -103,7 +104,7 @@ impl TransformStage {
                         drop(sender.send(Ok(outcome)));
                     }
                 }
-                // The first sample is waited for first; the others are not asked for any more.
+                // The error ends the stream when the first sample is awaited; the other channels just close.
                 Err(error) => {
                     let mut senders: VecDeque<_> = senders.into();
                     if let Some(first) = senders.pop_front() {
@@ -136,7 +137,7 @@ impl TransformStage {
             moving.push(Moving { raw, outcome: fields.finish().await? });
         }
         if let Some(before) = turn.before {
-            // One that was given up is done as well.
+            // An aborted batch drops its sender, which resolves this with an error; it counts as done.
             let _ = before.await;
         }
         for at in 0..self.transforms.list.len() {
@@ -149,7 +150,7 @@ impl TransformStage {
         preparing.run(moving.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
     }
 
-    /// Runs one transform over all of its fields, in as many calls as it takes.
+    /// Runs one transform on all of its fields, in as many calls as needed.
     async fn apply(&self, at: usize, samples: &mut [Moving]) -> Result<()> {
         let of = &self.transforms.list[at];
         let mut calls = Vec::new();
@@ -164,7 +165,7 @@ impl TransformStage {
         Ok(())
     }
 
-    /// Takes the fields of a transform out of the samples that are still good, cut into calls.
+    /// Moves the fields of a transform out of the samples that are still good, split into calls.
     fn take_fields(&self, at: usize, samples: &mut [Moving]) -> Vec<(Vec<FieldPlace>, Vec<TransformInput>)> {
         let mut calls: Vec<(Vec<FieldPlace>, Vec<TransformInput>)> = Vec::new();
         for (sample, Moving { raw, outcome }) in samples.iter_mut().enumerate() {
@@ -197,10 +198,10 @@ impl TransformStage {
     }
 }
 
-/// Puts the answers of a call where its fields lay; the first fault of a sample is its reason.
+/// Puts the results of a call back into their samples; the first error of a sample is kept as its reason.
 ///
 /// # Errors
-/// Why the call as a whole is no answer.
+/// The reason why the call as a whole failed.
 fn put_back(
     samples: &mut [Moving],
     places: &[FieldPlace],

@@ -1,24 +1,26 @@
-//! User code in the pipeline: changes decoded fields, or decodes fields itself, in batches.
+//! Runs user code in the pipeline: it changes decoded fields, or decodes fields itself, in batches.
 //!
-//! A [`Transform`] takes the fields that a [`FieldSelection`] names: of a batch in [`crate::loader`], of a microbatch
-//! in [`crate::balanced`]. It runs behind decoding, and built-in random changes of images, and before a
-//! [`Preparer`](crate::prepare::Preparer), as soon as a batch is read and not when it is asked for; what is read ahead
-//! is bounded as it is without transforms, so a slow one stops the reader. The bytes that it makes are not known before:
-//! memory is bounded by the batches under way.
+//! A [`Transform`] takes the fields that a [`FieldSelection`] selects: of a batch in [`crate::loader`], of a
+//! microbatch in [`crate::balanced`]. It runs after decoding and built-in image augmentation, and before a
+//! [`Preparer`](crate::prepare::Preparer), as soon as a batch is read rather than when it is requested.
+//! Read-ahead is bounded as it is without transforms, so a slow transform stalls the reader. The bytes that
+//! it allocates are not known in advance: memory is bounded by the number of batches in flight.
 //!
 //! ```text
-//! batch ─▶ decode pool ─▶ transform threads, a call for at most so many fields, one transform after the other ─▶ prepare
+//! batch ─▶ decode pool ─▶ transform threads: transforms in order, calls of at most `fields_max` fields ─▶
+//! prepare
 //! ```
 //!
-//! - A transform that [takes encoded](Transform::takes_encoded) fields is a *decoder*: the built-in one leaves its fields
-//!   alone. Decoders run before the others; of several on one field only the first runs. The others run in the order
-//!   in which they were added.
-//! - An error for one field, or a panic, makes its samples bad: accounted for like fields that cannot be decoded, under
-//!   the error budget. A call that fails as a whole, or answers for another number of fields, ends the stream with
-//!   [`Error::Transform`].
-//! - One thread makes its calls in the order of batches; of several, each is at another batch, or at other fields of one.
-//! - What a transform draws from [`TransformInput::seed`] is the same on any number of ranks, workers and threads, and
-//!   after a restore.
+//! - A transform that [takes encoded](Transform::takes_encoded) fields is a *decoder*: it replaces the
+//!   built-in decoder of its fields. Decoders run before the other transforms; of several decoders for one
+//!   field only the first runs. The other transforms run in the order in which they were added.
+//! - An error for one field, or a panic, makes the samples bad: they are recorded like fields that cannot be
+//!   decoded, under the error budget. A call that fails as a whole, or returns another number of fields, ends
+//!   the stream with [`Error::Transform`].
+//! - A single thread makes its calls in the order of batches; several threads work on different batches, or
+//!   on different fields of one batch.
+//! - Random numbers drawn from [`TransformInput::seed`] are the same on any number of ranks, workers and
+//!   threads, and after a restore.
 
 mod batch;
 mod pool;
@@ -33,12 +35,12 @@ use crate::decode::{BoxError, Media};
 use crate::error::{Error, Result, check_at_most};
 use crate::field_selection::FieldSelection;
 
-/// Most threads that run transforms.
+/// Most threads for transforms.
 const THREADS_MAX: u64 = 1_024;
 /// Most fields of one call.
 const FIELDS_MAX: u64 = 1 << 20;
 
-/// A field on its way through user code.
+/// Field passed to user code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformInput {
     /// Key of the sample.
@@ -47,43 +49,44 @@ pub struct TransformInput {
     pub shard: Arc<str>,
     /// Extension of the field, lower-cased, such as `jpg` or `seg.png`.
     pub extension: Arc<str>,
-    /// Epoch that the sample is drawn from, from 0.
+    /// Epoch of the sample, from 0.
     pub epoch: u64,
-    /// A number of its own for every sample, epoch, field and transform, from the seed that was set: the source of
-    /// all that the transform draws.
+    /// Seed derived from the configured seed, different for every sample, epoch, field and transform. All
+    /// randomness of the transform must come from it.
     pub seed: u64,
-    /// The content; [`Media::Opaque`] bytes as stored for a decoder, and where nothing is decoded.
+    /// Content of the field; [`Media::Opaque`] bytes as stored for a decoder, and where nothing is decoded.
     pub media: Media,
 }
 
-/// Why a call of user code ends the stream, where it is not the user code that says so.
+/// Violation of the contract of [`Transform::apply`] that ends the stream.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum TransformFault {
-    /// Which answer is whose cannot be told.
-    #[error("it was given {expected} fields and answered for {given}")]
+    /// The call returned another number of results than it was given fields.
+    #[error("expected {expected} results, one per field, got {given}")]
     Answers { expected: usize, given: usize },
 }
 
-/// User code that changes fields.
+/// User code that changes or decodes fields.
 pub trait Transform: Debug + Send + Sync {
-    /// Whether it decodes: it then gets the bytes of its fields as they are stored. Asked once, when a loader is built.
+    /// Returns whether it is a decoder, which gets its fields as stored. Called once, when a loader is built.
     fn takes_encoded(&self) -> bool {
         false
     }
 
-    /// Changes fields of different samples, one answer for each, in their order.
+    /// Changes fields of different samples; returns one result per field, in their order.
     ///
-    /// Called on a thread for transforms, on several at a time where that is set. It may block: what is read ahead
+    /// Called on a thread for transforms, on several at a time if so configured. It may block: read-ahead
     /// waits for it.
     ///
     /// # Errors
-    /// The inner ones make the field's sample bad; the outer one ends the stream, as [`Error::Transform`].
+    /// An inner error makes the field's sample bad; the outer error ends the stream with
+    /// [`Error::Transform`].
     fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError>;
 }
 
-/// Transforms of a loader and how they run.
+/// Transforms of a loader, and their threads, call size and seed.
 ///
 /// # Examples
 /// ```
@@ -98,7 +101,7 @@ pub trait Transform: Debug + Send + Sync {
 ///     fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError> {
 ///         let upper = |input: TransformInput| match input.media {
 ///             Media::Text(text) => Ok(Media::Text(text.to_uppercase())),
-///             _ => Err(format!("`{}` is no text", input.extension).into()),
+///             _ => Err(format!("`{}` is not a text", input.extension).into()),
 ///         };
 ///         Ok(fields.into_iter().map(upper).collect())
 ///     }
@@ -115,13 +118,13 @@ pub struct Transforms {
     seed: u64,
 }
 
-/// A transform and the fields that it takes.
+/// Transform and the fields that it takes.
 #[derive(Debug, Clone)]
 struct FieldTransform {
     fields: FieldSelection,
     transform: Arc<dyn Transform>,
     is_decoder: bool,
-    /// Place among those that were added.
+    /// Position in the order of addition, part of the transform's seed.
     number: u64,
 }
 
@@ -138,7 +141,7 @@ impl Transforms {
         Self::default()
     }
 
-    /// Adds a transform of the fields that are selected, behind those that were added before.
+    /// Adds a transform of the selected fields, after those that were added before.
     #[must_use]
     pub fn add(mut self, fields: FieldSelection, transform: Arc<dyn Transform>) -> Self {
         let (is_decoder, number) = (transform.takes_encoded(), self.list.len() as u64);
@@ -146,8 +149,8 @@ impl Transforms {
         self
     }
 
-    /// Sets how many threads run transforms, apart from those that decode. Default: 1, because Python's interpreter lock
-    /// lets one thread run at a time, and others would only take turns.
+    /// Sets the number of threads that run transforms, separate from the decode pool. Default: 1, because
+    /// Python's interpreter lock lets one thread run at a time, and more would only contend for it.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
@@ -161,7 +164,7 @@ impl Transforms {
         self
     }
 
-    /// Sets the seed that [`TransformInput::seed`] is drawn from. Default: 0.
+    /// Sets the base of [`TransformInput::seed`]. Default: 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -174,7 +177,7 @@ impl Transforms {
         self.list.is_empty()
     }
 
-    /// Checks that the settings make sense, alone and with what is done to fields.
+    /// Checks the settings, and that they are compatible with the decode mode.
     ///
     /// # Errors
     /// [`Error::Config`].
@@ -196,28 +199,28 @@ impl Transforms {
         Ok(())
     }
 
-    /// Whether any transform takes the field.
+    /// Returns whether any transform takes the field.
     pub(crate) fn takes(&self, extension: &str) -> bool {
         self.list.iter().any(|of| of.fields.wants(extension))
     }
 
-    /// Whether a transform decodes the field.
+    /// Returns whether a transform decodes the field.
     pub(crate) fn decodes(&self, extension: &str) -> bool {
         self.decoder_of(extension).is_some()
     }
 
-    /// Place of the transform that decodes the field.
+    /// Returns the index of the transform that decodes the field.
     fn decoder_of(&self, extension: &str) -> Option<usize> {
         self.list.iter().position(|of| of.is_decoder && of.fields.wants(extension))
     }
 
-    /// Whether the transform at a place runs on the field.
+    /// Returns whether the transform at an index runs on the field.
     fn runs_on(&self, at: usize, extension: &str) -> bool {
         let of = &self.list[at];
         if of.is_decoder { self.decoder_of(extension) == Some(at) } else { of.fields.wants(extension) }
     }
 
-    /// The same with the decoders in front.
+    /// Moves decoders to the front, keeping the order otherwise.
     fn in_order(mut self) -> Self {
         self.list.sort_by_key(|of| !of.is_decoder);
         self

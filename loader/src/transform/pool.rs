@@ -1,4 +1,4 @@
-//! Threads that run user code, apart from those that decode, fed through a bounded queue.
+//! Runs user code on threads of its own, fed through a bounded queue.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,15 +13,15 @@ use crate::decode::{BoxError, Media};
 use crate::error::{Error, Result};
 use crate::metrics::{Metrics, Stage};
 
-/// Calls that wait for each thread, beside the one that it works on.
+/// Calls queued per thread, in addition to the one that runs.
 const CALLS_WAITING: usize = 2;
 
-/// What user code answered, or said while it panicked.
+/// Result of user code, or its panic message.
 pub(super) type CallAnswer = Result<Result<Vec<Result<Media, BoxError>>, BoxError>, String>;
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// A fixed number of threads that call transforms; they end when the pool and its last call are gone.
+/// Fixed number of threads that call transforms; they end after the pool and its last call are dropped.
 #[derive(Debug)]
 pub(super) struct TransformPool {
     calls: Sender<Call>,
@@ -46,7 +46,7 @@ impl TransformPool {
         Ok(Self { calls, room: Arc::new(Semaphore::new(waiting)), metrics })
     }
 
-    /// Hands a call over as soon as there is room; one whose answer nobody waits for any more is not made.
+    /// Submits a call as soon as there is room; it is skipped if its result was dropped before it starts.
     pub(super) async fn submit(
         &self,
         transform: Arc<dyn Transform>,
@@ -84,7 +84,7 @@ fn work(queue: &Receiver<Call>, metrics: &Metrics) {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn said(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().copied();
     let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
-use dflop_costmodel::memory::activation::{Activations, Execution};
-use dflop_costmodel::memory::state::{LlmStage, encoder_parameters};
+use dflop_costmodel::memory::{ActivationBytes, Execution};
+use dflop_costmodel::memory::{StageLayers, encoder_parameters};
 use dflop_costmodel::model::{EncoderSpec, LlmSpec};
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::tokens::EncoderWork;
@@ -115,9 +115,9 @@ fn encoder_memory(encoder: &EncoderSpec, llm: &LlmSpec, tile_tokens: u64) -> Str
     for degree in DEGREES.into_iter().filter(|tp| encoder.heads.is_multiple_of(*tp)) {
         let tp = NonZeroU32::new(degree).unwrap();
         for layers in [4, 8] {
-            let stage = LlmStage { layers, is_first: true, is_last: true };
+            let stage = StageLayers { layers, is_first: true, is_last: true };
             let parameters = encoder_parameters(encoder, llm.hidden, stage, tp);
-            let kept = Activations::of_encoder(encoder, Execution { tp, ..Execution::default() });
+            let kept = ActivationBytes::for_encoder(encoder, Execution { tp, ..Execution::default() });
             let bytes = u64::from(layers) * kept.input_bytes_per_token + kept.layer_bytes_per_token;
             let activations = (2 * tile_tokens * bytes) as f64;
             memory_row(&mut text, "2", parameters, activations, layers, degree);
@@ -131,8 +131,8 @@ fn llm_memory(llm: &LlmSpec) -> String {
     for degree in DEGREES.into_iter().filter(|tp| llm.heads.is_multiple_of(*tp)) {
         let tp = NonZeroU32::new(degree).unwrap();
         for layers in [3, 4] {
-            let stage = LlmStage { layers, is_first: true, is_last: true };
-            let kept = Activations::of_llm(llm, Execution { tp, ..Execution::default() });
+            let stage = StageLayers { layers, is_first: true, is_last: true };
+            let kept = ActivationBytes::for_llm(llm, Execution { tp, ..Execution::default() });
             let inputs = u64::from(layers) * kept.input_bytes_per_token;
             let bytes = inputs + kept.layer_bytes_per_token + kept.head_bytes_per_token;
             let activations = (1024 * bytes) as f64;

@@ -133,7 +133,10 @@ fn a_list_that_names_a_missing_image_is_a_fault_of_that_sample() {
     let samples = Mixed::new(Stored::Plain).plain();
     let fault = image_names(sample(&samples, "gone")).unwrap_err();
     assert_eq!((fault.key.as_str(), fault.field.as_str()), ("gone", "1.jpg"));
-    assert!(fault.shard.ends_with("mixed.tar") && fault.to_string().contains("no such field"), "{fault}");
+    assert!(
+        fault.shard.ends_with("mixed.tar") && fault.to_string().contains("no field of this name"),
+        "{fault}"
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
 use dflop_loader::error::{Error, Result};
-use dflop_loader::index::{Index, IndexOptions, ShardFault, TextCounts};
+use dflop_loader::index::{Index, IndexOptions, ShardFault, TokenCounts};
 use dflop_loader::prepare::{Preparer, Tokenizer};
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::dataset::{Dataset, Stored, store};
@@ -33,8 +33,8 @@ fn shards(directory: &Path) -> Vec<Shard> {
     expand_shards(&[directory.to_str().unwrap()]).unwrap()
 }
 
-fn options(directory: &Path, text_counts: TextCounts) -> IndexOptions {
-    IndexOptions { directory: Some(directory.to_owned()), text_counts, ..IndexOptions::default() }
+fn options(directory: &Path, token_counts: TokenCounts) -> IndexOptions {
+    IndexOptions { directory: Some(directory.to_owned()), token_counts, ..IndexOptions::default() }
 }
 
 fn parts(shards: &[Shard], of_each: usize, options: &IndexOptions) -> Vec<Vec<u8>> {
@@ -46,11 +46,11 @@ fn file(index: &Index) -> (PathBuf, Vec<u8>) {
     (path.file_name().unwrap().into(), std::fs::read(path).unwrap())
 }
 
-fn counter() -> TextCounts {
+fn counter() -> TokenCounts {
     let tokenizer = Tokenizer::open(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml"));
     let preparer =
         Preparer::builder(&ModelSpec::preset("qwen2.5-vl-7b").unwrap()).tokenizer(tokenizer.unwrap());
-    TextCounts::Of(Arc::new(preparer.build().unwrap().text_counter()))
+    TokenCounts::Of(Arc::new(preparer.build().unwrap().text_counter()))
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn merged_parts_are_the_index_of_all_shards_byte_for_byte_in_any_order() {
     let data = mixed();
     let all = shards(data.directory());
     assert_eq!(all.len(), 7);
-    for text_counts in [TextCounts::Estimated, counter()] {
+    for token_counts in [TokenCounts::Estimated, counter()] {
         let places = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let [at_once, merged] = [0, 1].map(|at| options(places[at].path(), text_counts.clone()));
+        let [at_once, merged] = [0, 1].map(|at| options(places[at].path(), token_counts.clone()));
         let expected = Index::open_or_build(all.clone(), &at_once).unwrap();
         assert!(expected.skipped().len() >= 2 && expected.warnings().len() >= 3, "{:?}", expected.warnings());
         for of_each in [1, 2, 7] {
@@ -68,7 +68,7 @@ fn merged_parts_are_the_index_of_all_shards_byte_for_byte_in_any_order() {
             parts.reverse();
             let index = Index::merge_parts(all.clone(), parts, &merged).unwrap();
             assert_eq!(file(&index), file(&expected), "{of_each} shards in each part");
-            assert_eq!(index.text_counts(), expected.text_counts());
+            assert_eq!(index.token_counts(), expected.token_counts());
         }
     }
 }
@@ -93,7 +93,7 @@ fn shards_are_found_by_their_names_where_paths_differ() {
     let there = link.path().join("mounted");
     std::os::unix::fs::symlink(data.directory(), &there).unwrap();
     let place = tempfile::tempdir().unwrap();
-    let options = options(place.path(), TextCounts::Estimated);
+    let options = options(place.path(), TokenCounts::Estimated);
     let parts = parts(&shards(&there), 2, &options);
     let index = Index::merge_parts(shards(data.directory()), parts, &options).unwrap();
     let other = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ fn shards_that_are_not_covered_once_in_their_present_version_are_named() {
     let twice = [&parts[..], &parts[1..2]].concat();
     check(merge(&all, &twice), "shard-001.tar", ShardFault::Repeated);
     check(merge(&all[..2], &parts), "shard-002.tar", ShardFault::Unknown);
-    let counted = IndexOptions { text_counts: counter(), ..IndexOptions::default() };
+    let counted = IndexOptions { token_counts: counter(), ..IndexOptions::default() };
     let other = Index::build_part(&all[2..], &counted).unwrap();
     let mixed = [&parts[..2], &[other]].concat();
     check(merge(&all, &mixed), "shard-002.tar", ShardFault::OtherCounters);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
 use dflop_loader::balanced::BalancedLoader;
-use dflop_loader::index::{Index, IndexOptions, TextCounter, TextCounts};
+use dflop_loader::index::{Index, IndexOptions, TextCounter, TokenCounts};
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{PlainText, Preparer, Tokenizer};
 use dflop_loader::shard::expand_shards;
@@ -53,13 +53,13 @@ fn write_shards(directory: &Path, is_heard: bool) -> String {
     directory.to_str().unwrap().to_owned()
 }
 
-fn open(pattern: &str, text_counts: TextCounts) -> Index {
-    let options = IndexOptions { text_counts, ..IndexOptions::default() };
+fn open(pattern: &str, token_counts: TokenCounts) -> Index {
+    let options = IndexOptions { token_counts, ..IndexOptions::default() };
     Index::open_or_build(expand_shards(&[pattern]).unwrap(), &options).unwrap()
 }
 
-fn of(counter: impl TextCounter + 'static) -> TextCounts {
-    TextCounts::Of(Arc::new(counter))
+fn of(counter: impl TextCounter + 'static) -> TokenCounts {
+    TokenCounts::Of(Arc::new(counter))
 }
 
 /// Tokens and learned tokens of every sample's texts.
@@ -80,7 +80,7 @@ fn plans_of_counted_texts_say_what_is_delivered() {
         let model = ModelSpec::preset(family).unwrap();
         let preparer = preparer(&model);
         let index = Arc::new(open(&pattern, of(preparer.text_counter())));
-        assert!(index.text_counts().is_some() && index.warnings().is_empty(), "{:?}", index.warnings());
+        assert!(index.token_counts().is_some() && index.warnings().is_empty(), "{:?}", index.warnings());
         let costs = CostModel::new(model, DeviceRate::preset("h100").unwrap());
         let planner = StepPlanner::builder(index.clone(), costs).global_batch(index.len()).dp_size(1);
         let planner = planner.microbatches(3).work(200).build().unwrap();
@@ -103,8 +103,8 @@ fn an_index_keeps_the_counts_of_several_counters_and_the_estimates() {
     let pattern = write_shards(directory.path(), false);
     let model = ModelSpec::preset("qwen2-vl-7b").unwrap();
     let prepared = preparer(&model).text_counter();
-    let estimates = texts(&open(&pattern, TextCounts::Estimated));
-    let if_present = || TextCounts::IfPresent(Arc::new(prepared.clone()));
+    let estimates = texts(&open(&pattern, TokenCounts::Estimated));
+    let if_present = || TokenCounts::IfPresent(Arc::new(prepared.clone()));
     assert_eq!(texts(&open(&pattern, if_present())), estimates);
     let counted = texts(&open(&pattern, of(prepared.clone())));
     let bare = texts(&open(&pattern, of(tokenizer().text_counter())));
@@ -116,7 +116,7 @@ fn an_index_keeps_the_counts_of_several_counters_and_the_estimates() {
     let before = written();
     assert_eq!(texts(&index), counted);
     assert_eq!(texts(&open(&pattern, of(prepared.clone()))), counted);
-    assert_eq!(texts(&open(&pattern, TextCounts::Estimated)), estimates);
+    assert_eq!(texts(&open(&pattern, TokenCounts::Estimated)), estimates);
     assert_eq!(written(), before, "nothing was made anew");
     let rebuilt = IndexOptions { is_rebuilt: true, ..IndexOptions::default() };
     Index::open_or_build(expand_shards(&[&pattern]).unwrap(), &rebuilt).unwrap();
@@ -150,7 +150,7 @@ fn what_cannot_be_counted_keeps_its_estimate_and_is_said() {
     std::fs::write(&shard, tar.finish()).unwrap();
     let pattern = shard.to_str().unwrap();
     let model = ModelSpec::preset("qwen2-vl-7b").unwrap();
-    let estimates = texts(&open(pattern, TextCounts::Estimated));
+    let estimates = texts(&open(pattern, TokenCounts::Estimated));
     let index = open(pattern, of(preparer(&model).text_counter()));
     assert_eq!((index.len(), texts(&index)[1]), (2, estimates[1]));
     let [warning] = index.warnings() else { panic!("{:?}", index.warnings()) };

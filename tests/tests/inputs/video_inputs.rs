@@ -167,7 +167,7 @@ fn a_video_has_as_many_tokens_as_were_planned() {
         for (frames, width, height) in [(1, 60, 40), (2, 40, 60), (5, 64, 64), (12, 200, 120), (35, 30, 30)] {
             let shape = VideoShape { frames, width, height };
             let planned = SampleShape { videos: vec![shape; 2], ..SampleShape::default() };
-            let planned = costs.annotate(&planned).unwrap().tokens as usize;
+            let planned = costs.predict(&planned).unwrap().tokens as usize;
             let media = || Media::Video(video(frames, width, height, 1, 2.0));
             let sample = prepare(&preparer, vec![field("0.mp4", media()), field("1.mp4", media())]).unwrap();
             let taken = if family == "internvl3-8b" { frames.min(32) } else { 0 };

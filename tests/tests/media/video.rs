@@ -141,7 +141,7 @@ fn a_run_goes_on_with_the_frames_that_it_began_with() {
     let state = dflop_loader::state::LoaderState::from_json(&state.to_json()).unwrap();
     assert_eq!(indexed(rate).restore(state.clone()).build().unwrap().first_step(), 3);
     let refused = indexed(spread).restore(state.clone()).build().unwrap_err().to_string();
-    let both = "were sampled as 2 frames a second, 64 at most, and are now as 6 frames evenly spread";
+    let both = "were sampled as 2 frames per second, 64 at most, and are now as 6 frames evenly spread";
     assert!(refused.contains(both), "{refused}");
     let accepted = indexed(spread).restore(state.clone()).accept_changed_data().build().unwrap();
     let whole = indexed(rate).build().unwrap();
@@ -164,7 +164,8 @@ fn a_stream_goes_on_with_the_frames_that_it_began_with() {
     let state = builder().video_sampling(spread).build().unwrap().state().unwrap();
     assert!(builder().video_sampling(spread).restore(state.clone()).build().is_ok());
     let refused = builder().restore(state.clone()).build().unwrap_err().to_string();
-    let both = "videos were sampled as 6 frames evenly spread, and are now as 2 frames a second, 64 at most";
+    let both =
+        "videos were sampled as 6 frames evenly spread, and are now as 2 frames per second, 64 at most";
     assert!(refused.contains(both), "{refused}");
     let undecoded = builder().decode(dflop_loader::collate::Decode::Raw).restore(state);
     assert!(undecoded.build().is_ok(), "as stored, no frame is chosen");

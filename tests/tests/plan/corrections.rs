@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, FACTOR_ONE, Tracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, FACTOR_ONE};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, Module};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::plan::{StepPlan, StepPlanner};
@@ -80,7 +80,7 @@ fn an_observation_holds_the_samples_of_a_microbatch_without_correction() {
 fn texts_that_run_slower_than_predicted_are_learned_while_the_run_goes_on() {
     let planner = planner();
     let options = CorrectionOptions { interval_steps: 16, lead_steps: 2, ..CorrectionOptions::default() };
-    let mut tracker = Tracker::new(options).unwrap();
+    let mut tracker = CorrectionTracker::new(options).unwrap();
     let mut tables = 0;
     for step in 0..64 {
         let plan = planner.plan(step).unwrap();

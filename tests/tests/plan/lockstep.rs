@@ -2,10 +2,12 @@
 
 use dflop_balancer::Strategy;
 use dflop_loader::Error;
+use dflop_loader::balanced::{BalancedLoader, Microbatch};
 use dflop_loader::plan::{Meet, StepPlan, StepPlannerBuilder};
 use dflop_loader::prepare::Layout;
 use dflop_tests::dataset::{Dataset, Stored};
-use dflop_tests::planning;
+use dflop_tests::{planning, run};
+use futures::StreamExt;
 
 fn data() -> Dataset {
     Dataset::new(2, 30, Stored::Plain)
@@ -57,6 +59,29 @@ fn padding_is_work_of_the_device_as_well() {
         let padded = builder(&data).one_device(meet).pad_to_tokens(4096, Layout::Packed).build().unwrap();
         let (padded, plain) = (padded.plan(0).unwrap(), plan(&data, meet, Strategy::Search));
         assert!(padded.makespan_ns > plain.makespan_ns, "{meet:?}");
+    }
+}
+
+/// Cost of every microbatch of rank 0 in step 0, in nanoseconds, and the times of its modules.
+fn delivered_costs(planner: StepPlannerBuilder) -> Vec<(u64, Vec<u64>)> {
+    let loader = BalancedLoader::builder(planner.build().unwrap(), 0).steps(1).build().unwrap();
+    let steps: Vec<_> = run(loader.stream().collect());
+    let cost = |microbatch: &Microbatch| {
+        ((microbatch.cost_seconds() * 1e9).round() as u64, microbatch.module_ns.clone())
+    };
+    steps[0].as_ref().unwrap().microbatches.iter().map(cost).collect()
+}
+
+#[test]
+fn a_microbatch_costs_the_sum_of_its_modules_in_lockstep_and_the_slowest_in_a_pipeline() {
+    let data = data();
+    for meet in [Meet::Step, Meet::Microbatch] {
+        for (cost_ns, module_ns) in delivered_costs(builder(&data).one_device(meet)) {
+            assert_eq!(cost_ns, module_ns.iter().sum::<u64>(), "{meet:?}");
+        }
+    }
+    for (cost_ns, module_ns) in delivered_costs(builder(&data)) {
+        assert_eq!(cost_ns, module_ns.into_iter().max().unwrap());
     }
 }
 

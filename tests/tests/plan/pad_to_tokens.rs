@@ -70,7 +70,7 @@ fn shape<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [usize] {
 /// LLM time of a text of which nothing is learned.
 fn text_ns(tokens: u64) -> u64 {
     let shape = SampleShape { text_tokens: tokens as u32, ..SampleShape::default() };
-    if tokens == 0 { 0 } else { model().annotate(&shape).unwrap().module_ns.as_slice()[1] }
+    if tokens == 0 { 0 } else { model().predict(&shape).unwrap().module_ns.as_slice()[1] }
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn padded_rows_have_the_fixed_length_and_their_padding_is_in_the_cost_of_their_s
                     target_tokens: cost.target_tokens,
                     ..SampleShape::default()
                 };
-                let own = model().annotate(&shape).unwrap().module_ns.as_slice()[1];
+                let own = model().predict(&shape).unwrap().module_ns.as_slice()[1];
                 let padding = text_ns(400 - u64::from(cost.tokens));
                 assert_eq!(cost.module_ns.as_slice()[1], own + padding);
             }

@@ -1,3 +1,6 @@
 //! Holds the invariants of the repository: architecture, words, documents.
 
 mod architecture;
+mod floors;
+mod source;
+mod words;

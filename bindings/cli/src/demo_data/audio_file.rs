@@ -55,14 +55,14 @@ pub(super) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dice::Dice;
+    use super::super::rng::Rng;
     use super::super::speech::speak;
     use super::*;
     use dflop_loader::decode::{AudioLimits, decode_audio};
 
     #[test]
     fn both_formats_keep_every_sample() {
-        let samples = speak(1.3, &mut Dice::new(5, 5));
+        let samples = speak(1.3, &mut Rng::new(5, 5));
         for file in [encode_flac(&samples).unwrap(), encode_wav(&samples).unwrap()] {
             let clip = decode_audio(&file, &AudioLimits::default()).unwrap();
             assert_eq!((clip.sample_rate_hz, clip.channels), (SAMPLE_RATE_HZ, 1));

@@ -5,10 +5,10 @@
 //! what makes samples cost more or less. The same seed gives the same bytes, whatever the number of threads.
 
 mod audio_file;
-pub(crate) mod dice;
 mod photo;
 mod quantiles;
 mod receipt;
+pub(crate) mod rng;
 mod sample;
 mod shard;
 mod speech;

@@ -4,7 +4,7 @@ use std::io;
 
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
-use super::dice::Dice;
+use super::rng::Rng;
 
 /// Quality of photos, of 100.
 const QUALITY: u8 = 75;
@@ -19,15 +19,15 @@ type Color = [i32; 3];
 ///
 /// # Errors
 /// If the encoder refuses the size.
-pub(super) fn photo_jpeg(width: usize, height: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
-    let scene = Scene::new(width, height, dice);
-    let octaves = OCTAVES.map(|(cell, amplitude)| Octave::new(width, height, cell, amplitude, dice));
+pub(super) fn photo_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
+    let scene = Scene::new(width, height, rng);
+    let octaves = OCTAVES.map(|(cell, amplitude)| Octave::new(width, height, cell, amplitude, rng));
     let mut pixels = Vec::with_capacity(3 * width * height);
     let mut colors = vec![[0; 3]; width];
     let mut light = vec![0; width];
     for y in 0..height {
         scene.draw_row(y, &mut colors);
-        light.fill_with(|| dice.between(-GRAIN, GRAIN + 1));
+        light.fill_with(|| rng.between(-GRAIN, GRAIN + 1));
         for octave in &octaves {
             octave.add_row(y, &mut light);
         }
@@ -68,10 +68,10 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(width: usize, height: usize, dice: &mut Dice) -> Self {
-        let horizon = height * (30 + dice.below(40)) / 100;
-        let background = [0; 4].map(|_: i32| draw_color(dice));
-        let shapes = (0..8 + dice.below(10)).map(|_| Shape::new(width, height, dice)).collect();
+    fn new(width: usize, height: usize, rng: &mut Rng) -> Self {
+        let horizon = height * (30 + rng.below(40)) / 100;
+        let background = [0; 4].map(|_: i32| draw_color(rng));
+        let shapes = (0..8 + rng.below(10)).map(|_| Shape::new(width, height, rng)).collect();
         Self { horizon, height, background, shapes }
     }
 
@@ -98,12 +98,12 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(width: usize, height: usize, dice: &mut Dice) -> Self {
-        let is_ellipse = dice.chance(60);
-        let center = [dice.fraction() * width as f64, dice.fraction() * height as f64];
+    fn new(width: usize, height: usize, rng: &mut Rng) -> Self {
+        let is_ellipse = rng.chance(60);
+        let center = [rng.fraction() * width as f64, rng.fraction() * height as f64];
         let radius = width.min(height) as f64;
-        let radii = [dice.range(0.03, 0.22) * radius, dice.range(0.03, 0.22) * radius];
-        Self { is_ellipse, center, radii, color: draw_color(dice) }
+        let radii = [rng.range(0.03, 0.22) * radius, rng.range(0.03, 0.22) * radius];
+        Self { is_ellipse, center, radii, color: draw_color(rng) }
     }
 
     fn draw_row(&self, y: usize, row: &mut [Color]) {
@@ -127,9 +127,9 @@ struct Octave {
 }
 
 impl Octave {
-    fn new(width: usize, height: usize, cell: usize, amplitude: i32, dice: &mut Dice) -> Self {
+    fn new(width: usize, height: usize, cell: usize, amplitude: i32, rng: &mut Rng) -> Self {
         let (columns, rows) = (width / cell + 2, height / cell + 2);
-        let values = (0..columns * rows).map(|_| dice.between(-amplitude, amplitude + 1)).collect();
+        let values = (0..columns * rows).map(|_| rng.between(-amplitude, amplitude + 1)).collect();
         Self { cell, columns, values }
     }
 
@@ -150,8 +150,8 @@ impl Octave {
     }
 }
 
-fn draw_color(dice: &mut Dice) -> Color {
-    [0; 3].map(|_: i32| dice.between(40, 216))
+fn draw_color(rng: &mut Rng) -> Color {
+    [0; 3].map(|_: i32| rng.between(40, 216))
 }
 
 fn blend(from: Color, to: Color, place: usize, length: usize) -> Color {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_photo_takes_as_many_bytes_as_a_photo_does() {
-        let file = photo_jpeg(640, 480, &mut Dice::new(1, 2)).unwrap();
+        let file = photo_jpeg(640, 480, &mut Rng::new(1, 2)).unwrap();
         let bytes_per_pixel = file.len() as f64 / (640.0 * 480.0);
         assert!((0.08..0.25).contains(&bytes_per_pixel), "{bytes_per_pixel}");
     }

@@ -12,7 +12,7 @@
 //! - Text: words of instruction and answer of 999 Alpaca samples (Taori et al., 2023), as `LLaMA-Factory`
 //!   ships them for demonstration (Apache-2.0).
 
-use super::dice::Dice;
+use super::rng::Rng;
 
 /// Entries of a table.
 const ENTRIES: usize = 21;
@@ -26,8 +26,8 @@ pub(super) struct Quantiles([f64; ENTRIES]);
 
 impl Quantiles {
     /// Draws a value between the first and the last entry.
-    pub(super) fn draw(&self, dice: &mut Dice) -> f64 {
-        let place = dice.fraction() * (ENTRIES - 1) as f64;
+    pub(super) fn draw(&self, rng: &mut Rng) -> f64 {
+        let place = rng.fraction() * (ENTRIES - 1) as f64;
         let entry = (place as usize).min(ENTRIES - 2);
         let (low, high) = (self.0[entry], self.0[entry + 1]);
         low + (high - low) * (place - entry as f64)
@@ -44,9 +44,9 @@ pub(super) struct ImageSizes {
 
 impl ImageSizes {
     /// Draws width and height in pixels.
-    pub(super) fn draw(&self, dice: &mut Dice) -> (usize, usize) {
-        let pixels = (self.megapixels.draw(dice) * 1e6).min(PIXELS_MAX);
-        let ratio = self.aspect_ratios.draw(dice);
+    pub(super) fn draw(&self, rng: &mut Rng) -> (usize, usize) {
+        let pixels = (self.megapixels.draw(rng) * 1e6).min(PIXELS_MAX);
+        let ratio = self.aspect_ratios.draw(rng);
         ((pixels * ratio).sqrt().round() as usize, (pixels / ratio).sqrt().round() as usize)
     }
 }
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn values_stay_inside_their_table_and_keep_its_median() {
-        let mut dice = Dice::new(1, 0);
+        let mut rng = Rng::new(1, 0);
         for table in tables() {
             assert!(table.0.is_sorted());
-            let mut drawn: Vec<f64> = (0..4001).map(|_| table.draw(&mut dice)).collect();
+            let mut drawn: Vec<f64> = (0..4001).map(|_| table.draw(&mut rng)).collect();
             drawn.sort_unstable_by(f64::total_cmp);
             assert!(table.0[0] <= drawn[0] && drawn[4000] <= table.0[20]);
             assert!((table.0[9]..=table.0[11]).contains(&drawn[2000]));
@@ -112,9 +112,9 @@ mod tests {
 
     #[test]
     fn images_are_capped() {
-        let mut dice = Dice::new(2, 0);
+        let mut rng = Rng::new(2, 0);
         for _ in 0..2000 {
-            let (width, height) = RECEIPT_SIZES.draw(&mut dice);
+            let (width, height) = RECEIPT_SIZES.draw(&mut rng);
             assert!(width >= 200 && width * height <= 2_505_000);
         }
     }

@@ -4,8 +4,8 @@ use std::io;
 
 use jpeg_encoder::ColorType;
 
-use super::dice::Dice;
 use super::photo::encode_jpeg;
+use super::rng::Rng;
 
 /// Quality of scans, of 100.
 const QUALITY: u8 = 60;
@@ -23,16 +23,16 @@ const GRAIN: i32 = 2;
 ///
 /// # Errors
 /// If the encoder refuses the size.
-pub(super) fn receipt_jpeg(width: usize, height: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
-    let paper = dice.between(225, 250);
-    let ink = dice.between(30, 90);
+pub(super) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
+    let paper = rng.between(225, 250);
+    let ink = rng.between(30, 90);
     let dot = (width / ((LINE_GLYPHS + 6) * (GLYPH_COLUMNS + 1))).max(1);
-    let mut pixels = draw_paper(width, height, paper, dice);
+    let mut pixels = draw_paper(width, height, paper, rng);
     let pitch = dot * LINE_ROWS;
     let margin = 3 * dot * (GLYPH_COLUMNS + 1);
     for top in (pitch..height.saturating_sub(pitch)).step_by(pitch) {
         let mut left = margin;
-        for glyph in draw_line(dice) {
+        for glyph in draw_line(rng) {
             draw_glyph(&mut pixels, width, [left, top], dot, glyph, ink);
             left += dot * (GLYPH_COLUMNS + 1);
         }
@@ -41,32 +41,32 @@ pub(super) fn receipt_jpeg(width: usize, height: usize, dice: &mut Dice) -> io::
 }
 
 /// Paper that darkens towards the lower edge.
-fn draw_paper(width: usize, height: usize, paper: i32, dice: &mut Dice) -> Vec<u8> {
+fn draw_paper(width: usize, height: usize, paper: i32, rng: &mut Rng) -> Vec<u8> {
     let mut pixels = Vec::with_capacity(width * height);
     for y in 0..height {
         let shade = paper - (20 * y / height) as i32;
-        pixels.extend((0..width).map(|_| (shade + dice.between(-GRAIN, GRAIN + 1)).clamp(0, 255) as u8));
+        pixels.extend((0..width).map(|_| (shade + rng.between(-GRAIN, GRAIN + 1)).clamp(0, 255) as u8));
     }
     pixels
 }
 
 /// A line of glyphs, each a bit per dot; 0 is a space. One line in six is blank.
-fn draw_line(dice: &mut Dice) -> Vec<u64> {
-    if dice.below(6) == 0 {
+fn draw_line(rng: &mut Rng) -> Vec<u64> {
+    if rng.below(6) == 0 {
         return Vec::new();
     }
-    let glyphs = LINE_GLYPHS / 3 + dice.below(LINE_GLYPHS * 2 / 3);
-    (0..glyphs).map(|_| if dice.below(6) == 0 { 0 } else { draw_strokes(dice) }).collect()
+    let glyphs = LINE_GLYPHS / 3 + rng.below(LINE_GLYPHS * 2 / 3);
+    (0..glyphs).map(|_| if rng.below(6) == 0 { 0 } else { draw_strokes(rng) }).collect()
 }
 
 /// A glyph of two upright and two level strokes.
-fn draw_strokes(dice: &mut Dice) -> u64 {
+fn draw_strokes(rng: &mut Rng) -> u64 {
     let column = (0..GLYPH_ROWS).fold(0, |bits, row| bits | 1_u64 << (row * GLYPH_COLUMNS));
     let row = (1_u64 << GLYPH_COLUMNS) - 1;
-    let upright = column << dice.below(2) | column << (2 + dice.below(3));
-    let level = row << (GLYPH_COLUMNS * dice.below(3)) | row << (GLYPH_COLUMNS * (3 + dice.below(4)));
+    let upright = column << rng.below(2) | column << (2 + rng.below(3));
+    let level = row << (GLYPH_COLUMNS * rng.below(3)) | row << (GLYPH_COLUMNS * (3 + rng.below(4)));
     // a quarter of the dots is left out, so that glyphs differ
-    (upright | level) & (dice.bits() | dice.bits())
+    (upright | level) & (rng.bits() | rng.bits())
 }
 
 fn draw_glyph(pixels: &mut [u8], width: usize, [left, top]: [usize; 2], dot: usize, glyph: u64, ink: i32) {
@@ -84,13 +84,13 @@ mod tests {
 
     #[test]
     fn a_receipt_takes_as_many_bytes_as_a_scan_does() {
-        let file = receipt_jpeg(800, 1600, &mut Dice::new(1, 2)).unwrap();
+        let file = receipt_jpeg(800, 1600, &mut Rng::new(1, 2)).unwrap();
         let bytes_per_pixel = file.len() as f64 / (800.0 * 1600.0);
         assert!((0.05..0.25).contains(&bytes_per_pixel), "{bytes_per_pixel}");
     }
 
     #[test]
     fn the_smallest_paper_is_wide_enough() {
-        assert!(receipt_jpeg(260, 300, &mut Dice::new(1, 2)).is_ok());
+        assert!(receipt_jpeg(260, 300, &mut Rng::new(1, 2)).is_ok());
     }
 }

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::dice::Dice;
 use super::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
+use super::rng::Rng;
 use super::{audio_file, photo, receipt, speech, text};
 
 /// Share of image samples that show scanned receipts in place of photos, percent.
@@ -36,32 +36,32 @@ enum Mix {
 const SHARES: [(Mix, usize); 5] =
     [(Mix::Text, 20), (Mix::Image, 45), (Mix::Images, 15), (Mix::Audio, 12), (Mix::AudioAndImage, 8)];
 
-/// Makes the files of the sample that these dice stand for.
+/// Makes the files of the sample that these rng stand for.
 ///
 /// # Errors
 /// If an encoder refuses its input.
-pub(super) fn make_sample(key: &str, dice: &mut Dice) -> io::Result<Vec<Field>> {
-    Ok(match draw_mix(dice) {
+pub(super) fn make_sample(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
+    Ok(match draw_mix(rng) {
         Mix::Text => {
-            let words = TEXT_WORDS.draw(dice) as usize;
-            vec![text_field(text::prose(words, dice))]
+            let words = TEXT_WORDS.draw(rng) as usize;
+            vec![text_field(text::prose(words, rng))]
         }
-        Mix::Image => vec![image_field("jpg", draw_is_receipt(dice), dice)?, caption(dice)],
-        Mix::Images => make_conversation(key, dice)?,
+        Mix::Image => vec![image_field("jpg", draw_is_receipt(rng), rng)?, caption(rng)],
+        Mix::Images => make_conversation(key, rng)?,
         Mix::Audio => {
-            let seconds = SPEECH_SECONDS.draw(dice);
-            vec![audio_field(seconds, dice)?, transcript(seconds, dice)]
+            let seconds = SPEECH_SECONDS.draw(rng);
+            vec![audio_field(seconds, rng)?, transcript(seconds, rng)]
         }
         Mix::AudioAndImage => {
-            let seconds = SPEECH_SECONDS.draw(dice);
-            let image = image_field("jpg", false, dice)?;
-            vec![image, audio_field(seconds, dice)?, transcript(seconds, dice)]
+            let seconds = SPEECH_SECONDS.draw(rng);
+            let image = image_field("jpg", false, rng)?;
+            vec![image, audio_field(seconds, rng)?, transcript(seconds, rng)]
         }
     })
 }
 
-fn draw_mix(dice: &mut Dice) -> Mix {
-    let mut place = dice.below(100);
+fn draw_mix(rng: &mut Rng) -> Mix {
+    let mut place = rng.below(100);
     for (mix, share) in SHARES {
         if place < share {
             return mix;
@@ -72,37 +72,37 @@ fn draw_mix(dice: &mut Dice) -> Mix {
 }
 
 /// Two to four images and a conversation about them.
-fn make_conversation(key: &str, dice: &mut Dice) -> io::Result<Vec<Field>> {
-    let images = 2 + dice.below(3);
-    let is_receipt = draw_is_receipt(dice);
+fn make_conversation(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
+    let images = 2 + rng.below(3);
+    let is_receipt = draw_is_receipt(rng);
     let mut fields = Vec::with_capacity(images + 1);
     for image in 0..images {
-        fields.push(image_field(&format!("{image}.jpg"), is_receipt, dice)?);
+        fields.push(image_field(&format!("{image}.jpg"), is_receipt, rng)?);
     }
-    let words = TEXT_WORDS.draw(dice) as usize;
-    let payload = text::conversation(key, images, words, dice)?;
+    let words = TEXT_WORDS.draw(rng) as usize;
+    let payload = text::conversation(key, images, words, rng)?;
     fields.push(Field { extension: "json".to_owned(), payload });
     Ok(fields)
 }
 
-fn draw_is_receipt(dice: &mut Dice) -> bool {
-    dice.chance(RECEIPT_PERCENT)
+fn draw_is_receipt(rng: &mut Rng) -> bool {
+    rng.chance(RECEIPT_PERCENT)
 }
 
-fn image_field(extension: &str, is_receipt: bool, dice: &mut Dice) -> io::Result<Field> {
+fn image_field(extension: &str, is_receipt: bool, rng: &mut Rng) -> io::Result<Field> {
     let payload = if is_receipt {
-        let (width, height) = RECEIPT_SIZES.draw(dice);
-        receipt::receipt_jpeg(width, height, dice)?
+        let (width, height) = RECEIPT_SIZES.draw(rng);
+        receipt::receipt_jpeg(width, height, rng)?
     } else {
-        let (width, height) = PHOTO_SIZES.draw(dice);
-        photo::photo_jpeg(width, height, dice)?
+        let (width, height) = PHOTO_SIZES.draw(rng);
+        photo::photo_jpeg(width, height, rng)?
     };
     Ok(Field { extension: extension.to_owned(), payload })
 }
 
-fn audio_field(seconds: f64, dice: &mut Dice) -> io::Result<Field> {
-    let is_wav = dice.chance(WAV_PERCENT);
-    let samples = speech::speak(seconds, dice);
+fn audio_field(seconds: f64, rng: &mut Rng) -> io::Result<Field> {
+    let is_wav = rng.chance(WAV_PERCENT);
+    let samples = speech::speak(seconds, rng);
     let (extension, payload) = if is_wav {
         ("wav", audio_file::encode_wav(&samples)?)
     } else {
@@ -112,13 +112,13 @@ fn audio_field(seconds: f64, dice: &mut Dice) -> io::Result<Field> {
 }
 
 /// Captions have 8 to 20 words, as people write them under photos.
-fn caption(dice: &mut Dice) -> Field {
-    let words = 8 + dice.below(13);
-    text_field(text::prose(words, dice))
+fn caption(rng: &mut Rng) -> Field {
+    let words = 8 + rng.below(13);
+    text_field(text::prose(words, rng))
 }
 
-fn transcript(seconds: f64, dice: &mut Dice) -> Field {
-    text_field(text::prose((seconds * WORDS_PER_SECOND) as usize, dice))
+fn transcript(seconds: f64, rng: &mut Rng) -> Field {
+    text_field(text::prose((seconds * WORDS_PER_SECOND) as usize, rng))
 }
 
 fn text_field(text: String) -> Field {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use dflop_loader::progress::Progress;
 
-use super::dice::Dice;
+use super::rng::Rng;
 use super::sample::{Field, make_sample};
 
 /// Writes the samples of a range to a tar file and returns its size.
@@ -39,7 +39,7 @@ fn write_tar(path: &Path, samples: Range<usize>, seed: u64, progress: &dyn Progr
     let mut archive = tar::Builder::new(BufWriter::new(File::create(path)?));
     for sample in samples {
         let key = format!("{sample:06}");
-        for field in make_sample(&key, &mut Dice::new(seed, sample))? {
+        for field in make_sample(&key, &mut Rng::new(seed, sample))? {
             append(&mut archive, &key, &field)?;
         }
         progress.advance(1);

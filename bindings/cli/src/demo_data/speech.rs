@@ -3,7 +3,7 @@
 //! A pulse train at the pitch of a voice runs through three resonators, the formants of a vowel; hiss stands
 //! for consonants, silence for pauses. Sums and products only, so that every machine makes the same samples.
 
-use super::dice::Dice;
+use super::rng::Rng;
 
 /// Samples per second.
 pub(super) const SAMPLE_RATE_HZ: u32 = 16_000;
@@ -31,37 +31,37 @@ const ROUNDING: f64 = 0.86;
 const ROOM: f64 = 2.0;
 
 /// Makes a clip of this many seconds.
-pub(super) fn speak(seconds: f64, dice: &mut Dice) -> Vec<i16> {
+pub(super) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
     let frames = (seconds * RATE) as usize;
-    let pitch_hz = dice.range(90.0, 210.0);
+    let pitch_hz = rng.range(90.0, 210.0);
     let mut samples = Vec::with_capacity(frames);
     while samples.len() < frames {
-        if dice.chance(14) {
-            hiss(&mut samples, dice.range(0.15, 0.5), 0.0, dice);
+        if rng.chance(14) {
+            hiss(&mut samples, rng.range(0.15, 0.5), 0.0, rng);
         }
-        if dice.chance(60) {
-            let loudness = dice.range(40.0, 250.0);
-            hiss(&mut samples, dice.range(0.03, 0.09), loudness, dice);
+        if rng.chance(60) {
+            let loudness = rng.range(40.0, 250.0);
+            hiss(&mut samples, rng.range(0.03, 0.09), loudness, rng);
         }
-        vowel(&mut samples, pitch_hz * dice.range(0.85, 1.2), dice);
+        vowel(&mut samples, pitch_hz * rng.range(0.85, 1.2), rng);
     }
     samples.truncate(frames);
     samples
 }
 
 /// Adds noise that swells and fades; a loudness of 0 is a pause, in which the room is heard.
-fn hiss(samples: &mut Vec<i16>, seconds: f64, loudness: f64, dice: &mut Dice) {
+fn hiss(samples: &mut Vec<i16>, seconds: f64, loudness: f64, rng: &mut Rng) {
     let frames = (seconds * RATE) as usize;
     for frame in 0..frames {
         let level = ROOM + loudness * swell(frame, frames);
-        samples.push(to_sample(dice.range(-level, level)));
+        samples.push(to_sample(rng.range(-level, level)));
     }
 }
 
 /// Adds a vowel whose pitch falls by a tenth.
-fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, dice: &mut Dice) {
-    let frames = (dice.range(0.08, 0.22) * RATE) as usize;
-    let formants = VOWELS[dice.below(VOWELS.len())];
+fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, rng: &mut Rng) {
+    let frames = (rng.range(0.08, 0.22) * RATE) as usize;
+    let formants = VOWELS[rng.below(VOWELS.len())];
     let mut resonators = [0, 1, 2].map(|formant| Resonator::new(formants[formant], BANDWIDTHS[formant]));
     let (mut phase, mut source) = (0.0, 0.0);
     for frame in 0..frames {
@@ -77,7 +77,7 @@ fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, dice: &mut Dice) {
         for resonator in &mut resonators {
             value = resonator.step(value);
         }
-        samples.push(to_sample(value + dice.range(-ROOM, ROOM)));
+        samples.push(to_sample(value + rng.range(-ROOM, ROOM)));
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_clip_has_its_length_and_is_neither_silent_nor_clipped() {
-        let samples = speak(6.0, &mut Dice::new(9, 9));
+        let samples = speak(6.0, &mut Rng::new(9, 9));
         assert_eq!(samples.len(), 96_000);
         let peak = samples.iter().map(|sample| sample.unsigned_abs()).max().unwrap();
         assert!((1_000..20_000).contains(&peak), "{peak}");

@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use super::dice::Dice;
+use super::rng::Rng;
 
 const WORDS: [&str; 64] = [
     "a", "the", "two", "some", "small", "large", "old", "new", "red", "green", "blue", "bright", "quiet",
@@ -16,13 +16,13 @@ const WORDS: [&str; 64] = [
 ];
 
 /// Writes this many words as sentences of 6 to 14 words; at least one word.
-pub(super) fn prose(words: usize, dice: &mut Dice) -> String {
+pub(super) fn prose(words: usize, rng: &mut Rng) -> String {
     let mut text = String::new();
     let mut left = 0;
     for word in 0..words.max(1) {
-        let drawn = WORDS[dice.below(WORDS.len())];
+        let drawn = WORDS[rng.below(WORDS.len())];
         if left == 0 {
-            left = 6 + dice.below(9);
+            left = 6 + rng.below(9);
             text.push_str(if word == 0 { "" } else { ". " });
             text.push_str(&drawn[..1].to_ascii_uppercase());
             text.push_str(&drawn[1..]);
@@ -55,14 +55,14 @@ struct Turn {
 ///
 /// # Source
 /// Liu et al., "Visual Instruction Tuning", 2023, arXiv:2304.08485.
-pub(super) fn conversation(key: &str, images: usize, words: usize, dice: &mut Dice) -> io::Result<Vec<u8>> {
-    let questions = 1 + dice.below(3);
+pub(super) fn conversation(key: &str, images: usize, words: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
+    let questions = 1 + rng.below(3);
     let mut conversations = Vec::with_capacity(2 * questions);
     for question in 0..questions {
         let placeholders = if question == 0 { "<image>\n".repeat(images) } else { String::new() };
-        let asked = prose(words / 4 / questions, dice);
+        let asked = prose(words / 4 / questions, rng);
         conversations.push(Turn { from: "human", value: placeholders + &asked });
-        conversations.push(Turn { from: "gpt", value: prose(words * 3 / 4 / questions, dice) });
+        conversations.push(Turn { from: "gpt", value: prose(words * 3 / 4 / questions, rng) });
     }
     Ok(serde_json::to_vec(&Conversation { id: key, conversations })?)
 }
@@ -73,15 +73,15 @@ mod tests {
 
     #[test]
     fn prose_has_the_wanted_number_of_words() {
-        let mut dice = Dice::new(1, 1);
+        let mut rng = Rng::new(1, 1);
         for words in [1, 7, 444] {
-            assert_eq!(prose(words, &mut dice).split_whitespace().count(), words);
+            assert_eq!(prose(words, &mut rng).split_whitespace().count(), words);
         }
     }
 
     #[test]
     fn a_conversation_names_every_image_once() {
-        let json = conversation("k", 3, 100, &mut Dice::new(1, 1)).unwrap();
+        let json = conversation("k", 3, 100, &mut Rng::new(1, 1)).unwrap();
         assert_eq!(String::from_utf8(json).unwrap().matches("<image>").count(), 3);
     }
 }

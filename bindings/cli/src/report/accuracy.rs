@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use dflop_costmodel::{AccuracyReport, Comparison, ErrorSummary, ModuleAccuracy};
+use dflop_costmodel::{AccuracyReport, ErrorSummary, ModuleAccuracy, PointAccuracy};
 
 use super::chart::{AXIS_HEIGHT, Chart, legend};
 use super::number;
@@ -104,7 +104,7 @@ fn section(module: &ModuleAccuracy, color: usize, report: &AccuracyReport, sizes
     )
 }
 
-fn draw(plot: &mut String, point: &Comparison, color: usize, middle: f64, sizes: &SizeAxis) {
+fn draw(plot: &mut String, point: &PointAccuracy, color: usize, middle: f64, sizes: &SizeAxis) {
     let error = point.relative_error();
     let y = middle - error.clamp(-ERROR_SHOWN_MAX, ERROR_SHOWN_MAX) / ERROR_SHOWN_MAX * HALF_HEIGHT;
     let setting = point.setting;
@@ -119,7 +119,7 @@ fn draw(plot: &mut String, point: &Comparison, color: usize, middle: f64, sizes:
         setting.tokens,
         error * 100.0
     );
-    let class = if point.is_beyond { "dot beyond".to_owned() } else { format!("dot c{color}") };
+    let class = if point.is_extrapolated { "dot beyond".to_owned() } else { format!("dot c{color}") };
     svg::dot(plot, &class, sizes.x(point.size()), (y * 10.0).round() / 10.0, RADIUS, &tooltip);
 }
 
@@ -130,7 +130,7 @@ struct SizeAxis {
 }
 
 impl SizeAxis {
-    fn new(points: &[Comparison]) -> Self {
+    fn new(points: &[PointAccuracy]) -> Self {
         let sizes = || points.iter().map(|point| point.size().max(1) as f64);
         let (least, most) = (sizes().fold(f64::INFINITY, f64::min), sizes().fold(1.0, f64::max));
         let first = if least.is_finite() { least.log2().floor() } else { 0.0 };

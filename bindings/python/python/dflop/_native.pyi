@@ -38,7 +38,7 @@ __version__: str
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Names: TypeAlias = _Path | Sequence[_Path]
-_Arrays: TypeAlias = Literal["numpy", "torch", "jax", "dlpack", "auto"]
+_ArrayType: TypeAlias = Literal["numpy", "torch", "jax", "dlpack", "auto"]
 _Transforms: TypeAlias = Mapping[str, Callable[[list[Any]], Sequence[Any]]] | Sequence[Transform]
 
 @final
@@ -115,7 +115,7 @@ class Dataset:
         tokenizer: Any | None = None,
         model: _Names | None = None,
         chat_template: str | None = None,
-        question: str | None = None,
+        caption_prompt: str | None = None,
         rebuild: bool = False,
         verify: bool = False,
         foreign: Literal["ignore", "check", "follow"] = "check",
@@ -199,7 +199,7 @@ class Loader:
         stall_seconds: float | None = None,
         transforms: _Transforms | None = None,
         transform_threads: int = 1,
-        arrays: _Arrays = "numpy",
+        array_type: _ArrayType = "numpy",
     ) -> Self: ...
     def __iter__(self) -> BatchIterator: ...
     def set_epoch(self, epoch: int) -> None: ...
@@ -230,19 +230,19 @@ class BalancedLoader:
         seed: int = 0,
         tokenizer: Any | None = None,
         chat_template: str | None = None,
-        question: str | None = None,
+        caption_prompt: str | None = None,
         layout: Literal["packed", "padded", "padded_left"] = "packed",
         pad_to_tokens: int | None = None,
         long_sample: Literal["error", "truncate", "drop"] = "error",
         sample_tokens_max: int | None = None,
-        counted_media: bool = False,
-        counts: Literal["exact", "estimated"] = "exact",
+        skip_media_tensors: bool = False,
+        token_counts: Literal["exact", "estimated"] = "exact",
         strategy: str = "search",
         stages: Sequence[int] | None = None,
-        ranks_meet: Literal["step", "microbatch"] = "step",
+        synchronize: Literal["step", "microbatch"] = "step",
         tokens_max: int | None = None,
         bytes_max: int | None = None,
-        work: int = 20000,
+        search_effort: int = 20000,
         device: str = "h100",
         profile: _Path | None = None,
         profile_tp: Sequence[int] | None = None,
@@ -271,7 +271,7 @@ class BalancedLoader:
         error_count: int | None = None,
         stall_seconds: float | None = None,
         correction_interval: int = 32,
-        arrays: _Arrays = "auto",
+        array_type: _ArrayType = "auto",
     ) -> Self: ...
     def __iter__(self) -> StepIterator: ...
     def __len__(self) -> int: ...
@@ -310,7 +310,7 @@ class Plan:
     def refused(self) -> list[tuple[int, str]]: ...
 
 def mix(
-    data_sets: Sequence[tuple[Dataset | _Names, float]],
+    datasets: Sequence[tuple[Dataset | _Names, float]],
     *,
     weights_from: Sequence[tuple[int, Sequence[float]]] = ...,
     choose: Sequence[int] | None = None,
@@ -320,7 +320,7 @@ def balance(
     instance: Mapping[str, Any],
     *,
     strategy: str = "search",
-    work: int | None = None,
+    search_effort: int | None = None,
     dp: int | None = None,
     stages: Sequence[int] | None = None,
     tokens_max: int | None = None,

@@ -40,7 +40,7 @@ class Sample(dict[str, Any]):
 class Batch(dict[str, Any]):
     """Samples that are delivered together.
 
-    With ``image=`` the images are one array under ``"image"``, float32 ``[pictures, 3, size, size]``. All other fields
+    With ``image=`` the images are one array under ``"image"``, float32 ``[images, 3, size, size]``. All other fields
     are lists by extension, one entry for each sample, ``None`` where a sample has no such field.
 
     Attributes:
@@ -125,7 +125,7 @@ class Microbatch(dict[str, Any]):
             non_blocking: copies from page-locked memory beside computing.
 
         Raises:
-            TypeError: the arrays are not PyTorch's; make the loader with ``arrays="torch"``.
+            TypeError: the arrays are not PyTorch's; make the loader with ``array_type="torch"``.
         """
         moved = copy.copy(self)
         tensors: dict[str, Any] = {**self, "cu_seqlens": self.cu_seqlens}
@@ -133,7 +133,7 @@ class Microbatch(dict[str, Any]):
             if tensor is None:
                 continue
             if not hasattr(tensor, "pin_memory"):
-                raise TypeError(f'`{name}` is no tensor of PyTorch: make the loader with arrays="torch"')
+                raise TypeError(f'`{name}` is no tensor of PyTorch: make the loader with array_type="torch"')
             tensors[name] = tensor.to(device, non_blocking=non_blocking)
         moved.cu_seqlens = tensors.pop("cu_seqlens")
         moved.update(tensors)

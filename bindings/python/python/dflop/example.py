@@ -1,7 +1,7 @@
 """A small multimodal dataset and a small model to try things on; made in a moment, without a download.
 
-    folder = dflop.example.folder()          # shards/ and model/ in a temporary folder that lives as long as the process
-    loader = dflop.BalancedLoader(folder / "shards", model=folder / "model", global_batch_size=16)
+    directory = dflop.example.directory()          # shards/ and model/ in a temporary directory that lives as long as the process
+    loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", global_batch_size=16)
 
 The model is a Qwen2-VL of 64 dimensions with a tokenizer of whole words: ``transformers`` takes its directory like any other.
 """
@@ -37,7 +37,7 @@ SPECIAL = [
 TEMPLATE_WORDS = ["system", "user", "assistant", "You", "are", "a", "helpful", "assistant."]
 
 
-def folder(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
+def directory(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
     """Makes shards and a model in a temporary directory, which goes when the process ends.
 
     Args:
@@ -68,13 +68,13 @@ def on_ranks(ranks: int) -> None:
     os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 
-def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
-    """Writes samples of images (PNG), conversations (JSON) and a class (``cls``) to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_shards(directory: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
+    """Writes samples of images (PNG), conversations (JSON) and a class (``cls``) to ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
     dice = random.Random(seed)
     made = [_sample(dice, number) for number in range(samples)]
     for shard in range(shards):
-        with tarfile.open(folder / f"{shard:03}.tar", "w") as tar:
+        with tarfile.open(directory / f"{shard:03}.tar", "w") as tar:
             for number in range(shard * samples // shards, (shard + 1) * samples // shards):
                 for extension, content in made[number].items():
                     member = tarfile.TarInfo(f"{number:06}.{extension}")
@@ -82,13 +82,13 @@ def write_shards(folder: Path, *, samples: int = 256, shards: int = 4, seed: int
                     tar.addfile(member, io.BytesIO(content))
 
 
-def write_model(folder: Path) -> None:
-    """Writes configuration, image processor and tokenizer of a small Qwen2-VL, without weights, to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_model(directory: Path) -> None:
+    """Writes configuration, image processor and tokenizer of a small Qwen2-VL, without weights, to ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
     documents = {"config.json": _config(), "preprocessor_config.json": _preprocessor()}
     documents |= {"tokenizer.json": _tokenizer(), "tokenizer_config.json": _tokenizer_config()}
     for name, document in documents.items():
-        (folder / name).write_text(json.dumps(document, indent=1))
+        (directory / name).write_text(json.dumps(document, indent=1))
 
 
 def _sample(dice: random.Random, number: int) -> dict[str, bytes]:
@@ -97,16 +97,16 @@ def _sample(dice: random.Random, number: int) -> dict[str, bytes]:
         28 * dice.randint(2, 4 + 4 * (number % 3))
         for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))
     ]
-    pictures = list(zip(sides[::2], sides[1::2], strict=True))
-    fields = {f"{place}.png": _png(width, height, label) for place, (width, height) in enumerate(pictures)}
+    images = list(zip(sides[::2], sides[1::2], strict=True))
+    fields = {f"{place}.png": _png(width, height, label) for place, (width, height) in enumerate(images)}
     words = (
         round(16 * math.exp(0.9 * dice.gauss(0, 1)))
-        if pictures
+        if images
         else round(60 * math.exp(0.7 * dice.gauss(0, 1)))
     )
     question, answer = _words(dice, 4), _words(dice, min(max(words, 3), 400))
     turns = [
-        {"from": "human", "value": "<image>\n" * len(pictures) + question},
+        {"from": "human", "value": "<image>\n" * len(images) + question},
         {"from": "gpt", "value": answer},
     ]
     fields["json"] = json.dumps({"conversations": turns}).encode()

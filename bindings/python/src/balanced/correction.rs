@@ -3,32 +3,32 @@
 use std::collections::HashMap;
 
 use dflop_costmodel::Module;
-use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, Tracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport};
 use dflop_loader::plan::StepPlan;
 use pyo3::prelude::*;
 
-use super::recipe::Built;
-use crate::error::Raised;
+use super::loader_config::RunningLoader;
+use crate::error::DflopError;
 
 /// Seconds by module, DP rank and microbatch; those that are not finite were not measured.
 pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
 
 /// Learns corrections from the times of a run; the same on every rank that is given the same times.
-pub(super) struct Learner(Tracker);
+pub(super) struct Learner(CorrectionTracker);
 
 impl Learner {
-    pub(super) fn new(options: CorrectionOptions) -> Result<Self, Raised> {
-        Ok(Self(Tracker::new(options)?))
+    pub(super) fn new(options: CorrectionOptions) -> Result<Self, DflopError> {
+        Ok(Self(CorrectionTracker::new(options)?))
     }
 
     /// Takes the times of a step. At the end of an interval plans may change from a later step on.
     pub(super) fn learn(
         &mut self,
-        built: &Built,
+        running: &RunningLoader,
         plan: &StepPlan,
         seconds: &StageSeconds,
-    ) -> Result<Option<IntervalReport>, Raised> {
-        let modules = built.planner.model().modules();
+    ) -> Result<Option<IntervalReport>, DflopError> {
+        let modules = running.planner.model().modules();
         check(modules, plan, seconds)?;
         // In the model's order, so that all ranks observe alike.
         for &module in modules {
@@ -38,7 +38,7 @@ impl Learner {
                 {
                     let measured_ns = (seconds * 1e9).round() as u64;
                     let place = [rank, microbatch];
-                    let observation = built.planner.observation(plan, place, module, measured_ns);
+                    let observation = running.planner.observation(plan, place, module, measured_ns);
                     if let Some(observation) = observation.filter(|_| measured_ns > 0) {
                         self.0.observe(&observation)?;
                     }
@@ -47,15 +47,15 @@ impl Learner {
         }
         let report = self.0.end_step();
         if let Some(table) = report.as_ref().and_then(|report| report.table.clone()) {
-            built.correct(table)?;
+            running.correct(table)?;
         }
         Ok(report)
     }
 }
 
 /// Checks that times are those of the plan's microbatches.
-fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<(), Raised> {
-    let refused = |reason| Err(Raised::config("seconds", reason));
+fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<(), DflopError> {
+    let refused = |reason| Err(DflopError::config("seconds", reason));
     if let Some(name) = seconds.keys().find(|name| modules.iter().all(|module| module.name() != **name)) {
         let known: Vec<&str> = modules.iter().map(|module| module.name()).collect();
         return refused(format!("the model has no module `{name}`, only {}", known.join(", ")));

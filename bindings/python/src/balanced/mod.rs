@@ -1,7 +1,7 @@
 //! `dflop.BalancedLoader`: one DP rank's share of every global batch, as balanced microbatches.
 
 mod correction;
-mod recipe;
+mod loader_config;
 mod settings;
 mod steps;
 
@@ -16,15 +16,15 @@ use pyo3::prelude::*;
 
 pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};
-use recipe::{Built, Recipe, State};
+use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
 use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
 
+use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::cost::PyCost;
 use crate::dataset::Source;
-use crate::error::{Raised, to_python};
-use crate::framework::Framework;
+use crate::error::{DflopError, to_python};
 use crate::image::PyAugment;
 use crate::loader::{budget, decode_of};
 use crate::model::ModelSettings;
@@ -36,10 +36,10 @@ use crate::transform::UserCode;
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
 pub(crate) struct PyBalancedLoader {
-    recipe: Arc<Recipe>,
+    config: Arc<LoaderConfig>,
     delivery: Delivery,
     /// The loader that delivers, or will.
-    built: Mutex<Arc<Built>>,
+    running: Mutex<Arc<RunningLoader>>,
     learner: Mutex<Option<Learner>>,
     options: CorrectionOptions,
 }
@@ -49,15 +49,15 @@ impl PyBalancedLoader {
     #[new]
     #[pyo3(signature = (
         dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
-        tokenizer=None, chat_template=None, question=None, layout="packed", pad_to_tokens=None, long_sample="error",
-        sample_tokens_max=None, counted_media=false, counts="exact",
-        strategy="search", stages=None, ranks_meet="step", tokens_max=None, bytes_max=None, work=20_000,
+        tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, long_sample="error",
+        sample_tokens_max=None, skip_media_tensors=false, token_counts="exact",
+        strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
         device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
         tail="carry", shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
         validation=false, accept_changed_data=false, steps=None,
         transforms=None, transform_threads=1, fields=None, decode="media", augment=None, workers=None,
         steps_ahead=2, buffered_bytes=256 << 20, error_budget=0.05, error_count=None, stall_seconds=None,
-        correction_interval=32, arrays="auto"
+        correction_interval=32, array_type="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new<'py>(
@@ -71,19 +71,19 @@ impl PyBalancedLoader {
         seed: u64,
         tokenizer: Option<Bound<'py, PyAny>>,
         chat_template: Option<String>,
-        question: Option<String>,
+        caption_prompt: Option<String>,
         layout: &str,
         pad_to_tokens: Option<u64>,
         long_sample: &str,
         sample_tokens_max: Option<u64>,
-        counted_media: bool,
-        counts: &str,
+        skip_media_tensors: bool,
+        token_counts: &str,
         strategy: &str,
         stages: Option<Vec<usize>>,
-        ranks_meet: &str,
+        synchronize: &str,
         tokens_max: Option<u64>,
         bytes_max: Option<u64>,
-        work: u64,
+        search_effort: u64,
         device: &str,
         profile: Option<PathBuf>,
         profile_tp: Option<[u32; 2]>,
@@ -112,9 +112,9 @@ impl PyBalancedLoader {
         error_count: Option<u64>,
         stall_seconds: Option<f64>,
         correction_interval: u64,
-        arrays: &str,
+        array_type: &str,
     ) -> PyResult<Self> {
-        let framework = Framework::parse(arrays)?;
+        let framework = Framework::parse(array_type)?;
         let model = ModelSettings {
             names: model.0,
             device: device.to_owned(),
@@ -130,10 +130,10 @@ impl PyBalancedLoader {
             dp_rank,
             dp_size,
             stages,
-            ranks_meet: ranks_meet.to_owned(),
+            synchronize: synchronize.to_owned(),
             strategy: strategy.to_owned(),
             caps: Caps { tokens_max, bytes_max },
-            work,
+            search_effort,
             seed,
             tail: tail.to_owned(),
             shuffle: shuffle.to_owned(),
@@ -146,13 +146,13 @@ impl PyBalancedLoader {
             cost: cost.map(|function| PyCost::new(function) as _),
         };
         let prepare = PrepareSettings {
-            tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, question)?,
+            tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
             layout: layout.to_owned(),
             pad_to_tokens,
             long_sample: long_sample.to_owned(),
             sample_tokens_max,
-            has_counted_media: counted_media,
-            counts: counts.to_owned(),
+            skip_media_tensors,
+            token_counts: token_counts.to_owned(),
         };
         let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: true };
         let read = ReadSettings {
@@ -167,41 +167,36 @@ impl PyBalancedLoader {
             stall_seconds: stall_seconds.unwrap_or(f64::INFINITY),
             transforms: user_code.transforms(transforms.as_ref())?,
         };
-        let recipe = Settings { model, plan, prepare, read }.recipe(py, dataset)?;
-        let recipe = Arc::new(recipe);
-        let making = recipe.clone();
-        let built = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
+        let config = Settings { model, plan, prepare, read }.loader_config(py, dataset)?;
+        let config = Arc::new(config);
+        let making = config.clone();
+        let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
         let options =
             CorrectionOptions { interval_steps: correction_interval, ..CorrectionOptions::default() };
         // Wrong options are said now, not in the middle of a run.
         Learner::new(options)?;
         let delivery = Delivery { framework, is_decoded: decode != "raw" };
-        Ok(Self { recipe, delivery, built, learner: Mutex::new(None), options })
+        Ok(Self { config, delivery, running, learner: Mutex::new(None), options })
     }
 
     /// Goes on behind the step that was delivered last. A run that has ended begins again.
     fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
-        let built = self.built().clone();
-        let mut step = built.loader.get()?.state().map_err(Raised::from)?.step;
-        if built.planner.steps().len() == Some(step) {
-            step = built.planner.first_step().min(step);
-            step = if step == built.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
+        let running = self.running().clone();
+        let mut step = running.loader.get()?.state().map_err(DflopError::from)?.step;
+        if running.planner.steps().len() == Some(step) {
+            step = running.planner.first_step().min(step);
+            step = if step == running.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
         }
-        let recipe = self.recipe.clone();
-        let again = Arc::new(runtime::run(py, move || recipe.again(&built, step))?);
-        *self.built() = again.clone();
-        let stream = Threaded::new(tokio::sync::Mutex::new(again.loader.get()?.stream()));
-        Ok(StepIterator {
-            built: again,
-            stream,
-            delivery: self.delivery,
-            is_one_device: self.recipe.is_one_device,
-        })
+        let config = self.config.clone();
+        let restarted = Arc::new(runtime::run(py, move || config.restart(&running, step))?);
+        *self.running() = restarted.clone();
+        let stream = Threaded::new(tokio::sync::Mutex::new(restarted.loader.get()?.stream()));
+        Ok(StepIterator { running: restarted, stream, delivery: self.delivery })
     }
 
     /// Number of steps of the whole run, as planned: only of one that ends, with ``epochs``.
     fn __len__(&self) -> PyResult<usize> {
-        let steps = self.built().planner.steps().len();
+        let steps = self.running().planner.steps().len();
         let endless = "the run has no end: set `epochs`, or count steps";
         Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
     }
@@ -209,37 +204,37 @@ impl PyBalancedLoader {
     /// The next step: behind the one that was delivered last.
     #[getter]
     fn step(&self) -> PyResult<u64> {
-        Ok(self.built().loader.get()?.state().map_err(Raised::from)?.step)
+        Ok(self.running().loader.get()?.state().map_err(DflopError::from)?.step)
     }
 
     /// Number of steps that begin in one epoch.
     #[getter]
     fn steps_per_epoch(&self) -> u64 {
-        self.built().planner.steps().per_epoch()
+        self.running().planner.steps().per_epoch()
     }
 
     /// Number of microbatches of each rank.
     #[getter]
     fn microbatches(&self) -> usize {
-        self.built().planner.microbatches()
+        self.running().planner.microbatches()
     }
 
     /// Names of the model's modules, in the order of their times.
     #[getter]
     fn modules(&self) -> Vec<&'static str> {
-        self.built().planner.model().modules().iter().map(|module| module.name()).collect()
+        self.running().planner.model().modules().iter().map(|module| module.name()).collect()
     }
 
     /// Number of data-parallel ranks.
     #[getter]
     fn dp_size(&self) -> usize {
-        self.built().planner.dp_size()
+        self.running().planner.dp_size()
     }
 
     /// This rank.
     #[getter]
     fn dp_rank(&self) -> usize {
-        self.recipe.dp_rank
+        self.config.dp_rank
     }
 
     /// Takes what the modules of a model took, so that later plans follow it: every rank with the same times.
@@ -261,20 +256,20 @@ impl PyBalancedLoader {
         seconds: StageSeconds,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let plan = step.getattr("plan")?.cast_into::<Plan>()?.get().plan.clone();
-        let built = self.built().clone();
+        let running = self.running().clone();
         let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let learner = match &mut *learner {
             Some(learner) => learner,
             none => none.insert(Learner::new(self.options)?),
         };
-        let report = py.detach(|| learner.learn(&built, &plan, &seconds))?;
+        let report = py.detach(|| learner.learn(&running, &plan, &seconds))?;
         report.map(|report| to_python(py, &report)).transpose()
     }
 
     /// Returns where the run stands: small, and equal on all ranks at the same step.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let built = self.built().clone();
-        convert::json(py, &built.state()?)
+        let running = self.running().clone();
+        convert::json(py, &running.state()?)
     }
 
     /// Goes on where a state was taken, exactly, for any number of ranks and, with ``tail="carry"``, any global batch.
@@ -283,9 +278,9 @@ impl PyBalancedLoader {
     ///     StateError: the state is of another dataset, mixture, seed or shuffle.
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = State::parse(&convert::json_text(state)?)?;
-        let recipe = self.recipe.clone();
-        let built = runtime::run(py, move || recipe.build(Some(state)))?;
-        *self.built() = Arc::new(built);
+        let config = self.config.clone();
+        let running = runtime::run(py, move || config.build(Some(state)))?;
+        *self.running() = Arc::new(running);
         *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(())
     }
@@ -294,21 +289,21 @@ impl PyBalancedLoader {
     /// indexing found bad included.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let built = self.built().clone();
-        convert::skipped(py, &built.loader.get()?.skipped())
+        let running = self.running().clone();
+        convert::skipped(py, &running.loader.get()?.skipped())
     }
 
     /// Returns what every stage did since the last ``iter``: items, bytes, busy and waiting seconds, and the bottleneck.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let built = self.built().clone();
-        to_python(py, &built.loader.get()?.metrics())
+        let running = self.running().clone();
+        to_python(py, &running.loader.get()?.metrics())
     }
 
     /// Returns what preparing samples for the model did since the last ``iter``: counted and planned tokens, cut and
     /// dropped samples.
     fn prepare_report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let built = self.built().clone();
-        to_python(py, &built.loader.get()?.prepare_report())
+        let running = self.running().clone();
+        to_python(py, &running.loader.get()?.prepare_report())
     }
 
     fn __repr__(&self) -> String {
@@ -317,18 +312,17 @@ impl PyBalancedLoader {
 }
 
 impl PyBalancedLoader {
-    fn built(&self) -> MutexGuard<'_, Arc<Built>> {
-        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    fn running(&self) -> MutexGuard<'_, Arc<RunningLoader>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Steps of a `BalancedLoader`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepIterator {
-    built: Arc<Built>,
+    running: Arc<RunningLoader>,
     stream: Threaded<tokio::sync::Mutex<StepStream>>,
     delivery: Delivery,
-    is_one_device: bool,
 }
 
 #[pymethods]
@@ -341,12 +335,9 @@ impl StepIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let stream = self.stream.get()?;
         let next = runtime::wait(py, async { stream.lock().await.next().await })?;
-        let model = self.built.planner.model();
+        let model = self.running.planner.model();
         match next {
-            Some(step) => {
-                steps::step(py, step.map_err(Raised::from)?, model, (self.delivery, self.is_one_device))
-                    .map(Some)
-            }
+            Some(step) => steps::step(py, step.map_err(DflopError::from)?, model, self.delivery).map(Some),
             None => Ok(None),
         }
     }

@@ -6,7 +6,7 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::ModelSpec;
 use dflop_loader::balanced::BalancedLoaderBuilder;
 use dflop_loader::collate::Decode;
-use dflop_loader::index::TextCounts;
+use dflop_loader::index::TokenCounts;
 use dflop_loader::model_source::image_processor_of;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{CostFunction, Meet, StepPlanner, StepPlannerBuilder};
@@ -16,9 +16,9 @@ use dflop_loader::steps::Tail;
 use dflop_loader::transform::Transforms;
 use pyo3::prelude::*;
 
-use super::recipe::Recipe;
+use super::loader_config::LoaderConfig;
 use crate::dataset::Source;
-use crate::error::Raised;
+use crate::error::DflopError;
 use crate::image::AugmentSettings;
 use crate::model::ModelSettings;
 use crate::tokenizer::TokenizerSettings;
@@ -35,10 +35,10 @@ pub(super) struct PlanSettings {
     pub(super) dp_size: usize,
     /// Pipeline stages of every module; none where the modules share a device.
     pub(super) stages: Option<Vec<usize>>,
-    pub(super) ranks_meet: String,
+    pub(super) synchronize: String,
     pub(super) strategy: String,
     pub(super) caps: Caps,
-    pub(super) work: u64,
+    pub(super) search_effort: u64,
     pub(super) seed: u64,
     pub(super) tail: String,
     pub(super) shuffle: String,
@@ -58,9 +58,9 @@ pub(super) struct PrepareSettings {
     pub(super) pad_to_tokens: Option<u64>,
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
-    pub(super) has_counted_media: bool,
+    pub(super) skip_media_tensors: bool,
     /// Whether texts are counted for the plan where the dataset does not say; else they are estimated.
-    pub(super) counts: String,
+    pub(super) token_counts: String,
 }
 
 /// How samples are read.
@@ -88,22 +88,24 @@ pub(super) struct Settings {
 
 impl Settings {
     /// Opens the data and puts everything together.
-    pub(super) fn recipe<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<Recipe> {
+    pub(super) fn loader_config<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
         let Self { model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
         let pad_to_tokens = prepare.pad_to_tokens;
-        let is_exact = is_exact(&prepare.counts)?;
+        let is_exact = is_exact(&prepare.token_counts)?;
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
             let preparer = prepare.preparer(&model, &spec, layout)?;
-            Ok::<_, Raised>((model.cost_model()?, preparer))
+            Ok::<_, DflopError>((model.cost_model()?, preparer))
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
-            return Err(Raised::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into());
+            return Err(
+                DflopError::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into()
+            );
         }
-        let counts = preparer.as_ref().map_or(TextCounts::Estimated, |preparer| {
+        let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());
-            if is_exact { TextCounts::Of(counter) } else { TextCounts::IfPresent(counter) }
+            if is_exact { TokenCounts::Of(counter) } else { TokenCounts::IfPresent(counter) }
         });
         let mixture = data.mixture(py, &counts)?;
         let mut planner = plan.planner(StepPlanner::builder(mixture, cost_model))?;
@@ -111,26 +113,25 @@ impl Settings {
             planner = planner.pad_to_tokens(tokens, layout);
         }
         let settings = read.apply(plan.seed)?;
-        Ok(Recipe {
+        Ok(LoaderConfig {
             planner,
             preparer: preparer.map(Arc::new),
             settings,
             dp_rank: plan.dp_rank,
             accepts_changed_data: plan.accepts_changed_data,
-            is_one_device: plan.stages.is_none(),
         })
     }
 }
 
 impl PlanSettings {
-    fn planner(&self, builder: StepPlannerBuilder) -> Result<StepPlannerBuilder, Raised> {
+    fn planner(&self, builder: StepPlannerBuilder) -> Result<StepPlannerBuilder, DflopError> {
         let mut builder = builder
             .global_batch(self.global_batch_size)
             .dp_size(self.dp_size)
             .microbatches(self.microbatches)
             .strategy(strategy(&self.strategy)?)
             .caps(self.caps)
-            .work(self.work)
+            .work(self.search_effort)
             .seed(self.seed)
             .first_epoch(self.first_epoch)
             .tail(tail(&self.tail)?)
@@ -141,7 +142,7 @@ impl PlanSettings {
         if let Some(epochs) = self.epochs {
             builder = builder.epochs(epochs);
         }
-        let meet = meet(&self.ranks_meet)?;
+        let meet = synchronization(&self.synchronize)?;
         builder = match &self.stages {
             Some(stages) => builder.stages(stages.clone()),
             None => builder.one_device(meet),
@@ -152,19 +153,22 @@ impl PlanSettings {
         Ok(builder)
     }
 
-    fn shuffle(&self) -> Result<Shuffle, Raised> {
+    fn shuffle(&self) -> Result<Shuffle, DflopError> {
         let has_sizes = self.block_samples.is_some() || self.open_blocks.is_some();
         match self.shuffle.as_str() {
             "blocks" => Ok(Shuffle::Blocks {
                 block_samples: self.block_samples.unwrap_or(BLOCK_SAMPLES),
                 open_blocks: self.open_blocks.unwrap_or(OPEN_BLOCKS),
             }),
-            _ if has_sizes => {
-                Err(Raised::config("shuffle", "`block_samples` and `open_blocks` need `shuffle=\"blocks\"`"))
-            }
+            _ if has_sizes => Err(DflopError::config(
+                "shuffle",
+                "`block_samples` and `open_blocks` need `shuffle=\"blocks\"`",
+            )),
             "global" => Ok(Shuffle::Global),
             "none" => Ok(Shuffle::None),
-            name => Err(Raised::config("shuffle", format!("`{name}` is none of global, blocks and none"))),
+            name => {
+                Err(DflopError::config("shuffle", format!("`{name}` is none of global, blocks and none")))
+            }
         }
     }
 }
@@ -176,7 +180,7 @@ impl PrepareSettings {
         model: &ModelSettings,
         spec: &ModelSpec,
         layout: Layout,
-    ) -> Result<Option<Preparer>, Raised> {
+    ) -> Result<Option<Preparer>, DflopError> {
         let Some(builder) = self.tokenizer.or_of_model(&model.names)?.preparer(spec)? else {
             return Ok(None);
         };
@@ -187,7 +191,7 @@ impl PrepareSettings {
         if let Some(tokens) = self.sample_tokens_max {
             builder = builder.tokens_max(tokens);
         }
-        if self.has_counted_media {
+        if self.skip_media_tensors {
             builder = builder.counted_media();
         }
         Ok(Some(builder.build()?))
@@ -199,7 +203,7 @@ impl ReadSettings {
     fn apply(
         self,
         seed: u64,
-    ) -> Result<Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>, Raised> {
+    ) -> Result<Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>, DflopError> {
         let augment = self.augment.as_ref().map(|augment| augment.build(seed)).transpose()?;
         Ok(Box::new(move |builder| {
             let read = self.clone();
@@ -228,7 +232,7 @@ impl ReadSettings {
 }
 
 /// A strategy by its name; the comparison that looks at no cost has another one, too.
-pub(crate) fn strategy(name: &str) -> Result<Strategy, Raised> {
+pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     match name {
         "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
         "balanced" => Ok(Strategy::Search),
@@ -236,45 +240,48 @@ pub(crate) fn strategy(name: &str) -> Result<Strategy, Raised> {
     }
 }
 
-fn meet(name: &str) -> Result<Meet, Raised> {
+fn synchronization(name: &str) -> Result<Meet, DflopError> {
     match name {
         "step" => Ok(Meet::Step),
         "microbatch" => Ok(Meet::Microbatch),
-        _ => Err(Raised::config("ranks_meet", format!("`{name}` is neither step nor microbatch"))),
+        _ => Err(DflopError::config("synchronize", format!("`{name}` is neither step nor microbatch"))),
     }
 }
 
-fn tail(name: &str) -> Result<Tail, Raised> {
+fn tail(name: &str) -> Result<Tail, DflopError> {
     match name {
         "carry" => Ok(Tail::Carry),
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
-        _ => Err(Raised::config("tail", format!("`{name}` is none of carry, drop and short"))),
+        _ => Err(DflopError::config("tail", format!("`{name}` is none of carry, drop and short"))),
     }
 }
 
-fn is_exact(counts: &str) -> Result<bool, Raised> {
-    match counts {
+fn is_exact(token_counts: &str) -> Result<bool, DflopError> {
+    match token_counts {
         "exact" => Ok(true),
         "estimated" => Ok(false),
-        _ => Err(Raised::config("counts", format!("`{counts}` is neither exact nor estimated"))),
+        _ => Err(DflopError::config(
+            "token_counts",
+            format!("`{token_counts}` is neither exact nor estimated"),
+        )),
     }
 }
 
-fn layout(name: &str) -> Result<Layout, Raised> {
+fn layout(name: &str) -> Result<Layout, DflopError> {
     match name {
         "packed" => Ok(Layout::Packed),
         "padded" => Ok(Layout::Padded { side: PaddingSide::Right }),
         "padded_left" => Ok(Layout::Padded { side: PaddingSide::Left }),
-        _ => Err(Raised::config("layout", format!("`{name}` is none of packed, padded and padded_left"))),
+        _ => Err(DflopError::config("layout", format!("`{name}` is none of packed, padded and padded_left"))),
     }
 }
 
-fn long_sample(name: &str) -> Result<LongSample, Raised> {
+fn long_sample(name: &str) -> Result<LongSample, DflopError> {
     match name {
         "error" => Ok(LongSample::Error),
         "truncate" => Ok(LongSample::TruncateText),
         "drop" => Ok(LongSample::Drop),
-        _ => Err(Raised::config("long_sample", format!("`{name}` is none of error, truncate and drop"))),
+        _ => Err(DflopError::config("long_sample", format!("`{name}` is none of error, truncate and drop"))),
     }
 }

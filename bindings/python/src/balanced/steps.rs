@@ -8,21 +8,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::correction::Plan;
+use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
-use crate::storage::Owner;
 
-/// A step as `dflop.batches.Step`; `is_one_device` says whether modules run one after the other.
+/// A step as `dflop.batches.Step`.
 pub(super) fn step<'py>(
     py: Python<'py>,
     of: Step,
     model: &CostModel,
-    (delivery, is_one_device): (Delivery, bool),
+    delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
     let delivery = delivery.settled(py)?;
     let microbatches = PyList::empty(py);
     for one in of.microbatches {
-        microbatches.append(microbatch(py, one, model, (delivery, is_one_device))?)?;
+        microbatches.append(microbatch(py, one, model, delivery)?)?;
     }
     let plan = of.plan;
     let seconds = |ns: u64| ns as f64 / 1e9;
@@ -36,7 +36,7 @@ fn microbatch<'py>(
     py: Python<'py>,
     of: Microbatch,
     model: &CostModel,
-    (delivery, is_one_device): (Delivery, bool),
+    delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
     let Delivery { framework, is_decoded } = delivery;
     let made = class(py, "Microbatch")?.call0()?;
@@ -44,10 +44,7 @@ fn microbatch<'py>(
     made.setattr("target_tokens", of.target_tokens)?;
     made.setattr("planned_tokens", of.planned_tokens)?;
     made.setattr("padding_tokens", of.padding_tokens)?;
-    // One module after the other on a device, or each on its own.
-    let all_ns: u64 = of.module_ns.iter().sum();
-    let cost_seconds = if is_one_device { all_ns as f64 / 1e9 } else { of.cost_seconds() };
-    made.setattr("cost_seconds", cost_seconds)?;
+    made.setattr("cost_seconds", of.cost_seconds())?;
     made.setattr("module_seconds", module_seconds(py, model, &of.module_ns)?)?;
     made.setattr("loss_scale", of.loss_scale)?;
     made.setattr("loss_scale_sum", of.loss_scale_sum)?;

@@ -18,9 +18,9 @@ except ImportError as missing:
 class Tables(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        shards, model = Path(folder.name, "shards"), Path(folder.name, "model")
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        shards, model = Path(directory.name, "shards"), Path(directory.name, "model")
         dflop.example.write_shards(shards, samples=40, shards=3)
         dflop.example.write_model(model)
         cls.ds, cls.cost = dflop.Dataset(shards), dflop.CostModel(model)

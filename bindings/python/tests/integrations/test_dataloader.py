@@ -21,21 +21,21 @@ SETTINGS = {"batch_size": None, "num_workers": 0, "collate_fn": dflop.torch.keep
 
 class Batches(WithData):
     def stateful(self) -> StatefulDataLoader:
-        return StatefulDataLoader(dataloader.dataset_of(self.folder), **SETTINGS)
+        return StatefulDataLoader(dataloader.dataset_of(self.directory), **SETTINGS)
 
-    def test_an_epoch_has_every_sample_once_and_a_label_for_every_picture(self) -> None:
+    def test_an_epoch_has_every_sample_once_and_a_label_for_every_image(self) -> None:
         keys = []
-        for batch in DataLoader(dataloader.dataset_of(self.folder), **SETTINGS):
+        for batch in DataLoader(dataloader.dataset_of(self.directory), **SETTINGS):
             self.assertIsInstance(batch["image"], torch.Tensor)
-            pictures, labels = batch["image"], dataloader.labels_of(batch)
-            self.assertEqual((pictures.shape[1:], len(pictures)), ((3, 32, 32), len(labels)))
+            images, labels = batch["image"], dataloader.labels_of(batch)
+            self.assertEqual((images.shape[1:], len(images)), ((3, 32, 32), len(labels)))
             keys += batch.sample_keys
         self.assertEqual(sorted(keys), [f"{number:06}" for number in range(64)])
         self.assertNotEqual(keys, sorted(keys))
 
-    def test_pictures_show_their_class(self) -> None:
+    def test_images_show_their_class(self) -> None:
         # The color of an image is its class, bit by bit: images and labels belong together.
-        for batch in DataLoader(dataloader.dataset_of(self.folder), **SETTINGS):
+        for batch in DataLoader(dataloader.dataset_of(self.directory), **SETTINGS):
             brightness = batch["image"].amax((2, 3)) > 0
             bits = torch.stack([dataloader.labels_of(batch) >> bit & 1 for bit in range(3)], 1)
             self.assertTrue(torch.equal(brightness.long(), bits))

@@ -27,46 +27,46 @@ SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
 STRATEGIES = ("search", "data-blind")
 
 
-def rank_of_job(folder: Path) -> None:
+def rank_of_job(directory: Path) -> None:
     """What a rank does: gradients and losses of steps by strategy, and its microbatches with images."""
     ddp = example("ddp")
     dist.init_process_group("gloo")
     found = {}
     for strategy in STRATEGIES:
-        model = ddp.model_of(folder)
-        for step in ddp.loader_of(folder, **SETTINGS, strategy=strategy):
+        model = ddp.model_of(directory)
+        for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
             # Those without images last, with which the gradients of all are summed over the ranks.
             step.microbatches.sort(key=lambda one: "pixel_values" not in one)
             loss = ddp.backward(model, step)
-            pictures = [None] * dist.get_world_size()
-            dist.all_gather_object(pictures, ["pixel_values" in one for one in step.microbatches])
+            images = [None] * dist.get_world_size()
+            dist.all_gather_object(images, ["pixel_values" in one for one in step.microbatches])
             found[strategy, step.step] = {
                 "loss": loss,
                 "gradients": gradients_of(model),
-                "pictures": pictures,
+                "images": images,
                 "digest": step.digest,
             }
             model.zero_grad()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in ddp.loader_of(folder, **SETTINGS, strategy=strategy):
+        for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
             ddp.backward(model, step)
             optimizer.step()
             optimizer.zero_grad()
         found[strategy, "weights"] = {name: one.detach() for name, one in model.module.named_parameters()}
-    torch.save(found, folder / f"found-{dist.get_world_size()}-{dist.get_rank()}")
+    torch.save(found, directory / f"found-{dist.get_world_size()}-{dist.get_rank()}")
     dist.destroy_process_group()
 
 
-def cuts(folder: Path, strategy: str, dp_size: int, **settings: object) -> list[list[dflop.Step]]:
+def cuts(directory: Path, strategy: str, dp_size: int, **settings: object) -> list[list[dflop.Step]]:
     """Steps with the shares of all ranks."""
     loaders = [
         dflop.BalancedLoader(
-            folder / "shards",
-            model=folder / "model",
+            directory / "shards",
+            model=directory / "model",
             dp_rank=dp_rank,
             dp_size=dp_size,
             strategy=strategy,
-            arrays="torch",
+            array_type="torch",
             **SETTINGS | settings,
         )
         for dp_rank in range(dp_size)
@@ -80,13 +80,13 @@ class Ranks(WithData):
         super().setUpClass()
         cls.found = {}
         for ranks in (2, 3):
-            torchrun(__file__, cls.folder, ranks=ranks)
+            torchrun(__file__, cls.directory, ranks=ranks)
             for rank in range(ranks):
-                cls.found[ranks, rank] = torch.load(cls.folder / f"found-{ranks}-{rank}")
+                cls.found[ranks, rank] = torch.load(cls.directory / f"found-{ranks}-{rank}")
         # One process, each global batch in one pass, without DDP.
         pytorch = example("pytorch")
-        model = pytorch.model_of(cls.folder)
-        steps = list(pytorch.loader_of(cls.folder, **SETTINGS | {"microbatches": 1}))
+        model = pytorch.model_of(cls.directory)
+        steps = list(pytorch.loader_of(cls.directory, **SETTINGS | {"microbatches": 1}))
         cls.wanted = []
         for step in steps:
             cls.wanted.append((pytorch.backward(model, step), gradients_of(model)))
@@ -120,17 +120,17 @@ class Ranks(WithData):
                 for rank in range(ranks):
                     self.assertEqual(self.found[ranks, rank]["search", step]["digest"], balanced)
 
-    def test_microbatches_without_pictures_were_among_them(self) -> None:
+    def test_microbatches_without_images_were_among_them(self) -> None:
         """What the tests above are about has happened: of the last microbatches, some had no images."""
         steps = [found for place, found in _of_all(self.found) if place[1] != "weights"]
-        self.assertIn({True, False}, [{pictures[-1] for pictures in found["pictures"]} for found in steps])
+        self.assertIn({True, False}, [{images[-1] for images in found["images"]} for found in steps])
 
     def test_a_rank_waits_less_for_the_work_of_another(self) -> None:
         """Floating-point operations that PyTorch counts, of the rank that has most: what a step takes."""
-        model = example("pytorch").model_of(self.folder)
+        model = example("pytorch").model_of(self.directory)
         most, predicted = {}, {}
         for strategy in STRATEGIES:
-            steps = cuts(self.folder, strategy, 2)
+            steps = cuts(self.directory, strategy, 2)
             counted = [[_operations(model, share) for share in shares] for shares in steps]
             most[strategy] = sum(map(max, counted))
             predicted[strategy] = sum(shares[0].makespan_seconds for shares in steps)
@@ -138,10 +138,10 @@ class Ranks(WithData):
         self.assertLess(predicted["search"], 0.95 * predicted["data-blind"])
 
     def test_all_partitions_are_of_the_same_samples(self) -> None:
-        wanted = keys_of(cuts(self.folder, "search", 1)[step][0] for step in range(SETTINGS["steps"]))
+        wanted = keys_of(cuts(self.directory, "search", 1)[step][0] for step in range(SETTINGS["steps"]))
         for strategy in STRATEGIES:
             for dp_size in (2, 3):
-                for shares, keys in zip(cuts(self.folder, strategy, dp_size), wanted, strict=True):
+                for shares, keys in zip(cuts(self.directory, strategy, dp_size), wanted, strict=True):
                     self.assertEqual(set().union(*keys_of(shares)), keys)
 
     def test_the_example_starts_its_ranks_itself(self) -> None:

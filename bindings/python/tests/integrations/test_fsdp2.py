@@ -18,26 +18,26 @@ STRATEGIES = ("search", "data-blind")
 RANKS = 2
 
 
-def rank_of_job(folder: Path) -> None:
+def rank_of_job(directory: Path) -> None:
     """What a rank does: whole gradients of steps by strategy, and its microbatches with images."""
     fsdp2 = example("fsdp2")
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
-    model = fsdp2.model_of(folder)
+    model = fsdp2.model_of(directory)
     parts = {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}
     for strategy in STRATEGIES:
         settings = SETTINGS | {
             "strategy": strategy,
             "dp_rank": rank,
             "dp_size": RANKS,
-            "ranks_meet": "microbatch",
+            "synchronize": "microbatch",
         }
-        for step in dflop.BalancedLoader(folder / "shards", model=folder / "model", **settings):
+        for step in dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings):
             fsdp2.backward(model, step)
             gradients = {name: one.grad.full_tensor() for name, one in model.named_parameters()}
             found[strategy, step.step] = (gradients, ["pixel_values" in one for one in step.microbatches])
             model.zero_grad()
-    torch.save((parts, found), folder / f"found-{rank}")
+    torch.save((parts, found), directory / f"found-{rank}")
     dist.destroy_process_group()
 
 
@@ -45,13 +45,13 @@ class Ranks(WithData):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        torchrun(__file__, cls.folder, ranks=RANKS)
+        torchrun(__file__, cls.directory, ranks=RANKS)
         cls.parts, cls.found = zip(
-            *(torch.load(cls.folder / f"found-{rank}") for rank in range(RANKS)), strict=True
+            *(torch.load(cls.directory / f"found-{rank}") for rank in range(RANKS)), strict=True
         )
         pytorch = example("pytorch")
-        cls.model, cls.wanted = pytorch.model_of(cls.folder), []
-        for step in pytorch.loader_of(cls.folder, **SETTINGS | {"microbatches": 1}):
+        cls.model, cls.wanted = pytorch.model_of(cls.directory), []
+        for step in pytorch.loader_of(cls.directory, **SETTINGS | {"microbatches": 1}):
             pytorch.backward(cls.model, step)
             cls.wanted.append(gradients_of(cls.model))
             cls.model.zero_grad()
@@ -65,7 +65,7 @@ class Ranks(WithData):
                         named = {name.removeprefix("0."): one for name, one in gradients.items()}
                         self.assertLess(difference(named, wanted), 1e-4)
 
-    def test_microbatches_without_pictures_stood_beside_some_with(self) -> None:
+    def test_microbatches_without_images_stood_beside_some_with(self) -> None:
         """What the test above is about has happened: beside one with images stood one without."""
         beside = [
             set(places)

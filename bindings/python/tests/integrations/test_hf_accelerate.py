@@ -27,10 +27,10 @@ accelerator.end_training()
 
 class Processes(unittest.TestCase):
     def losses(self, *launch: str) -> tuple[int, list[float], list[float]]:
-        with tempfile.TemporaryDirectory() as folder:
-            with open(f"{folder}/program.py", "w") as program:
+        with tempfile.TemporaryDirectory() as directory:
+            with open(f"{directory}/program.py", "w") as program:
                 program.write(PROGRAM)
-            out = run(*launch, program.name, folder, ACCELERATE_USE_CPU="1")
+            out = run(*launch, program.name, directory, ACCELERATE_USE_CPU="1")
         (line,) = [line for line in out.splitlines() if line.startswith("LOSSES")]
         return json.loads(line.removeprefix("LOSSES"))
 

@@ -34,14 +34,14 @@ class TrainerRuns(unittest.TestCase):
         cls.example = load("hf_trainer")
 
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.out = folder.name
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.out = directory.name
 
     def by_hand(self, steps: int) -> list[float]:
         """Losses of plain SGD with the loader's own scales."""
-        model = self.example.FOLDER / "model"
-        ds = dflop.Dataset(self.example.FOLDER / "shards", tokenizer=model, model=model)
+        model = self.example.DIRECTORY / "model"
+        ds = dflop.Dataset(self.example.DIRECTORY / "shards", tokenizer=model, model=model)
         loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=2, steps=steps)
         torch.manual_seed(0)
         config = transformers.AutoConfig.from_pretrained(model)
@@ -78,9 +78,9 @@ class TrainerRuns(unittest.TestCase):
             self.example.train(self.out, max_steps=2, resume=f"{self.out}/checkpoint-1")
 
     def test_epochs_end_where_the_data_does(self) -> None:
-        before = self.example.FOLDER
-        self.addCleanup(setattr, self.example, "FOLDER", before)
-        self.example.FOLDER = dflop.example.folder(samples=48)
+        before = self.example.DIRECTORY
+        self.addCleanup(setattr, self.example, "DIRECTORY", before)
+        self.example.DIRECTORY = dflop.example.directory(samples=48)
         epochs = self.example.train(self.out, max_steps=-1, num_train_epochs=2, save_strategy="no")
         steps = self.example.train(self.out, max_steps=6, save_strategy="no")
         self.assertEqual((len(epochs), epochs), (6, steps))

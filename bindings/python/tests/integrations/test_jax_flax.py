@@ -31,12 +31,12 @@ class Training(unittest.TestCase):
         rows = [
             len(batch["image"])
             for batch in dflop.Loader(
-                self.example.FOLDER / "shards", batch_size=16, image=dflop.Image(size=16)
+                self.example.DIRECTORY / "shards", batch_size=16, image=dflop.Image(size=16)
             )
         ]
         self.assertGreater(len(set(rows)), 1)
         classifier = flax.nnx.Linear(3 * self.example.SIDE**2, 8, rngs=flax.nnx.Rngs(0))
-        losses = self.losses(classifier, self.example.pictures())
+        losses = self.losses(classifier, self.example.images())
         self.assertEqual((len(losses), len(self.example.COMPILED)), (len(rows), 1))
         self.assertLess(numpy.mean(losses[-4:]), 0.5 * numpy.mean(losses[:4]))
 
@@ -48,9 +48,9 @@ class Training(unittest.TestCase):
 
 class Memory(unittest.TestCase):
     def setUp(self) -> None:
-        self.shards = dflop.example.folder(samples=48) / "shards"
+        self.shards = dflop.example.directory(samples=48) / "shards"
 
-    def test_pictures_lie_where_the_loader_put_them(self) -> None:
+    def test_images_lie_where_the_loader_put_them(self) -> None:
         given = []
 
         def remembers(array, *arguments, take=jax.dlpack.from_dlpack, **settings):
@@ -58,23 +58,23 @@ class Memory(unittest.TestCase):
             return given[-1][1]
 
         with mock.patch("jax.dlpack.from_dlpack", remembers):
-            batches = list(dflop.Loader(self.shards, image=dflop.Image(size=32), batch_size=16, arrays="jax"))
+            batches = list(dflop.Loader(self.shards, image=dflop.Image(size=32), batch_size=16, array_type="jax"))
         self.assertEqual(len(given), len(batches))
         for batch, (address, array) in zip(batches, given, strict=True):
             self.assertIs(batch["image"], array)
             self.assertEqual((address % 64, array.unsafe_buffer_pointer()), (0, address))
 
     def test_arrays_hold_their_values_when_all_else_is_gone(self) -> None:
-        def pictures(arrays: str):
+        def images(array_type: str):
             return [
                 batch["image"]
                 for batch in dflop.Loader(
-                    self.shards, image=dflop.Image(size=16), batch_size=8, arrays=arrays
+                    self.shards, image=dflop.Image(size=16), batch_size=8, array_type=array_type
                 )
             ]
 
-        kept = pictures("jax")
-        for jax_array, array in zip(kept, pictures("numpy"), strict=True):
+        kept = images("jax")
+        for jax_array, array in zip(kept, images("numpy"), strict=True):
             numpy.testing.assert_array_equal(jax_array, array)
             self.assertIsInstance(jax_array, jax.Array)
 

@@ -29,13 +29,13 @@ class Fit(unittest.TestCase):
 
     def by_hand(self, steps: int) -> tuple[list[float], list[list[str]]]:
         """The same losses and samples without Lightning."""
-        folder = self.example.FOLDER
-        ds = dflop.Dataset(folder / "shards", tokenizer=folder / "model", model=folder / "model")
+        directory = self.example.DIRECTORY
+        ds = dflop.Dataset(directory / "shards", tokenizer=directory / "model", model=directory / "model")
         torch.manual_seed(0)
         module = self.example.Module()
         optimizer = module.configure_optimizers()
         loader = dflop.BalancedLoader(
-            ds, model=folder / "model", global_batch_size=32, microbatches=2, steps=steps
+            ds, model=directory / "model", global_batch_size=32, microbatches=2, steps=steps
         )
         losses, keys = [], []
         for step in loader:
@@ -50,14 +50,14 @@ class Fit(unittest.TestCase):
 
     def test_it_trains_as_a_token_true_loop_does_and_resumes_exactly(self) -> None:
         losses, keys = self.by_hand(5)
-        with tempfile.TemporaryDirectory() as folder:
-            whole = self.example.train(folder, steps=5)
+        with tempfile.TemporaryDirectory() as directory:
+            whole = self.example.train(directory, steps=5)
             self.assertEqual(whole.keys, keys)
             for loss, other in zip(whole.losses, losses, strict=True):
                 self.assertAlmostEqual(loss, other, delta=1e-4)
             # Three steps are an epoch: one checkpoint lies inside the first, the other inside the second.
             for saved in (2, 4):
-                resumed = self.example.train(folder, steps=5, resume=f"{folder}/step={saved}.ckpt")
+                resumed = self.example.train(directory, steps=5, resume=f"{directory}/step={saved}.ckpt")
                 self.assertEqual(resumed.keys, whole.keys[2 * saved :])
                 self.assertEqual(resumed.losses, whole.losses[2 * saved :])
 

@@ -85,8 +85,8 @@ class Protocol(unittest.TestCase):
                 self.assertTrue(torch.equal(next(former)["tokens"], next(later)["tokens"]))
 
     def test_a_validation_reads_its_split_once_and_begins_again(self) -> None:
-        model = self.example.FOLDER / "model"
-        ds = dflop.Dataset(self.example.FOLDER / "shards", split="valid", tokenizer=model, model=model)
+        model = self.example.DIRECTORY / "model"
+        ds = dflop.Dataset(self.example.DIRECTORY / "shards", split="valid", tokenizer=model, model=model)
         valid = self.example.data_iterators()[1]
         count = sum(1 for _ in valid.microbatches)
         keys = [key for mb in valid.microbatches for key in mb.sample_keys]

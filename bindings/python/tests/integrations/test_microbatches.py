@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 class OneByOne(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        folder = dflop.example.folder(samples=40)
-        cls.model = folder / "model"
-        cls.ds = dflop.Dataset(folder / "shards", tokenizer=cls.model, model=cls.model)
+        directory = dflop.example.directory(samples=40)
+        cls.model = directory / "model"
+        cls.ds = dflop.Dataset(directory / "shards", tokenizer=cls.model, model=cls.model)
 
     def microbatches(self) -> dflop.torch.Microbatches:
-        settings = {"global_batch_size": 16, "microbatches": 2, "arrays": "torch"}
+        settings = {"global_batch_size": 16, "microbatches": 2, "array_type": "torch"}
         return dflop.torch.Microbatches(dflop.BalancedLoader(self.ds, model=self.model, **settings), 2)
 
     def keys(self, batches, count: int | None = None) -> list[list[str]]:
@@ -64,8 +64,8 @@ class OneByOne(unittest.TestCase):
         self.assertIn("tensors=", repr(type(mb)({"a": 1})))
 
     def test_arrays_that_are_not_pytorchs_have_no_device(self) -> None:
-        loader = dflop.BalancedLoader(self.ds, model=self.model, global_batch_size=4, arrays="numpy")
-        with self.assertRaisesRegex(TypeError, 'arrays="torch"'):
+        loader = dflop.BalancedLoader(self.ds, model=self.model, global_batch_size=4, array_type="numpy")
+        with self.assertRaisesRegex(TypeError, 'array_type="torch"'):
             next(iter(loader)).microbatches[0].to("cpu")
 
     def test_packed_samples_do_not_see_each_other(self) -> None:

@@ -19,34 +19,34 @@ SETTINGS = {
     "microbatches": 4,
     "pad_to_tokens": TOKENS,
     "steps": 3,
-    "arrays": "torch",
+    "array_type": "torch",
     "stages": [1, 1],
 }
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 
 
-def steps_of(folder: Path, **settings: object) -> list[dflop.Step]:
-    return list(dflop.BalancedLoader(folder / "shards", model=folder / "model", **SETTINGS | settings))
+def steps_of(directory: Path, **settings: object) -> list[dflop.Step]:
+    return list(dflop.BalancedLoader(directory / "shards", model=directory / "model", **SETTINGS | settings))
 
 
-def rank_of_job(folder: Path) -> None:
+def rank_of_job(directory: Path) -> None:
     """What a stage does: gradients of its part and losses of steps, by schedule."""
     pipelining, pytorch = example("pipelining"), example("pytorch")
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
     for name, schedule_of in SCHEDULES.items():
-        model = pytorch.model_of(folder)
+        model = pytorch.model_of(directory)
         part = [pipelining.Vision, pipelining.Language][rank](model)
         stage = PipelineStage(part, rank, 2, torch.device("cpu"))
         schedule = schedule_of(stage, 4, loss_fn=pipelining.loss_of, scale_grads=False)
-        for step in steps_of(folder, counted_media=rank > 0):
+        for step in steps_of(directory, skip_media_tensors=rank > 0):
             loss = pipelining.backward(schedule, step, rank)
             gradients = {
                 key: one.grad.clone() for key, one in model.named_parameters() if one.grad is not None
             }
             found[name, step.step] = (loss, gradients, step.digest)
             model.zero_grad()
-    torch.save(found, folder / f"found-{rank}")
+    torch.save(found, directory / f"found-{rank}")
     dist.destroy_process_group()
 
 
@@ -54,14 +54,14 @@ class Stages(WithData):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        torchrun(__file__, cls.folder, ranks=2)
-        cls.found = [torch.load(cls.folder / f"found-{rank}") for rank in range(2)]
-        cls.steps = steps_of(cls.folder)
+        torchrun(__file__, cls.directory, ranks=2)
+        cls.found = [torch.load(cls.directory / f"found-{rank}") for rank in range(2)]
+        cls.steps = steps_of(cls.directory)
 
     def test_loss_and_gradients_are_those_without_a_pipeline(self) -> None:
         pytorch = example("pytorch")
-        model = pytorch.model_of(self.folder)
-        whole = list(pytorch.loader_of(self.folder, global_batch_size=12, microbatches=1, steps=3))
+        model = pytorch.model_of(self.directory)
+        whole = list(pytorch.loader_of(self.directory, global_batch_size=12, microbatches=1, steps=3))
         for step in whole:
             loss = pytorch.backward(model, step)
             wanted = gradients_of(model)
@@ -99,8 +99,8 @@ class Stages(WithData):
                 self.assertEqual(padding.tolist(), list(range(one.padding_tokens)))
 
     def test_padding_counts_in_the_cost(self) -> None:
-        longer = steps_of(self.folder, pad_to_tokens=2 * TOKENS)
-        plain = steps_of(self.folder, pad_to_tokens=None)
+        longer = steps_of(self.directory, pad_to_tokens=2 * TOKENS)
+        plain = steps_of(self.directory, pad_to_tokens=None)
         for one, more, none in zip(self.steps, longer, plain, strict=True):
             cost = [
                 sum(each.module_seconds["llm"] for each in step.microbatches) for step in (none, one, more)
@@ -110,8 +110,8 @@ class Stages(WithData):
     def test_too_many_tokens_are_an_error_before_the_step(self) -> None:
         for strategy in ("search", "data-blind"):
             loader = dflop.BalancedLoader(
-                self.folder / "shards",
-                model=self.folder / "model",
+                self.directory / "shards",
+                model=self.directory / "model",
                 strategy=strategy,
                 **SETTINGS | {"pad_to_tokens": 120},
             )
@@ -125,7 +125,7 @@ class Stages(WithData):
     def test_unequal_lengths_are_what_the_pipeline_refuses(self) -> None:
         """Without padding lengths differ, which is why there is a fixed length."""
         lengths = {
-            one["input_ids"].shape[1] for one in steps_of(self.folder, pad_to_tokens=None)[0].microbatches
+            one["input_ids"].shape[1] for one in steps_of(self.directory, pad_to_tokens=None)[0].microbatches
         }
         self.assertGreater(len(lengths), 1)
 

@@ -15,10 +15,10 @@ pytorch = example("pytorch")
 
 class Gradients(WithData):
     def steps(self, **settings: object) -> list[dflop.Step]:
-        return list(pytorch.loader_of(self.folder, **{"steps": 3, "global_batch_size": 12} | settings))
+        return list(pytorch.loader_of(self.directory, **{"steps": 3, "global_batch_size": 12} | settings))
 
     def gradients(self, step: dflop.Step) -> tuple[float, dict[str, torch.Tensor]]:
-        model = pytorch.model_of(self.folder)
+        model = pytorch.model_of(self.directory)
         return pytorch.backward(model, step), gradients_of(model)
 
     def test_a_balanced_step_has_the_gradient_of_its_global_batch_in_one_pass(self) -> None:
@@ -35,7 +35,7 @@ class Gradients(WithData):
 
     def test_the_loss_is_the_mean_over_all_target_tokens(self) -> None:
         (step,) = self.steps(steps=1, layout="padded")
-        model, summed, targets = pytorch.model_of(self.folder), 0.0, 0
+        model, summed, targets = pytorch.model_of(self.directory), 0.0, 0
         with torch.no_grad():
             for one in step.microbatches:
                 inputs = {name: value for name, value in one.items() if name != "labels"}
@@ -72,9 +72,9 @@ class Runs(WithData):
             return pytorch.train(model, optimizer, loader)
 
     def test_a_restored_run_has_the_very_losses_of_one_that_never_stopped(self) -> None:
-        model = pytorch.model_of(self.folder)
+        model = pytorch.model_of(self.directory)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        loader = pytorch.loader_of(self.folder, steps=3)
+        loader = pytorch.loader_of(self.directory, steps=3)
         self.losses(model, optimizer, loader)
         saved = io.BytesIO()
         state = {
@@ -88,18 +88,18 @@ class Runs(WithData):
 
         saved.seek(0)
         state = torch.load(saved)
-        other = pytorch.model_of(self.folder)
+        other = pytorch.model_of(self.directory)
         other.load_state_dict(state["model"])
         other_optimizer = torch.optim.AdamW(other.parameters(), lr=3e-3)
         other_optimizer.load_state_dict(state["optimizer"])
-        resumed = pytorch.loader_of(self.folder, steps=3)
+        resumed = pytorch.loader_of(self.directory, steps=3)
         resumed.load_state_dict(state["loader"])
         self.assertEqual(self.losses(other, other_optimizer, resumed), wanted)
 
     def test_a_run_that_is_left_in_the_middle_of_an_iteration_goes_on_behind_the_last_step(self) -> None:
-        loader = pytorch.loader_of(self.folder, steps=None)
+        loader = pytorch.loader_of(self.directory, steps=None)
         seen = [step.step for _, step in zip(range(3), loader, strict=False)]
-        resumed = pytorch.loader_of(self.folder, steps=None)
+        resumed = pytorch.loader_of(self.directory, steps=None)
         resumed.load_state_dict(loader.state_dict())
         self.assertEqual((seen, next(iter(resumed)).step), ([0, 1, 2], 3))
 

@@ -29,10 +29,10 @@ def same_process(function, items):
 class Tasks(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = Path(folder.name)
-        cls.shards, cls.source = cls.folder / "shards", cls.folder / "source"
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = Path(directory.name)
+        cls.shards, cls.source = cls.directory / "shards", cls.directory / "source"
         dflop.example.write_shards(cls.shards, samples=48, shards=4)
         for shard in sorted(cls.shards.glob("*.tar")):
             with tarfile.open(shard) as tar:
@@ -50,7 +50,7 @@ class Tasks(unittest.TestCase):
             cls.maps["ray"] = load("ray_offline").on_ray
 
     def index(self, name: str, **settings) -> bytes:
-        ds = dflop.Dataset(self.shards, index=self.folder / f"index-{name}")
+        ds = dflop.Dataset(self.shards, index=self.directory / f"index-{name}")
         made = dflop.index(ds, **settings)
         self.assertEqual((made["samples"], made["shards"], made["skipped"]), (48, 4, []))
         return Path(made["path"]).read_bytes()
@@ -74,15 +74,15 @@ class Tasks(unittest.TestCase):
         for name, spread in {"alone": None, **self.maps}.items():
             with self.subTest(name):
                 packed = dflop.pack(
-                    self.source, self.folder / f"packed-{name}", map=spread, tasks=3, shard_samples=10
+                    self.source, self.directory / f"packed-{name}", map=spread, tasks=3, shard_samples=10
                 )
                 self.assertEqual((packed["samples"], packed["skipped"]), (48, []))
                 self.assertEqual(self.contents(packed["shards"]), expected)
-                self.assertEqual(len(dflop.Dataset(self.folder / f"packed-{name}")), 48)
+                self.assertEqual(len(dflop.Dataset(self.directory / f"packed-{name}")), 48)
 
     def test_a_task_that_fails_gives_its_error(self) -> None:
         for name, spread in self.maps.items():
-            shards = self.folder / f"lost-{name}"
+            shards = self.directory / f"lost-{name}"
             shutil.copytree(self.shards, shards, ignore=shutil.ignore_patterns(".dflop"))
             ds = dflop.Dataset(shards)
             (shards / "002.tar").unlink()
@@ -91,7 +91,7 @@ class Tasks(unittest.TestCase):
             self.assertIsInstance(raised.exception, dflop.Error)
 
     def test_workers_may_see_the_shards_elsewhere(self) -> None:
-        elsewhere = self.folder / "mounts"
+        elsewhere = self.directory / "mounts"
         elsewhere.mkdir()
         shutil.copytree(self.shards, elsewhere / "shards")
         here, there = str(self.shards).encode(), str(elsewhere / "shards").encode()

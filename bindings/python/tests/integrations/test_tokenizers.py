@@ -18,25 +18,25 @@ import transformers
 class Tokenizers(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        cls.folder = dflop.example.folder(samples=32, shards=1)
+        cls.directory = dflop.example.directory(samples=32, shards=1)
         cls.expected = cls.ids(None)
 
     @classmethod
     def ids(cls, tokenizer: object) -> list[np.ndarray]:
-        settings = {"global_batch_size": 8, "steps": 2, "arrays": "numpy", "tokenizer": tokenizer}
-        loader = dflop.BalancedLoader(cls.folder / "shards", model=cls.folder / "model", **settings)
+        settings = {"global_batch_size": 8, "steps": 2, "array_type": "numpy", "tokenizer": tokenizer}
+        loader = dflop.BalancedLoader(cls.directory / "shards", model=cls.directory / "model", **settings)
         return [mb["input_ids"] for step in loader for mb in step.microbatches]
 
-    def test_a_file_and_a_folder_are_the_tokenizer_of_the_model(self) -> None:
-        for tokenizer in (self.folder / "model", self.folder / "model" / "tokenizer.json"):
+    def test_a_file_and_a_directory_are_the_tokenizer_of_the_model(self) -> None:
+        for tokenizer in (self.directory / "model", self.directory / "model" / "tokenizer.json"):
             np.testing.assert_equal(self.ids(tokenizer), self.expected)
 
     def test_a_tokenizer_of_transformers_is_taken_with_its_special_tokens(self) -> None:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder / "model")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.directory / "model")
         np.testing.assert_equal(self.ids(tokenizer), self.expected)
 
     def test_a_tokenizer_of_tokenizers_is_taken(self) -> None:
-        tokenizer = tokenizers.Tokenizer.from_file(str(self.folder / "model" / "tokenizer.json"))
+        tokenizer = tokenizers.Tokenizer.from_file(str(self.directory / "model" / "tokenizer.json"))
         np.testing.assert_equal(self.ids(tokenizer), self.expected)
 
     def test_what_is_no_tokenizer_is_refused(self) -> None:
@@ -49,10 +49,10 @@ class Tokenizers(unittest.TestCase):
             (checkpoint / "refs").mkdir(parents=True)
             (checkpoint / "refs" / "main").write_text("0123abc")
             (checkpoint / "snapshots").mkdir()
-            (checkpoint / "snapshots" / "0123abc").symlink_to(self.folder / "model")
+            (checkpoint / "snapshots" / "0123abc").symlink_to(self.directory / "model")
             code = f"""
 import dflop
-loader = dflop.BalancedLoader({str(self.folder / "shards")!r}, model="dflop/example", global_batch_size=8, steps=1)
+loader = dflop.BalancedLoader({str(self.directory / "shards")!r}, model="dflop/example", global_batch_size=8, steps=1)
 print(next(iter(loader)).microbatches[0]["input_ids"].shape[1])
 """
             found = subprocess.run(

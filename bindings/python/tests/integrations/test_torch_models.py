@@ -37,10 +37,10 @@ class HuggingFaceModules(unittest.TestCase):
     def measured(self, **settings) -> dflop.torch.Profile:
         profile = dflop.torch.profile(model="tiny", **settings, **QUICK)
         self.assertTrue(all(row.microseconds > 0 for row in profile.rows))
-        with tempfile.TemporaryDirectory() as folder:
-            paths = profile.write(folder)
+        with tempfile.TemporaryDirectory() as directory:
+            paths = profile.write(directory)
             self.assertEqual([path.name for path in paths], [f"tiny-{name}.csv" for name in profile.reports])
-            command("accuracy", "--profile", folder, "--observed", folder)
+            command("accuracy", "--profile", directory, "--observed", directory)
         return profile
 
     def llm(self) -> torch.nn.Module:
@@ -125,17 +125,17 @@ class HuggingFaceModules(unittest.TestCase):
         profile = dflop.torch.profile(
             llm=self.llm(), encoder=transformers.SiglipVisionModel(vision), model="tiny", **QUICK
         )
-        with tempfile.TemporaryDirectory() as folder:
-            profile.write(Path(folder, "profile"))
-            transformers.Qwen2Config(**TEXT).save_pretrained(f"{folder}/llm")
-            transformers.Qwen2Config(**{**TEXT, "hidden_size": 64}).save_pretrained(f"{folder}/other")
-            vision.save_pretrained(f"{folder}/vision")
-            Path(folder, "shapes.csv").write_text("tiles,seq_len\n1,100\n2,60\n1,30\n1,77\n")
+        with tempfile.TemporaryDirectory() as directory:
+            profile.write(Path(directory, "profile"))
+            transformers.Qwen2Config(**TEXT).save_pretrained(f"{directory}/llm")
+            transformers.Qwen2Config(**{**TEXT, "hidden_size": 64}).save_pretrained(f"{directory}/other")
+            vision.save_pretrained(f"{directory}/vision")
+            Path(directory, "shapes.csv").write_text("tiles,seq_len\n1,100\n2,60\n1,30\n1,77\n")
 
             def simulate(llm: str) -> str:
-                models = ["--model", f"{folder}/{llm}", "--model", f"{folder}/vision"]
-                cluster = ["--gpus", "2", "--global-batch", "4", "--shapes", f"{folder}/shapes.csv"]
-                return command("simulate", *models, *cluster, "--profile", f"{folder}/profile")
+                models = ["--model", f"{directory}/{llm}", "--model", f"{directory}/vision"]
+                cluster = ["--gpus", "2", "--global-batch", "4", "--shapes", f"{directory}/shapes.csv"]
+                return command("simulate", *models, *cluster, "--profile", f"{directory}/profile")
 
             self.assertIn("(measured)", simulate("llm"))
             with self.assertRaisesRegex(AssertionError, "lacks module llm of hidden=64.*hidden=32"):

@@ -173,17 +173,17 @@ class Curves(unittest.TestCase):
                 # Rust counts whole rows of two layers: attention of both.
                 time += 2 * batch * prediction._attention[at].at(length)
                 observed.append(Row("llm", "whole", phase, 1, 2, batch, length, time))
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             for name, some in (("profile", rows), ("observed", observed)):
-                Path(folder, f"{name}.csv").write_text(to_csv(some, {"device": "abacus"}, {}, "m"))
+                Path(directory, f"{name}.csv").write_text(to_csv(some, {"device": "abacus"}, {}, "m"))
             found = json.loads(
                 command(
                     "accuracy",
                     "--json",
                     "--profile",
-                    f"{folder}/profile.csv",
+                    f"{directory}/profile.csv",
                     "--observed",
-                    f"{folder}/observed.csv",
+                    f"{directory}/observed.csv",
                 )
             )
         self.assertEqual(found["unpredicted"], [])
@@ -248,11 +248,11 @@ class Profiles(unittest.TestCase):
 
         slope = (linear(cut, 4, 512) - linear(cut, 2, 512)) / 2
         self.assertAlmostEqual(linear(cut, 2, 512) + 4 * slope, linear(whole, 6, 512), delta=2.0)
-        with tempfile.TemporaryDirectory() as folder:
-            cut.write(folder)
-            (observed,) = whole.write(Path(folder, "whole"))
+        with tempfile.TemporaryDirectory() as directory:
+            cut.write(directory)
+            (observed,) = whole.write(Path(directory, "whole"))
             found = json.loads(
-                command("accuracy", "--json", "--profile", folder, "--observed", str(observed))
+                command("accuracy", "--json", "--profile", directory, "--observed", str(observed))
             )
         parts = {(part["part"], part["phase"]): part["errors"] for part in found["modules"][0]["parts"]}
         self.assertLess(parts["linear", "forward"]["max"], 0.01)
@@ -368,25 +368,25 @@ class Profiles(unittest.TestCase):
         self.assertTrue(all(set(draw(Sequences.items(49), 1000, dice)) == {49} for _ in range(9)))
 
 
-def slow_rank(index: int, size: int, folder: str) -> None:
+def slow_rank(index: int, size: int, directory: str) -> None:
     """A rank of a tensor-parallel group, the second one twice as slow; what it measured is left in a file."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=index, world_size=size
+        "gloo", init_method=f"file://{directory}/meet", rank=index, world_size=size
     )
     clock = FakeClock()
     model = FakeModel(clock, linear=3.0 * (1 + index))
     profile = fake_profile(clock, model, tokens_max=512, tp_group=torch.distributed.group.WORLD)
     torch.distributed.destroy_process_group()
-    (path,) = profile.write(folder if index == 0 else Path(folder, "second"))
+    (path,) = profile.write(directory if index == 0 else Path(directory, "second"))
     assert path.name == "fake-llm-tp2.csv", path
 
 
 class Groups(unittest.TestCase):
     def test_all_ranks_of_a_group_measure_the_same_which_is_the_slowest(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(slow_rank, args=(2, folder), nprocs=2)
-            first, second = (Path(folder, place, "fake-llm-tp2.csv").read_text() for place in ("", "second"))
+        with tempfile.TemporaryDirectory() as directory:
+            torch.multiprocessing.spawn(slow_rank, args=(2, directory), nprocs=2)
+            first, second = (Path(directory, place, "fake-llm-tp2.csv").read_text() for place in ("", "second"))
         self.assertEqual(first, second)
         clock = FakeClock()
         alone = fake_profile(clock, FakeModel(clock, linear=6.0), tokens_max=512)

@@ -82,13 +82,13 @@ class Model(nn.Module):
         self.encoder, self.llm, self.clock = Stage(clock, **encoder), Stage(clock), clock
         self.projector = nn.Linear(4, 4)
 
-    def forward(self, pictures, tokens):
+    def forward(self, images, tokens):
         rows = torch.zeros(tokens, 4)
-        if pictures:
+        if images:
             rows = (
                 rows
                 + Work.apply(
-                    self.projector(self.encoder(torch.ones(pictures, 4))["rows"]), self.clock, 100.0
+                    self.projector(self.encoder(torch.ones(images, 4))["rows"]), self.clock, 100.0
                 ).sum()
             )
         return self.llm(rows=rows)["rows"].sum()
@@ -96,10 +96,10 @@ class Model(nn.Module):
 
 def train(model: Model, timer: dflop.torch.StageTimer, steps, is_marked: bool = False) -> None:
     for number, microbatches in enumerate(steps):
-        for index, (pictures, tokens) in enumerate(microbatches):
+        for index, (images, tokens) in enumerate(microbatches):
             if is_marked:
                 timer.microbatch(index)
-            model(pictures, tokens).backward()
+            model(images, tokens).backward()
         timer.step(Step(number, list(microbatches)))
 
 
@@ -149,7 +149,7 @@ class StageTimes(unittest.TestCase):
         train(model, timer, [[(1, 1), (2, 1)]])
         self.assertEqual(loader.reports[0][1], {"vision": [[1.0, 2.0]], "llm": [[3.0, 3.0]]})
 
-    def test_microbatches_without_pictures_need_to_be_said(self) -> None:
+    def test_microbatches_without_images_need_to_be_said(self) -> None:
         clock = FakeClock()
         model = Model(clock)
         loader, timer = timed(clock, model)
@@ -209,10 +209,10 @@ class StageTimes(unittest.TestCase):
             dflop.torch.StageTimer(Loader(), llm=nn.Linear(1, 1), group=object())
 
 
-def rank(index: int, size: int, folder: str) -> None:
+def rank(index: int, size: int, directory: str) -> None:
     """A data-parallel rank; what it reports is left in a file."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=index, world_size=size)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=index, world_size=size)
     clock = FakeClock()
     model = Model(clock)
     loader, timer = timed(clock, model)
@@ -223,14 +223,14 @@ def rank(index: int, size: int, folder: str) -> None:
     except ValueError as error:
         refused = str(error)
     dist.destroy_process_group()
-    Path(folder, str(index)).write_text(f"{loader.reports}\n{refused}\n", encoding="utf-8")
+    Path(directory, str(index)).write_text(f"{loader.reports}\n{refused}\n", encoding="utf-8")
 
 
 class Ranks(unittest.TestCase):
     def test_all_ranks_report_the_times_of_all(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(rank, args=(2, folder), nprocs=2)
-            found = [Path(folder, str(index)).read_text(encoding="utf-8").splitlines() for index in range(2)]
+        with tempfile.TemporaryDirectory() as directory:
+            torch.multiprocessing.spawn(rank, args=(2, directory), nprocs=2)
+            found = [Path(directory, str(index)).read_text(encoding="utf-8").splitlines() for index in range(2)]
         wanted = [(0, {"vision": [[3.0, 9.0], [6.0, 9.0]], "llm": [[6.0, 12.0], [6.0, 15.0]]})]
         for reports, refused in found:
             self.assertEqual(reports, repr(wanted))
@@ -249,11 +249,11 @@ class Told:
 
 class RealLoader(unittest.TestCase):
     def test_the_balanced_loader_learns_from_what_it_is_told(self) -> None:
-        folder = dflop.example.folder(samples=64)
-        config = Qwen2VLConfig.from_pretrained(folder / "model")
+        directory = dflop.example.directory(samples=64)
+        config = Qwen2VLConfig.from_pretrained(directory / "model")
         model = Qwen2VLForConditionalGeneration(config)
         settings = {"global_batch_size": 8, "microbatches": 2, "device": "cpu", "correction_interval": 2}
-        loader = dflop.BalancedLoader(folder / "shards", model=folder / "model", steps=4, **settings)
+        loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", steps=4, **settings)
         told = Told(loader)
         with dflop.torch.StageTimer(
             told, encoder=model.model.visual, llm=model.model.language_model

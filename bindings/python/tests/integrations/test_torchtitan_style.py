@@ -54,7 +54,7 @@ class Protocol(unittest.TestCase):
 
     def test_losses_are_those_of_the_model_itself(self) -> None:
         torch.manual_seed(0)
-        config = transformers.AutoConfig.from_pretrained(self.example.FOLDER / "model")
+        config = transformers.AutoConfig.from_pretrained(self.example.DIRECTORY / "model")
         model = transformers.AutoModelForImageTextToText.from_config(config)
         idle = torch.optim.SGD(model.parameters(), lr=0.0)
         loss = sum(self.example.train_step(model, idle, iter(self.example.BalancedDataLoader())))
@@ -67,14 +67,14 @@ class Protocol(unittest.TestCase):
         iterator = iter(former)
         for _ in range(4):
             next(iterator)
-        with tempfile.TemporaryDirectory() as folder:
-            dcp.save({"dataloader": former}, checkpoint_id=folder)
+        with tempfile.TemporaryDirectory() as directory:
+            dcp.save({"dataloader": former}, checkpoint_id=directory)
             expected = [next(iterator)[0]["input"] for _ in range(4)]
             resumed = self.example.BalancedDataLoader()
-            dcp.load({"dataloader": resumed}, checkpoint_id=folder)
+            dcp.load({"dataloader": resumed}, checkpoint_id=directory)
             ranks = [self.example.BalancedDataLoader(dp_rank=rank, dp_world_size=2) for rank in range(2)]
             for rank in ranks:
-                dcp.load({"dataloader": rank}, checkpoint_id=folder)
+                dcp.load({"dataloader": rank}, checkpoint_id=directory)
         later = iter(resumed)
         self.assertTrue(all(torch.equal(next(later)[0]["input"], ids) for ids in expected))
         tokens = sum(

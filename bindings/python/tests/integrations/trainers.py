@@ -73,11 +73,11 @@ class WithData(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         torch.set_num_threads(1)
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = Path(folder.name)
-        made_up.write_shards(cls.folder / "shards", samples=64, shards=2)
-        made_up.write_model(cls.folder / "model")
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = Path(directory.name)
+        made_up.write_shards(cls.directory / "shards", samples=64, shards=2)
+        made_up.write_model(cls.directory / "model")
 
 
 def keys_of(steps: Iterable[Step]) -> list[set[str]]:

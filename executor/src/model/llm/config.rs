@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use serde_json::Value;
 
@@ -85,7 +85,7 @@ impl LlmConfig {
         let documents = Documents { config: document.clone(), ..Documents::default() };
         let top = ConfigFields::of(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
-        let Some(mut spec) = ModelPart::from_hugging_face(&documents)?.llm else {
+        let Some(mut spec) = PartialModelSpec::from_hugging_face(&documents)?.llm else {
             return Err(top.refused("model_type", format!("= \"{model_type}\" is no language model's")));
         };
         let text = if top.has("text_config") { top.child("text_config") } else { top.clone() };

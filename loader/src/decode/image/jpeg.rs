@@ -1,6 +1,6 @@
-//! JPEG to RGB, strict about data that end too early.
+//! Decodes JPEG to RGB and rejects data that end too early.
 //!
-//! Colors follow Pillow's `convert("RGB")`: gray is repeated, CMYK is taken to be stored inverted, as
+//! Colors follow Pillow's `convert("RGB")`: gray is repeated, CMYK is assumed to be stored inverted, as
 //! Photoshop does, three components with an Adobe transform of 0 are RGB.
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ const FORMAT: &str = "jpeg";
 /// Low byte of the frame marker of a progressive JPEG.
 const PROGRESSIVE: u8 = 0xC2;
 
-/// Decodes the stored image, not turned, into `image`; reduced where libjpeg-turbo decodes it.
+/// Decodes the stored image, without its orientation, into `image`; possibly reduced with libjpeg-turbo.
 pub(super) fn decode_into(
     bytes: &[u8],
     reduction: Reduction,
@@ -69,7 +69,7 @@ fn decode_in_full(
     }
     let length = width * height * plan.decoded_as().num_components();
     if !is_strict {
-        // A scan that breaks off leaves pixels unwritten; they must not show the previous image.
+        // An incomplete scan leaves pixels unwritten; they must not show the previous image.
         image.pixels.clear();
     }
     image.pixels.resize(length, 0);
@@ -84,7 +84,7 @@ fn decode_in_full(
     }
 }
 
-/// Decodes as a build without libjpeg-turbo does, to compare.
+/// Decodes without libjpeg-turbo, for comparison in tests.
 #[cfg(all(test, feature = "turbojpeg"))]
 pub(super) fn decode_by_zune(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     let header = read_jpeg_header(bytes)?;
@@ -93,12 +93,12 @@ pub(super) fn decode_by_zune(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     Ok(image)
 }
 
-/// How to get from the stored components to RGB.
+/// Conversion from the stored components to RGB.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ColorPlan {
-    /// The decoder converts.
+    /// The decoder converts to RGB.
     Decoder,
-    /// RGB that the decoder would take for CMYK: told that it is YCbCr and asked for YCbCr, it copies.
+    /// RGB that the decoder would take for CMYK; if it is to read and to write YCbCr, it copies the values.
     StoredRgb,
 }
 
@@ -136,7 +136,7 @@ impl ColorPlan {
     }
 }
 
-/// Checks what the decoder will allocate: its output, and all coefficients of a progressive image.
+/// Checks the decoder's allocations: its output, and all coefficients of a progressive image.
 fn check_allocation(header: &JpegHeader, plan: ColorPlan, limits: &ImageLimits) -> Result<(), DecodeError> {
     const COEFFICIENT_BYTES: u64 = 2;
     let pixels = u64::from(header.width) * u64::from(header.height);

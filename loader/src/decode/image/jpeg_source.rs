@@ -1,11 +1,11 @@
 //! Feeds a JPEG to the decoder and watches how its entropy-coded data end.
 //!
-//! The decoder fills missing data with zero bits and calls the image complete, so a JPEG that was cut
-//! decodes without an error. What it reads tells the truth: a complete baseline scan is used up within 8
-//! bytes of its end marker, because the decoder's bit buffer holds 64 bits. In place of the end marker this
-//! source therefore first serves 9 bytes of padding. A decoder that wants more than the padding has run out
-//! of data; one that looks for a marker instead gets the end marker at once, and if it skipped more than a few
-//! bytes to find it, it lost its place in damaged data.
+//! The decoder fills missing data with zero bits and reports a complete image, so a truncated JPEG decodes
+//! without an error. Its reads reveal the truncation: a complete baseline scan is consumed within 8 bytes of
+//! its end marker, because the decoder's bit buffer holds 64 bits. Instead of the end marker this source
+//! therefore first serves 9 bytes of padding. A decoder that reads beyond the padding has run out of data.
+//! One that looks for a marker instead gets the end marker immediately; if it skipped more than a few bytes
+//! to find it, it lost its position in damaged data.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,23 +16,23 @@ use crate::decode::DecodeError;
 
 const PADDING_BYTES: u8 = 9;
 const END_OF_IMAGE: u8 = 0xD9;
-/// Bytes between the scan and the end marker that some writers leave there.
+/// Bytes between the scan and the end marker that some writers insert.
 const SURPLUS_BYTES_MAX: usize = 4;
 
-/// How the entropy-coded data ended.
+/// How the entropy-coded data end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// No end marker was read.
     Unseen,
-    /// The decoder found the end marker when it was done.
+    /// The decoder found the end marker when it had finished.
     Reached,
-    /// The decoder wanted data beyond the end marker.
+    /// The decoder read beyond the end marker.
     Overrun,
-    /// The decoder was done long before the end marker: it lost its place.
+    /// The decoder finished long before the end marker: it lost its position.
     Surplus,
 }
 
-/// What a [`JpegSource`] saw; shared with it because the decoder owns the source.
+/// Observations of a [`JpegSource`]; shared with it because the decoder owns the source.
 pub(super) struct EndTrace {
     end: Cell<End>,
     is_padded: Cell<bool>,
@@ -43,16 +43,16 @@ impl EndTrace {
         Self { end: Cell::new(End::Unseen), is_padded: Cell::new(false) }
     }
 
-    /// Watches for overrun from now on: to be called before the scans of a baseline JPEG are decoded.
+    /// Starts to watch for overrun; must be called before the scans of a baseline JPEG are decoded.
     ///
-    /// A progressive decoder insists on meeting the marker behind each scan early, so it is not padded; only
-    /// a missing end marker is seen.
+    /// A progressive decoder must find the marker after each scan early, so its data are not padded and only
+    /// a missing end marker is detected.
     pub(super) fn watch_overrun(&self) {
         self.is_padded.set(true);
     }
 
-    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker just when it
-    /// had all the data it wanted.
+    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker exactly
+    /// when it had all the data it wanted.
     ///
     /// - `bytes`: length of the file
     pub(super) fn verdict(&self, bytes: usize) -> Result<(), DecodeError> {
@@ -70,13 +70,13 @@ impl EndTrace {
     }
 }
 
-/// A cursor over the bytes of one JPEG.
+/// Cursor over the bytes of one JPEG.
 pub(super) struct JpegSource<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// Bytes of padding still to be served, while it is being served.
+    /// Bytes of padding still to be served; `None` while no padding is served.
     padding_left: Option<u8>,
-    /// Where the decoder began to look for a marker byte by byte, and where it will go on.
+    /// Range of a byte-by-byte search for a marker: its start, and the next byte it will read.
     search: Range<usize>,
     trace: &'a EndTrace,
 }
@@ -91,7 +91,7 @@ impl<'a> JpegSource<'a> {
         self.bytes.get(start..self.position) == Some(&[0xFF, END_OF_IMAGE])
     }
 
-    /// Answers a read of the decoder's bit buffer that met the end marker: a stuffed `FF`, then padding.
+    /// Serves the end marker to a read of the decoder's bit buffer: a stuffed `FF`, then padding.
     #[cold]
     fn start_padding(&mut self) -> u8 {
         if self.trace.is_padded.get() && self.trace.end.get() == End::Unseen {
@@ -122,7 +122,7 @@ impl<'a> JpegSource<'a> {
         }
     }
 
-    /// Notes a byte that was read on its own, as the decoder does when it looks for the next marker.
+    /// Records a byte that was read alone, as the decoder does when it looks for the next marker.
     fn searched(&mut self, byte: u8) {
         if self.search.end != self.position - 1 {
             self.search.start = self.position - 1;
@@ -154,7 +154,7 @@ impl ZByteReaderTrait for JpegSource<'_> {
     fn read_exact_bytes(&mut self, buf: &mut [u8]) -> Result<(), ZByteIoError> {
         if self.padding_left.is_some() {
             if buf.len() > 1 {
-                // The bit buffer's read of four bytes at once: make it read them one by one.
+                // The bit buffer reads four bytes at a time; failing this makes it read them one by one.
                 return Err(ZByteIoError::NotEnoughBytes(0, buf.len()));
             }
             self.stop_padding();
@@ -195,7 +195,7 @@ impl ZByteReaderTrait for JpegSource<'_> {
             ZSeekFrom::End(offset) => self.bytes.len().checked_add_signed(offset as isize),
             ZSeekFrom::Current(offset) => self.position.checked_add_signed(offset as isize),
         };
-        self.position = target.ok_or(ZByteIoError::SeekError("seek to before the first byte"))?;
+        self.position = target.ok_or(ZByteIoError::SeekError("seek before the first byte"))?;
         Ok(self.position as u64)
     }
 

@@ -1,9 +1,9 @@
-//! JPEG to RGB through libjpeg-turbo, as strict as the pure Rust decoder.
+//! Decodes JPEG to RGB through libjpeg-turbo, as strictly as the pure Rust decoder.
 //!
-//! libjpeg fills in what is missing and only warns; here every warning about coded data is an error. Where a
-//! warning says nothing about pixels (an unknown JFIF revision, stray bytes between header segments), or where
-//! colors are converted in another way (CMYK, RGB by the Adobe segment), the image is left to
-//! [`super::jpeg`]'s own path, so that both builds accept and refuse the same files.
+//! libjpeg fills in missing data and only warns; here every warning about coded data is an error. If a
+//! warning does not concern pixels (an unknown JFIF revision, stray bytes between header segments), or if
+//! colors are converted differently (CMYK, RGB by the Adobe segment), [`super::jpeg`] decodes the image, so
+//! that both builds accept and reject the same files.
 
 use std::cell::RefCell;
 
@@ -14,17 +14,17 @@ use crate::decode::DecodeError;
 use crate::probe::JpegHeader;
 
 const FORMAT: &str = "jpeg";
-/// Bytes between the scan and the end marker that some writers leave there.
+/// Bytes between the scan and the end marker that some writers insert.
 const SURPLUS_BYTES_MAX: u64 = 4;
 /// Components of CMYK and YCCK.
 const CMYK_COMPONENTS: u8 = 4;
 
 thread_local! {
-    /// One decoder a thread, because its tables and buffers are used again.
+    /// One decoder per thread, which reuses its tables and buffers.
     static DECODER: RefCell<Option<Decompressor>> = const { RefCell::new(None) };
 }
 
-/// Decodes the stored image into `image`, reduced on the way; `None` if the other decoder has to judge it.
+/// Decodes the stored image into `image`, possibly reduced; `None` if the other decoder has to decide.
 pub(super) fn decode_into(
     bytes: &[u8],
     header: &JpegHeader,
@@ -64,7 +64,7 @@ fn run(
     decoder.decompress(bytes, Image { pixels, width, pitch: 3 * width, height, format: PixelFormat::RGB })
 }
 
-/// What the first warning, or the error, means; only the first is reported.
+/// Interprets the first warning or the error; libjpeg-turbo reports only the first.
 fn verdict(message: &str, bytes: usize) -> Option<Result<(), DecodeError>> {
     if message.to_ascii_lowercase().contains("premature end") {
         return Some(Err(DecodeError::truncated(FORMAT, bytes)));
@@ -78,7 +78,8 @@ fn verdict(message: &str, bytes: usize) -> Option<Result<(), DecodeError>> {
     is_damage.then(|| Err(DecodeError::codec(FORMAT, message.to_owned())))
 }
 
-/// Bytes that were skipped before the end marker. This warning comes last, so if it came first all was well before.
+/// Returns the bytes skipped before the end marker; this warning comes last, so as the first it is the only
+/// one.
 fn surplus_bytes(message: &str) -> Option<u64> {
     let (before, _) = message.split_once(" extraneous bytes before marker 0xd9")?;
     before.rsplit(' ').next()?.parse().ok()
@@ -110,7 +111,7 @@ mod tests {
         }
     }
 
-    /// Mean and largest difference of two images, of 255.
+    /// Returns the mean and the largest difference of two images, out of 255.
     fn difference(left: &RgbImage, right: &RgbImage) -> (f64, u8) {
         assert_eq!((left.width, left.height), (right.width, right.height));
         let differences = left.pixels.iter().zip(&right.pixels).map(|(left, right)| left.abs_diff(*right));
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn real_images_are_accepted_and_refused_alike_and_look_alike() {
-        /// Larger ones take long and show nothing new.
+        /// Largest file compared; larger ones take long and test nothing new.
         const FILE_BYTES_MAX: usize = 200 << 10;
         for (path, bytes) in crate::decode::tests::shared_files("jpg") {
             if !bytes.starts_with(&[0xFF, 0xD8]) || bytes.len() > FILE_BYTES_MAX {

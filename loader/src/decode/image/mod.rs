@@ -1,8 +1,7 @@
-//! Images to 8-bit RGB.
+//! Decodes images to 8-bit RGB.
 //!
 //! The format is recognized by content. Size limits are checked against the header before pixels are
-//! allocated; the orientation comes from the same header walk as the shape of [`crate::probe`], so both
-//! agree.
+//! allocated; the orientation comes from the same header as the shape in [`crate::probe`], so both agree.
 
 mod jpeg;
 mod jpeg_source;
@@ -19,7 +18,7 @@ use crate::probe::{ImageFormat, ImageHeader, image_header};
 
 pub(super) use self::reduction::Reduction;
 
-/// A decoded image.
+/// Decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RgbImage {
     /// Columns.
@@ -28,7 +27,7 @@ pub struct RgbImage {
     pub height: u32,
     /// `[height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
-    /// Whether the file ended too early or lost its place, so that part of the image is made up; lenient
+    /// Whether the file ended too early or lost its position, so that some pixels are invented; lenient
     /// decoding only.
     pub is_truncated: bool,
 }
@@ -57,10 +56,10 @@ pub fn decode_rgb(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, Decode
 
 /// Decodes an image to RGB into `image`, whose pixel buffer is reused.
 ///
-/// After an error the content of `image` means nothing.
+/// After an error the content of `image` is unspecified.
 ///
 /// # Errors
-/// As [`decode_rgb`].
+/// See [`decode_rgb`].
 pub fn decode_rgb_into(bytes: &[u8], limits: &ImageLimits, image: &mut RgbImage) -> Result<(), DecodeError> {
     let header = stored_header(bytes, limits)?;
     decode_stored_into(bytes, &header, Reduction::NONE, limits, image)?;
@@ -71,7 +70,7 @@ pub fn decode_rgb_into(bytes: &[u8], limits: &ImageLimits, image: &mut RgbImage)
     Ok(())
 }
 
-/// Reads the header and checks the size; the orientation is the one to apply.
+/// Reads the header and checks the size; returns the orientation to apply, if any.
 pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
     let header = image_header(bytes)?;
     check_pixels(header.format, header.stored.width, header.stored.height, limits)?;
@@ -80,7 +79,7 @@ pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageH
     Ok(ImageHeader { orientation, ..header })
 }
 
-/// Decodes the image as stored. It may come reduced, by `reduction` at most.
+/// Decodes the image as stored, possibly reduced by up to `reduction`.
 pub(super) fn decode_stored_into(
     bytes: &[u8],
     header: &ImageHeader,
@@ -107,7 +106,7 @@ fn check_pixels(
 fn turn(image: &mut RgbImage, orientation: Orientation) {
     let pixels = std::mem::take(&mut image.pixels);
     let Some(buffer) = image::RgbImage::from_raw(image.width, image.height, pixels) else {
-        unreachable!("decoders fill width x height x 3 bytes")
+        unreachable!("every decoder fills width x height x 3 bytes")
     };
     let mut turned = image::DynamicImage::ImageRgb8(buffer);
     turned.apply_orientation(orientation);

@@ -1,8 +1,8 @@
-//! PNG, WebP, GIF, BMP and TIFF to RGB.
+//! Decodes PNG, WebP, GIF, BMP and TIFF to RGB.
 //!
-//! Of an animation the first frame is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
-//! alpha is dropped without blending, as Pillow's `convert("RGB")` does. PNG checksums of the chunks that
-//! matter are verified.
+//! The first frame of an animation is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
+//! alpha is dropped without blending, as Pillow's `convert("RGB")` does. Checksums of critical PNG chunks are
+//! verified.
 
 use std::io::Cursor;
 
@@ -12,9 +12,9 @@ use crate::decode::limits::{ImageLimits, check_limit};
 use crate::decode::{DecodeError, RgbImage};
 use crate::probe::ImageFormat;
 
-/// Decodes the stored image, not turned, into `image`.
+/// Decodes the stored image, without its orientation, into `image`.
 ///
-/// `format` is any but JPEG, which has a decoder of its own.
+/// `format` must not be JPEG, which has its own decoder.
 pub(super) fn decode_into(
     bytes: &[u8],
     format: ImageFormat,

@@ -1,13 +1,13 @@
-//! By how much a JPEG is reduced while it is decoded.
+//! Chooses by how much a JPEG is reduced while it is decoded.
 //!
 //! An inverse DCT of fewer frequencies gives a smaller image for less work. Halves, quarters and eighths have
-//! fast code; what lies between costs more than it saves.
+//! fast code; other ratios cost more than they save.
 
 /// Most halvings: an 8 x 8 block becomes one pixel.
 #[cfg(any(feature = "turbojpeg", test))]
 const HALVINGS_MAX: u32 = 3;
 
-/// A reduction by a power of two.
+/// Reduction of both sides by a power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::decode) struct Reduction(u32);
 
@@ -15,20 +15,20 @@ impl Reduction {
     /// No reduction.
     pub(in crate::decode) const NONE: Self = Self(0);
 
-    /// The largest reduction that leaves `length` pixels at least `wanted` long.
+    /// Returns the largest reduction that leaves `length` pixels at least `wanted` long.
     #[cfg(any(feature = "turbojpeg", test))]
     pub(in crate::decode) fn leaving(length: f64, wanted: u32) -> Self {
         let leaves = |halvings: &u32| length / f64::from(1u32 << halvings) >= f64::from(wanted);
         Self((1..=HALVINGS_MAX).rev().find(leaves).unwrap_or(0))
     }
 
-    /// The number of halvings.
+    /// Returns the number of halvings.
     #[cfg(feature = "turbojpeg")]
     pub(super) fn log2(self) -> u32 {
         self.0
     }
 
-    /// The reduced length, rounded up.
+    /// Returns the reduced length, rounded up.
     #[cfg(feature = "turbojpeg")]
     pub(super) fn of(self, length: u32) -> u32 {
         length.div_ceil(1 << self.0)

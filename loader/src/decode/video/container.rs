@@ -1,10 +1,10 @@
-//! Whether a video file is as long as its container says.
+//! Checks whether a video file is as long as its container declares.
 //!
-//! A file that was cut still plays, up to the cut, and its demuxer ends there as at any end. MP4 and MOV say how long
-//! their boxes are, Matroska and WebM their segment, AVI its RIFF chunks; a stream that was written live says nothing,
-//! and of a fragmented MP4 that was cut between two fragments nothing is missing that it speaks of.
+//! A truncated file still plays up to the cut, where its demuxer ends as at any end. MP4 and MOV declare the
+//! lengths of their boxes, Matroska and WebM of their segment, AVI of its RIFF chunks. A live stream declares
+//! nothing, and a fragmented MP4 that was cut between two fragments looks complete.
 
-/// Boxes of MP4 and MOV files that hold others or frames; what follows an unknown one is not looked at.
+/// Boxes of MP4 and MOV files that hold other boxes or frames; the walk stops at an unknown one.
 const BOXES: [&[u8; 4]; 13] = [
     b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"mfra", b"sidx", b"styp", b"uuid",
     b"meta", b"udta",
@@ -12,7 +12,7 @@ const BOXES: [&[u8; 4]; 13] = [
 const EBML_HEADER: u32 = 0x1A45_DFA3;
 const SEGMENT: u32 = 0x1853_8067;
 
-/// Whether the container says that there is more of the file.
+/// Returns whether the container declares more bytes than the file has.
 pub(super) fn is_cut(file: &[u8]) -> bool {
     let end = match file.get(..4) {
         Some([0x1A, 0x45, 0xDF, 0xA3]) => segment_end(file),
@@ -22,7 +22,7 @@ pub(super) fn is_cut(file: &[u8]) -> bool {
     end.is_some_and(|end| end > file.len() as u64)
 }
 
-/// Where the first box ends that ends behind the file; else the last one that is known.
+/// Returns the end of the first box that ends after the file, else of the last known box.
 fn box_end(file: &[u8]) -> Option<u64> {
     let mut at = 0_usize;
     let mut known = None;
@@ -47,7 +47,7 @@ fn box_end(file: &[u8]) -> Option<u64> {
     known
 }
 
-/// Where the segment of a Matroska file ends; `None` if it does not say.
+/// Returns the end of the segment of a Matroska file; `None` if it is not declared.
 fn segment_end(file: &[u8]) -> Option<u64> {
     let mut at = 0;
     loop {
@@ -63,7 +63,7 @@ fn segment_end(file: &[u8]) -> Option<u64> {
     }
 }
 
-/// A number of variable length and its own length; `None` where it says that it is unknown.
+/// Reads a number of variable length and its own length; `None` if it is the code of an unknown length.
 fn vint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let width = first.leading_zeros() as usize + 1;
@@ -75,7 +75,7 @@ fn vint(bytes: &[u8]) -> Option<(u64, usize)> {
     (value & mask != mask).then_some((value & mask, width))
 }
 
-/// Where the last of the RIFF chunks ends; `None` if one does not say.
+/// Returns the end of the last RIFF chunk; `None` if a length is missing.
 fn riff_end(file: &[u8]) -> Option<u64> {
     let mut end = 0_u64;
     while let Some(header) = file.get(end as usize..end as usize + 8).filter(|header| &header[..4] == b"RIFF")
@@ -88,7 +88,7 @@ fn riff_end(file: &[u8]) -> Option<u64> {
         if end >= file.len() as u64 {
             break;
         }
-        // Chunks begin at even places.
+        // RIFF chunks start at even offsets.
         end += end % 2;
     }
     Some(end)
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_whole_file_misses_nothing_and_every_cut_is_seen() {
         let mp4 = [atom(b"ftyp", 8), atom(b"moov", 30), atom(b"mdat", 100)].concat();
-        // From behind the header of the last box, segment or chunk on.
+        // Cuts start after the header of the last box, segment or chunk.
         for (file, first) in [(mp4, 62), (matroska(100, &[0xE4]), 12), (avi(&[60, 40]), 76)] {
             assert!(!is_cut(&file), "{file:?}");
             for cut in first..file.len() {

@@ -1,7 +1,8 @@
-//! Reading and decoding through FFmpeg, without unsafe code of our own.
+//! Reads and decodes videos through FFmpeg, without unsafe code here.
 //!
-//! FFmpeg reads from a file in memory (`memfd`), so the payload never touches a disk. Only the demuxers of the named
-//! containers and only files may be opened: a hostile playlist can neither read other files nor reach a network.
+//! FFmpeg reads from a file in memory (`memfd`), so the payload never touches a disk. Only demuxers of the
+//! listed containers and only files may be opened: a hostile playlist can neither read other files nor reach
+//! a network.
 
 use std::fs::File;
 use std::io::Write;
@@ -26,32 +27,32 @@ use crate::decode::DecodeError;
 use crate::decode::limits::check_limit;
 
 const FORMAT: &str = "video";
-/// Demuxers of the containers that are read; FFmpeg's one for MOV and MP4 has six names.
+/// Demuxers of the supported containers; the one for MOV and MP4 has six names in FFmpeg.
 const DEMUXERS: &str = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi";
-/// Sides that the index can hold.
+/// Longest side that the index can store.
 const SIDE_MAX: u32 = u16::MAX as u32;
-/// Most frames of a whole video: nineteen hours of 60 a second.
+/// Most frames of a whole video: nineteen hours at 60 frames per second.
 const FRAMES_MAX: u64 = 1 << 22;
-/// A time that is off by less is the same time.
+/// Times that differ by less are equal.
 const SECONDS_TOLERANCE: f64 = 1e-4;
 
-/// Reads how many frames of a video are shown, and how large; decodes none.
+/// Reads the number and size of the sampled frames, without decoding any.
 pub(crate) fn video_shape(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, DecodeError> {
     guarded(|| shape_of(bytes, sampling))
 }
 
-/// Decodes the frames that the sampling chooses.
+/// Decodes the frames that the sampling selects.
 pub(crate) fn decode_video(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeError> {
     guarded(|| decode_sampled(bytes, limits))
 }
 
-/// A panic of the binding is an error like any other, also while an index is made.
+/// Converts a panic of the FFmpeg binding to an error, also during indexing.
 fn guarded<T>(work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, DecodeError> {
     let panicked = |_| Err(DecodeError::codec(FORMAT, "the decoder panicked"));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
-/// A file that was cut is refused, as an image is: what is left of it is another video.
+/// Rejects a truncated file, as for images: the remaining part is a different video.
 fn check_whole(bytes: &[u8]) -> Result<(), DecodeError> {
     if is_cut(bytes) { Err(DecodeError::truncated(FORMAT, bytes.len())) } else { Ok(()) }
 }
@@ -88,37 +89,37 @@ fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeErr
     picker.finish()
 }
 
-/// Opens the decoder of a stream; with `pixels_max` it refuses frames of twice as many, whatever the container says.
+/// Opens the decoder of a stream; with `pixels_max` it rejects frames of more than twice that size.
 fn decoder_of(
     stream: &ffmpeg::Stream<'_>,
     pixels_max: Option<u64>,
 ) -> Result<ffmpeg::decoder::Video, DecodeError> {
     let mut context = ffmpeg::codec::Context::from_parameters(stream.parameters()).map_err(refusal)?;
-    // The decode pool is parallel already.
+    // The decode pool already uses all cores.
     context.set_threading(threading::Config::count(1));
     let missing = || DecodeError::unsupported(FORMAT, format!("codec {:?}", context.id()));
     let codec = ffmpeg::decoder::find(context.id()).ok_or_else(missing)?;
     let mut options = Dictionary::new();
     if let Some(pixels_max) = pixels_max {
-        // FFmpeg counts the edges and paddings of its buffers as well.
+        // FFmpeg also counts the edges and padding of its buffers.
         let padded = pixels_max.saturating_mul(2).saturating_add(1 << 16);
         options.set("max_pixels", &padded.to_string());
     }
-    // Damage is an error, not a smear over the rest of the frame.
+    // By default FFmpeg conceals damage by smearing neighboring pixels over it.
     options.set("err_detect", "explode");
     context.decoder().open_as_with(codec, options).and_then(ffmpeg::decoder::Opened::video).map_err(refusal)
 }
 
-/// A video stream, ready to be read from its beginning.
+/// Video stream, positioned at its start.
 struct Opened {
     input: Input,
     stream: usize,
     time_base: Rational,
-    /// Frames per second as the container says; 0 if it does not.
+    /// Frames per second declared by the container, or 0.
     rate: f64,
     decoder: ffmpeg::decoder::Video,
     quarter_turns: u8,
-    /// Keeps the file in memory until FFmpeg has closed it.
+    /// Holds the file in memory until FFmpeg has closed it.
     _file: File,
 }
 
@@ -152,13 +153,13 @@ impl Opened {
         if self.quarter_turns % 2 == 1 { (height, width) } else { (width, height) }
     }
 
-    /// The next packet of the stream.
+    /// Returns the next packet of the stream.
     fn packet(&mut self) -> Result<Option<Packet>, DecodeError> {
         loop {
             let mut packet = Packet::empty();
             match packet.read(&mut self.input) {
                 Ok(()) if packet.stream() == self.stream && packet.is_corrupt() => {
-                    return Err(DecodeError::codec(FORMAT, "a frame is damaged or cut"));
+                    return Err(DecodeError::codec(FORMAT, "a frame is damaged or truncated"));
                 }
                 Ok(()) if packet.stream() == self.stream => return Ok(Some(packet)),
                 Ok(()) => {}
@@ -172,25 +173,25 @@ impl Opened {
         stamp as f64 * f64::from(self.time_base)
     }
 
-    /// All frames that will be shown, in order; from packets alone.
+    /// Returns the time stamps of all displayed frames, in order, from packets alone.
     fn stamps(&mut self) -> Result<Vec<Stamp>, DecodeError> {
         let mut stamps = Vec::new();
         while let Some(packet) = self.packet()? {
             let Some(stamp) = packet.pts().or(packet.dts()) else { continue };
-            // What an edit list cuts off at the beginning lies before 0.
+            // An edit list gives times below 0 to the frames that it cuts off at the start.
             if stamp >= 0 {
                 check_limit(FORMAT, stamps.len() as u64 + 1, "frames", "frames_max", FRAMES_MAX)?;
                 stamps.push(Stamp { seconds: self.seconds(stamp), is_key: packet.is_key() });
             }
         }
         if stamps.is_empty() {
-            return Err(DecodeError::unsupported(FORMAT, "no frame has a time"));
+            return Err(DecodeError::unsupported(FORMAT, "no frame has a time stamp"));
         }
         stamps.sort_by(|left, right| left.seconds.total_cmp(&right.seconds));
         Ok(stamps)
     }
 
-    /// The next frame that the decoder has ready.
+    /// Returns the next frame that the decoder has ready.
     fn frame(&mut self) -> Result<Option<frame::Video>, DecodeError> {
         let mut frame = frame::Video::empty();
         match self.decoder.receive_frame(&mut frame) {
@@ -201,7 +202,7 @@ impl Opened {
         }
     }
 
-    /// Hands frame after frame to the picker until it has all.
+    /// Passes decoded frames to the picker until it has all it wants.
     fn decode(&mut self, picker: &mut Picker) -> Result<(), DecodeError> {
         let mut converter = None;
         let mut is_sent = false;
@@ -228,11 +229,11 @@ impl Opened {
     }
 }
 
-/// Takes the wanted frames from those that are shown: each is the last one that begins no later.
+/// Selects the wanted frames: for each wanted time, the last frame that starts no later.
 struct Picker {
     wanted: Vec<f64>,
     video: Video,
-    /// The last frame that was shown.
+    /// Last frame received, not yet known to be needed.
     candidate: Option<frame::Video>,
 }
 
@@ -252,7 +253,7 @@ impl Picker {
         frame: frame::Video,
         converter: &mut Converter,
     ) -> Result<(), DecodeError> {
-        // A wanted time before this frame belongs to the frame before it.
+        // A wanted time before this frame belongs to the previous frame.
         while let Some(&wanted) = self.wanted.get(self.taken())
             && wanted < seconds - SECONDS_TOLERANCE
             && let Some(before) = self.candidate.take()
@@ -269,7 +270,7 @@ impl Picker {
         Ok(())
     }
 
-    /// Times behind the last frame belong to it.
+    /// Assigns the remaining wanted times to the last frame.
     fn end(&mut self, converter: Option<&mut Converter>) -> Result<(), DecodeError> {
         let (Some(last), Some(converter)) = (self.candidate.take(), converter) else { return Ok(()) };
         while !self.is_full() {
@@ -287,7 +288,7 @@ impl Picker {
     }
 }
 
-/// Turns frames and converts them to RGB by the color space that they say.
+/// Rotates frames and converts them to RGB by the color space that they declare.
 struct Converter {
     graph: Graph,
     like: (u32, u32, ffmpeg::format::Pixel),
@@ -317,16 +318,12 @@ impl Converter {
         if (frame.width(), frame.height(), frame.format()) != self.like {
             return Err(DecodeError::unsupported(FORMAT, "frames change their size or format"));
         }
-        let missing = || DecodeError::codec(FORMAT, "the filter graph is broken");
+        let missing = || DecodeError::codec(FORMAT, "the filter graph has no such input or output");
         self.graph.get("in").ok_or_else(missing)?.source().add(frame).map_err(refusal)?;
         let mut rgb = frame::Video::empty();
         self.graph.get("out").ok_or_else(missing)?.sink().frame(&mut rgb).map_err(refusal)?;
         if (rgb.width(), rgb.height()) != (video.width, video.height) {
-            return Err(DecodeError::malformed(
-                FORMAT,
-                0,
-                "frames have another size than the container says",
-            ));
+            return Err(DecodeError::malformed(FORMAT, 0, "the frame size differs from the container's"));
         }
         let row_bytes = 3 * rgb.width() as usize;
         let rows = rgb.data(0).chunks(rgb.stride(0)).take(rgb.height() as usize);
@@ -339,7 +336,8 @@ fn frames_per_second(rate: Rational) -> f64 {
     if rate.numerator() > 0 && rate.denominator() > 0 { f64::from(rate) } else { 0.0 }
 }
 
-/// Clockwise quarter turns from the stored to the shown frame, by the container's display matrix.
+/// Returns the clockwise quarter turns from the stored to the displayed frame, by the container's display
+/// matrix.
 fn quarter_turns(stream: &ffmpeg::Stream<'_>) -> u8 {
     let Some(matrix) = stream.side_data().find(|data| data.kind() == Type::DisplayMatrix) else { return 0 };
     let (numbers, _) = matrix.data().as_chunks::<4>();
@@ -352,7 +350,7 @@ fn quarter_turns(stream: &ffmpeg::Stream<'_>) -> u8 {
     }
 }
 
-/// An unnamed file in memory with these bytes.
+/// Makes an unnamed file in memory with these bytes.
 fn memory_file(bytes: &[u8]) -> std::io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
     let mut file = File::from(memfd_create("dflop-video", MemfdFlags::CLOEXEC)?);
@@ -363,7 +361,7 @@ fn memory_file(bytes: &[u8]) -> std::io::Result<File> {
 fn initialize() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Errors are returned; what else FFmpeg has to say does not belong on standard error.
+        // Errors are returned; FFmpeg must not write to standard error in addition.
         ffmpeg::log::set_level(ffmpeg::log::Level::Quiet);
     });
 }

@@ -1,16 +1,17 @@
-//! Videos to RGB frames, with the feature `video`: MP4, MOV, Matroska, WebM and AVI through FFmpeg.
+//! Decodes videos to RGB frames, with the feature `video`: MP4, MOV, Matroska, WebM and AVI through FFmpeg.
 //!
-//! A model sees some frames of a video, not all: [`VideoSampling`] says which, from time stamps alone, so the index
-//! knows their number without decoding and the decoder delivers just that many. Frames are turned as the container
-//! says, so width and height are those that are shown. Of several streams FFmpeg's choice is taken. Without the feature
-//! a video field stays undecoded.
+//! A model gets some frames of a video, not all: [`VideoSampling`] selects them from time stamps alone, so
+//! the index knows their number without decoding, and the decoder delivers exactly that number. Frames are
+//! rotated as the container declares, so width and height are those displayed. If there are several streams,
+//! FFmpeg's choice is used. Without the feature a video field stays undecoded.
 //!
-//! Frames are those of `ffmpeg -i FILE -fps_mode passthrough -pix_fmt rgb24` of the same FFmpeg, byte for byte: the
-//! decoders are the same, and so is the graph that turns and converts, with swscale's own settings. Tests compare frames
-//! of real files of AV1, H.264, H.265, MPEG-2, MPEG-4, VP8 and VP9, 8 to 12 bits, full and limited range, BT.601, BT.709
-//! and BT.2020, and of made ones in more pixel formats, with B-frames, interlaced, uneven in time and turned. Another
-//! version of FFmpeg may round otherwise. A file that was cut, or whose packets or frames are damaged as far as container
-//! and codec can tell, is refused as a whole.
+//! Frames equal those of `ffmpeg -i FILE -fps_mode passthrough -pix_fmt rgb24` of the same FFmpeg, byte for
+//! byte: the decoders are the same, and so is the filter graph that rotates and converts, with the default
+//! settings of swscale. Tests compare frames of real files of AV1, H.264, H.265, MPEG-2, MPEG-4, VP8 and VP9,
+//! 8 to 12 bits, full and limited range, BT.601, BT.709 and BT.2020, and of generated ones in more pixel
+//! formats, with B-frames, interlaced, unevenly timed and rotated. Another version of FFmpeg may round
+//! differently. A truncated file, or one whose packets or frames are damaged as far as container and codec
+//! can tell, is rejected as a whole.
 
 #[cfg(any(feature = "video", test))]
 mod container;
@@ -29,10 +30,10 @@ pub struct Video {
     pub width: u32,
     /// Rows of every frame.
     pub height: u32,
-    /// When each frame is shown, in seconds since the first frame of the whole video; never falls.
+    /// Display time of each frame in seconds since the first frame of the whole video; never decreases.
     pub times_seconds: Vec<f64>,
-    /// How many of these frames stand for a second: the rate that was asked for, or their share of the video's; 0 if
-    /// nothing says.
+    /// Rate of these frames: the requested rate if the sampling kept to it, else their share of the video's
+    /// rate; 0 if unknown.
     pub frames_per_second: f64,
     /// `[frames, height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
@@ -48,7 +49,7 @@ impl Video {
     /// Returns one frame, `[height, width, 3]`.
     ///
     /// # Panics
-    /// If there is no such frame.
+    /// If `frame` is out of range.
     #[must_use]
     pub fn frame(&self, frame: usize) -> &[u8] {
         let bytes = 3 * self.width as usize * self.height as usize;
@@ -59,9 +60,9 @@ impl Video {
 /// Limits of video decoding, checked before memory of that size is allocated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VideoLimits {
-    /// Which frames are decoded.
+    /// Selection of the frames to decode.
     pub sampling: VideoSampling,
-    /// Largest width x height of a frame. Default: 89,478,485, as of images.
+    /// Largest width x height of a frame. Default: 89,478,485, as for images.
     pub pixels_max: u64,
     /// Most bytes of all sampled frames. Default: 2 GiB.
     pub decoded_bytes_max: u64,

@@ -1,34 +1,34 @@
-//! Which frames of a video are shown to the model.
+//! Selects the frames of a video that the model gets.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which frames of a video are shown to the model; a video with fewer frames shows all it has.
+/// Selection of the frames of a video; a shorter video gives all it has.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VideoSampling {
-    /// So many frames, evenly spread over the video.
+    /// A fixed number of frames, evenly spread over the video.
     Uniform {
         /// Number of frames, at least 1.
         frames: u32,
     },
-    /// The frame that is shown at 0, `1 / per_second`, `2 / per_second` … seconds, no frame twice.
+    /// The frame displayed at 0, `1 / per_second`, `2 / per_second` … seconds, no frame twice.
     Fps {
         /// Frames per second, above 0.
         per_second: f64,
-        /// Most frames; where there are more, so many of them are taken, evenly spread.
+        /// Upper bound on the number of frames; beyond it, this number of them is taken, evenly spread.
         frames_max: u32,
     },
-    /// Frames that are coded without others.
+    /// Frames that are coded independently of others.
     Keyframes {
-        /// Most frames; where there are more, so many of them are taken, evenly spread.
+        /// Upper bound on the number of frames; beyond it, this number of them is taken, evenly spread.
         frames_max: u32,
     },
 }
 
 impl Default for VideoSampling {
-    /// Two frames a second, 64 at most.
+    /// Two frames per second, at most 64.
     fn default() -> Self {
         Self::Fps { per_second: 2.0, frames_max: 64 }
     }
@@ -39,24 +39,24 @@ impl fmt::Display for VideoSampling {
         match self {
             Self::Uniform { frames } => write!(f, "{frames} frames evenly spread"),
             Self::Fps { per_second, frames_max } => {
-                write!(f, "{per_second} frames a second, {frames_max} at most")
+                write!(f, "{per_second} frames per second, {frames_max} at most")
             }
             Self::Keyframes { frames_max } => write!(f, "key frames, {frames_max} at most"),
         }
     }
 }
 
-/// A frame as its packet announces it.
+/// Time stamp of a frame, from its packet.
 #[cfg(any(feature = "video", test))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stamp {
-    /// When it is shown, from any origin.
+    /// Display time, from any origin.
     pub(super) seconds: f64,
     pub(super) is_key: bool,
 }
 
 impl VideoSampling {
-    /// Returns the reason why the numbers make no sense, if they do not.
+    /// Returns the reason why the settings are invalid, if they are.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         match *self {
             Self::Uniform { frames: 0 }
@@ -69,11 +69,11 @@ impl VideoSampling {
         }
     }
 
-    /// How many of the chosen frames stand for a second: what was asked for where that is a rate and was kept to, else
-    /// the chosen share of the rate of the video; 0 if nothing says.
+    /// Returns the rate of the chosen frames: the requested rate if there is one and it was kept, else the
+    /// chosen share of the video's rate; 0 if unknown.
     ///
-    /// - `stamps`: all frames, in the order in which they are shown; `chosen` of them were taken
-    /// - `video_rate`: frames per second as the container says, 0 if it does not
+    /// - `stamps`: all frames in display order, of which `chosen` were taken
+    /// - `video_rate`: frames per second declared by the container, or 0
     #[cfg(any(feature = "video", test))]
     pub(super) fn rate(&self, stamps: &[Stamp], chosen: usize, video_rate: f64) -> f64 {
         if let Self::Fps { per_second, .. } = *self
@@ -86,9 +86,9 @@ impl VideoSampling {
         chosen as f64 / stamps.len().max(1) as f64 * video_rate
     }
 
-    /// Chooses frames, in rising order, each at most once, at least one if there is any.
+    /// Chooses frames, in ascending order, each at most once, at least one if there is any.
     ///
-    /// - `stamps`: all frames, in the order in which they are shown
+    /// - `stamps`: all frames in display order
     #[cfg(any(feature = "video", test))]
     pub(super) fn choose(&self, stamps: &[Stamp]) -> Vec<usize> {
         let all = || (0..stamps.len()).collect();
@@ -103,7 +103,7 @@ impl VideoSampling {
     }
 }
 
-/// Frames per second by the times of the first and the last; 0 if they are the same.
+/// Returns the frames per second between the first and the last time stamp; 0 if they are equal.
 #[cfg(any(feature = "video", test))]
 fn mean_rate(stamps: &[Stamp]) -> f64 {
     let (Some(first), Some(last)) = (stamps.first(), stamps.last()) else { return 0.0 };
@@ -111,7 +111,7 @@ fn mean_rate(stamps: &[Stamp]) -> f64 {
     if seconds > 0.0 { (stamps.len() - 1) as f64 / seconds } else { 0.0 }
 }
 
-/// Takes the middle of each of `most` parts of a list that is longer.
+/// Takes the middle of each of `most` equal parts of a longer list.
 #[cfg(any(feature = "video", test))]
 fn spread(frames: Vec<usize>, most: u32) -> Vec<usize> {
     let (length, most) = (frames.len(), most as usize);
@@ -121,16 +121,16 @@ fn spread(frames: Vec<usize>, most: u32) -> Vec<usize> {
     (0..most).map(|part| frames[(2 * part + 1) * length / (2 * most)]).collect()
 }
 
-/// The frames that are shown at the points of a grid in time.
+/// Returns the frames displayed at the points of a regular grid in time.
 #[cfg(any(feature = "video", test))]
 fn grid(stamps: &[Stamp], per_second: f64) -> Vec<usize> {
     let Some(first) = stamps.first() else { return Vec::new() };
     let mut chosen = vec![0];
     for (at, stamp) in stamps.iter().enumerate().skip(1) {
-        // A point on a frame's own time belongs to it, whatever rounding did to the time.
+        // The offset assigns a point at a frame's own time to it, despite the rounding of time stamps.
         let point = |stamp: &Stamp| ((stamp.seconds - first.seconds) * per_second + 1e-6).floor();
         if point(stamp) > point(&stamps[at - 1]) {
-            // The point lies on this frame, or behind the one before.
+            // The point belongs to this frame if it coincides with its start, else to the previous frame.
             let is_exact = (stamp.seconds - first.seconds) * per_second - point(stamp) < 1e-3;
             let shown = if is_exact { at } else { at - 1 };
             if chosen.last() != Some(&shown) {
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(fps(2.0, 2).choose(&stamps(60, 30.0)), [15, 45]);
         assert_eq!(fps(30.0, 64).choose(&stamps(5, 30.0)), [0, 1, 2, 3, 4]);
         assert_eq!(fps(60.0, 64).choose(&stamps(3, 30.0)), [0, 1, 2]);
-        // Points at 0, 0.5 and 1.0 s; frames are shown from 0, 0.4, 0.8 and 1.2 s on.
+        // Points at 0, 0.5 and 1.0 s; frames start at 0, 0.4, 0.8 and 1.2 s.
         assert_eq!(fps(2.0, 64).choose(&stamps(4, 2.5)), [0, 1, 2]);
     }
 
@@ -179,9 +179,10 @@ mod tests {
     fn the_rate_is_what_was_asked_for_or_the_share_that_was_taken() {
         let fps = |per_second, frames_max| VideoSampling::Fps { per_second, frames_max };
         let eight = VideoSampling::Uniform { frames: 8 };
-        // Frames of the video, their rate, the rate that the container says, and the rate of those that are chosen.
+        // Sampling, frames of the video, their rate, the declared rate, and the expected rate of the chosen
+        // frames.
         for (sampling, frames, per_second, video_rate, expected) in [
-            // 100 frames of 30 a second show 7 points of a grid of 2 a second: still 2 a second.
+            // 100 frames at 30 per second cover 7 points of a grid of 2 per second: still 2 per second.
             (fps(2.0, 64), 100, 30.0, 30.0, 2.0),
             (fps(2.0, 5), 100, 30.0, 30.0, 1.5),
             (fps(60.0, 64), 30, 30.0, 30.0, 30.0),
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn it_says_what_it_takes() {
-        assert_eq!(VideoSampling::default().to_string(), "2 frames a second, 64 at most");
+        assert_eq!(VideoSampling::default().to_string(), "2 frames per second, 64 at most");
         assert_eq!(VideoSampling::Uniform { frames: 8 }.to_string(), "8 frames evenly spread");
         assert_eq!(VideoSampling::Keyframes { frames_max: 9 }.to_string(), "key frames, 9 at most");
     }

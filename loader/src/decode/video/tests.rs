@@ -1,4 +1,4 @@
-//! Against FFmpeg's own commands, on real files where there are any and on files that the command makes.
+//! Compares with FFmpeg's own commands, on real files if available and on files that the command makes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,14 +9,14 @@ use crate::probe::is_video_extension;
 
 const ALL: VideoSampling = VideoSampling::Uniform { frames: u32::MAX };
 
-/// Runs a command; `None` if it is not installed.
+/// Runs a command; returns `None` if it is not installed.
 fn output_of(command: &str, arguments: &[&str], path: &Path) -> Option<Vec<u8>> {
     let output = Command::new(command).args(["-v", "error"]).args(arguments).arg(path).output().ok()?;
     Some(output.stdout)
 }
 
-/// Frames, width and height of the largest stream as `ffprobe` finds them by decoding everything; width and height
-/// turned.
+/// Returns frames, width and height of the largest stream, after rotation, as `ffprobe` finds them by
+/// decoding everything.
 fn probed(path: &Path) -> Option<(u32, u32, u32)> {
     let entries = "stream=width,height,nb_read_frames:stream_side_data=rotation";
     let arguments = ["-select_streams", "v", "-count_frames", "-show_entries", entries, "-of", "json"];
@@ -30,7 +30,7 @@ fn probed(path: &Path) -> Option<(u32, u32, u32)> {
     Some(if rotation % 180 == 0 { (frames, width, height) } else { (frames, height, width) })
 }
 
-/// All frames of a video, turned, as the `ffmpeg` command converts them to RGB.
+/// Returns all frames of a video, rotated and converted to RGB by the `ffmpeg` command.
 fn converted(path: &Path) -> Option<Vec<u8>> {
     let command = ["-v", "error", "-i", path.to_str()?, "-fps_mode", "passthrough"];
     let output =
@@ -38,8 +38,8 @@ fn converted(path: &Path) -> Option<Vec<u8>> {
     Some(output.ok()?.stdout)
 }
 
-/// The number of bytes that differ, and the largest difference, between a video and frames of another; `None` where
-/// they are not as many.
+/// Returns the number of differing bytes and the largest difference between a video and frames of another;
+/// `None` if their lengths differ.
 fn difference(video: &Video, frames: &[usize], expected: &[u8]) -> Option<(usize, u8)> {
     let bytes = 3 * video.width as usize * video.height as usize;
     let expected: Vec<&[u8]> = expected.chunks(bytes).collect();
@@ -97,7 +97,7 @@ fn sampled_frames_of_real_videos_are_those_of_ffmpeg() {
     assert!(others.is_empty(), "{others:#?}");
 }
 
-/// Sources, codecs and settings that the command makes videos of; a codec that it lacks is passed over.
+/// Sources, codecs and settings from which the command makes videos; a codec that it lacks is skipped.
 const MADE: [(&str, &str, &[&str]); 17] = [
     ("yuv420p.mp4", "mpeg4", &["-pix_fmt", "yuv420p", "-bf", "2", "-g", "7"]),
     ("mpeg2.mkv", "mpeg2video", &["-bf", "2", "-g", "6"]),
@@ -118,13 +118,13 @@ const MADE: [(&str, &str, &[&str]); 17] = [
     ("uneven_times.mkv", "mpeg4", &["-vf", "select=not(eq(mod(n\\,5)\\,2))", "-fps_mode", "vfr", "-bf", "2"]),
 ];
 
-/// Every pixel format, order of frames and spacing in time, to the byte.
+/// Tests every pixel format, order of frames and spacing in time, to the byte.
 #[test]
 fn every_frame_of_made_videos_is_that_of_ffmpeg() {
     let directory = tempfile::tempdir().unwrap();
     let mut compared = 0;
     for (number, (name, codec, settings)) in MADE.into_iter().enumerate() {
-        // Sides that are no multiple of a macroblock, and odd where nothing is subsampled.
+        // Sides that are not multiples of a macroblock, and odd ones where nothing is subsampled.
         let size = if codec == "ffv1" && number % 2 == 0 { "61x47" } else { "62x46" };
         let source = format!("testsrc2=size={size}:rate=12:duration=1.5");
         let path = directory.path().join(name);
@@ -144,7 +144,7 @@ fn every_frame_of_made_videos_is_that_of_ffmpeg() {
         assert_eq!(difference(&video, &frames, &expected), Some((0, 0)), "{name}");
         compared += 1;
     }
-    assert!(compared >= 14, "only {compared} codecs are there");
+    assert!(compared >= 14, "only {compared} codecs are available");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn turned_videos_are_turned_as_ffmpeg_turns_them() {
     }
 }
 
-/// A video of moving colors, made by the `ffmpeg` command where there is one.
+/// Makes a video of moving colors with the `ffmpeg` command, if it is installed.
 fn made(directory: &Path, name: &str) -> Option<Vec<u8>> {
     made_with(directory, name, &[])
 }
@@ -237,7 +237,7 @@ fn a_cut_file_is_refused_wherever_it_is_cut() {
     }
 }
 
-/// Bytes anywhere in the file are changed; whatever comes of it, it comes, and has as many frames as it says.
+/// Changes bytes anywhere in the file; decoding may fail, but must end, and yield as many frames as declared.
 #[test]
 fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
     let directory = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_executor::model::model_config::ModelConfig;
-use dflop_loader::index::{Index, IndexOptions, TextCounts};
+use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model_directory::ModelDirectory;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
@@ -123,7 +123,7 @@ impl Corpus {
         let model = ModelConfig::from_config(&config).expect("the model can be built");
         let counter = preparer(&spec).build().expect("the tokenizer fits").text_counter();
         let options =
-            IndexOptions { text_counts: TextCounts::Of(Arc::new(counter)), ..IndexOptions::default() };
+            IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() };
         let shards = expand_shards(&[directory.path().join("shard-000.tar").display().to_string()]);
         let index = Index::open_or_build(shards.expect("one shard"), &options).expect("the index is made");
         assert_eq!((index.len(), index.skipped().len()), (samples.len() as u64, 0));

@@ -33,7 +33,7 @@ def default_inputs(name: str, module: torch.nn.Module) -> tuple[MakeInputs, Sequ
     if name == "llm":
         return _text(module, config, names), Sequences.text()
     if "grid_thw" in names and config is not None:
-        return _patches(module, config), Sequences.pictures(
+        return _patches(module, config), Sequences.images(
             int(_first(config, "spatial_merge_size", default=1))
         )
     if "pixel_values" in names and config is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 TEXT_SHORT = 64
 """Tokens of each sequence where linear work of an LLM is measured: a tile of attention."""
-PICTURE_SIDE = 8
+IMAGE_SIDE = 8
 """Side of the images where linear work is measured and sizes are free, in patches."""
 
 
@@ -36,8 +36,8 @@ class Sequences:
         return cls(tokens, is_fixed=True)
 
     @classmethod
-    def pictures(cls, merge: int) -> Sequences:
-        side = max(PICTURE_SIDE // merge, 1) * merge
+    def images(cls, merge: int) -> Sequences:
+        side = max(IMAGE_SIDE // merge, 1) * merge
         return cls(side * side, side=merge)
 
     def snap_packed(self, tokens: int) -> int:

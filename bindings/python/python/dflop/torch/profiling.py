@@ -57,13 +57,13 @@ class Profile:
         widths = {name: known for name, known in self.widths.items() if module in (None, name)}
         return to_csv(rows, self.metadata, widths, self.model)
 
-    def write(self, folder: str | Path) -> list[Path]:
+    def write(self, directory: str | Path) -> list[Path]:
         """Writes one file for each module into a directory, which is made, and returns their paths.
 
         A file is named after model, module and tensor-parallel degree; measured again, it is replaced. All
         profiles in a directory are read as one, so keep one directory for each device.
         """
-        directory = Path(folder)
+        directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in self.model)
         paths = []

@@ -6,7 +6,7 @@
 //! Radford et al.: "Robust Speech Recognition via Large-Scale Weak Supervision", 2022, arXiv:2212.04356; Chu et al.:
 //! "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
 
-use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use serde_json::Value;
 
 use super::{full_attention, plain_mlp};
@@ -33,7 +33,7 @@ const FIELDS: DimensionFields = DimensionFields {
 /// Qwen2-Audio.
 pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
-    let part = ModelPart::from_hugging_face(&documents)?;
+    let part = PartialModelSpec::from_hugging_face(&documents)?;
     let (Some(audio), Some(llm)) = (part.audio, part.llm) else {
         let problem = "has no encoder of audio".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });

@@ -5,7 +5,7 @@
 //! Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191; Bai et al.: "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923,
 //! section 2.1.1.
 
-use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::model::EncoderSpec;
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ const FIELDS: DimensionFields = DimensionFields {
 
 fn encoder(document: &Value) -> Result<(EncoderSpec, usize)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
-    let part = ModelPart::from_hugging_face(&documents)?;
+    let part = PartialModelSpec::from_hugging_face(&documents)?;
     let (Some(vision), Some(llm)) = (part.vision, part.llm) else {
         let problem = "has no encoder of images".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });

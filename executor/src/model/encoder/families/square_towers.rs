@@ -1,6 +1,6 @@
 //! Towers that take squares: CLIP, SigLIP, `InternViT`; alone, in LLaVA-OneVision and in InternVL.
 
-use dflop_costmodel::config::{Documents, ModelPart};
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::tokens::VisionRule;
 use serde_json::Value;
@@ -61,9 +61,9 @@ impl Tower {
     }
 }
 
-fn vision_spec(document: &Value) -> Result<(ModelPart, EncoderSpec)> {
+fn vision_spec(document: &Value) -> Result<(PartialModelSpec, EncoderSpec)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
-    let part = ModelPart::from_hugging_face(&documents)?;
+    let part = PartialModelSpec::from_hugging_face(&documents)?;
     let Some(vision) = part.vision else {
         let problem = "has no encoder of images".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });

@@ -1,0 +1,57 @@
+//! The arguments that change images at random.
+
+use clap::Args;
+use dflop_loader::augment::{Augment, ColorJitter};
+
+use crate::failure::Failure;
+
+/// Share of the area that a random crop keeps, and its width over its height.
+const CROP_SCALE: std::ops::RangeInclusive<f64> = 0.08..=1.0;
+const CROP_RATIO: std::ops::RangeInclusive<f64> = 0.75..=4.0 / 3.0;
+
+/// Random changes of images; without any, they stay as they are.
+#[derive(Debug, Args)]
+pub(crate) struct AugmentArgs {
+    /// Keep a random part of each image: 8 % to all of its area, width over height 3/4 to 4/3.
+    #[arg(long)]
+    random_crop: bool,
+    /// Exchange left and right of every other image, at random.
+    #[arg(long)]
+    flip: bool,
+    /// Change brightness, contrast, saturation and hue by up to this much, such as `0.4,0.4,0.4,0.1`.
+    #[arg(long, value_name = "B,C,S,H", value_parser = parse_jitter)]
+    color_jitter: Option<Jitter>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Jitter(ColorJitter);
+
+fn parse_jitter(text: &str) -> Result<Jitter, String> {
+    let numbers: Result<Vec<f64>, _> = text.split(',').map(|number| number.trim().parse()).collect();
+    match numbers.as_deref() {
+        Ok(&[brightness, contrast, saturation, hue]) => {
+            Ok(Jitter(ColorJitter { brightness, contrast, saturation, hue }))
+        }
+        _ => Err("expected four numbers: brightness, contrast, saturation, hue".to_owned()),
+    }
+}
+
+impl AugmentArgs {
+    /// What was asked for, if anything was.
+    pub(crate) fn augment(&self, seed: u64) -> Result<Option<Augment>, Failure> {
+        if !self.random_crop && !self.flip && self.color_jitter.is_none() {
+            return Ok(None);
+        }
+        let mut builder = Augment::builder().seed(seed);
+        if self.random_crop {
+            builder = builder.random_crop(CROP_SCALE, CROP_RATIO);
+        }
+        if self.flip {
+            builder = builder.flip(0.5);
+        }
+        if let Some(Jitter(jitter)) = self.color_jitter {
+            builder = builder.color_jitter(jitter);
+        }
+        Ok(Some(builder.build()?))
+    }
+}

@@ -1,0 +1,132 @@
+//! The arguments that name a mixture of datasets.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dflop_loader::dataset::Dataset;
+use dflop_loader::index::{IndexOptions, TokenCounts};
+use dflop_loader::mix::{Mixture, Stop};
+use dflop_loader::shard::expand_shards_in;
+use dflop_loader::store::Stores;
+use serde::Deserialize;
+
+use crate::args::dataset::{IndexLocationArgs, open_dataset};
+use crate::failure::Failure;
+
+/// A dataset, or a mixture of several, read through indexes.
+#[derive(Debug, Args)]
+pub(crate) struct MixtureArgs {
+    /// Shards: a directory, files, or patterns such as `shards/{000..019}.tar`.
+    #[arg(value_name = "DATASET", required_unless_present = "mix", conflicts_with = "mix")]
+    shards: Vec<String>,
+    /// A mixture: `WEIGHT=DATASET` once for each dataset, or one JSON file.
+    #[arg(long, value_name = "WEIGHT=DATASET|FILE")]
+    mix: Vec<String>,
+    #[command(flatten)]
+    place: IndexLocationArgs,
+}
+
+impl MixtureArgs {
+    /// Opens the indexes; makes them on first use.
+    pub(crate) fn open(&self, token_counts: TokenCounts) -> Result<Mixture, Failure> {
+        let stores = self.place.stores()?;
+        match &self.mix[..] {
+            [] => Ok(self.place.open(&self.shards, &stores, token_counts)?.into()),
+            [file] if weighted(file).is_none() => {
+                read_mixture(Path::new(file), &stores, &self.place.index_options(token_counts)?)
+            }
+            list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
+                let (weight, dataset) = weighted(entry).ok_or_else(|| misuse(entry))?;
+                Ok(mixture.dataset(self.place.open(&[dataset], &stores, token_counts.clone())?, weight))
+            }),
+        }
+    }
+}
+
+/// Takes `WEIGHT=DATASET` apart.
+fn weighted(entry: &str) -> Option<(f64, &str)> {
+    let (weight, dataset) = entry.split_once('=')?;
+    Some((weight.parse().ok()?, dataset))
+}
+
+fn misuse(entry: &str) -> Failure {
+    let forms = "give `WEIGHT=DATASET` for each dataset, or one JSON file";
+    Failure::Misuse(format!("invalid `--mix {entry}`: {forms}"))
+}
+
+/// A mixture as its file says it. Names of files are relative to it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MixtureFile {
+    #[serde(rename = "data_sets")]
+    datasets: Vec<MixtureEntry>,
+    #[serde(default)]
+    weights_from: Vec<WeightsFrom>,
+    choose: Option<Vec<u32>>,
+    #[serde(default)]
+    stop: Stop,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MixtureEntry {
+    shards: Vec<String>,
+    #[serde(default = "one")]
+    weight: f64,
+    repeat: Option<u64>,
+    split: Option<String>,
+    splits: Option<PathBuf>,
+    index: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WeightsFrom {
+    step: u64,
+    weights: Vec<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<Mixture, Failure> {
+    let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
+    let file: MixtureFile = serde_json::from_str(&read?)
+        .map_err(|error| Failure::Misuse(format!("`{}` is no mixture: {error}", path.display())))?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let mut mixture = Mixture::new().stop(file.stop);
+    for entry in file.datasets {
+        let weight = entry.weight;
+        mixture = mixture.dataset(entry.open(directory, stores, options)?, weight);
+    }
+    for WeightsFrom { step, weights } in file.weights_from {
+        mixture = mixture.weights_from(step, &weights);
+    }
+    Ok(match file.choose {
+        Some(pattern) => mixture.choose(pattern),
+        None => mixture,
+    })
+}
+
+impl MixtureEntry {
+    fn open(self, directory: &Path, stores: &Stores, options: &IndexOptions) -> Result<Dataset, Failure> {
+        let beside = |path: &PathBuf| directory.join(path);
+        let shards: Vec<String> =
+            self.shards.iter().map(|pattern| pattern_beside(directory, pattern)).collect();
+        let splits = self.splits.as_ref().map(beside);
+        let options = IndexOptions { directory: self.index.as_ref().map(beside), ..options.clone() };
+        let shards = expand_shards_in(&shards, stores)?;
+        let dataset = open_dataset(shards, &options, self.split.as_deref(), splits.as_deref())?;
+        Ok(match self.repeat {
+            Some(epochs) => dataset.repeat(epochs),
+            None => dataset,
+        })
+    }
+}
+
+/// A pattern relative to a directory; one with a scheme, or from the environment, stays as it is.
+fn pattern_beside(directory: &Path, pattern: &str) -> String {
+    let stands_alone = pattern.contains(':') || pattern.starts_with("${");
+    if stands_alone { pattern.to_owned() } else { directory.join(pattern).display().to_string() }
+}

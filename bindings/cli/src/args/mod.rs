@@ -1,0 +1,11 @@
+//! Groups of arguments that several commands share, with the library values that they stand for.
+
+pub(crate) mod augment;
+pub(crate) mod dataset;
+pub(crate) mod mixture;
+pub(crate) mod model;
+pub(crate) mod planned_steps;
+pub(crate) mod profile;
+pub(crate) mod step_plan;
+pub(crate) mod tokenizer;
+pub(crate) mod video;

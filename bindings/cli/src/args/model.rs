@@ -1,0 +1,157 @@
+//! The arguments that say which model costs are predicted for.
+
+use std::sync::Arc;
+
+use clap::Args;
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
+use dflop_loader::model_source::{self, image_processor_of};
+use dflop_loader::prepare::image::ImageProcessor;
+
+use crate::args::profile::MeasuredProfileArgs;
+use crate::failure::Failure;
+
+/// The model that costs are predicted for.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Model preset, directory of a checkpoint with its `config.json`, or its name in the local Hugging Face cache; an unknown
+    /// name lists the presets.
+    ///
+    /// Several are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
+    #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
+    model: Vec<String>,
+    /// Device preset: a stated rate, not a measurement.
+    #[arg(long, value_name = "NAME", default_value = "h100", conflicts_with = "profile")]
+    pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) profile: MeasuredProfileArgs,
+    #[command(flatten)]
+    pub(crate) training: TrainingArgs,
+}
+
+/// How the model is trained.
+#[derive(Debug, Args)]
+pub(crate) struct TrainingArgs {
+    /// Parts that are not trained: any of `vision,audio,projector,llm` [default: all are trained].
+    #[arg(long, value_name = "PARTS", help_heading = "Training")]
+    pub(crate) freeze: Option<FrozenParts>,
+    /// What backward passes compute again: `none`, attention `scores`, or whole `layers`.
+    #[arg(long, value_name = "WHAT", default_value = "none", help_heading = "Training")]
+    pub(crate) recompute: Recomputation,
+}
+
+impl ModelArgs {
+    /// What was asked for, in one word.
+    pub(crate) fn name(&self) -> String {
+        self.model.join("+")
+    }
+
+    pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
+        let spec = self.spec()?;
+        let model = match self.profile.cost_model(&spec)? {
+            Some(model) => model,
+            None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
+        };
+        Ok(model.recomputation(self.training.recompute).frozen(self.training.freeze.unwrap_or_default())?)
+    }
+
+    /// Where the times come from, for people.
+    pub(crate) fn times_from(&self) -> String {
+        let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device));
+        let frozen = self.training.freeze.map(|frozen| format!(", {frozen} frozen"));
+        let again = match self.training.recompute {
+            Recomputation::None => "",
+            Recomputation::Scores => ", scores computed again",
+            Recomputation::Layers => ", layers computed again",
+        };
+        device + &frozen.unwrap_or_default() + again
+    }
+
+    /// The device preset, or the profile.
+    pub(crate) fn device_name(&self) -> String {
+        self.profile.name().unwrap_or_else(|| self.device.clone())
+    }
+
+    pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {
+        spec_of(&self.model)
+    }
+
+    /// What makes pixel values, where a directory says more of it than the model's family.
+    pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
+        Ok(image_processor_of(&self.model, spec)?.map(Arc::new))
+    }
+}
+
+/// The model of one preset or directory, or the one that several make together.
+pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
+    model_source::spec_of(names).map_err(|error| match error {
+        dflop_loader::Error::Model(Error::UnknownModel { .. }) => {
+            Failure::Misuse(format!("{error}; or the directory of a checkpoint with its `config.json`"))
+        }
+        error => error.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        model: ModelArgs,
+    }
+
+    fn arguments(words: &[&str]) -> ModelArgs {
+        let words = ["dflop"].into_iter().chain(words.iter().copied());
+        Arguments::try_parse_from(words).expect("the arguments are good").model
+    }
+
+    fn misuse(words: &[&str]) -> String {
+        match arguments(words).spec() {
+            Err(Failure::Misuse(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn directory_of(config: &str) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("config.json"), config).expect("a file");
+        directory
+    }
+
+    #[test]
+    fn a_preset_or_a_directory_is_a_model() {
+        assert_eq!(arguments(&[]).spec().unwrap().name, "omni-7b");
+        assert_eq!(arguments(&["--model", "tiny"]).spec().unwrap().name, "tiny");
+        let directory = directory_of(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
+        let path = directory.path().to_str().unwrap();
+        let spec = arguments(&["--model", path]).spec().unwrap();
+        assert_eq!((spec.llm.layers, spec.vision), (3, None));
+        let file = format!("{path}/config.json");
+        assert_eq!(arguments(&["--model", &file]).spec().unwrap(), spec);
+    }
+
+    #[test]
+    fn several_are_joined() {
+        let whisper = directory_of(r#"{"model_type": "whisper"}"#);
+        let path = whisper.path().to_str().unwrap();
+        let words = ["--model", path, "--model", "qwen2-vl-7b"];
+        let spec = arguments(&words).spec().unwrap();
+        assert_eq!(spec.name, format!("{path}+qwen2-vl-7b"));
+        assert!(spec.vision.is_some() && spec.audio.is_some());
+        assert!(misuse(&["--model", "tiny", "--model", "tiny"]).contains("2 language models"));
+        assert!(misuse(&["--model", path]).contains("join it with a language model"));
+    }
+
+    #[test]
+    fn errors_say_what_was_asked_for() {
+        let unknown = misuse(&["--model", "no-such-model"]);
+        assert!(unknown.starts_with("unknown model `no-such-model`, known are "), "{unknown}");
+        assert!(unknown.contains("`config.json`"), "{unknown}");
+        let broken = directory_of(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
+        let refused = misuse(&["--model", broken.path().to_str().unwrap()]);
+        assert!(refused.contains("`num_attention_heads` must be at least 1, found 0"), "{refused}");
+    }
+}

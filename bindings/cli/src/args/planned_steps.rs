@@ -1,0 +1,28 @@
+//! Arguments of the commands that plan steps of a dataset and read no payload: `order` and `simulate`.
+
+use clap::Args;
+use dflop_loader::plan::StepPlanner;
+
+use super::mixture::MixtureArgs;
+use super::step_plan::{ResumeArgs, StepPlanArgs};
+use super::tokenizer::TokenizerArgs;
+use crate::failure::Failure;
+
+/// A dataset or mixture, the plan of its steps, and how texts are counted.
+#[derive(Debug, Args)]
+pub(crate) struct PlannedStepsArgs {
+    #[command(flatten)]
+    data: MixtureArgs,
+    #[command(flatten)]
+    pub(crate) plan: StepPlanArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+}
+
+impl PlannedStepsArgs {
+    /// Opens the data and builds the planner; step 0 is the first of `epoch`, unless the run is resumed.
+    pub(crate) fn planner(&self, epoch: u64, resume: &ResumeArgs) -> Result<StepPlanner, Failure> {
+        let token_counts = self.tokenizer.token_counts(Some(&self.plan.model.spec()?))?;
+        self.plan.planner(self.data.open(token_counts)?, epoch, resume)
+    }
+}

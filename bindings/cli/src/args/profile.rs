@@ -1,0 +1,73 @@
+//! The arguments that name a measured profile.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dflop_costmodel::{CostModel, ModelSpec, ProfileOptions};
+use dflop_loader::model_source::{profile_options, read_profile};
+
+use crate::failure::Failure;
+
+/// A measured profile in place of a device preset.
+#[derive(Debug, Args)]
+pub(crate) struct MeasuredProfileArgs {
+    /// Measured profile: a CSV file, or a directory of them; takes the place of `--device`.
+    #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
+    profile: Option<PathBuf>,
+    /// Tensor-parallel degree of the encoders and of the LLM that the profile is read for, such as `1,4`.
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        num_args = 1..=2,
+        requires = "profile",
+        help_heading = "Profile"
+    )]
+    profile_tp: Option<Vec<u32>>,
+    /// Tokens of a packed LLM sequence: the linear work of a sample is its share of that [default: samples run alone].
+    #[arg(long, value_name = "N", requires = "profile", help_heading = "Profile")]
+    packed_tokens: Option<u64>,
+}
+
+impl MeasuredProfileArgs {
+    pub(crate) const fn is_given(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    /// Where the profile is.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.profile.as_deref()
+    }
+
+    /// The profile's path, for people.
+    pub(crate) fn name(&self) -> Option<String> {
+        self.profile.as_ref().map(|path| path.display().to_string())
+    }
+
+    /// The cost model of the profile; `None` if none was named. Warnings go to standard error.
+    pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
+        let Some(path) = &self.profile else { return Ok(None) };
+        let profile = read_profile(path)?;
+        let model = CostModel::from_profile(spec.clone(), &profile, self.options()?)
+            .map_err(|error| Failure::from(error).in_file(path))?;
+        warn(model.profile_warnings());
+        Ok(Some(model))
+    }
+
+    fn options(&self) -> Result<ProfileOptions, Failure> {
+        let degrees = self.profile_tp.as_deref();
+        if degrees.is_some_and(|degrees| degrees.contains(&0)) {
+            return Err(Failure::Misuse("invalid `profile-tp`: must be at least 1".into()));
+        }
+        let degrees = degrees.map(|degrees| [degrees[0], degrees[degrees.len() - 1]]);
+        Ok(profile_options(degrees, self.packed_tokens)?)
+    }
+}
+
+/// Prints warnings of a profile on standard error.
+#[expect(clippy::print_stderr, reason = "warnings go to standard error")]
+pub(crate) fn warn(warnings: &[dflop_costmodel::ProfileWarning]) {
+    for warning in warnings {
+        eprintln!("dflop: warning: {warning}");
+    }
+}

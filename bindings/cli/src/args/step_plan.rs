@@ -1,0 +1,221 @@
+//! The arguments that say how global batches are cut.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use dflop_balancer::{Caps, Strategy};
+use dflop_loader::mix::Mixture;
+use dflop_loader::order::Shuffle;
+use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::prepare::Layout;
+use dflop_loader::state::LoaderState;
+use dflop_loader::steps::Tail;
+
+use crate::args::model::ModelArgs;
+use crate::failure::Failure;
+
+/// How global batches are cut.
+#[derive(Debug, Args)]
+pub(crate) struct StepPlanArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Samples of a global batch.
+    #[arg(long, value_name = "B")]
+    pub(crate) global_batch: u64,
+    /// Data-parallel ranks.
+    #[arg(long, value_name = "R")]
+    pub(crate) dp_size: usize,
+    /// Microbatches of each rank.
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    pub(crate) microbatches: usize,
+    /// Pipeline stages of every module, such as `1,3` [default: one each].
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub(crate) stages: Option<Vec<usize>>,
+    /// Work units that the search for one step spends, about.
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub(crate) work: u64,
+    #[command(flatten)]
+    pub(crate) caps: CapArgs,
+    /// Plan microbatches that padding fills up to this many tokens, with padded layouts rows; padding counts as work.
+    #[arg(long, value_name = "N")]
+    pub(crate) pad_to_tokens: Option<u64>,
+    /// Seed of the global order.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// What happens to samples that do not fill a global batch.
+    #[arg(long, value_enum, default_value_t = TailArg::Carry)]
+    pub(crate) tail: TailArg,
+    /// End after this many epochs of every dataset [default: without end].
+    #[arg(long, value_name = "N")]
+    pub(crate) epochs: Option<u64>,
+    /// Once through, every sample exactly once, in the order of the index: `--epochs 1 --tail short --shuffle none`.
+    #[arg(long, conflicts_with_all = ["epochs", "tail", "shuffle"])]
+    pub(crate) validation: bool,
+    #[command(flatten)]
+    pub(crate) shuffle: ShuffleArgs,
+}
+
+/// How the samples of an epoch are shuffled.
+#[derive(Debug, Args)]
+pub(crate) struct ShuffleArgs {
+    /// How the samples of an epoch are shuffled [default: global, or blocks where their sizes are given].
+    #[arg(long, value_enum)]
+    shuffle: Option<ShuffleArg>,
+    /// Most samples of a run that `--shuffle blocks` keeps together; a run never crosses a shard [default: 1024].
+    #[arg(long, value_name = "N", conflicts_with = "validation")]
+    block_samples: Option<u64>,
+    /// Runs that `--shuffle blocks` shuffles with each other, so about the shards that are open [default: 64].
+    #[arg(long, value_name = "N", conflicts_with = "validation")]
+    open_blocks: Option<u64>,
+}
+
+const BLOCK_SAMPLES: u64 = 1024;
+const OPEN_BLOCKS: u64 = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ShuffleArg {
+    /// All samples at once; shard by shard where shards are compressed.
+    Global,
+    /// Runs of neighbors, and samples inside windows of runs: for media that are slow to seek.
+    Blocks,
+    /// In the order of the index.
+    None,
+}
+
+impl StepPlanArgs {
+    /// The shuffle that is asked for.
+    ///
+    /// # Errors
+    /// Sizes of blocks where another shuffle is asked for.
+    pub(crate) fn shuffle(&self) -> Result<Shuffle, Failure> {
+        let ShuffleArgs { shuffle, block_samples, open_blocks } = self.shuffle;
+        let has_sizes = block_samples.is_some() || open_blocks.is_some();
+        let blocks = Shuffle::Blocks {
+            block_samples: block_samples.unwrap_or(BLOCK_SAMPLES),
+            open_blocks: open_blocks.unwrap_or(OPEN_BLOCKS),
+        };
+        Ok(match shuffle {
+            _ if self.validation => Shuffle::None,
+            Some(ShuffleArg::Blocks) => blocks,
+            None if has_sizes => blocks,
+            Some(_) if has_sizes => {
+                let reason = "`--block-samples` and `--open-blocks` need `--shuffle blocks`";
+                return Err(Failure::Misuse(reason.into()));
+            }
+            Some(ShuffleArg::Global) | None => Shuffle::Global,
+            Some(ShuffleArg::None) => Shuffle::None,
+        })
+    }
+}
+
+/// Where a run goes on from.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ResumeArgs {
+    /// Go on from a state that `--state-out` or a loader saved, with any number of ranks.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Resume even if a dataset has changed: it goes on with its next epoch, the others where they were.
+    #[arg(long, requires = "resume")]
+    accept_changed_data: bool,
+}
+
+impl ResumeArgs {
+    fn apply(&self, builder: StepPlannerBuilder) -> Result<StepPlannerBuilder, Failure> {
+        let Some(path) = &self.resume else { return Ok(builder) };
+        let builder = builder.restore(read_state(path)?);
+        Ok(if self.accept_changed_data { builder.accept_changed_data() } else { builder })
+    }
+}
+
+fn read_state(path: &Path) -> Result<LoaderState, Failure> {
+    let document = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+    LoaderState::from_json(&document).map_err(|error| Failure::from(error).in_file(path))
+}
+
+/// Hard limits of a microbatch.
+#[derive(Debug, Args)]
+pub(crate) struct CapArgs {
+    /// Most tokens in a microbatch [planning a dataset: a quarter above the mean unless set].
+    #[arg(long, value_name = "N")]
+    tokens_max: Option<u64>,
+    /// Most payload bytes in a microbatch.
+    #[arg(long, value_name = "N")]
+    bytes_max: Option<u64>,
+}
+
+impl CapArgs {
+    pub(crate) fn caps(&self) -> Caps {
+        Caps { tokens_max: self.tokens_max, bytes_max: self.bytes_max }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TailArg {
+    /// They begin a batch that the next epoch fills.
+    Carry,
+    /// They are left out of the epoch.
+    Drop,
+    /// They make a short last batch.
+    Short,
+}
+
+/// Reads a strategy; the name of the comparison that looks at no cost is accepted too.
+pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
+    match name {
+        "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
+        "balanced" => Ok(Strategy::Search),
+        _ => Strategy::from_str(name).map_err(|error| error.to_string()),
+    }
+}
+
+impl StepPlanArgs {
+    /// Builds the planner over datasets for packed microbatches; step 0 is the first of `epoch`, unless the run is resumed.
+    pub(crate) fn planner(
+        &self,
+        data: impl Into<Mixture>,
+        epoch: u64,
+        resume: &ResumeArgs,
+    ) -> Result<StepPlanner, Failure> {
+        self.planner_for(Layout::Packed, data, epoch, resume)
+    }
+
+    /// Builds the planner for a layout.
+    pub(crate) fn planner_for(
+        &self,
+        layout: Layout,
+        data: impl Into<Mixture>,
+        epoch: u64,
+        resume: &ResumeArgs,
+    ) -> Result<StepPlanner, Failure> {
+        let model = self.model.cost_model()?;
+        let tail = match self.tail {
+            TailArg::Carry => Tail::Carry,
+            TailArg::Drop => Tail::Drop,
+            TailArg::Short => Tail::Short,
+        };
+        let mut builder = StepPlanner::builder(data, model)
+            .global_batch(self.global_batch)
+            .dp_size(self.dp_size)
+            .microbatches(self.microbatches)
+            .caps(self.caps.caps())
+            .work(self.work)
+            .seed(self.seed)
+            .first_epoch(epoch)
+            .tail(tail)
+            .shuffle(self.shuffle()?);
+        if self.validation {
+            builder = builder.validation();
+        }
+        if let Some(epochs) = self.epochs {
+            builder = builder.epochs(epochs);
+        }
+        if let Some(tokens) = self.pad_to_tokens {
+            builder = builder.pad_to_tokens(tokens, layout);
+        }
+        if let Some(stages) = &self.stages {
+            builder = builder.stages(stages.clone());
+        }
+        Ok(resume.apply(builder)?.build()?)
+    }
+}

@@ -1,0 +1,62 @@
+//! Texts counted by the model's own tokenizer, for the commands that plan.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use dflop_costmodel::ModelSpec;
+use dflop_loader::index::TokenCounts;
+use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+
+use crate::failure::Failure;
+
+/// How texts are counted [default: estimates].
+#[derive(Debug, Args)]
+pub(crate) struct TokenizerArgs {
+    /// Count texts exactly, as they are prepared for the model: `tokenizer.json`, or the directory that holds it. The
+    /// counts are kept in the index [default: estimates].
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
+}
+
+/// How texts become conversations.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateArgs {
+    /// Chat template in Jinja [default: beside the tokenizer, else the published one of the model's family].
+    #[arg(long, value_name = "FILE", requires = "tokenizer")]
+    chat_template: Option<PathBuf>,
+    /// Question that captions answer [default: captions are learned without a chat template].
+    #[arg(long, value_name = "TEXT", requires = "tokenizer")]
+    question: Option<String>,
+}
+
+impl TokenizerArgs {
+    /// Whose counts the index answers with.
+    ///
+    /// - `model`: for whom conversations are written; `None` counts the bare words
+    pub(crate) fn token_counts(&self, model: Option<&ModelSpec>) -> Result<TokenCounts, Failure> {
+        let Some(file) = &self.tokenizer else { return Ok(TokenCounts::Estimated) };
+        let Some(model) = model else {
+            return Ok(TokenCounts::Of(Arc::new(Tokenizer::open(file)?.text_counter())));
+        };
+        let preparer = self.template.preparer(model, file)?.build()?;
+        Ok(TokenCounts::Of(Arc::new(preparer.text_counter())))
+    }
+}
+
+impl TemplateArgs {
+    /// Settings of a preparer of a model, with its tokenizer and template.
+    pub(crate) fn preparer(&self, model: &ModelSpec, tokenizer: &Path) -> Result<PreparerBuilder, Failure> {
+        let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
+        if let Some(file) = &self.chat_template {
+            let source = std::fs::read_to_string(file);
+            builder = builder.chat_template(source.map_err(|error| Failure::from(error).in_file(file))?);
+        }
+        if let Some(question) = &self.question {
+            builder = builder.plain_text(PlainText::Answer { question: question.clone() });
+        }
+        Ok(builder)
+    }
+}

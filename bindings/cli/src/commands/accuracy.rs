@@ -1,0 +1,112 @@
+//! `dflop accuracy`: a profile held against observations.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use dflop_costmodel::{AccuracyReport, ErrorSummary};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+use crate::report::render_accuracy;
+use dflop_loader::model_source::read_profile;
+
+/// Compare what a measured profile predicts with other measurements: errors by module, part and size.
+#[derive(Debug, Args)]
+pub(crate) struct AccuracyArgs {
+    /// Measured profile that predicts: a CSV file, or a directory of them.
+    #[arg(long, value_name = "DIR_OR_FILE")]
+    profile: PathBuf,
+    /// Measurements to predict, in the same schema.
+    #[arg(long, value_name = "DIR_OR_FILE")]
+    observed: PathBuf,
+    /// Write an HTML page with a chart for each module.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct AccuracyJson<'a> {
+    profile: String,
+    observed: String,
+    profile_device: Option<&'a str>,
+    observed_device: Option<&'a str>,
+    #[serde(flatten)]
+    accuracy: &'a AccuracyReport,
+}
+
+pub(crate) fn run(args: &AccuracyArgs, out: &mut Output) -> Result<(), Failure> {
+    let (profile, observed) = (read_profile(&args.profile)?, read_profile(&args.observed)?);
+    let accuracy = AccuracyReport::compare(&profile, &observed)?;
+    let json = AccuracyJson {
+        profile: args.profile.display().to_string(),
+        observed: args.observed.display().to_string(),
+        profile_device: profile.device(),
+        observed_device: observed.device(),
+        accuracy: &accuracy,
+    };
+    if let Some(path) = &args.report {
+        let page = render_accuracy("Accuracy of a profile", &entries(&json), &accuracy);
+        std::fs::write(path, page).map_err(|error| Failure::from(error).in_file(path))?;
+    }
+    if args.json { write_json(out, &json) } else { print(out, &json) }
+}
+
+/// What the head of the page says.
+fn entries(json: &AccuracyJson<'_>) -> Vec<(String, String)> {
+    let device = |device: Option<&str>| device.unwrap_or("not stated").to_owned();
+    [
+        ("profile", json.profile.clone()),
+        ("measured on", device(json.profile_device)),
+        ("observations", json.observed.clone()),
+        ("observed on", device(json.observed_device)),
+        ("within the stated uncertainty", shown_percent(json.accuracy.within_uncertainty)),
+    ]
+    .map(|(label, value)| (label.to_owned(), value))
+    .to_vec()
+}
+
+fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {
+    let accuracy = json.accuracy;
+    writeln!(out, "{} predicts {}:", json.profile, json.observed)?;
+    writeln!(
+        out,
+        "{:<28} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "", "points", "bias", "mean", "p50", "p95", "max"
+    )?;
+    for module in &accuracy.modules {
+        for part in &module.parts {
+            print_errors(out, &format!("{} {} {}", module.module, part.part, part.phase), &part.errors)?;
+        }
+        for bin in &module.bins {
+            let name = format!("  {} {}..{} tokens", module.module, bin.tokens_min, bin.tokens_end);
+            print_errors(out, &name, &bin.errors)?;
+        }
+    }
+    print_errors(out, "all", &accuracy.errors)?;
+    writeln!(
+        out,
+        "{} of the points are within the stated uncertainty; {} are beyond the measured shapes",
+        shown_percent(accuracy.within_uncertainty),
+        accuracy.extrapolated
+    )?;
+    for unpredicted in &accuracy.unpredicted {
+        writeln!(out, "{} points not compared: {}", unpredicted.count, unpredicted.reason)?;
+    }
+    Ok(())
+}
+
+fn print_errors(out: &mut impl Write, name: &str, errors: &ErrorSummary) -> Result<(), Failure> {
+    let [bias, mape, p50, p95, max] =
+        [errors.bias, errors.mape, errors.p50, errors.p95, errors.max].map(shown_percent);
+    writeln!(out, "{name:<28} {:>7} {bias:>8} {mape:>8} {p50:>8} {p95:>8} {max:>8}", errors.count)?;
+    Ok(())
+}
+
+fn shown_percent(fraction: f64) -> String {
+    format!("{:.1} %", fraction * 100.0)
+}

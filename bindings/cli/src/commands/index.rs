@@ -1,0 +1,137 @@
+//! `dflop index`: writes the index.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use dflop_loader::decode::VideoSampling;
+use dflop_loader::index::foreign::ForeignIndexes;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::skip::Skipped;
+use serde::Serialize;
+
+use crate::args::dataset::{DatasetArgs, index_options};
+use crate::args::model::spec_of;
+use crate::args::tokenizer::TokenizerArgs;
+use crate::args::video::VideoArgs;
+use crate::failure::Failure;
+use crate::output::{Output, print_skipped, shown_bytes, write_json};
+
+/// Write the index: where each sample lies and what shape it has, from headers.
+///
+/// An index that fits the shards is kept. Bad samples and shards are listed and are no failure.
+#[derive(Debug, Args)]
+pub(crate) struct IndexArgs {
+    #[command(flatten)]
+    dataset: DatasetArgs,
+    /// Directory of the index [default: `.dflop` beside the shards, or the user's cache directory].
+    #[arg(long, visible_alias = "index", value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Make the index anew.
+    #[arg(long)]
+    rebuild: bool,
+    /// Decode every field as well, so that every bad sample is known ahead; makes the index anew.
+    #[arg(long)]
+    verify: bool,
+    /// What files of other tools beside the shards are used for.
+    #[arg(long, value_enum, default_value_t, value_name = "USE")]
+    foreign: Foreign,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Model for which conversations are written before they are counted [default: the bare words are].
+    #[arg(long, value_name = "NAME|DIR", requires = "tokenizer")]
+    model: Vec<String>,
+    #[command(flatten)]
+    video: VideoArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Use of what Energon, wids and webshart left beside the shards; the index is the same with each.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Foreign {
+    /// Not looked at.
+    Ignore,
+    /// Compared; differences are warnings.
+    #[default]
+    Check,
+    /// Compared, and headers are read where they say that headers are.
+    Follow,
+}
+
+impl From<Foreign> for ForeignIndexes {
+    fn from(foreign: Foreign) -> Self {
+        match foreign {
+            Foreign::Ignore => Self::Ignore,
+            Foreign::Check => Self::Check,
+            Foreign::Follow => Self::Follow,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct IndexReport<'a> {
+    shards: usize,
+    samples: u64,
+    bytes: u64,
+    seconds: f64,
+    fingerprint: &'a str,
+    path: Option<String>,
+    skipped: &'a [Skipped],
+    warnings: &'a [String],
+    /// Digest of the counter of texts that was asked for.
+    #[serde(rename = "text_counts", skip_serializing_if = "Option::is_none")]
+    token_counts: Option<&'a str>,
+    /// Which frames of videos the index counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    video_sampling: Option<VideoSampling>,
+}
+
+pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
+    let started = Instant::now();
+    let model = if args.model.is_empty() { None } else { Some(spec_of(&args.model)?) };
+    let options = IndexOptions {
+        directory: args.out.clone(),
+        is_rebuilt: args.rebuild,
+        is_verified: args.verify,
+        foreign: args.foreign.into(),
+        video_sampling: args.video.of_index()?,
+        token_counts: args.tokenizer.token_counts(model.as_ref())?,
+        ..index_options()
+    };
+    let index = Index::open_or_build(args.dataset.shards()?, &options)?;
+    let report = IndexReport {
+        shards: index.shards().len(),
+        samples: index.len(),
+        bytes: index.payload_bytes(),
+        seconds: started.elapsed().as_secs_f64(),
+        fingerprint: index.fingerprint(),
+        path: index.path().map(|path| path.display().to_string()),
+        skipped: index.skipped(),
+        warnings: index.warnings(),
+        token_counts: index.token_counts(),
+        video_sampling: index.video_sampling(),
+    };
+    if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), Failure> {
+    let IndexReport { shards, samples, bytes, seconds, .. } = report;
+    writeln!(out, "{shards} shards, {samples} samples, {} in {seconds:.3} s", shown_bytes(*bytes))?;
+    writeln!(out, "fingerprint {}", report.fingerprint)?;
+    match &report.path {
+        Some(path) => writeln!(out, "index       {path}")?,
+        None => writeln!(out, "index       not kept: no directory could be written; name one with --out")?,
+    }
+    if let Some(digest) = report.token_counts {
+        writeln!(out, "texts       counted, column text_tokens:{digest}")?;
+    }
+    if let Some(sampling) = report.video_sampling {
+        writeln!(out, "videos      {sampling}")?;
+    }
+    for warning in report.warnings {
+        writeln!(out, "warning: {warning}")?;
+    }
+    print_skipped(out, report.skipped)
+}

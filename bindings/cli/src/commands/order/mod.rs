@@ -1,0 +1,139 @@
+//! `dflop order`: who gets what, step by step.
+
+mod shuffle_quality;
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use clap::Args;
+use dflop_balancer::Strategy;
+use dflop_loader::plan::{StepPlan, StepPlanner};
+use serde::Serialize;
+
+use crate::args::planned_steps::PlannedStepsArgs;
+use crate::args::step_plan::{ResumeArgs, parse_strategy};
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+use shuffle_quality::print_shuffle_quality;
+
+/// Print which samples every rank and microbatch gets, a line per step.
+///
+/// The samples of a step do not depend on the number of ranks.
+#[derive(Debug, Args)]
+pub(crate) struct OrderArgs {
+    #[command(flatten)]
+    planned: PlannedStepsArgs,
+    /// Strategy: `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin` (also `data-blind`).
+    #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
+    strategy: Strategy,
+    /// Epoch whose first sample begins step 0.
+    #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]
+    epoch: u64,
+    /// First step [default: 0, or where the resumed state stands].
+    #[arg(long, value_name = "T", conflicts_with = "resume")]
+    from_step: Option<u64>,
+    /// Number of steps [default: to the end of the epoch that the first step lies in, or of a run that ends].
+    #[arg(long, value_name = "K")]
+    steps: Option<u64>,
+    #[command(flatten)]
+    resume: ResumeArgs,
+    /// Save where the run stands behind the last step printed.
+    #[arg(long, value_name = "FILE")]
+    state_out: Option<PathBuf>,
+    /// Print how well epoch `--epoch` is shuffled instead, against a uniform permutation.
+    #[arg(long, conflicts_with_all = ["steps", "from_step", "resume", "state_out"])]
+    shuffle_quality: bool,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct OrderLine<'a> {
+    step: u64,
+    /// Keys by rank and microbatch.
+    keys: Vec<Vec<Vec<&'a str>>>,
+    /// Sample numbers in the index, which tell equal keys apart.
+    samples: Vec<Vec<Vec<u64>>>,
+    /// Number of the dataset of each sample, where there is more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "data_sets")]
+    datasets: Option<Vec<Vec<Vec<usize>>>>,
+    digest: String,
+    makespan_ns: u64,
+    lower_bound_ns: u64,
+    target_tokens: u64,
+}
+
+pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
+    let planner = args.planned.planner(args.epoch, &args.resume)?.strategy(args.strategy);
+    if args.shuffle_quality {
+        return print_shuffle_quality(&planner, &args.planned.plan, args.epoch, args.json, out);
+    }
+    let steps = steps(args, &planner)?;
+    let end = steps.end;
+    for step in steps {
+        let plan = planner.plan(step)?;
+        let line = line(&planner, &plan);
+        if args.json { write_json(out, &line)? } else { print(out, &line)? }
+    }
+    if let Some(path) = &args.state_out {
+        let written = std::fs::write(path, planner.state(end)?.to_json() + "\n");
+        written.map_err(|error| Failure::from(error).in_file(path))?;
+    }
+    Ok(())
+}
+
+/// The steps to print: without `--steps` to the end of the run, or else of the epoch.
+fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure> {
+    let from = args.from_step.unwrap_or(planner.first_step());
+    let overflow = || Failure::Misuse("invalid `--from-step`: step numbers overflow".into());
+    let until = match (args.steps, planner.steps().len()) {
+        (Some(steps), run_end) => {
+            let until = from.checked_add(steps).ok_or_else(overflow)?;
+            // A run that ends inside is printed to its end, one that ended before is refused.
+            run_end.filter(|&end| from < end).map_or(until, |end| until.min(end))
+        }
+        (None, Some(run_end)) if from <= run_end => run_end,
+        (None, _) => {
+            let per_epoch = planner.steps().per_epoch();
+            // A step that the run does not have, or that is too far out, says so when it is planned.
+            let next = from.checked_add(1).ok_or_else(overflow)?;
+            (from / per_epoch.max(1) + 1).saturating_mul(per_epoch).max(next)
+        }
+    };
+    Ok(from..until.max(from))
+}
+
+fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
+    let key = |place: &u32| planner.row(plan.samples[*place as usize]).key();
+    let number = |place: &u32| plan.samples[*place as usize].sample;
+    let dataset = |place: &u32| plan.samples[*place as usize].dataset;
+    OrderLine {
+        step: plan.step,
+        keys: by_rank(plan, key),
+        samples: by_rank(plan, number),
+        datasets: (planner.datasets().len() > 1).then(|| by_rank(plan, dataset)),
+        digest: plan.digest.to_string(),
+        makespan_ns: plan.makespan_ns,
+        lower_bound_ns: plan.bound.ns,
+        target_tokens: plan.target_tokens,
+    }
+}
+
+/// Something of every sample, by rank and microbatch.
+fn by_rank<T>(plan: &StepPlan, of: impl Fn(&u32) -> T) -> Vec<Vec<Vec<T>>> {
+    let microbatch = |places: &Vec<u32>| places.iter().map(&of).collect();
+    let rank = |microbatches: &Vec<Vec<u32>>| microbatches.iter().map(microbatch).collect();
+    plan.ranks.iter().map(rank).collect()
+}
+
+fn print(out: &mut impl std::io::Write, line: &OrderLine<'_>) -> Result<(), Failure> {
+    let milliseconds = line.makespan_ns as f64 / 1e6;
+    writeln!(out, "step {} digest {} predicted {milliseconds:.1} ms", line.step, line.digest)?;
+    for (rank, microbatches) in line.keys.iter().enumerate() {
+        let shown: Vec<String> = microbatches.iter().map(|keys| keys.join(" ")).collect();
+        writeln!(out, "  rank {rank}: {}", shown.join(" | "))?;
+    }
+    Ok(())
+}

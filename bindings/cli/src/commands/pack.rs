@@ -1,0 +1,85 @@
+//! `dflop pack`: makes shards of a directory or a manifest.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use dflop_loader::pack::{PackOptions, SkippedSource, pack};
+use dflop_loader::store::Stores;
+use dflop_loader::write::SHARD_BYTES;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::{Output, shown_bytes, write_json};
+use crate::progress::Bars;
+
+/// Make shards of a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
+///
+/// What cannot be packed is listed and is no failure.
+#[derive(Debug, Args)]
+pub(crate) struct PackArgs {
+    /// Directory, or JSON, JSONL or CSV manifest.
+    source: PathBuf,
+    /// Directory of the shards, or the URL of one, such as `s3://bucket/prefix/`; must not hold shards yet.
+    out: PathBuf,
+    /// Size at which the next shard begins, before compression.
+    #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
+    shard_bytes: u64,
+    /// Number of samples at which the next shard begins [default: any].
+    #[arg(long, value_name = "N")]
+    shard_samples: Option<u64>,
+    /// Do not write the index; commands that need it make it on first use.
+    #[arg(long)]
+    no_index: bool,
+    /// Compress shards with Zstandard; such shards cannot be read by range.
+    #[arg(long)]
+    zstd: bool,
+    /// Directory that a manifest's paths are relative to [default: the manifest's own].
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct PackReport {
+    shards: usize,
+    samples: u64,
+    bytes: u64,
+    index: Option<String>,
+    skipped: Vec<SkippedSource>,
+}
+
+pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
+    let options = PackOptions {
+        shard_bytes: args.shard_bytes,
+        shard_samples: args.shard_samples,
+        is_indexed: !args.no_index,
+        is_zstd: args.zstd,
+        root: args.root.clone(),
+        stores: Stores::default(),
+        progress: Arc::new(Bars::default()),
+    };
+    let packed = pack(&args.source, &args.out, &options)?;
+    let report = PackReport {
+        shards: packed.shards.len(),
+        samples: packed.samples,
+        bytes: packed.bytes,
+        index: packed.index.map(|path| path.display().to_string()),
+        skipped: packed.skipped,
+    };
+    if args.json {
+        return write_json(out, &report);
+    }
+    let PackReport { shards, samples, bytes, index, skipped } = &report;
+    writeln!(out, "{shards} shards, {samples} samples, {} in {}", shown_bytes(*bytes), args.out.display())?;
+    if let Some(index) = index {
+        writeln!(out, "index  {index}")?;
+    }
+    for SkippedSource { path, reason } in skipped {
+        writeln!(out, "skipped: {path}: {reason}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! A plan as JSON, and as a table.
+
+use std::io::Write;
+
+use dflop_balancer::planner::{Degrees, Explanation, ModuleBytes, ParallelismPlan, PlanProblem, PlanReport};
+use dflop_costmodel::ModelSpec;
+use serde::Serialize;
+
+use super::BYTES_PER_GIB;
+use crate::failure::Failure;
+
+#[derive(Debug, Serialize)]
+pub(super) struct PlanJson {
+    #[serde(flatten)]
+    plan: DegreesJson,
+    step_seconds: f64,
+    step_seconds_p95: f64,
+    /// What no plan of the space takes less than on the same batches.
+    lower_bound_seconds: f64,
+    search_seconds: f64,
+    gpus_used: u32,
+    /// How encoder ranks share the media of a slot: by `tile` or by `sample`.
+    encoder_share: &'static str,
+    bottleneck: BottleneckJson,
+    memory: MemoryJson,
+    runner_up: Option<RunnerUpJson>,
+    plans_bounded: u64,
+    plans_simulated: u64,
+    is_exhaustive: bool,
+    batches: usize,
+    model: String,
+    times_from: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct DegreesJson {
+    encoder: ModuleJson,
+    llm: ModuleJson,
+    microbatches: u32,
+    placement: &'static str,
+    layers: LayersJson,
+    recompute: RecomputeJson,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct ModuleJson {
+    tp: u32,
+    pp: u32,
+    dp: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct LayersJson {
+    encoder: Vec<u32>,
+    llm: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct RecomputeJson {
+    encoder: bool,
+    llm: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct BottleneckJson {
+    module: &'static str,
+    stage: usize,
+    stages: usize,
+    busy_fraction: f64,
+    other_busy_fraction: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct MemoryJson {
+    limit_gib: f64,
+    margin: f64,
+    encoder: ModuleMemoryJson,
+    llm: ModuleMemoryJson,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct ModuleMemoryJson {
+    gib: f64,
+    headroom_gib: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct RunnerUpJson {
+    #[serde(flatten)]
+    plan: DegreesJson,
+    step_seconds: f64,
+    reason: String,
+}
+
+impl PlanJson {
+    pub(super) fn new(
+        spec: &ModelSpec,
+        problem: &PlanProblem<'_>,
+        found: &PlanReport,
+        times_from: String,
+        search_seconds: f64,
+    ) -> Self {
+        let Explanation { bottleneck, encoder_memory, llm_memory, runner_up } = &found.explanation;
+        Self {
+            plan: DegreesJson::from(&found.plan),
+            step_seconds: found.step_seconds,
+            step_seconds_p95: found.step_seconds_p95,
+            lower_bound_seconds: found.lower_bound_seconds,
+            search_seconds,
+            gpus_used: found.plan.gpus(),
+            encoder_share: problem.encoder_split.name(),
+            bottleneck: BottleneckJson {
+                module: bottleneck.module,
+                stage: bottleneck.stage,
+                stages: bottleneck.stages,
+                busy_fraction: bottleneck.busy_fraction,
+                other_busy_fraction: bottleneck.other_busy_fraction,
+            },
+            memory: MemoryJson {
+                limit_gib: problem.cluster.memory_bytes as f64 / BYTES_PER_GIB,
+                margin: problem.memory_margin,
+                encoder: (*encoder_memory).into(),
+                llm: (*llm_memory).into(),
+            },
+            runner_up: runner_up.as_ref().map(|next| RunnerUpJson {
+                plan: DegreesJson::from(&next.plan),
+                step_seconds: next.step_seconds,
+                reason: next.reason.clone(),
+            }),
+            plans_bounded: found.plans_bounded,
+            plans_simulated: found.plans_simulated,
+            is_exhaustive: found.is_exhaustive,
+            batches: found.batches,
+            model: spec.name.clone(),
+            times_from,
+        }
+    }
+
+    /// Prints a table.
+    pub(super) fn print(&self, out: &mut impl Write) -> Result<(), Failure> {
+        writeln!(out, "{} on {}, {} GPUs used", self.model, self.times_from, self.gpus_used)?;
+        writeln!(
+            out,
+            "{:<9} {:>3} {:>4} {:>5} {:>10} {:>12}  layers of stages",
+            "", "tp", "pp", "dp", "GiB", "headroom"
+        )?;
+        let modules = [
+            ("encoder", self.plan.encoder, &self.memory.encoder, &self.plan.layers.encoder),
+            ("llm", self.plan.llm, &self.memory.llm, &self.plan.layers.llm),
+        ];
+        for (name, ModuleJson { tp, pp, dp }, ModuleMemoryJson { gib, headroom_gib }, layers) in modules {
+            let layers = shown_layers(layers);
+            writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
+        }
+        let Self { step_seconds, step_seconds_p95, lower_bound_seconds, batches, .. } = self;
+        writeln!(
+            out,
+            "{} microbatches a rank, {}, media shared by {}",
+            self.plan.microbatches, self.plan.placement, self.encoder_share
+        )?;
+        writeln!(
+            out,
+            "step: {step_seconds:.4} s, 95th percentile {step_seconds_p95:.4} s, no plan below \
+             {lower_bound_seconds:.4} s ({batches} simulated batches)"
+        )?;
+        let BottleneckJson { module, stage, stages, busy_fraction, .. } = &self.bottleneck;
+        let busy = busy_fraction * 100.0;
+        writeln!(out, "bottleneck: {module} stage {} of {stages}, busy {busy:.1} % of the step", stage + 1)?;
+        if let Some(next) = &self.runner_up {
+            writeln!(out, "runner-up: {}: {}", next.plan, next.reason)?;
+        }
+        let how =
+            if self.is_exhaustive { "every plan is proven or simulated" } else { "the rest by estimate" };
+        let Self { plans_bounded, plans_simulated, search_seconds, .. } = self;
+        writeln!(
+            out,
+            "{plans_bounded} plans bounded, {plans_simulated} simulated, {how}, in {search_seconds:.3} s"
+        )?;
+        Ok(())
+    }
+}
+
+/// Runs of equal stages: `4x7` is four stages of seven layers.
+fn shown_layers(layers: &[u32]) -> String {
+    let runs = layers.chunk_by(|a, b| a == b);
+    runs.map(|run| format!("{}x{}", run.len(), run[0])).collect::<Vec<_>>().join(" ")
+}
+
+impl std::fmt::Display for ModuleJson {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "tp {} pp {} dp {}", self.tp, self.pp, self.dp)
+    }
+}
+
+impl std::fmt::Display for DegreesJson {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { encoder, llm, microbatches, placement, .. } = self;
+        write!(formatter, "encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}")
+    }
+}
+
+impl From<&ParallelismPlan> for DegreesJson {
+    fn from(plan: &ParallelismPlan) -> Self {
+        let module = |Degrees { tp, pp, dp }| ModuleJson { tp, pp, dp };
+        Self {
+            encoder: module(plan.encoder),
+            llm: module(plan.llm),
+            microbatches: plan.microbatches,
+            placement: plan.placement.name(),
+            layers: LayersJson { encoder: plan.encoder_layers.clone(), llm: plan.llm_layers.clone() },
+            recompute: RecomputeJson { encoder: plan.is_encoder_recomputed, llm: plan.is_llm_recomputed },
+        }
+    }
+}
+
+impl From<ModuleBytes> for ModuleMemoryJson {
+    fn from(bytes: ModuleBytes) -> Self {
+        Self {
+            gib: bytes.bytes as f64 / BYTES_PER_GIB,
+            headroom_gib: bytes.headroom_bytes as f64 / BYTES_PER_GIB,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_shown_by_runs() {
+        assert_eq!(shown_layers(&[7, 7, 7, 6]), "3x7 1x6");
+        assert_eq!(shown_layers(&[28]), "1x28");
+    }
+}

@@ -1,0 +1,314 @@
+//! `dflop profile`: measures a model's stages on this device.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use dflop_costmodel::{CostModel, Module, Profile, ProfileOptions};
+use dflop_executor::device::Cpu;
+use dflop_executor::measure::check::{CheckOptions, CheckReport, Checked, Errors, MEDIAN_BOUND, check};
+use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
+use serde::Serialize;
+
+use crate::args::model::spec_of;
+use crate::args::profile::warn;
+use crate::failure::Failure;
+use crate::output::{Output, shown_bytes, write_json};
+use dflop_loader::model_directory::ModelDirectory;
+use dflop_loader::model_source::{checkpoint_path, read_profile};
+
+/// Measure stages of a model on this machine's CPU through the executor, into a profile that `--profile` reads.
+///
+/// Runs forward, backward and optimizer of every module at shapes that are chosen until predictions between them are
+/// within the error bound. With one thread CPU time is measured, with several the time on the wall.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// Model preset, or the directory of a checkpoint with its `config.json`; an unknown name lists the presets.
+    #[arg(long, value_name = "NAME|DIR")]
+    model: String,
+    /// Directory of the profile; made if it is not there, a file for each model.
+    #[arg(long, value_name = "DIR", required_unless_present = "profile")]
+    out: Option<PathBuf>,
+    /// Check this measured profile, measure none.
+    #[arg(long, value_name = "DIR_OR_FILE", conflicts_with = "out", requires = "check")]
+    profile: Option<PathBuf>,
+    /// Threads that compute.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+    /// Longest sequence, and most tokens of a microbatch inside a module.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    tokens_max: u32,
+    /// Relative error of interpolation below which no further shapes are measured.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
+    error_bound: f64,
+    /// Time to measure for; the round that is under way is ended.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    seconds_max: f64,
+    /// Layers of each module that run, for models that do not fit into memory: times of all are in proportion [default: all].
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Seed of weights and of the check's microbatches.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// Hold the profile against drawn microbatches of mixed samples that run; fails if it is out of bounds.
+    #[arg(long, conflicts_with = "layers")]
+    check: bool,
+    /// Microbatches of the check.
+    #[arg(long, value_name = "N", default_value_t = 48, requires = "check")]
+    microbatches: usize,
+    /// Runs of each microbatch of the check, at least 5.
+    #[arg(long, value_name = "N", default_value_t = 7, requires = "check")]
+    repeats: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct ProfileJson<'a> {
+    model: &'a str,
+    threads: usize,
+    #[serde(flatten)]
+    measured: Option<MeasuredJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<&'a CheckReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct MeasuredJson {
+    profile: String,
+    clock: &'static str,
+    points: usize,
+    seconds: f64,
+    peak_flops: f64,
+    modules: Vec<ModuleJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct ModuleJson {
+    module: Module,
+    layers: usize,
+    shapes: usize,
+    attention_lengths: usize,
+    rounds: usize,
+    /// The largest error that is left between measured shapes, as far as it is known.
+    error_max: Option<f64>,
+    intervals_open: usize,
+    tokens: u32,
+    kept_bytes_per_token: u64,
+    flops: f64,
+    peak_share: f64,
+}
+
+pub(crate) fn run(args: &ProfileArgs, out: &mut Output) -> Result<(), Failure> {
+    check_arguments(args)?;
+    let model = model(&args.model)?;
+    let device = Cpu::new(args.threads)?;
+    let (measured, profile) = match (&args.out, &args.profile) {
+        (Some(directory), _) => {
+            let (measured, profile) = measure_into(args, &model, &device, directory)?;
+            (Some(measured), profile)
+        }
+        (None, Some(path)) => (None, read_profile(path)?),
+        (None, None) => return Err(Failure::Misuse("name a directory with `--out`".to_owned())),
+    };
+    let report = if args.check { Some(run_check(args, &model, &device, &profile)?) } else { None };
+    let json =
+        ProfileJson { model: &args.model, threads: device.threads(), measured, check: report.as_ref() };
+    if args.json {
+        write_json(out, &json)?;
+    } else {
+        print(out, &json)?;
+    }
+    let outside = report.iter().flat_map(|report| &report.modules).filter(|module| !module.is_within);
+    match outside.map(|module| module.module.to_string()).collect::<Vec<_>>() {
+        modules if modules.is_empty() => Ok(()),
+        modules => Err(Failure::Failed(format!("predictions of {} are out of bounds", modules.join(", ")))),
+    }
+}
+
+fn check_arguments(args: &ProfileArgs) -> Result<(), Failure> {
+    for (is_good, problem) in [
+        (args.threads > 0, "`threads`: must be at least 1"),
+        (args.tokens_max >= 16, "`tokens-max`: must be at least 16"),
+        (args.error_bound > 0.0, "`error-bound`: must be above 0"),
+        (args.seconds_max > 0.0, "`seconds-max`: must be above 0"),
+        (args.layers != Some(0), "`layers`: must be at least 1"),
+        (args.microbatches >= 2, "`microbatches`: must be at least 2"),
+        (args.repeats >= 5, "`repeats`: must be at least 5"),
+    ] {
+        if !is_good {
+            return Err(Failure::Misuse(format!("invalid {problem}")));
+        }
+    }
+    Ok(())
+}
+
+/// The model that runs and is predicted: a preset, or that of a directory.
+fn model(name: &str) -> Result<MeasuredModel, Failure> {
+    let spec = spec_of(&[name.to_owned()])?;
+    Ok(match checkpoint_path(name).map(ModelDirectory::open).transpose()? {
+        Some(directory) => MeasuredModel::from_config(&directory.documents().config, spec)?,
+        None => MeasuredModel::from_spec(spec)?,
+    })
+}
+
+fn measure_into(
+    args: &ProfileArgs,
+    model: &MeasuredModel,
+    device: &Cpu,
+    directory: &Path,
+) -> Result<(MeasuredJson, Profile), Failure> {
+    let start = Instant::now();
+    let in_file = |path: &Path, error: std::io::Error| Failure::from(error).in_file(path);
+    std::fs::create_dir_all(directory).map_err(|error| in_file(directory, error))?;
+    let options = MeasureOptions {
+        tokens_max: args.tokens_max,
+        error_bound: args.error_bound,
+        seconds_max: args.seconds_max,
+        layers: args.layers,
+        seed: args.seed,
+        ..MeasureOptions::default()
+    };
+    let measured = measure(model, device, &options, say)?;
+    let path = directory.join(format!("{}.csv", file_stem(&model.spec.name)));
+    let text = measured.file.to_csv();
+    std::fs::write(&path, &text).map_err(|error| in_file(&path, error))?;
+    let name = path.display().to_string();
+    let profile = Profile::parse([(name.as_str(), text.as_str())])?;
+    let json = MeasuredJson::new(&measured, name, profile.points().len(), start.elapsed().as_secs_f64());
+    Ok((json, profile))
+}
+
+fn run_check(
+    args: &ProfileArgs,
+    model: &MeasuredModel,
+    device: &Cpu,
+    profile: &Profile,
+) -> Result<CheckReport, Failure> {
+    let predictor = CostModel::from_profile(model.spec.clone(), profile, ProfileOptions::default())?;
+    warn(predictor.profile_warnings());
+    let options = CheckOptions {
+        microbatches: args.microbatches,
+        repeats: args.repeats,
+        tokens_max: args.tokens_max,
+        seed: args.seed,
+    };
+    Ok(check(model, &predictor, device, &options, say)?)
+}
+
+/// Prints what was done on standard error.
+#[expect(clippy::print_stderr, reason = "progress goes to standard error")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+/// A model's name as a file can have it.
+fn file_stem(name: &str) -> String {
+    name.chars()
+        .map(|letter| if letter.is_alphanumeric() || "-_.".contains(letter) { letter } else { '-' })
+        .collect()
+}
+
+impl MeasuredJson {
+    fn new(measured: &MeasuredProfile, profile: String, points: usize, seconds: f64) -> Self {
+        let module = |report: &ModuleReport| ModuleJson {
+            module: report.module,
+            layers: report.layers,
+            shapes: report.whole.points.len(),
+            attention_lengths: report.attention.as_ref().map_or(0, |lengths| lengths.points.len()),
+            rounds: report.rounds,
+            error_max: report.error_max(),
+            intervals_open: report.whole.open + report.attention.as_ref().map_or(0, |lengths| lengths.open),
+            tokens: report.tokens,
+            kept_bytes_per_token: report.kept_bytes_per_token,
+            flops: report.flops,
+            peak_share: report.flops / measured.peak_flops,
+        };
+        let modules = measured.modules.iter().map(module).collect();
+        Self {
+            profile,
+            clock: measured.clock.name(),
+            points,
+            seconds,
+            peak_flops: measured.peak_flops,
+            modules,
+        }
+    }
+}
+
+fn print(out: &mut impl Write, json: &ProfileJson<'_>) -> Result<(), Failure> {
+    if let Some(measured) = &json.measured {
+        let MeasuredJson { profile, clock, points, seconds, peak_flops, modules } = measured;
+        writeln!(out, "{profile}: {points} points of {} in {seconds:.0} s, {clock}", json.model)?;
+        writeln!(out, "matrix products reach {:.1} GFLOP/s on {} threads", peak_flops / 1e9, json.threads)?;
+        for module in modules {
+            let error = module.error_max.map_or_else(|| "not known".to_owned(), percent);
+            writeln!(
+                out,
+                "{}: {} layers, {} shapes, {} lengths of attention; largest error between them {error}, {} intervals left open; \
+                 {} of the peak at {} tokens, which keep {} each",
+                module.module,
+                module.layers,
+                module.shapes,
+                module.attention_lengths,
+                module.intervals_open,
+                percent(module.peak_share),
+                module.tokens,
+                shown_bytes(module.kept_bytes_per_token)
+            )?;
+        }
+    }
+    json.check.map_or(Ok(()), |report| print_check(out, report))
+}
+
+fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure> {
+    writeln!(
+        out,
+        "{:<7} {:>5} {:>7} {:>7} {:>12} {:>12} {:>8} {:>7} {:>9}",
+        "module", "micro", "samples", "tokens", "predicted ms", "measured ms", "error", "spread", "corrected"
+    )?;
+    for row in &report.microbatches {
+        let Checked { module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, .. } = row;
+        let error = |ns: u64| format!("{:+.1} %", 100.0 * (ns as f64 / (*measured_ns as f64).max(1.0) - 1.0));
+        let [predicted, measured] = [predicted_ns, measured_ns].map(|ns| *ns as f64 / 1e6);
+        writeln!(
+            out,
+            "{module:<7} {microbatch:>5} {samples:>7} {tokens:>7} {predicted:>12.2} {measured:>12.2} {:>8} {:>7} {:>9}",
+            error(*predicted_ns),
+            percent(*spread),
+            row.corrected_ns.map(error).unwrap_or_default()
+        )?;
+    }
+    for module in &report.modules {
+        let Errors { count, median, p95, bias, .. } = module.errors;
+        writeln!(
+            out,
+            "{}: error of {count} microbatches median {} (bound {}), p95 {} (bound {}), bias {}; runs of one spread {} \
+             (median), {} (p95): {}",
+            module.module,
+            percent(median),
+            percent(MEDIAN_BOUND),
+            percent(p95),
+            percent(module.p95_bound),
+            percent(bias),
+            percent(module.spread_median),
+            percent(module.spread_p95),
+            if module.is_within { "within bounds" } else { "OUT OF BOUNDS" }
+        )?;
+        writeln!(
+            out,
+            "{}: second half, mean error {} as predicted, {} with the correction of the first half ({} bins)",
+            module.module,
+            percent(module.second_half.mean),
+            percent(module.corrected.mean),
+            module.corrected_bins
+        )?;
+    }
+    Ok(())
+}
+
+fn percent(fraction: f64) -> String {
+    format!("{:.1} %", 100.0 * fraction)
+}

@@ -1,0 +1,169 @@
+//! `dflop simulate`: what strategies would cost, on the dataset's own global batches or on a table of shapes.
+
+mod shapes;
+
+use std::io::Write;
+
+use clap::builder::ArgPredicate;
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::simulate::{StrategySummary, compare_strategies};
+use serde::Serialize;
+
+use crate::args::planned_steps::PlannedStepsArgs;
+use crate::args::step_plan::ResumeArgs;
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+
+/// Strategies that are compared, and what they are called: the comparison first.
+pub(crate) const COMPARED: [(Strategy, &str); 3] =
+    [(Strategy::RoundRobin, "data-blind"), (Strategy::Lpt, "lpt"), (Strategy::Search, "dflop")];
+
+/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and ours.
+///
+/// Simulated: predicted times summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus` instead
+/// of a dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism, data-blind
+/// with our plan, LPT, the paper's, and ours.
+#[derive(Debug)]
+pub(crate) struct SimulateCommand(SimulateArgs);
+
+#[derive(Debug, Args)]
+struct SimulateArgs {
+    #[command(flatten)]
+    planned: PlannedStepsArgs,
+    #[command(flatten)]
+    shapes: shapes::ShapesArgs,
+    /// Steps to simulate [default: an epoch, 50 at most; 50 of shapes].
+    #[arg(long, value_name = "K")]
+    steps: Option<u64>,
+    /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages on every pipeline rank, or
+    /// `zb-h1`. Plans are made for 1F1B.
+    #[arg(long, value_name = "NAME", default_value = "1f1b")]
+    schedule: ScheduleKind,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct SimulateReport {
+    steps: u64,
+    schedule: String,
+    model: String,
+    device: String,
+    /// Whether times come from a measured profile; else from a stated rate.
+    is_measured: bool,
+    strategies: Vec<StrategyReport>,
+}
+
+/// One strategy in figures.
+#[derive(Debug, Serialize)]
+pub(crate) struct StrategyReport {
+    pub(crate) name: &'static str,
+    /// Mean over the steps.
+    pub(crate) step_seconds: f64,
+    pub(crate) step_seconds_p95: f64,
+    pub(crate) bubble_fraction: f64,
+    /// Data-blind seconds over this strategy's.
+    pub(crate) speedup: f64,
+}
+
+impl Args for SimulateCommand {
+    /// The arguments of a dataset are required where there are no shapes.
+    fn augment_args(command: Command) -> Command {
+        SimulateArgs::augment_args(command).mut_arg("shards", no_dataset).mut_arg("dp_size", no_dp_size)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SimulateCommand {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        SimulateArgs::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+/// Shapes take the place of shards.
+fn no_dataset(arg: Arg) -> Arg {
+    arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
+}
+
+/// A plan says how many ranks there are.
+fn no_dp_size(arg: Arg) -> Arg {
+    arg.required(false).required_unless_present("shapes").default_value_if(
+        "shapes",
+        ArgPredicate::IsPresent,
+        "1",
+    )
+}
+
+pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Failure> {
+    let args = &command.0;
+    if let Some(path) = args.shapes.path() {
+        return shapes::run(args, path, out);
+    }
+    let planner = args.planned.planner(0, &ResumeArgs::default())?;
+    let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
+    let steps = steps.min(planner.steps().len().unwrap_or(steps));
+    if steps == 0 {
+        return Err(Failure::Misuse("invalid `steps`: must be at least 1".into()));
+    }
+    let report = SimulateReport {
+        steps,
+        schedule: args.schedule.to_string(),
+        model: args.planned.plan.model.name(),
+        device: args.planned.plan.model.device_name(),
+        is_measured: args.planned.plan.model.profile.is_given(),
+        strategies: compare(&planner, steps, args.schedule)?,
+    };
+    if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+/// Simulates the first `steps` steps by every strategy of [`COMPARED`].
+pub(crate) fn compare(
+    planner: &StepPlanner,
+    steps: u64,
+    schedule: ScheduleKind,
+) -> Result<Vec<StrategyReport>, Failure> {
+    let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps, schedule)?;
+    let blind_seconds = summaries[0].mean_seconds();
+    let report = |(summary, (_, name)): (&StrategySummary, (Strategy, &'static str))| StrategyReport {
+        name,
+        step_seconds: summary.mean_seconds(),
+        step_seconds_p95: summary.p95_seconds(),
+        bubble_fraction: summary.bubble_fraction,
+        speedup: if summary.mean_seconds() > 0.0 { blind_seconds / summary.mean_seconds() } else { 1.0 },
+    };
+    Ok(summaries.iter().zip(COMPARED).map(report).collect())
+}
+
+fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
+    let SimulateReport { steps, schedule, model, device, is_measured, .. } = report;
+    let source = if *is_measured { "measured" } else { "a stated rate" };
+    writeln!(out, "simulated: {steps} {schedule} steps, {model} on {device} ({source})")?;
+    print_strategies(out, &report.strategies)
+}
+
+/// Prints strategies as a table.
+pub(crate) fn print_strategies(
+    out: &mut (impl Write + ?Sized),
+    strategies: &[StrategyReport],
+) -> Result<(), Failure> {
+    writeln!(out, "{:<12} {:>12} {:>12} {:>8} {:>9}", "", "step s", "p95 s", "idle", "speed-up")?;
+    for StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup } in strategies {
+        let idle = bubble_fraction * 100.0;
+        writeln!(
+            out,
+            "{name:<12} {step_seconds:>12.5} {step_seconds_p95:>12.5} {idle:>6.1} % {speedup:>8.2}x"
+        )?;
+    }
+    Ok(())
+}

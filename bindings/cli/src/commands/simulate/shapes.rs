@@ -1,0 +1,170 @@
+//! Whole methods on a table of shapes: planning and balancing, ours and those of others.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dflop_balancer::planner::{
+    Cluster, EncoderSplit, MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, SearchSpaceOptions,
+    Workload, compare, plan,
+};
+use dflop_costmodel::DeviceRate;
+use serde::Serialize;
+
+use super::super::plan::{DegreesJson, links, shapes};
+use super::SimulateArgs;
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+use dflop_loader::model_source::read_profile;
+
+const BYTES_PER_GIB: f64 = 1_073_741_824.0;
+const BATCHES: u64 = 50;
+/// What is allocated over what is counted, as in `dflop plan`.
+const MEMORY_MARGIN: f64 = 1.1;
+
+/// A table of shapes and a cluster.
+#[derive(Debug, Args)]
+pub(super) struct ShapesArgs {
+    /// Samples of a dataset: CSV with columns `tiles` and `seq_len`; in place of shards.
+    #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
+    shapes: Option<PathBuf>,
+    /// GPUs in all.
+    #[arg(long, value_name = "N", requires = "shapes", help_heading = "Shapes")]
+    gpus: Option<u32>,
+    /// GPUs of a node.
+    #[arg(long, value_name = "G", default_value_t = 8, help_heading = "Shapes")]
+    gpus_per_node: u32,
+    /// Memory of a GPU.
+    #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
+    memory_gib: f64,
+    /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: transfers are free].
+    #[arg(long, value_name = "FILE", requires = "shapes", help_heading = "Shapes")]
+    links: Option<PathBuf>,
+    /// Allow recomputation of activations.
+    #[arg(long, requires = "shapes", help_heading = "Shapes")]
+    allow_recompute: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct MethodsReport {
+    steps: usize,
+    model: String,
+    device: String,
+    /// Whether times come from a measured profile; else from a stated rate.
+    is_measured: bool,
+    gpus: u32,
+    global_batch: u32,
+    /// What no plan and no balancing takes less than, mean over the steps.
+    ideal_seconds: f64,
+    strategies: Vec<MethodReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct MethodReport {
+    name: &'static str,
+    step_seconds: f64,
+    step_seconds_p95: f64,
+    /// Share of the GPUs' time in which they wait.
+    bubble_fraction: f64,
+    /// The first method's seconds over this one's.
+    speedup: f64,
+    /// Whether every step fits into memory.
+    fits: bool,
+    plan: DegreesJson,
+}
+
+impl ShapesArgs {
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.shapes.as_deref()
+    }
+
+    fn cluster(&self) -> Result<Cluster, Failure> {
+        if !(self.memory_gib > 0.0 && self.memory_gib.is_finite()) {
+            return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
+        }
+        Ok(Cluster {
+            gpus: self.gpus.unwrap_or(0),
+            gpus_per_node: self.gpus_per_node,
+            memory_bytes: (self.memory_gib * BYTES_PER_GIB) as u64,
+            links: self.links.as_deref().map(links::read).transpose()?,
+        })
+    }
+}
+
+pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<(), Failure> {
+    let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
+    let spec = model.spec()?;
+    let cluster = args.shapes.cluster()?;
+    let profile = model.profile.path().map(read_profile).transpose()?;
+    let builder = ModelCostsBuilder::new(&spec);
+    let [encoder, llm] = if let Some(profile) = &profile {
+        builder.profile(profile).build()?
+    } else {
+        let link = cluster.links.map(|links| links.nvlink);
+        builder.rate(DeviceRate::preset(&model.device)?).tensor_parallel_link(link).build()?
+    };
+    let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
+    let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
+    let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
+    let workload = Workload::draw(&shapes::read(path)?, global_batch, batches, planned.seed)?;
+    let problem = PlanProblem {
+        encoder: &encoder,
+        llm: &llm,
+        workload: &workload,
+        cluster,
+        options: SearchSpaceOptions {
+            has_recomputation: args.shapes.allow_recompute,
+            ..SearchSpaceOptions::default()
+        },
+        encoder_split: EncoderSplit::Tile,
+        memory_margin: MEMORY_MARGIN,
+    };
+    let compared = compare(&problem, &plan(&problem)?)?;
+    let report = MethodsReport {
+        steps: batches,
+        model: model.name(),
+        device: model.device_name(),
+        is_measured: profile.is_some(),
+        gpus: cluster.gpus,
+        global_batch,
+        ideal_seconds: compared.ideal_seconds,
+        strategies: reports(&compared),
+    };
+    if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+fn reports(compared: &MethodComparison) -> Vec<MethodReport> {
+    let first = compared.methods.first().map_or(0.0, |method| method.step_seconds);
+    let report = |score: &MethodScore| MethodReport {
+        name: score.method.name(),
+        step_seconds: score.step_seconds,
+        step_seconds_p95: score.step_seconds_p95,
+        bubble_fraction: score.idle_fraction,
+        speedup: if score.step_seconds > 0.0 { first / score.step_seconds } else { 1.0 },
+        fits: score.fits,
+        plan: DegreesJson::from(&score.plan),
+    };
+    compared.methods.iter().map(report).collect()
+}
+
+fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
+    let MethodsReport { steps, model, device, is_measured, gpus, global_batch, .. } = report;
+    let source = if *is_measured { "measured" } else { "a stated rate" };
+    writeln!(
+        out,
+        "simulated: {steps} steps of {global_batch} samples, {model} on {gpus} x {device} ({source})"
+    )?;
+    writeln!(out, "{:<20} {:>9} {:>9} {:>8} {:>9}  plan", "", "step s", "p95 s", "idle", "speed-up")?;
+    for method in &report.strategies {
+        let MethodReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup, .. } = method;
+        let idle = bubble_fraction * 100.0;
+        write!(
+            out,
+            "{name:<20} {step_seconds:>9.4} {step_seconds_p95:>9.4} {idle:>6.1} % {speedup:>8.2}x  {}",
+            method.plan
+        )?;
+        writeln!(out, "{}", if method.fits { "" } else { "; does not fit into memory" })?;
+    }
+    writeln!(out, "{:<20} {:>9.4}", "no plan is below", report.ideal_seconds)?;
+    Ok(())
+}

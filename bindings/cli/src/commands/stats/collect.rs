@@ -1,0 +1,151 @@
+//! Reads shapes from the index and collects the profile, on all cores.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dflop_costmodel::{CostModel, DatasetStatistics, SampleShape};
+use dflop_loader::dataset::Dataset;
+use dflop_loader::permutation::Permutation;
+use serde::Serialize;
+
+/// Samples of a part; parts are joined in order, so that results do not depend on the number of threads.
+const PART_SAMPLES: u64 = 1 << 16;
+/// Samples whose uncertainty is looked at.
+const CERTAINTY_SAMPLES: u64 = 1000;
+/// `sqrt(ln(2 / 0.05) / 2)`.
+const BOUND_95: f64 = 1.358_102;
+
+/// Which samples are looked at.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Sampling {
+    /// Samples that are looked at, of all.
+    pub(super) samples: u64,
+    pub(super) of: u64,
+    pub(super) seed: u64,
+    /// With a probability of 95 %, no quantile's rank is further off than this fraction; 0 if all are looked at.
+    pub(super) rank_error: f64,
+}
+
+/// A sample that the model cannot take.
+#[derive(Debug, Serialize)]
+pub(super) struct Refused {
+    pub(super) key: String,
+    pub(super) reason: String,
+}
+
+/// How sure a measured profile is about samples of this dataset.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Certainty {
+    /// Samples that were looked at for this.
+    pub(super) samples: u64,
+    /// Mean of uncertainty over time, over all modules.
+    pub(super) mean_uncertainty: f64,
+    /// Share of the samples with a part outside the measured shapes.
+    pub(super) beyond_profile: f64,
+}
+
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Collected {
+    pub(super) profile: DatasetStatistics,
+    pub(super) refused: Vec<Refused>,
+    /// `None` without a measured profile.
+    pub(super) certainty: Option<Certainty>,
+}
+
+impl Sampling {
+    /// All samples, or some of them.
+    ///
+    /// # Source
+    /// The bound on ranks: Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990; it holds without
+    /// replacement too, where it is looser than need be.
+    pub(super) fn new(of: u64, wanted: Option<u64>, seed: u64) -> Self {
+        let samples = wanted.unwrap_or(of).min(of);
+        let rank_error = if samples == of { 0.0 } else { BOUND_95 / (samples as f64).sqrt() };
+        Self { samples, of, seed, rank_error }
+    }
+
+    /// Places of some of the samples that are looked at.
+    fn places(self, draws: Range<u64>) -> impl Iterator<Item = u64> {
+        let permutation = Permutation::new(self.of, self.seed);
+        draws.map(move |draw| if self.samples == self.of { draw } else { permutation.at(draw) })
+    }
+}
+
+/// Collects the profile of a dataset.
+pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Collected {
+    let parts = sampling.samples.div_ceil(PART_SAMPLES).max(1);
+    let next = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(parts as usize);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let part = next.fetch_add(1, Ordering::Relaxed);
+            if part >= parts {
+                return done;
+            }
+            let draws = part * PART_SAMPLES..((part + 1) * PART_SAMPLES).min(sampling.samples);
+            done.push((part, collect_part(dataset, model, sampling.places(draws))));
+        }
+    };
+    let mut done: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut done = work();
+        for thread in running {
+            done.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_by_key(|(part, _)| *part);
+    let mut profile = DatasetStatistics::new(model);
+    let mut refused = Vec::new();
+    for (_, (part, part_refused)) in done {
+        profile.merge(part);
+        refused.extend(part_refused);
+    }
+    Collected { profile, refused, certainty: certainty(dataset, model, sampling) }
+}
+
+fn collect_part(
+    dataset: &Dataset,
+    model: &CostModel,
+    places: impl Iterator<Item = u64>,
+) -> (DatasetStatistics, Vec<Refused>) {
+    let (mut profile, mut refused) = (DatasetStatistics::new(model), Vec::new());
+    let mut shape = SampleShape::default();
+    for place in places {
+        let row = dataset.index().sample(dataset.sample_number(place));
+        row.read_shape(&mut shape);
+        match model.predict(&shape) {
+            Ok(cost) => profile.add(place, &shape, &cost),
+            Err(error) => refused.push(Refused { key: row.key().to_owned(), reason: error.to_string() }),
+        }
+    }
+    (profile, refused)
+}
+
+/// Looks at samples spread evenly over those of the profile.
+fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option<Certainty> {
+    let (mut samples, mut uncertain, mut beyond) = (0_u64, 0.0, 0_u64);
+    let mut shape = SampleShape::default();
+    let looked_at = sampling.samples.min(CERTAINTY_SAMPLES);
+    for number in 0..looked_at {
+        let draw = number * sampling.samples / looked_at;
+        for place in sampling.places(draw..draw + 1) {
+            dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
+            let Ok(prediction) = model.predict_with_uncertainty(&shape) else { continue };
+            let prediction = prediction?;
+            let total: u64 = prediction.modules.iter().map(|time| time.ns).sum();
+            let open: u64 = prediction.modules.iter().map(|time| time.uncertainty_ns).sum();
+            uncertain += open as f64 / (total as f64).max(1.0);
+            beyond += u64::from(!prediction.warnings.is_empty());
+            samples += 1;
+        }
+    }
+    let share = |value: f64| value / (samples as f64).max(1.0);
+    model.rate().is_none().then(|| Certainty {
+        samples,
+        mean_uncertainty: share(uncertain),
+        beyond_profile: share(beyond as f64),
+    })
+}

@@ -1,0 +1,131 @@
+//! `dflop stats`: the data profile of a dataset.
+
+mod collect;
+mod table;
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use dflop_costmodel::{Histogram, Module, Quantiles, SKETCH_ERROR};
+use dflop_loader::dataset::Dataset;
+use serde::Serialize;
+
+use crate::args::dataset::IndexedArgs;
+use crate::args::model::ModelArgs;
+use crate::args::tokenizer::TokenizerArgs;
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+
+use collect::{Certainty, Collected, Refused, Sampling};
+
+/// Classes of each histogram.
+const CLASSES: usize = 24;
+
+/// Show how shapes, tokens and predicted costs are spread over the dataset.
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    dataset: IndexedArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Look at this many samples, drawn at random without repeats [default: all].
+    #[arg(long, value_name = "N")]
+    sample: Option<u64>,
+    /// Seed of the random sample.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct StatsReport {
+    samples: u64,
+    model: String,
+    device: String,
+    /// Whether times come from a measured profile; else from a stated rate.
+    is_measured: bool,
+    /// Predicted seconds of all encoders over those of the LLM.
+    encoder_to_llm_ratio: f64,
+    modules: Vec<Module>,
+    /// Samples that the model cannot take, and why.
+    refused: Vec<Refused>,
+    sampling: Sampling,
+    /// Greatest relative error of a quantile, apart from sampling.
+    quantile_error: f64,
+    /// Quantities in the order in which people read them.
+    #[serde(skip)]
+    names: Vec<String>,
+    quantiles: BTreeMap<String, Quantiles>,
+    histograms: BTreeMap<String, Histogram>,
+    /// The dearest samples far outside the rest, and how many are.
+    outliers: Vec<NamedOutlier>,
+    outlier_count: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certainty: Option<Certainty>,
+}
+
+/// A sample that costs far more than others.
+#[derive(Debug, Serialize)]
+struct NamedOutlier {
+    key: String,
+    shard: String,
+    offset: u64,
+    cost_seconds: f64,
+    /// Times the median.
+    times_median: f64,
+    module_seconds: Vec<f64>,
+}
+
+pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
+    if args.sample == Some(0) {
+        return Err(Failure::Misuse("invalid `sample`: must be at least 1".into()));
+    }
+    let model = args.model.cost_model()?;
+    let token_counts = args.tokenizer.token_counts(Some(model.spec()))?;
+    let dataset = args.dataset.open(token_counts)?;
+    let sampling = Sampling::new(dataset.len(), args.sample, args.seed);
+    let collected = collect::collect(&dataset, &model, sampling);
+    let report = report(args, &dataset, collected, sampling);
+    if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from()) }
+}
+
+fn report(args: &StatsArgs, dataset: &Dataset, collected: Collected, sampling: Sampling) -> StatsReport {
+    let Collected { profile, refused, certainty } = collected;
+    let summary = profile.summarize(CLASSES);
+    let names = summary.iter().map(|(name, ..)| name.clone()).collect();
+    let quantiles = summary.iter().map(|(name, quantiles, _)| (name.clone(), quantiles.clone())).collect();
+    let histograms = summary.into_iter().map(|(name, _, histogram)| (name, histogram)).collect();
+    let (outliers, outlier_count) = profile.outliers();
+    let named = outliers.into_iter().map(|outlier| {
+        let row = dataset.index().sample(dataset.sample_number(outlier.number));
+        NamedOutlier {
+            key: row.key().to_owned(),
+            shard: dataset.index().shards()[row.shard].url.to_string(),
+            offset: row.offset(),
+            cost_seconds: outlier.cost_seconds,
+            times_median: outlier.times_median,
+            module_seconds: outlier.module_seconds,
+        }
+    });
+    StatsReport {
+        samples: dataset.len(),
+        model: args.model.name(),
+        device: args.model.device_name(),
+        is_measured: args.model.profile.is_given(),
+        encoder_to_llm_ratio: profile.encoder_to_llm_ratio(),
+        modules: profile.modules().to_vec(),
+        refused,
+        sampling,
+        quantile_error: SKETCH_ERROR,
+        names,
+        quantiles,
+        histograms,
+        outliers: named.collect(),
+        outlier_count,
+        certainty,
+    }
+}

@@ -1,0 +1,113 @@
+//! The data profile as a table for a terminal.
+
+use std::io::Write;
+
+use dflop_costmodel::{Histogram, Quantiles};
+
+use super::collect::Refused;
+use super::{NamedOutlier, StatsReport};
+use crate::failure::Failure;
+
+/// Heights of a histogram bar in a terminal.
+const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Outliers that are shown.
+const OUTLIERS_SHOWN: usize = 5;
+
+/// Prints the report.
+pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str) -> Result<(), Failure> {
+    let StatsReport { samples, model, sampling, encoder_to_llm_ratio, .. } = report;
+    let source = if report.is_measured { " (measured)" } else { "" };
+    writeln!(out, "{samples} samples, costs predicted for {model} on {times_from}{source}")?;
+    if sampling.samples < sampling.of {
+        writeln!(
+            out,
+            "{} of them drawn at random (seed {}): ranks are within {:.2} points with a probability of 95 %",
+            sampling.samples,
+            sampling.seed,
+            sampling.rank_error * 100.0
+        )?;
+    }
+    writeln!(out, "encoder seconds per LLM second: {encoder_to_llm_ratio:.3}")?;
+    if let Some(certainty) = &report.certainty {
+        writeln!(
+            out,
+            "uncertainty of a prediction: {:.1} % on average; {:.1} % of samples are outside the measured shapes",
+            certainty.mean_uncertainty * 100.0,
+            certainty.beyond_profile * 100.0
+        )?;
+    }
+    for Refused { key, reason } in &report.refused {
+        writeln!(out, "refused: {key}: {reason}")?;
+    }
+    print_quantiles(out, report)?;
+    print_outliers(out, report)
+}
+
+fn print_quantiles(out: &mut impl Write, report: &StatsReport) -> Result<(), Failure> {
+    let columns = ["n", "mean", "min", "p50", "p95", "p99", "max"];
+    write!(out, "{:<20}", "")?;
+    columns.iter().try_for_each(|column| write!(out, " {column:>9}"))?;
+    writeln!(out, "  from min to max")?;
+    for name in &report.names {
+        let (Some(quantiles), Some(histogram)) = (report.quantiles.get(name), report.histograms.get(name))
+        else {
+            continue;
+        };
+        write!(out, "{name:<20} {:>9}", quantiles.n)?;
+        let Quantiles { mean, min, p50, p95, p99, max, .. } = quantiles;
+        for value in [mean, min, p50, p95, p99, max] {
+            write!(out, " {:>9}", shown_value(*value))?;
+        }
+        writeln!(out, "  {}", shown_histogram(histogram))?;
+    }
+    Ok(())
+}
+
+fn print_outliers(out: &mut impl Write, report: &StatsReport) -> Result<(), Failure> {
+    if report.outliers.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "{} outliers, the dearest:", report.outlier_count)?;
+    for outlier in report.outliers.iter().take(OUTLIERS_SHOWN) {
+        let NamedOutlier { key, shard, cost_seconds, times_median, .. } = outlier;
+        writeln!(
+            out,
+            "  {:>9} s, {times_median:>5.1} x median: {key} in {shard}",
+            shown_value(*cost_seconds)
+        )?;
+    }
+    Ok(())
+}
+
+/// Four significant digits, or whole numbers where there are more.
+fn shown_value(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        size if size >= 1e-3 => format!("{value:.5}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+fn shown_histogram(histogram: &Histogram) -> String {
+    let most = histogram.counts.iter().copied().max().unwrap_or(0).max(1);
+    let bar = |count: &u64| BARS[(count * 8).div_ceil(most) as usize];
+    histogram.counts.iter().map(bar).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_with_any_value_is_seen() {
+        let histogram = Histogram { min: 0.0, max: 1.0, counts: vec![0, 1, 1000] };
+        assert_eq!(shown_histogram(&histogram), " ▁█");
+    }
+
+    #[test]
+    fn values_keep_their_size() {
+        let shown = [0.0, 12.0, 12345.6, 3.14444, 0.012_345, 2e-7].map(shown_value);
+        assert_eq!(shown, ["0", "12", "12346", "3.14", "0.01235", "2.00e-7"]);
+    }
+}

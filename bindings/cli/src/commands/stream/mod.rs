@@ -1,0 +1,230 @@
+//! `dflop stream`: runs the loader flat out and measures it.
+
+mod input;
+mod metrics;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use dflop_loader::batch::Batch;
+use dflop_loader::collate::Decode;
+use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::loader::Loader;
+use dflop_loader::metrics::MetricsSnapshot;
+use dflop_loader::skip::{ErrorBudget, Skipped};
+use futures::StreamExt;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::args::augment::AugmentArgs;
+use crate::args::dataset::DatasetArgs;
+use crate::args::video::VideoArgs;
+use crate::failure::Failure;
+use crate::output::{Output, print_skipped, runtime, shown_bytes, write_json};
+use crate::progress::bar;
+use input::InputArgs;
+use metrics::{PrintStalls, print_metrics};
+
+/// How long the reader has to end once nobody listens.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Run the loader flat out and say how fast it was. Needs no index.
+#[derive(Debug, Args)]
+pub(crate) struct StreamArgs {
+    #[command(flatten)]
+    dataset: DatasetArgs,
+    /// What is done with each sample.
+    #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
+    decode: DecodeArg,
+    /// Read these fields only, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all; images with
+    /// `rgb224`].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    fields: Option<Vec<String>>,
+    /// With `rgb224`, decode a JPEG to a half, a quarter or an eighth of its size where that is still large enough;
+    /// pixels differ slightly. Needs a build with the feature `turbojpeg`.
+    #[arg(long)]
+    scaled_decode: bool,
+    #[command(flatten)]
+    augment: AugmentArgs,
+    #[command(flatten)]
+    video: VideoArgs,
+    /// Samples in a batch.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    batch: usize,
+    /// Threads that decode [default: one per core].
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// End after this many samples.
+    #[arg(long, value_name = "N")]
+    samples: Option<u64>,
+    /// Times that the shards are read.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    epochs: u64,
+    /// Tolerated share of bad samples, 0 to 1.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
+    error_budget: f64,
+    /// Tolerated number of bad samples, whatever their share [default: any].
+    #[arg(long, value_name = "N")]
+    error_count: Option<u64>,
+    /// Warn when nothing has happened for so long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    stall_seconds: f64,
+    /// Fail when nothing has happened for so long [default: never].
+    #[arg(long, value_name = "SECONDS")]
+    stall_error_seconds: Option<f64>,
+    /// Payload bytes that may wait for the decoders.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    buffered_bytes_max: u64,
+    #[command(flatten)]
+    input: InputArgs,
+    /// Say what every stage did; with `--json` under `metrics`.
+    #[arg(long)]
+    metrics: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DecodeArg {
+    /// Group all fields and read every payload byte.
+    Raw,
+    /// Decode the images only, to 224 x 224 normalized f32 tensors.
+    Rgb224,
+    /// Decode every field to pixels, PCM, text, JSON or arrays.
+    Media,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct StreamReport {
+    samples: u64,
+    fields: u64,
+    bytes: u64,
+    #[serde(rename = "pictures")]
+    images: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+    kernel_cpu_seconds: f64,
+    first_batch_seconds: Option<f64>,
+    peak_rss_bytes: u64,
+    skipped: Vec<Skipped>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<MetricsSnapshot>,
+}
+
+pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
+    let loader = loader(args)?;
+    let runtime = runtime()?;
+    let result = runtime.block_on(drain(&loader, args.samples));
+    // Commands of pipes are killed with their reader. Standard input may still be waited for; it must not hold up
+    // the end.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    let saved = args.input.save(&loader);
+    let mut report = result?;
+    saved?;
+    if report.samples == 0 && !args.input.is_resumed() {
+        return Err(no_samples(&report.skipped));
+    }
+    if let Some(fields) = args.fields.as_ref().filter(|_| report.samples > 0 && report.fields == 0) {
+        let fields = fields.join(",");
+        return Err(Failure::Failed(format!("none of {} samples has a field `{fields}`", report.samples)));
+    }
+    report.metrics = args.metrics.then(|| loader.metrics());
+    if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
+    let decode = match args.decode {
+        DecodeArg::Raw => Decode::Raw,
+        DecodeArg::Media => Decode::Media,
+        DecodeArg::Rgb224 => Decode::Pixels { side: const { NonZeroU32::new(224).unwrap() } },
+    };
+    let mut builder = Loader::builder(args.dataset.shards()?)
+        .decode(decode)
+        .scaled_decode(args.scaled_decode)
+        .batch_size(args.batch)
+        .epochs(args.epochs)
+        .buffered_bytes_max(args.buffered_bytes_max)
+        .stall_seconds_max(args.stall_seconds)
+        .stall_seconds_error(args.stall_error_seconds.unwrap_or(f64::INFINITY))
+        .stall_listener(Arc::new(PrintStalls));
+    let budget = ErrorBudget::new(args.error_budget)?;
+    builder = builder.error_budget(args.error_count.map_or(budget, |samples| budget.at_most(samples)));
+    if let Some(fields) = &args.fields {
+        builder = builder.fields(FieldSelection::new(fields)?);
+    }
+    if let Some(augment) = args.augment.augment(args.input.seed())? {
+        builder = builder.augment(augment);
+    }
+    if let Some(sampling) = args.video.sampling()? {
+        builder = builder.video_sampling(sampling);
+    }
+    if let Some(workers) = args.workers {
+        builder = builder.workers(workers);
+    }
+    if let Some(samples) = args.samples {
+        builder = builder.samples_max(samples);
+    }
+    Ok(args.input.apply(builder)?.build()?)
+}
+
+async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Failure> {
+    let started = Instant::now();
+    let bar = bar("samples", samples);
+    let mut report = StreamReport::default();
+    let mut batches = loader.stream();
+    while let Some(batch) = batches.next().await {
+        let batch: Batch = batch.inspect_err(|_| bar.abandon())?;
+        report.first_batch_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
+        report.samples += batch.samples.len() as u64;
+        report.bytes += batch.samples.iter().map(|sample| sample.bytes).sum::<u64>();
+        report.fields += batch.samples.iter().map(|sample| sample.fields.len() as u64).sum::<u64>();
+        report.images += batch.pixels.map_or(0, |pixels| pixels.tensor.rows() as u64);
+        bar.set_position(report.samples);
+    }
+    bar.finish_and_clear();
+    report.skipped = loader.skipped();
+    report.seconds = started.elapsed().as_secs_f64();
+    report.kernel_cpu_seconds = loader.kernel_cpu().as_secs_f64();
+    report.cpu_seconds = process_cpu().as_secs_f64();
+    report.peak_rss_bytes = peak_rss_bytes().unwrap_or(0);
+    Ok(report)
+}
+
+fn no_samples(skipped: &[Skipped]) -> Failure {
+    let why = skipped.first().map_or("no entry name has the form KEY.EXTENSION".to_owned(), |first| {
+        let Skipped { shard, offset, reason, .. } = first;
+        format!("the first bad entry: shard `{shard}`, offset {offset}: {reason}")
+    });
+    Failure::Failed(format!("the dataset has no samples that can be delivered: {why}"))
+}
+
+/// User and system time of the whole process since it started.
+fn process_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Highest resident set, mapped files included; Linux only.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Failure> {
+    let StreamReport { samples, bytes, seconds, cpu_seconds, kernel_cpu_seconds, .. } = report;
+    let rate = *samples as f64 / seconds;
+    writeln!(out, "{samples} samples, {} in {seconds:.3} s: {rate:.0} samples/s", shown_bytes(*bytes))?;
+    writeln!(out, "CPU         {cpu_seconds:.3} s, of it {kernel_cpu_seconds:.3} s in decoders")?;
+    if let Some(first) = report.first_batch_seconds {
+        writeln!(out, "first batch {first:.3} s")?;
+    }
+    writeln!(out, "peak memory {}, mapped files included", shown_bytes(report.peak_rss_bytes))?;
+    if let Some(metrics) = &report.metrics {
+        print_metrics(out, metrics)?;
+    }
+    print_skipped(out, &report.skipped)
+}

@@ -1,0 +1,371 @@
+//! The configuration of a run, as TOML.
+//!
+//! Every table but `model` may be left out. Paths are relative to the directory of the file. A field that is not known is
+//! an error, with its line.
+
+use std::path::{Path, PathBuf};
+
+use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_costmodel::FrozenParts;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TrainConfig {
+    /// Steps of the run, those before a restored state included: what the learning rate goes by.
+    #[serde(default = "steps")]
+    pub(crate) steps: u64,
+    /// The step to end before, where that is not the last.
+    #[serde(skip)]
+    pub(crate) until: Option<u64>,
+    /// Seed of initial weights and of the global order.
+    #[serde(default)]
+    pub(crate) seed: u64,
+    pub(crate) model: ModelTable,
+    #[serde(default)]
+    pub(crate) data: DataTable,
+    #[serde(default)]
+    pub(crate) parallel: ParallelTable,
+    #[serde(default)]
+    pub(crate) optimizer: OptimizerTable,
+    #[serde(default)]
+    pub(crate) checkpoint: CheckpointTable,
+    #[serde(default)]
+    pub(crate) correction: CorrectionTable,
+}
+
+/// The model: a directory as it is downloaded from Hugging Face, or the contents of its files.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ModelTable {
+    /// Directory with `config.json`, `tokenizer.json` and perhaps weights.
+    #[serde(rename = "folder")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Contents of `config.json`, in place of a directory.
+    pub(crate) config: Option<Value>,
+    /// Contents of `preprocessor_config.json`.
+    pub(crate) preprocessor: Option<Value>,
+    /// Begin with the weights of the directory instead of the seed's.
+    #[serde(default)]
+    pub(crate) pretrained: bool,
+    /// Parts that are not trained, such as `"vision,projector"`.
+    pub(crate) freeze: Option<String>,
+    /// Compute activations of layers again in the backward pass.
+    #[serde(default)]
+    pub(crate) recompute_layers: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct DataTable {
+    /// Shards of the dataset; see `dflop stream`.
+    pub(crate) shards: Vec<String>,
+    /// Make a dataset instead.
+    pub(crate) generate: Option<GenerateTable>,
+    /// `tokenizer.json` or its directory [default: the model's directory].
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Samples of a global batch.
+    pub(crate) global_batch: u64,
+    /// Threads that decode, of each rank.
+    pub(crate) workers: usize,
+    /// Longest sample, in tokens.
+    pub(crate) tokens_max: Option<u64>,
+}
+
+impl Default for DataTable {
+    fn default() -> Self {
+        Self {
+            shards: Vec::new(),
+            generate: None,
+            tokenizer: None,
+            global_batch: 32,
+            workers: 1,
+            tokens_max: None,
+        }
+    }
+}
+
+/// A made-up mix of texts and tiled images.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct GenerateTable {
+    pub(crate) samples: usize,
+    /// Seed of the data alone.
+    pub(crate) seed: u64,
+    /// Share of samples with an image.
+    #[serde(rename = "picture_fraction")]
+    pub(crate) image_fraction: f64,
+    /// Fewest and most tiles of an image, the one that shows it whole among them.
+    pub(crate) tiles: [u32; 2],
+    /// Side of a tile, pixels.
+    pub(crate) tile_pixels: u32,
+    /// Tokens of a text are lognormal: their median, …
+    pub(crate) text_tokens_median: f64,
+    /// … sigma, …
+    pub(crate) text_tokens_sigma: f64,
+    /// … and the most.
+    pub(crate) text_tokens_max: u32,
+}
+
+impl Default for GenerateTable {
+    fn default() -> Self {
+        Self {
+            samples: 512,
+            seed: 0,
+            image_fraction: 0.15,
+            tiles: [8, 24],
+            tile_pixels: 32,
+            text_tokens_median: 60.0,
+            text_tokens_sigma: 1.0,
+            text_tokens_max: 1024,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ParallelTable {
+    /// `gpipe`, `1f1b` or `interleaved:N`.
+    pub(crate) schedule: String,
+    /// Microbatches of each DP rank.
+    pub(crate) microbatches: usize,
+    /// `balanced` or `data-blind`.
+    pub(crate) strategy: StrategyName,
+    /// Work units that the search for one step spends.
+    pub(crate) work: u64,
+    /// Threads of each rank that compute.
+    pub(crate) threads: usize,
+    pub(crate) vision: ModuleTable,
+    pub(crate) audio: ModuleTable,
+    pub(crate) llm: ModuleTable,
+    /// What predicts times before anything is measured: a device preset.
+    pub(crate) device: String,
+    /// A measured profile in its place.
+    pub(crate) profile: Option<PathBuf>,
+    /// Longest wait for another rank.
+    pub(crate) timeout_seconds: f64,
+    /// Most memory that a rank's weights, gradients, optimizer and activations may take [default: what there is].
+    pub(crate) memory_gib: Option<f64>,
+}
+
+impl Default for ParallelTable {
+    fn default() -> Self {
+        Self {
+            schedule: "1f1b".to_owned(),
+            microbatches: 8,
+            strategy: StrategyName::Balanced,
+            work: 20_000,
+            threads: 1,
+            vision: ModuleTable::default(),
+            audio: ModuleTable::default(),
+            llm: ModuleTable::default(),
+            device: "cpu".to_owned(),
+            profile: None,
+            timeout_seconds: 120.0,
+            memory_gib: None,
+        }
+    }
+}
+
+/// How one module is spread over ranks.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ModuleTable {
+    pub(crate) stages: usize,
+    /// Layers of every stage [default: as even as can be].
+    pub(crate) layers: Option<Vec<usize>>,
+    pub(crate) dp: usize,
+    pub(crate) tp: usize,
+}
+
+impl Default for ModuleTable {
+    fn default() -> Self {
+        Self { stages: 1, layers: None, dp: 1, tp: 1 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum StrategyName {
+    /// Microbatches and ranks of even cost.
+    Balanced,
+    /// The global order dealt round robin, no cost looked at.
+    DataBlind,
+}
+
+impl StrategyName {
+    pub(crate) const fn strategy(self) -> Strategy {
+        match self {
+            Self::Balanced => Strategy::Search,
+            Self::DataBlind => Strategy::RoundRobin,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct OptimizerTable {
+    pub(crate) learning_rate: f64,
+    pub(crate) warmup_steps: u64,
+    /// Rate at the last step, behind half a cosine [default: the rate stays].
+    pub(crate) learning_rate_min: Option<f64>,
+    pub(crate) weight_decay: f64,
+    pub(crate) betas: [f64; 2],
+    pub(crate) epsilon: f64,
+    /// Largest norm of all gradients; 0 for no bound.
+    pub(crate) gradient_norm_max: f64,
+    pub(crate) precision: PrecisionName,
+}
+
+impl Default for OptimizerTable {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            warmup_steps: 0,
+            learning_rate_min: None,
+            weight_decay: 0.1,
+            betas: [0.9, 0.95],
+            epsilon: 1e-8,
+            gradient_norm_max: 1.0,
+            precision: PrecisionName::F32,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PrecisionName {
+    /// Weights and activations of 32 bits.
+    F32,
+    /// Of 16 bits, with weights of 32 bits beside them.
+    Bf16,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct CheckpointTable {
+    /// Directory of saved states [default: none are written].
+    #[serde(rename = "folder")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Steps between them; the last step is saved in any case.
+    pub(crate) every: Option<u64>,
+    /// States that are kept [default: 2].
+    pub(crate) kept: Option<usize>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct CorrectionTable {
+    /// Whether measured times correct the plans.
+    pub(crate) enabled: bool,
+    /// Steps after which corrections are learned anew.
+    pub(crate) interval_steps: u64,
+}
+
+impl Default for CorrectionTable {
+    fn default() -> Self {
+        Self { enabled: true, interval_steps: 8 }
+    }
+}
+
+const fn steps() -> u64 {
+    100
+}
+
+impl TrainConfig {
+    /// Reads a file; its paths are relative to its directory.
+    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+        let mut config: Self = toml::from_str(&text)
+            .map_err(|error| Failure::Misuse(error.to_string().trim_end().to_owned()).in_file(path))?;
+        let directory = path.parent().unwrap_or(Path::new("")).to_owned();
+        let resolve = |relative: &mut PathBuf| *relative = directory.join(&*relative);
+        let own = [&mut config.model.directory, &mut config.data.tokenizer, &mut config.parallel.profile];
+        own.into_iter().flatten().for_each(resolve);
+        config.checkpoint.directory.iter_mut().for_each(resolve);
+        for shard in &mut config.data.shards {
+            if !shard.contains("://") && !shard.starts_with("pipe:") && shard != "-" {
+                *shard = directory.join(&*shard).display().to_string();
+            }
+        }
+        Ok(config)
+    }
+
+    /// Checks what no other part of the program checks.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let refuse = |reason: &str| Err(Failure::Misuse(reason.to_owned()));
+        if self.steps == 0 || self.until == Some(0) {
+            return refuse("invalid `steps`: must be at least 1");
+        }
+        if self.model.directory.is_some() == self.model.config.is_some() {
+            return refuse("`model` needs either `folder` or `config`");
+        }
+        if self.data.shards.is_empty() == self.data.generate.is_none() {
+            return refuse("`data` needs either `shards` or `generate`");
+        }
+        if self.model.pretrained && self.model.directory.is_none() {
+            return refuse("`model.pretrained` needs `model.folder`");
+        }
+        if self.data.generate.is_none() && self.data.tokenizer.is_none() && self.model.directory.is_none() {
+            return refuse("`data.tokenizer` is missing");
+        }
+        if self.parallel.threads == 0 || self.data.workers == 0 {
+            return refuse("`parallel.threads` and `data.workers` must be at least 1");
+        }
+        if !(self.parallel.timeout_seconds > 0.0 && self.parallel.timeout_seconds < 1e9) {
+            return refuse("invalid `parallel.timeout_seconds`: must be above 0");
+        }
+        if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
+            return refuse("invalid `parallel.memory_gib`: must be above 0");
+        }
+        if self.checkpoint.every == Some(0) {
+            return refuse("invalid `checkpoint.every`: must be at least 1");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn schedule(&self) -> Result<ScheduleKind, Failure> {
+        let name = &self.parallel.schedule;
+        name.parse().map_err(|error| Failure::Misuse(format!("invalid `parallel.schedule`: {error}")))
+    }
+
+    pub(crate) fn frozen(&self) -> Result<FrozenParts, Failure> {
+        let Some(parts) = &self.model.freeze else { return Ok(FrozenParts::default()) };
+        parts.parse().map_err(|error| Failure::Misuse(format!("invalid `model.freeze`: {error}")))
+    }
+}
+
+impl TrainConfig {
+    /// Leaves every module one stage.
+    pub(crate) fn one_stage_each(&mut self) {
+        let ParallelTable { vision, audio, llm, .. } = &mut self.parallel;
+        for table in [vision, audio, llm] {
+            (table.stages, table.layers) = (1, None);
+        }
+    }
+
+    /// Sets the pipeline stages of all modules together; encoders that the configuration describes keep theirs.
+    pub(crate) fn pipeline_stages(&mut self, stages: usize) -> Result<(), Failure> {
+        let has = |name: &str| {
+            let config = self.model.config.as_ref();
+            config.is_none_or(|config| config.get(name).is_some())
+        };
+        let mut encoders = 0;
+        for (table, name) in
+            [(&self.parallel.vision, "vision_config"), (&self.parallel.audio, "audio_config")]
+        {
+            encoders += if has(name) { table.stages } else { 0 };
+        }
+        let Some(llm) = stages.checked_sub(encoders).filter(|llm| *llm > 0) else {
+            let reason =
+                format!("`--pipeline-stages {stages}`: encoders have {encoders}, the LLM needs one more");
+            return Err(Failure::Misuse(reason));
+        };
+        (self.parallel.llm.stages, self.parallel.llm.layers) = (llm, None);
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! The demo's training: the example's model, trained for real with both cuts of the same batches.
+
+use dflop_executor::run::{EXAMPLE_CONFIG, StepReport};
+
+use super::config::{StrategyName, TrainConfig};
+use super::{RankTask, Setup, run_threads};
+use crate::failure::Failure;
+
+/// Steps of each run; the first warms up and is not timed.
+const STEPS: u64 = 9;
+/// Runs in turn, so that what else the machine does falls on both.
+const ORDER: [StrategyName; 4] =
+    [StrategyName::Balanced, StrategyName::DataBlind, StrategyName::DataBlind, StrategyName::Balanced];
+
+/// What the runs took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trained {
+    /// Ranks, one thread each.
+    pub(crate) ranks: usize,
+    /// Timed steps of each strategy.
+    pub(crate) steps: u64,
+    /// Mean measured step.
+    pub(crate) data_blind_seconds: f64,
+    /// Mean measured step.
+    pub(crate) balanced_seconds: f64,
+    /// First and last loss of a balanced run.
+    pub(crate) losses: [f64; 2],
+    /// Largest relative difference between the losses of both strategies at the same step.
+    pub(crate) loss_difference: f64,
+}
+
+/// Trains; all ranks are threads of this process.
+pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
+    let mut config: TrainConfig =
+        toml::from_str(EXAMPLE_CONFIG).map_err(|error| Failure::Failed(error.to_string()))?;
+    (config.until, config.seed) = (Some(STEPS), seed);
+    let setup = Setup::new(&config)?;
+    let mut runs: Vec<Vec<StepReport>> = Vec::new();
+    for strategy in ORDER {
+        config.parallel.strategy = strategy;
+        let mut reports = Vec::new();
+        let mut told = |report: &StepReport| {
+            reports.push(report.clone());
+            Ok(())
+        };
+        run_threads(&config, &setup, &RankTask::default(), &mut told)?;
+        runs.push(reports);
+    }
+    let timed = |strategy| {
+        let own = runs.iter().zip(ORDER).filter(move |(_, of)| *of == strategy);
+        own.flat_map(|(run, _)| run.iter().skip(1)).map(|report| report.seconds)
+    };
+    let mean = |strategy| timed(strategy).sum::<f64>() / timed(strategy).count().max(1) as f64;
+    let losses: Vec<f64> = runs[0].iter().map(|report| report.loss).collect();
+    let differences = losses.iter().zip(&runs[1]).map(|(loss, other)| ((loss - other.loss) / loss).abs());
+    Ok(Trained {
+        ranks: setup.job.world_size(),
+        steps: timed(StrategyName::Balanced).count() as u64,
+        data_blind_seconds: mean(StrategyName::DataBlind),
+        balanced_seconds: mean(StrategyName::Balanced),
+        losses: [losses[0], losses[losses.len() - 1]],
+        loss_difference: differences.fold(0.0, f64::max),
+    })
+}

@@ -1,0 +1,206 @@
+//! `dflop train`: trains a model through the executor, by a configuration in TOML.
+//!
+//! Without a launcher's environment the command starts the ranks of the job itself, as processes of this machine, and
+//! is their launcher; under `torchrun`, Slurm or Open MPI it is one rank.
+
+mod config;
+mod demo;
+mod inline;
+mod print;
+mod rank;
+mod setup;
+mod synthetic;
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use dflop_executor::comm::{RankIdentity, Settings, tcp};
+use dflop_executor::launch::{Launcher, end_with_launcher, identity_from_environment};
+use dflop_executor::run::StepReport;
+use dflop_executor::training::join_traces;
+
+pub(crate) use config::{StrategyName, TrainConfig};
+pub(crate) use demo::{Trained, train as train_demo};
+use print::Printer;
+pub(crate) use rank::{RankTask, run_threads};
+pub(crate) use setup::Setup;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::reexec::Invocation;
+
+/// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
+///
+/// Prints a line for every step. Starts the ranks of the job as processes of this machine, unless a launcher (torchrun, Slurm,
+/// Open MPI) started this process as one of them.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// Configuration of the run, TOML.
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Seed of initial weights and of the global order [default: the configuration's].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// End after this step of the run; the learning rate goes by the configuration's steps [default: these].
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Pipeline stages of all modules together; the encoders keep theirs. With 1, encoder and LLM take turns in one
+    /// process [default: the configuration's].
+    #[arg(long, value_name = "N")]
+    pipeline_stages: Option<usize>,
+    /// How global batches are cut [default: the configuration's].
+    #[arg(long, value_enum)]
+    strategy: Option<StrategyName>,
+    /// Ranks to start on this machine; has to be the job's number [default: the job's number].
+    #[arg(long, value_name = "N")]
+    local_ranks: Option<usize>,
+    /// Directory of saved states [default: the configuration's].
+    #[arg(long, value_name = "DIR")]
+    checkpoints: Option<PathBuf>,
+    /// Go on from the last complete state in the directory of saved states; begin anew if there is none.
+    #[arg(long)]
+    resume: bool,
+    /// Write the timeline of every action, measured beside predicted, for Perfetto or `chrome://tracing`.
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
+    show_warnings();
+    let config = args.config()?;
+    let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
+    if identity.rendezvous.is_some() {
+        return run_rank(args, &config, &identity, out);
+    }
+    let setup = Setup::new(&config)?;
+    let ranks = setup.job.world_size();
+    if let Some(asked) = args.local_ranks.filter(|asked| *asked != ranks) {
+        return Err(Failure::Misuse(format!("`--local-ranks {asked}`: the job has {ranks} ranks")));
+    }
+    // Ranks find the index made.
+    drop(setup.planner(&config, None)?);
+    let done = if ranks == 1 || args.pipeline_stages == Some(1) {
+        train_in_threads(args, &config, &setup, out)
+    } else {
+        launch(&config, ranks, invocation)
+    };
+    // What a run that failed did before is of no less interest.
+    let joined = args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks));
+    done.and(joined)
+}
+
+/// All ranks as threads of this process.
+fn train_in_threads(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    setup: &Setup,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let mut printer = Printer::new(out, args.json);
+    let mut tell = |report: &StepReport| printer.step(report);
+    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone() };
+    run_threads(config, setup, &task, &mut tell)?;
+    printer.end()
+}
+
+/// Shows on standard error what the libraries warn of, such as samples that are left out.
+fn show_warnings() {
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    // Another one, set before, goes on.
+    drop(lines.with_ansi(false).with_target(false).without_time().try_init());
+}
+
+/// One rank under a launcher.
+fn run_rank(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    identity: &RankIdentity,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    end_with_launcher().map_err(dflop_executor::Error::from)?;
+    let setup = Setup::new(config)?;
+    let session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
+    let task = RankTask { is_resumed: args.resume, trace };
+    if identity.rank > 0 {
+        return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(()));
+    }
+    let mut printer = Printer::new(out, args.json);
+    rank::run(config, &setup, Box::new(session.comm), &task, &mut |report| printer.step(report))?;
+    printer.end()
+}
+
+/// Starts the ranks and waits for them.
+fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result<(), Failure> {
+    let launcher = Launcher::new(invocation.path()?, ranks).map_err(dflop_executor::Error::from)?;
+    // One thread pool a rank: what the configuration says.
+    let launcher = launcher
+        .args(invocation.args())
+        .first_rank_prints_plainly()
+        .variable("RAYON_NUM_THREADS", config.parallel.threads.to_string());
+    let outcome = launcher.run().map_err(dflop_executor::Error::from)?;
+    if let Some(failed) = outcome.failed {
+        let reason = format!("rank {} ended the run: {}", failed.rank, failed.status);
+        // What only ranks find out about the arguments is no less a misuse.
+        return Err(match failed.status.code() {
+            Some(2) => Failure::Misuse(reason),
+            _ => Failure::Failed(reason),
+        });
+    }
+    match outcome.interrupted {
+        Some(signal) => Err(Failure::Failed(format!("interrupted by signal {signal}"))),
+        None => Ok(()),
+    }
+}
+
+/// Joins the timelines of all ranks into one file.
+fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
+    let parts: Vec<PathBuf> =
+        (0..ranks).map(|rank| rank::part(trace, rank)).filter(|part| part.is_file()).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let files =
+        parts.iter().map(|part| File::open(part).map(BufReader::new)).collect::<Result<Vec<_>, _>>()?;
+    let output = File::create(trace).map_err(|error| Failure::from(error).in_file(trace))?;
+    join_traces(files, BufWriter::new(output))?;
+    for part in parts {
+        std::fs::remove_file(part)?;
+    }
+    Ok(())
+}
+
+/// How ranks wait for one another.
+fn settings(config: &TrainConfig) -> Settings {
+    Settings::default().wait(Duration::from_secs_f64(config.parallel.timeout_seconds))
+}
+
+impl TrainArgs {
+    /// The configuration with what the arguments say in its place.
+    fn config(&self) -> Result<TrainConfig, Failure> {
+        let mut config = TrainConfig::read(&self.config)?;
+        config.seed = self.seed.unwrap_or(config.seed);
+        config.until = self.steps;
+        config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
+        if let Some(directory) = &self.checkpoints {
+            config.checkpoint.directory = Some(directory.clone());
+        }
+        if self.resume && config.checkpoint.directory.is_none() {
+            return Err(Failure::Misuse(
+                "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),
+            ));
+        }
+        match self.pipeline_stages {
+            Some(1) => config.one_stage_each(),
+            Some(stages) => config.pipeline_stages(stages)?,
+            None => {}
+        }
+        Ok(config)
+    }
+}

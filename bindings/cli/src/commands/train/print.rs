@@ -1,0 +1,71 @@
+//! Lines of a run.
+
+use std::io::Write;
+
+use dflop_executor::run::StepReport;
+
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+
+/// Prints steps as they end.
+pub(crate) struct Printer<'a> {
+    out: &'a mut Output,
+    is_json: bool,
+    steps: u64,
+    tokens: u64,
+    seconds: f64,
+    data_wait_seconds: f64,
+    losses: Option<[f64; 2]>,
+}
+
+impl<'a> Printer<'a> {
+    pub(crate) fn new(out: &'a mut Output, is_json: bool) -> Self {
+        Self { out, is_json, steps: 0, tokens: 0, seconds: 0.0, data_wait_seconds: 0.0, losses: None }
+    }
+
+    pub(crate) fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
+        self.steps += 1;
+        self.tokens += report.tokens;
+        self.seconds += report.seconds;
+        self.data_wait_seconds += report.data_wait_seconds;
+        let first = self.losses.map_or(report.loss, |[first, _]| first);
+        self.losses = Some([first, report.loss]);
+        if self.is_json {
+            write_json(self.out, report)?;
+        } else {
+            self.line(report)?;
+        }
+        // Whoever watches the run sees the step when it ends.
+        Ok(self.out.flush()?)
+    }
+
+    fn line(&mut self, report: &StepReport) -> Result<(), Failure> {
+        let StepReport { step, loss, tokens, seconds, tokens_per_second, .. } = report;
+        write!(
+            self.out,
+            "step {step:>5}  loss {loss:.4}  {tokens} tokens in {seconds:.3} s, {tokens_per_second:.0}/s  MFU {:.1} %  \
+             bubble {:.1} %  data {:.1} ms",
+            100.0 * report.mfu,
+            100.0 * report.bubble_fraction,
+            1e3 * report.data_wait_seconds,
+        )?;
+        if report.dropped_samples > 0 {
+            write!(self.out, "  {} bad samples left out", report.dropped_samples)?;
+        }
+        writeln!(self.out)?;
+        Ok(())
+    }
+
+    /// Says what the run was.
+    pub(crate) fn end(self) -> Result<(), Failure> {
+        let Some([first, last]) = self.losses.filter(|_| !self.is_json) else { return Ok(()) };
+        let Self { out, steps, tokens, seconds, data_wait_seconds, .. } = self;
+        writeln!(
+            out,
+            "{steps} steps in {seconds:.1} s: loss {first:.4} to {last:.4}, {:.0} tokens/s, {:.2} % of the time waiting for data",
+            tokens as f64 / seconds,
+            100.0 * data_wait_seconds / seconds
+        )?;
+        Ok(())
+    }
+}

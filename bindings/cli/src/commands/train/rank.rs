@@ -1,0 +1,248 @@
+//! One rank of a run, from joining the others to the last step.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use dflop_costmodel::correction::CorrectionOptions;
+use dflop_executor::comm::{Comm, StepContext, threads};
+use dflop_executor::device::{Cpu, CpuBf16, Device};
+use dflop_executor::feed::Feed;
+use dflop_executor::measure::gemm_peak_flops;
+use dflop_executor::run::{Rank, RankOptions, StepReport, join};
+use dflop_executor::stage::Activations;
+use dflop_executor::training::checkpoint::{Checkpoints, Saved};
+use dflop_executor::training::{
+    Decay, LearningRate, OptimizerSettings, Precision, TraceWriter, Trainer, TrainerSettings,
+};
+use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
+use dflop_loader::state::LoaderState;
+use serde_json::json;
+
+use super::config::{OptimizerTable, PrecisionName, TrainConfig};
+use super::setup::Setup;
+use crate::failure::Failure;
+
+/// Large products whose best gives the peak.
+const PEAK_RUNS: usize = 3;
+
+/// What a rank does besides what the configuration says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RankTask {
+    /// Go on from the last saved state.
+    pub(crate) is_resumed: bool,
+    /// File of this rank's timeline.
+    pub(crate) trace: Option<std::path::PathBuf>,
+}
+
+/// Runs a rank; `told` is called for every step on every rank.
+pub(crate) fn run(
+    config: &TrainConfig,
+    setup: &Setup,
+    comm: Box<dyn Comm>,
+    task: &RankTask,
+    told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let cpu = Cpu::new(config.parallel.threads)?;
+    let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
+    let cpu = match config.parallel.memory_gib {
+        Some(memory) => cpu.memory_limit((memory * f64::from(1 << 30)) as u64),
+        None => cpu,
+    };
+    match config.optimizer.precision {
+        PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, told),
+        PrecisionName::Bf16 => {
+            run_on(&CpuBf16::new(config.parallel.threads)?, peak, config, setup, comm, task, told)
+        }
+    }
+}
+
+fn run_on<D: Device>(
+    device: &D,
+    peak_flops_per_second: f64,
+    config: &TrainConfig,
+    setup: &Setup,
+    comm: Box<dyn Comm>,
+    task: &RankTask,
+    told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let checkpoints = checkpoints(config, setup)?;
+    let saved = match (&checkpoints, task.is_resumed) {
+        (Some(checkpoints), true) => checkpoints.latest(&*comm)?,
+        _ => None,
+    };
+    let mut rank = start(device, peak_flops_per_second, config, setup, comm, task, saved.as_ref())?;
+    if let Some(checkpoints) = checkpoints.as_ref().filter(|_| !task.is_resumed)
+        && let Some(earlier) = checkpoints.set_aside(rank.comm())?
+    {
+        tracing::warn!(directory = %earlier.display(), "states of an earlier run are kept apart");
+    }
+    let every = config.checkpoint.every.unwrap_or(u64::MAX);
+    let mut saved_at = None;
+    let until = config.until.unwrap_or(config.steps);
+    while rank.steps() < until {
+        let step = rank.steps();
+        let Some(report) = rank.step().map_err(|error| Failure::from(error).in_step(step))? else { break };
+        told(&report)?;
+        if let Some(checkpoints) = checkpoints.as_ref().filter(|_| rank.steps().is_multiple_of(every)) {
+            rank.save(checkpoints)?;
+            saved_at = Some(rank.steps());
+        }
+    }
+    if let Some(checkpoints) = checkpoints.as_ref().filter(|_| saved_at != Some(rank.steps())) {
+        rank.save(checkpoints)?;
+    }
+    rank.comm()
+        .barrier(StepContext::step(rank.steps(), "end the run"))
+        .map_err(dflop_executor::Error::from)?;
+    Ok(rank.finish()?)
+}
+
+/// Builds all parts of a rank, with the others.
+fn start<D: Device>(
+    device: &D,
+    peak_flops_per_second: f64,
+    config: &TrainConfig,
+    setup: &Setup,
+    comm: Box<dyn Comm>,
+    task: &RankTask,
+    saved: Option<&Saved>,
+) -> Result<Rank<D>, Failure> {
+    let rank = comm.rank();
+    let place = setup.job.place(rank)?;
+    let state = saved.map(|saved| serde_json::from_value::<LoaderState>(saved.run().loader.clone()));
+    let state =
+        state.transpose().map_err(|error| Failure::Failed(format!("state of the loader: {error}")))?;
+    let planner = setup.planner(config, state)?;
+    let feed =
+        Feed::new(device.clone(), setup.job.clone(), place, planner, setup.preparer(config)?, |loader| {
+            loader.workers(config.data.workers)
+        })?;
+    let pretrained = match (saved, config.model.pretrained) {
+        (None, true) => Some(Checkpoint::open(&setup.model_directory)?),
+        _ => None,
+    };
+    let seed = Seed(config.seed);
+    let source: &dyn WeightSource = match (saved, &pretrained) {
+        (Some(saved), _) => saved.weights(),
+        (None, Some(weights)) => weights,
+        (None, None) => &seed,
+    };
+    let activations =
+        if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
+    let mut pipeline = join(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
+    let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
+    let mut trainer = Trainer::new(trainer_settings(config), pipeline.comm(), stages)?;
+    if let Some(saved) = saved {
+        trainer.restore(pipeline.stages_mut(), saved)?;
+    }
+    let correction = config.correction.enabled.then(|| CorrectionOptions {
+        interval_steps: config.correction.interval_steps,
+        tracking_cost: 0.0,
+        ..CorrectionOptions::default()
+    });
+    let trace = task.trace.as_deref().map(open_trace).transpose()?;
+    let layout = setup.job.modules().iter().map(|module| {
+        json!({"module": format!("{:?}", module.module).to_lowercase(), "stages": module.stages,
+            "dp": module.dp_size, "tp": module.tp_size})
+    });
+    let options =
+        RankOptions { correction, peak_flops_per_second, trace, seed: config.seed, layout: layout.collect() };
+    Ok(Rank::new(pipeline, feed, trainer, options)?)
+}
+
+type Trace = TraceWriter<Box<dyn Write + Send>>;
+
+fn open_trace(path: &Path) -> Result<Trace, Failure> {
+    let file = File::create(path).map_err(|error| Failure::from(error).in_file(path))?;
+    Ok(TraceWriter::new(Box::new(BufWriter::new(file)) as Box<dyn Write + Send>)?)
+}
+
+fn checkpoints(config: &TrainConfig, setup: &Setup) -> Result<Option<Checkpoints>, Failure> {
+    let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
+    let mut checkpoints = Checkpoints::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
+    for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let path = setup.model_directory.join(name);
+        if path.is_file() {
+            let bytes = std::fs::read(&path).map_err(|error| Failure::from(error).in_file(&path))?;
+            checkpoints = checkpoints.companion(name, bytes);
+        }
+    }
+    Ok(Some(checkpoints))
+}
+
+fn trainer_settings(config: &TrainConfig) -> TrainerSettings {
+    let OptimizerTable { learning_rate, warmup_steps, learning_rate_min, betas, .. } = config.optimizer;
+    let decay =
+        learning_rate_min.map_or(Decay::Constant, |minimum| Decay::Cosine { minimum, steps: config.steps });
+    let optimizer = OptimizerSettings {
+        beta1: betas[0],
+        beta2: betas[1],
+        epsilon: config.optimizer.epsilon,
+        weight_decay: config.optimizer.weight_decay,
+        precision: match config.optimizer.precision {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Bf16 => Precision::Bf16,
+        },
+        ..OptimizerSettings::default()
+    };
+    TrainerSettings {
+        optimizer,
+        gradient_norm_max: (config.optimizer.gradient_norm_max != 0.0)
+            .then_some(config.optimizer.gradient_norm_max),
+        ..TrainerSettings::new(LearningRate { peak: learning_rate, warmup_steps, decay })
+    }
+}
+
+/// Runs all ranks as threads of this process; `told` is called for the steps of rank 0, on this thread.
+pub(crate) fn run_threads(
+    config: &TrainConfig,
+    setup: &Setup,
+    task: &RankTask,
+    told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let world = threads::world(setup.job.world_size(), super::settings(config))
+        .map_err(dflop_executor::Error::from)?;
+    std::thread::scope(|scope| {
+        let (sender, reports) = std::sync::mpsc::channel();
+        let ranks: Vec<_> = world
+            .into_iter()
+            .map(|comm| {
+                let sender = (comm.rank() == 0).then(|| sender.clone());
+                let trace = task.trace.as_deref().map(|path| part(path, comm.rank()));
+                let task = RankTask { trace, ..task.clone() };
+                scope.spawn(move || {
+                    run(config, setup, Box::new(comm), &task, &mut |report| match &sender {
+                        // Who listens no more has failed to print, and says so.
+                        Some(sender) => sender.send(report.clone()).map_err(|_| Failure::Closed),
+                        None => Ok(()),
+                    })
+                })
+            })
+            .collect();
+        drop(sender);
+        let printed = reports.iter().try_for_each(|report| told(&report));
+        drop(reports);
+        let ended: Vec<_> = ranks.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        printed?;
+        first_failure(
+            ended
+                .into_iter()
+                .map(|done| done.unwrap_or_else(|_| Err(Failure::Failed("a rank panicked".to_owned())))),
+        )
+    })
+}
+
+/// The failure of the rank that is to blame; others only say that the job is over.
+fn first_failure(ended: impl Iterator<Item = Result<(), Failure>>) -> Result<(), Failure> {
+    let (others, mut own): (Vec<_>, Vec<_>) =
+        ended.filter_map(Result::err).partition(|failure| matches!(failure, Failure::Secondary(_)));
+    own.extend(others);
+    own.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// File of the timeline of one rank, beside the one that joins them.
+pub(crate) fn part(path: &Path, rank: usize) -> std::path::PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    path.with_file_name(format!(".{name}.{rank}"))
+}

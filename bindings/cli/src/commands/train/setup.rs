@@ -1,0 +1,152 @@
+//! From a configuration to the parts of a run that all ranks share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
+use dflop_executor::model::encoder::FrozenEncoder;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+use dflop_executor::pipeline::{Job, ModuleLayout};
+use dflop_loader::index::{Index, IndexOptions, TokenCounts};
+use dflop_loader::model_directory::ModelDirectory;
+use dflop_loader::plan::StepPlanner;
+use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::shard::expand_shards;
+use dflop_loader::state::LoaderState;
+
+use super::config::{ModuleTable, TrainConfig};
+use super::synthetic::Generated;
+use crate::failure::Failure;
+use dflop_loader::model_source::read_profile;
+
+/// What every rank of a run knows before it talks to the others.
+pub(crate) struct Setup {
+    pub(crate) job: Arc<Job>,
+    pub(crate) frozen: FrozenModules,
+    /// Directory of the model's files; weights are there if it is pretrained.
+    pub(crate) model_directory: PathBuf,
+    spec: ModelSpec,
+    directory: ModelDirectory,
+    shards: Vec<String>,
+    tokenizer: PathBuf,
+}
+
+impl Setup {
+    /// Reads the model and makes the dataset, if it is to be made.
+    pub(crate) fn new(config: &TrainConfig) -> Result<Self, Failure> {
+        config.check()?;
+        let generated = config.data.generate.as_ref().map(|table| Generated::make(table, &config.model));
+        let generated = generated.transpose()?;
+        let model_directory = match (&config.model.directory, &generated) {
+            (Some(directory), _) => directory.clone(),
+            (None, Some(generated)) => generated.model(),
+            (None, None) => super::inline::write(&config.model)?,
+        };
+        let tokenizer = match (&config.data.tokenizer, &generated) {
+            (Some(file), _) => file.clone(),
+            (None, Some(generated)) => generated.model(),
+            (None, None) => model_directory.clone(),
+        };
+        let directory = ModelDirectory::open(&model_directory)?;
+        let spec = directory.spec()?;
+        let model = ModelConfig::from_config(&directory.documents().config)?;
+        let frozen = frozen(config.frozen()?);
+        let job = Arc::new(job(config, model, frozen)?);
+        let shards =
+            generated.map_or_else(|| config.data.shards.clone(), |generated| vec![generated.shards()]);
+        Ok(Self { job, frozen, model_directory, spec, directory, shards, tokenizer })
+    }
+
+    /// Settings of the preparer of the model.
+    pub(crate) fn preparer(&self, config: &TrainConfig) -> Result<PreparerBuilder, Failure> {
+        let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.tokenizer)?);
+        if let Some(images) = self.directory.image_processor(&self.spec)? {
+            builder = builder.image_processor(Arc::new(images));
+        }
+        if let Some(tokens) = config.data.tokens_max {
+            builder = builder.tokens_max(tokens);
+        }
+        Ok(builder)
+    }
+
+    /// The planner of the run's steps; indexes the dataset on first use, with texts counted by the tokenizer.
+    pub(crate) fn planner(
+        &self,
+        config: &TrainConfig,
+        state: Option<LoaderState>,
+    ) -> Result<StepPlanner, Failure> {
+        let counter = self.preparer(config)?.build()?.text_counter();
+        let options =
+            IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() };
+        let index = Arc::new(Index::open_or_build(expand_shards(&self.shards)?, &options)?);
+        let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
+        let stages = self.job.modules().iter().map(|module| module.stages.len());
+        let builder = StepPlanner::builder(index, self.cost_model(config)?)
+            .global_batch(config.data.global_batch)
+            .dp_size(llm)
+            .microbatches(config.parallel.microbatches)
+            .stages(stages.collect())
+            .strategy(config.parallel.strategy.strategy())
+            .work(config.parallel.work)
+            .seed(config.seed);
+        let builder = match state {
+            Some(state) => builder.restore(state),
+            None => builder,
+        };
+        Ok(builder.build()?)
+    }
+
+    fn cost_model(&self, config: &TrainConfig) -> Result<CostModel, Failure> {
+        let model = match &config.parallel.profile {
+            Some(path) => {
+                CostModel::from_profile(self.spec.clone(), &read_profile(path)?, ProfileOptions::default())?
+            }
+            None => CostModel::new(self.spec.clone(), DeviceRate::preset(&config.parallel.device)?),
+        };
+        let recomputation =
+            if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None };
+        Ok(model.recomputation(recomputation).frozen(config.frozen()?)?)
+    }
+}
+
+/// Parts that the executor does not train.
+fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
+    let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
+    FrozenModules { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
+}
+
+fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job, Failure> {
+    let parallel = &config.parallel;
+    let layouts = model.modules().into_iter().map(|module| {
+        let table = match module {
+            ModuleKind::Vision => &parallel.vision,
+            ModuleKind::Audio => &parallel.audio,
+            ModuleKind::Llm => &parallel.llm,
+        };
+        layout(module, model.layers(module), table)
+    });
+    let layouts = layouts.collect::<Result<Vec<_>, Failure>>()?;
+    Ok(Job::new(model, frozen, layouts, config.schedule()?)?)
+}
+
+fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<ModuleLayout, Failure> {
+    let refuse = |reason: String| Err(Failure::Misuse(format!("`parallel` of {module:?}: {reason}")));
+    let layout = match &table.layers {
+        None if table.stages == 0 || table.stages > layers => {
+            return refuse(format!("{} stages for {layers} layers", table.stages));
+        }
+        None => ModuleLayout::even(module, layers, table.stages),
+        Some(lengths) if lengths.iter().sum::<usize>() != layers || lengths.contains(&0) => {
+            return refuse(format!("`layers` = {lengths:?} do not make {layers}"));
+        }
+        Some(lengths) => {
+            let ends = lengths.iter().scan(0, |end, length| {
+                *end += length;
+                Some(*end - length..*end)
+            });
+            ModuleLayout::new(module, ends.collect())
+        }
+    };
+    Ok(layout.dp_size(table.dp).tp_size(table.tp))
+}

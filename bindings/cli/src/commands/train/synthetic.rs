@@ -1,0 +1,191 @@
+//! A made-up mix of texts and tiled images to train a small model on: sizes vary as in real mixes, and texts can be learned.
+//!
+//! A word follows from the one before it nine times of ten, so a model that learns only that much has halved its loss. All is a
+//! function of the table: the same table gives the same bytes.
+
+use std::path::{Path, PathBuf};
+
+use dflop_loader::write::ShardWriter;
+use jpeg_encoder::{ColorType, Encoder};
+use serde_json::{Value, json};
+
+use super::config::{GenerateTable, ModelTable};
+use super::inline::name_of;
+use crate::demo_data::rng::Rng;
+use crate::failure::Failure;
+
+/// Words of the language, and how the next one follows: a step of a generator of full period.
+const WORDS: usize = 64;
+const FACTOR: usize = 5;
+const ADDEND: usize = 17;
+/// Percent of words that follow from the one before.
+const FOLLOWING: usize = 90;
+/// Samples of a shard.
+const SHARD_SAMPLES: u64 = 128;
+
+/// Tokens that families and chat templates know by name; ids follow those of the words.
+const SPECIAL: [&str; 16] = [
+    "<unk>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<image>",
+    "<video>",
+    "<img>",
+    "</img>",
+    "<IMG_CONTEXT>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+];
+
+/// Directory of a generated dataset, with its model's files.
+pub(crate) struct Generated {
+    /// Shards are in `shards`, files of the model in `model`.
+    pub(crate) directory: PathBuf,
+}
+
+impl Generated {
+    /// Makes the dataset in the directory for temporary files, unless it is there.
+    pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
+        check(table)?;
+        let name = name_of(&format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
+        let directory = std::env::temp_dir().join(format!("dflop-mix-{name}"));
+        if !directory.is_dir() {
+            let partial = std::env::temp_dir().join(format!(".dflop-mix-{name}-{}", std::process::id()));
+            let made = write(&partial, table, model);
+            // Another process may have been faster; then its directory is the same.
+            let placed = made.and_then(|()| Ok(std::fs::rename(&partial, &directory)?));
+            if placed.is_err() {
+                drop(std::fs::remove_dir_all(&partial));
+            }
+            if !directory.is_dir() {
+                placed?;
+            }
+        }
+        Ok(Self { directory })
+    }
+
+    /// The shards, as a dataset is named.
+    pub(crate) fn shards(&self) -> String {
+        self.directory.join("shards").display().to_string()
+    }
+
+    /// The model's directory, with a tokenizer and, if the configuration has one, `config.json`.
+    pub(crate) fn model(&self) -> PathBuf {
+        self.directory.join("model")
+    }
+}
+
+fn check(table: &GenerateTable) -> Result<(), Failure> {
+    let [fewest, most] = table.tiles;
+    let is_good = table.samples > 0
+        && (0.0..=1.0).contains(&table.image_fraction)
+        && (1..=most).contains(&fewest)
+        && most <= 256
+        && (4..=1024).contains(&table.tile_pixels)
+        && table.text_tokens_median >= 1.0
+        && table.text_tokens_median.is_finite()
+        && (0.0..10.0).contains(&table.text_tokens_sigma)
+        && table.text_tokens_max >= 2;
+    if is_good { Ok(()) } else { Err(Failure::Misuse(format!("invalid `data.generate`: {table:?}"))) }
+}
+
+fn write(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<(), Failure> {
+    let mut shards = ShardWriter::builder(directory.join("shards")).shard_samples(SHARD_SAMPLES).build()?;
+    for sample in 0..table.samples {
+        let mut rng = Rng::new(table.seed, sample);
+        let key = format!("sample-{sample:06}");
+        let text = text(table, &mut rng);
+        if rng.fraction() < table.image_fraction {
+            let image = image(table, &mut rng)?;
+            shards.write(&key, &[("jpg", &image), ("txt", text.as_bytes())])?;
+        } else {
+            shards.write(&key, &[("txt", text.as_bytes())])?;
+        }
+    }
+    shards.finish()?;
+    let files = directory.join("model");
+    std::fs::create_dir_all(&files)?;
+    let documents = [
+        ("tokenizer.json", Some(tokenizer())),
+        ("tokenizer_config.json", Some(json!({"eos_token": SPECIAL[1], "unk_token": SPECIAL[0]}))),
+        ("config.json", model.config.clone()),
+        ("preprocessor_config.json", model.preprocessor.clone()),
+    ];
+    for (name, document) in documents {
+        if let Some(document) = document {
+            std::fs::write(files.join(name), format!("{document:#}\n"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Words, one token each; the token that ends the text is the last of its tokens.
+fn text(table: &GenerateTable, rng: &mut Rng) -> String {
+    let tokens = table.text_tokens_median * (table.text_tokens_sigma * normal(rng)).exp();
+    let tokens = (tokens as u32).clamp(2, table.text_tokens_max);
+    let mut word = rng.below(WORDS);
+    let mut words = Vec::with_capacity(tokens as usize);
+    for _ in 1..tokens {
+        words.push(format!("w{word}"));
+        word = if rng.chance(FOLLOWING) { (FACTOR * word + ADDEND) % WORDS } else { rng.below(WORDS) };
+    }
+    words.join(" ")
+}
+
+/// A number of the standard normal distribution, by Box and Muller.
+fn normal(rng: &mut Rng) -> f64 {
+    let radius = (-2.0 * (1.0 - rng.fraction()).ln()).sqrt();
+    radius * (std::f64::consts::TAU * rng.fraction()).cos()
+}
+
+/// An image that is cut into a drawn number of tiles: as many squares as a rectangle has, and one that shows it whole.
+fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>, Failure> {
+    let [fewest, most] = table.tiles;
+    let tiles = fewest + rng.below((most - fewest + 1) as usize) as u32;
+    let squares = if tiles > 1 { tiles - 1 } else { 1 };
+    let rows = (1..=squares)
+        .filter(|rows| squares.is_multiple_of(*rows) && rows * rows <= squares)
+        .max()
+        .unwrap_or(1);
+    let (width, height) = (squares / rows * table.tile_pixels, rows * table.tile_pixels);
+    let base: [usize; 3] = [0; 3].map(|_| rng.below(200));
+    let mut pixels = Vec::with_capacity((3 * width * height) as usize);
+    for row in 0..height {
+        for column in 0..width {
+            let shade = (8 * (row / 8 + column / 8) % 56) as usize;
+            pixels.extend(base.map(|color| (color + shade).min(255) as u8));
+        }
+    }
+    let mut file = Vec::new();
+    let encoder = Encoder::new(&mut file, 85);
+    let done = encoder.encode(&pixels, width as u16, height as u16, ColorType::Rgb);
+    done.map_err(|error| Failure::Failed(format!("could not encode an image: {error}")))?;
+    Ok(file)
+}
+
+/// A tokenizer of whole words.
+fn tokenizer() -> Value {
+    let word = |id: usize| (format!("w{id}"), json!(id));
+    let special = |(at, token): (usize, &&str)| ((*token).to_owned(), json!(WORDS + at));
+    let vocab: serde_json::Map<String, Value> =
+        (0..WORDS).map(word).chain(SPECIAL.iter().enumerate().map(special)).collect();
+    let added: Vec<Value> = SPECIAL
+        .iter()
+        .enumerate()
+        .map(|(at, token)| {
+            json!({"id": WORDS + at, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        })
+        .collect();
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": SPECIAL[0]},
+    })
+}

@@ -1,0 +1,140 @@
+//! Failures of a command: their messages, their causes and the exit status.
+
+use std::io::Write;
+
+/// Prints what the parser of the arguments has to say, help that was asked for included, and returns the exit status.
+pub(crate) fn show_usage(said: &clap::Error) -> u8 {
+    // nobody may be reading: the status says it all
+    let _ = said.print().and_then(|()| std::io::stdout().flush());
+    said.exit_code().try_into().unwrap_or(2)
+}
+
+/// Why a command did not do what it was asked for.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments make no sense: exit status 2.
+    Misuse(String),
+    /// It was tried and failed: exit status 1.
+    Failed(String),
+    /// A run ended because of another of its ranks, which says why itself: exit status 75.
+    Secondary(String),
+    /// Nobody reads standard output any more, which is how `head` ends a pipe: exit status 0, silently.
+    Closed,
+}
+
+/// Why a command gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What is wrong, and its causes, one a line.
+    pub message: String,
+    /// Whether the arguments make no sense; else it was tried and failed.
+    pub is_misuse: bool,
+}
+
+impl Failure {
+    /// Names the file that the failure is about.
+    pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
+        self.named(&format!("`{}`", path.display()))
+    }
+
+    /// Names the step of training that could not be taken.
+    pub(crate) fn in_step(self, step: u64) -> Self {
+        self.named(&format!("step {step}"))
+    }
+
+    fn named(self, what: &str) -> Self {
+        let name = |message| format!("{what}: {message}");
+        match self {
+            Self::Misuse(message) => Self::Misuse(name(message)),
+            Self::Failed(message) => Self::Failed(name(message)),
+            Self::Secondary(message) => Self::Secondary(name(message)),
+            Self::Closed => Self::Closed,
+        }
+    }
+
+    /// The error as it is printed, and whether the arguments are at fault.
+    pub(crate) fn into_refusal(self) -> Refusal {
+        let (message, is_misuse) = match self {
+            Self::Misuse(message) => (message, true),
+            Self::Failed(message) | Self::Secondary(message) => (message, false),
+            Self::Closed => ("nobody reads the answer".to_owned(), false),
+        };
+        Refusal { message, is_misuse }
+    }
+
+    /// Prints the error and returns the exit status.
+    #[expect(clippy::print_stderr, reason = "errors go to standard error")]
+    pub(crate) fn report(&self) -> u8 {
+        let (message, code) = match self {
+            Self::Misuse(message) => (message, 2),
+            Self::Failed(message) => (message, 1),
+            Self::Secondary(message) => (message, 75),
+            Self::Closed => return 0,
+        };
+        eprintln!("dflop: {message}");
+        code
+    }
+}
+
+/// An error and its causes, one a line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
+}
+
+impl From<dflop_loader::Error> for Failure {
+    fn from(error: dflop_loader::Error) -> Self {
+        use dflop_loader::Error::{Config, Model, RunEnded, ShardList};
+        match error {
+            Model(error) => error.into(),
+            Config { .. } | RunEnded { .. } | ShardList { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_costmodel::Error> for Failure {
+    fn from(error: dflop_costmodel::Error) -> Self {
+        use dflop_costmodel::Error::{ProfileFormat, ProfileLacks, ProfileMixed};
+        match error {
+            ProfileFormat { .. } | ProfileLacks { .. } | ProfileMixed { .. } => {
+                Self::Failed(with_causes(&error))
+            }
+            _ => Self::Misuse(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_balancer::Error> for Failure {
+    fn from(error: dflop_balancer::Error) -> Self {
+        match error {
+            dflop_balancer::Error::Config { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<dflop_executor::Error> for Failure {
+    fn from(error: dflop_executor::Error) -> Self {
+        use dflop_executor::Error::{Comm, InvalidSetting, Loader, Model, ModelConfig, NotSaved};
+        match error {
+            Model(error) => error.into(),
+            Loader(error) => error.into(),
+            Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
+            // Another rank could not, and says why.
+            NotSaved { .. } => Self::Secondary(with_causes(&error)),
+            InvalidSetting { .. } | ModelConfig { .. } => Self::Misuse(with_causes(&error)),
+            _ => Self::Failed(with_causes(&error)),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            Self::Closed
+        } else {
+            Self::Failed(with_causes(&error))
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Arrays that Python shares with Rust without a copy: one owner behind the buffer protocol and `DLPack`.
+
+#![expect(unsafe_code, reason = "memory is handed over by pointers, as both protocols want it")]
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use super::dlpack::{self, DlTensor};
+use super::imports::numpy;
+use super::storage::{Owner, Storage};
+
+/// Values that Rust made, in C order, shared with Python and other libraries without a copy.
+///
+/// It has the buffer protocol (`numpy.asarray`, `memoryview`, `bytes`) and `DLPack` (`torch.from_dlpack`,
+/// `jax.dlpack.from_dlpack`). The memory lives as long as any view of it. Fields as they are stored in shards are
+/// read-only.
+#[pyclass(frozen, module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct Array {
+    storage: Arc<Storage>,
+    shape: Box<[isize]>,
+    strides: Box<[isize]>,
+}
+
+impl Array {
+    /// # Panics
+    /// If the values do not fill the shape: a defect of the caller.
+    pub(crate) fn new(owner: Owner, shape: &[usize]) -> Self {
+        let storage = Storage::new(owner);
+        let values: usize = shape.iter().product();
+        assert_eq!(values * storage.value_type.bytes, storage.bytes, "values do not fill {shape:?}");
+        let mut strides = vec![0; shape.len()];
+        let mut stride = storage.value_type.bytes as isize;
+        for (axis, &length) in shape.iter().enumerate().rev() {
+            strides[axis] = stride;
+            stride *= length as isize;
+        }
+        let shape = shape.iter().map(|&length| length as isize).collect();
+        Self { storage: Arc::new(storage), shape, strides: strides.into() }
+    }
+
+    /// A field as it was stored.
+    pub(crate) fn stored(stored: Bytes) -> Self {
+        let length = stored.len();
+        Self::new(Owner::Stored(stored), &[length])
+    }
+
+    fn tensor(&self, storage: Arc<Storage>) -> DlTensor {
+        DlTensor { storage, shape: self.shape.iter().map(|&length| length as i64).collect() }
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// Lengths of the axes.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.shape.iter())
+    }
+
+    /// Type of a value, as NumPy names it.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.storage.value_type.name
+    }
+
+    /// Bytes of all values.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.storage.bytes
+    }
+
+    /// Address of the first value.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.storage.start as usize
+    }
+
+    /// Whether it may only be read.
+    #[getter]
+    fn is_readonly(&self) -> bool {
+        self.storage.is_readonly
+    }
+
+    /// Returns a NumPy array over the same memory.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        numpy(slf.py())?.call_method1("asarray", (slf,))
+    }
+
+    fn __len__(&self) -> usize {
+        self.shape.first().map_or(0, |&length| length as usize)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Array(shape={:?}, dtype={:?})", self.shape, self.storage.value_type.name)
+    }
+
+    /// What is stored goes to another process as bytes, other values as a NumPy array.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let py = slf.py();
+        if slf.get().storage.is_readonly {
+            let bytes = PyBytes::new(py, slf.get().storage.as_bytes());
+            return Ok((py.get_type::<PyBytes>().into_any(), PyTuple::new(py, [bytes])?));
+        }
+        let copy = numpy(py)?.getattr("array")?;
+        Ok((copy, PyTuple::new(py, [Self::numpy(slf)?])?))
+    }
+
+    /// Returns `(1, 0)`: the CPU.
+    #[expect(clippy::unused_self, reason = "the protocol asks an object")]
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::CPU
+    }
+
+    /// Returns a `DLPack` capsule over the same memory, or over a copy where that is asked for.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("memory of the CPU has no streams"));
+        }
+        if dl_device.is_some_and(|device| device != dlpack::CPU) {
+            return Err(PyBufferError::new_err("the values are in memory of the CPU, device (1, 0)"));
+        }
+        let is_copied = copy == Some(true);
+        let storage = if is_copied {
+            let mut copied = Storage::new(Owner::U8(self.storage.as_bytes().to_vec()));
+            copied.value_type = self.storage.value_type;
+            Arc::new(copied)
+        } else {
+            self.storage.clone()
+        };
+        let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        if storage.is_readonly && !is_versioned {
+            let reason = "the values are read-only, which only DLPack 1.0 and later can say; copy them, \
+                          or take `numpy.asarray`";
+            return Err(PyBufferError::new_err(reason));
+        }
+        dlpack::capsule(py, self.tensor(storage), is_versioned, is_copied)
+    }
+
+    /// # Safety
+    /// Called by Python with a view to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let (array, storage) = (slf.get(), &slf.get().storage);
+        if storage.is_readonly && flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE {
+            return Err(PyBufferError::new_err(
+                "the values are read-only: a field as it is stored in a shard",
+            ));
+        }
+        let has = |wanted: c_int| flags & wanted == wanted;
+        let place = |lengths: &[isize]| lengths.as_ptr().cast_mut();
+        // SAFETY: Python gave a view to fill. Everything that it points to lives as long as this object, of which the view
+        // holds a reference, and is never moved; Python does not write to shape and strides.
+        unsafe {
+            (*view).buf = storage.start;
+            (*view).len = storage.bytes as isize;
+            (*view).readonly = storage.is_readonly.into();
+            (*view).itemsize = storage.value_type.bytes as isize;
+            let format = storage.value_type.format.as_ptr().cast_mut();
+            (*view).format = if has(ffi::PyBUF_FORMAT) { format } else { null_mut() };
+            (*view).ndim = if has(ffi::PyBUF_ND) { array.shape.len() as c_int } else { 1 };
+            (*view).shape = if has(ffi::PyBUF_ND) { place(&array.shape) } else { null_mut() };
+            (*view).strides = if has(ffi::PyBUF_STRIDES) { place(&array.strides) } else { null_mut() };
+            (*view).suboffsets = null_mut();
+            (*view).internal = null_mut();
+            (*view).obj = slf.into_ptr();
+        }
+        Ok(())
+    }
+}
+
+/// Array with NumPy's own type, which is not one of ours.
+///
+/// - `shape`, `order`: as NumPy takes them
+pub(crate) fn numpy_of_stored<'py>(
+    py: Python<'py>,
+    stored: Bytes,
+    dtype: &str,
+    shape: &[u64],
+    is_fortran_order: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let arguments = PyDict::new(py);
+    arguments.set_item("shape", PyTuple::new(py, shape)?)?;
+    arguments.set_item("dtype", dtype)?;
+    arguments.set_item("buffer", Array::stored(stored))?;
+    arguments.set_item("order", if is_fortran_order { "F" } else { "C" })?;
+    numpy(py)?.getattr("ndarray")?.call((), Some(&arguments))
+}

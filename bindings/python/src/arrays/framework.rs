@@ -1,0 +1,82 @@
+//! Whose arrays a loader delivers.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyModule;
+
+use super::array::Array;
+use super::imports::{import, numpy};
+use super::storage::Owner;
+use crate::error::DflopError;
+
+/// The library whose arrays are delivered; always over the same memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framework {
+    Numpy,
+    Torch,
+    Jax,
+    /// Our own [`Array`], for everything that speaks `DLPack` or the buffer protocol.
+    Dlpack,
+    /// `PyTorch` if the process has imported it, else `NumPy`.
+    Auto,
+}
+
+impl Framework {
+    /// # Errors
+    /// `ConfigError` for another name.
+    pub(crate) fn parse(name: &str) -> PyResult<Self> {
+        Ok(match name {
+            "numpy" => Self::Numpy,
+            "torch" => Self::Torch,
+            "jax" => Self::Jax,
+            "dlpack" => Self::Dlpack,
+            "auto" => Self::Auto,
+            _ => {
+                let reason = format!("`{name}` is none of numpy, torch, jax, dlpack and auto");
+                return Err(DflopError::config("array_type", reason).into());
+            }
+        })
+    }
+
+    /// Settles which library it is, once for a batch.
+    pub(crate) fn settled(self, py: Python<'_>) -> PyResult<Self> {
+        if self != Self::Auto {
+            return Ok(self);
+        }
+        let has_torch = py.import("sys")?.getattr("modules")?.contains("torch")?;
+        Ok(if has_torch { Self::Torch } else { Self::Numpy })
+    }
+
+    /// Hands values over without a copy.
+    pub(crate) fn array<'py>(
+        self,
+        py: Python<'py>,
+        owner: Owner,
+        shape: &[usize],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = Bound::new(py, Array::new(owner, shape))?;
+        match self.settled(py)? {
+            Self::Torch => import(py, &TORCH, "torch")?.call_method1("from_dlpack", (array,)),
+            Self::Jax => import(py, &JAX, "jax.dlpack")?.call_method1("from_dlpack", (array,)),
+            Self::Dlpack => Ok(array.into_any()),
+            Self::Numpy | Self::Auto => numpy(py)?.call_method1("asarray", (array,)),
+        }
+    }
+
+    /// Hands an array of `NumPy` over; read-only memory, which other libraries do not know, is copied for them.
+    pub(crate) fn of_numpy(self, array: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+        let py = array.py();
+        match self.settled(py)? {
+            Self::Torch => {
+                let copy = numpy(py)?.call_method1("array", (array,))?;
+                import(py, &TORCH, "torch")?.call_method1("from_numpy", (copy,))
+            }
+            Self::Jax => import(py, &JAX_NUMPY, "jax.numpy")?.call_method1("array", (array,)),
+            Self::Numpy | Self::Auto | Self::Dlpack => Ok(array),
+        }
+    }
+}
+
+static TORCH: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+static JAX: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+static JAX_NUMPY: PyOnceLock<Py<PyModule>> = PyOnceLock::new();

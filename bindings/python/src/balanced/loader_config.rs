@@ -1,0 +1,122 @@
+//! What a balanced loader is built from, as often as it begins anew.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_costmodel::correction::CorrectionTable;
+use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder};
+use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::prepare::Preparer;
+use dflop_loader::state::LoaderState;
+use pyo3::prelude::*;
+use serde_json::Value;
+
+use crate::error::DflopError;
+use crate::runtime::Threaded;
+
+/// Key of a state under which corrections stand beside what the Rust loader knows.
+const CORRECTIONS: &str = "corrections";
+
+/// Settings of a loader that can be built again.
+pub(super) struct LoaderConfig {
+    pub(super) planner: StepPlannerBuilder,
+    pub(super) preparer: Option<Arc<Preparer>>,
+    /// Sets everything of the loader but its planner.
+    pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
+    pub(super) dp_rank: usize,
+    pub(super) accepts_changed_data: bool,
+}
+
+/// A loader with its planner.
+pub(super) struct RunningLoader {
+    pub(super) planner: StepPlanner,
+    pub(super) loader: Threaded<BalancedLoader>,
+    /// Tables that planning follows, in their order.
+    corrections: Mutex<Vec<CorrectionTable>>,
+}
+
+impl LoaderConfig {
+    /// Builds a loader, at the first step or where a state stands.
+    pub(super) fn build(&self, state: Option<State>) -> Result<RunningLoader, DflopError> {
+        let mut builder = self.planner.clone();
+        let mut corrections = Vec::new();
+        if let Some(state) = state {
+            builder = builder.restore(state.loader);
+            if self.accepts_changed_data {
+                builder = builder.accept_changed_data();
+            }
+            corrections = state.corrections;
+        }
+        let planner = builder.build()?;
+        for table in &corrections {
+            planner.correct(table.clone())?;
+        }
+        let from_step = planner.first_step();
+        self.at(planner, from_step, corrections)
+    }
+
+    /// Builds a loader that goes on at a step of the same run.
+    pub(super) fn restart(&self, running: &RunningLoader, step: u64) -> Result<RunningLoader, DflopError> {
+        let corrections = running.corrections().clone();
+        self.at(running.planner.clone(), step, corrections)
+    }
+
+    fn at(
+        &self,
+        planner: StepPlanner,
+        step: u64,
+        corrections: Vec<CorrectionTable>,
+    ) -> Result<RunningLoader, DflopError> {
+        let mut builder = BalancedLoader::builder(planner.clone(), self.dp_rank).from_step(step);
+        if let Some(preparer) = &self.preparer {
+            builder = builder.preparer(preparer.clone());
+        }
+        let loader = (self.settings)(builder).build()?;
+        Ok(RunningLoader { planner, loader: Threaded::new(loader), corrections: Mutex::new(corrections) })
+    }
+}
+
+impl RunningLoader {
+    /// Plans by a table from its step on.
+    pub(super) fn correct(&self, table: CorrectionTable) -> Result<(), DflopError> {
+        self.planner.correct(table.clone())?;
+        self.corrections().push(table);
+        Ok(())
+    }
+
+    /// The state as JSON: that of the Rust loader and, where there are any, the corrections.
+    pub(super) fn state(&self) -> PyResult<Value> {
+        let state = self.loader.get()?.state().map_err(DflopError::from)?;
+        let json = |error: serde_json::Error| no_state(&error);
+        let mut state = serde_json::to_value(state).map_err(json)?;
+        let corrections = self.corrections();
+        if let (Value::Object(fields), false) = (&mut state, corrections.is_empty()) {
+            fields.insert(CORRECTIONS.to_owned(), serde_json::to_value(&*corrections).map_err(json)?);
+        }
+        Ok(state)
+    }
+
+    fn corrections(&self) -> std::sync::MutexGuard<'_, Vec<CorrectionTable>> {
+        self.corrections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A state that was read.
+pub(super) struct State {
+    loader: LoaderState,
+    corrections: Vec<CorrectionTable>,
+}
+
+impl State {
+    /// Reads a state from its JSON.
+    pub(super) fn parse(text: &str) -> Result<Self, DflopError> {
+        let mut value: Value = serde_json::from_str(text).map_err(|error| no_state(&error))?;
+        let tables = value.as_object_mut().and_then(|fields| fields.remove(CORRECTIONS));
+        let corrections = tables.map(serde_json::from_value).transpose().map_err(|error| no_state(&error))?;
+        let loader = LoaderState::from_json(&value.to_string())?;
+        Ok(Self { loader, corrections: corrections.unwrap_or_default() })
+    }
+}
+
+fn no_state(error: &serde_json::Error) -> DflopError {
+    dflop_loader::Error::State { reason: format!("it is no loader state: {error}") }.into()
+}

@@ -1,0 +1,383 @@
+//! A measured time as a function of work: monotone between the points, linear beyond them.
+//!
+//! First the points are made non-decreasing by isotonic regression (pool adjacent violators), since more work that
+//! takes less time is noise of the clock; then a monotone piecewise cubic goes through them. Seconds are
+//! interpolated, never rates: a rate hides launch costs and does not add up.
+//!
+//! Why a cubic in plain coordinates: through points of `a + b x` it is that line exactly; it has no kinks at the
+//! points, so that marginal costs do not jump; it needs only `+ - * /`, which IEEE 754 rounds correctly, so that
+//! every rank gets the same bits (logarithms of a platform's library would not).
+//!
+//! # Source
+//! Isotonic regression: Ayer et al., "An Empirical Distribution Function for Sampling with Incomplete Information",
+//! 1955. Slopes: Fritsch and Butland, "A Method for Constructing Local Monotone Piecewise Cubic Interpolants", 1984,
+//! in the form of Brodlie with weights of the interval lengths.
+
+mod surface;
+
+pub(crate) use surface::{Surface, SurfacePoint};
+
+/// Work and time of a point of a curve.
+pub(crate) type CurvePoint = (f64, f64);
+
+/// A measured point of a curve.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Knot {
+    /// Work, above 0.
+    pub(crate) x: f64,
+    /// Time in nanoseconds.
+    pub(crate) ns: f64,
+    /// Standard deviation of one run in nanoseconds.
+    pub(crate) spread_ns: f64,
+}
+
+/// A value read from a curve, and how far to trust it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Estimate {
+    /// Time in nanoseconds.
+    pub(crate) ns: f64,
+    /// Its uncertainty in nanoseconds, from the spread of the points and from what lies between or beyond them.
+    pub(crate) uncertainty_ns: f64,
+    /// Whether the point is outside the measured points.
+    pub(crate) is_extrapolated: bool,
+}
+
+impl Estimate {
+    /// The estimate of `factor` times the time.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self { ns: self.ns * factor, uncertainty_ns: self.uncertainty_ns * factor, ..self }
+    }
+
+    /// The sum; uncertainties add up in full, because errors of one profile come from one machine and one day.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            ns: self.ns + other.ns,
+            uncertainty_ns: self.uncertainty_ns + other.uncertainty_ns,
+            is_extrapolated: self.is_extrapolated || other.is_extrapolated,
+        }
+    }
+}
+
+/// A monotone curve through measured points.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Curve {
+    pieces: Vec<Piece>,
+}
+
+/// A point and the cubic up to the next one: `ns + u (slope + u (square + u cube))` at `x + u`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Piece {
+    knot: Knot,
+    slope: f64,
+    square: f64,
+    cube: f64,
+}
+
+impl Curve {
+    /// Makes a curve of points that are sorted by work, no work twice, at least one.
+    pub(crate) fn new(knots: &[Knot]) -> Self {
+        let mut fitted = knots.to_vec();
+        let mut times: Vec<f64> = knots.iter().map(|knot| knot.ns).collect();
+        pool_adjacent_violators(&mut times);
+        for (knot, ns) in fitted.iter_mut().zip(times) {
+            knot.spread_ns = knot.spread_ns.max((knot.ns - ns).abs());
+            knot.ns = ns;
+        }
+        let point = |at: usize| fitted.get(at).map(|knot| (knot.x, knot.ns));
+        let piece = |(at, knot): (usize, &Knot)| {
+            let before = at.checked_sub(1).and_then(point);
+            let Some(next) = point(at + 1) else {
+                return Piece { knot: *knot, slope: 0.0, square: 0.0, cube: 0.0 };
+            };
+            let [slope, square, cube] = cubic(before, (knot.x, knot.ns), next, point(at + 2));
+            Piece { knot: *knot, slope, square, cube }
+        };
+        Self { pieces: fitted.iter().enumerate().map(piece).collect() }
+    }
+
+    /// The curve of `factor` times the time, at least 0.
+    pub(crate) fn times(&self, factor: f64) -> Self {
+        let scaled = |piece: &Piece| Piece {
+            knot: Knot {
+                x: piece.knot.x,
+                ns: piece.knot.ns * factor,
+                spread_ns: piece.knot.spread_ns * factor,
+            },
+            slope: piece.slope * factor,
+            square: piece.square * factor,
+            cube: piece.cube * factor,
+        };
+        Self { pieces: self.pieces.iter().map(scaled).collect() }
+    }
+
+    /// The sum of two curves with the same measured work, exact from the first point on; `None` if they differ in it.
+    pub(crate) fn plus(&self, other: &Self) -> Option<Self> {
+        let is_alike = |(a, b): (&Piece, &Piece)| a.knot.x.total_cmp(&b.knot.x).is_eq();
+        if self.pieces.len() != other.pieces.len() || !self.pieces.iter().zip(&other.pieces).all(is_alike) {
+            return None;
+        }
+        let sum = |(a, b): (&Piece, &Piece)| Piece {
+            knot: Knot {
+                x: a.knot.x,
+                ns: a.knot.ns + b.knot.ns,
+                spread_ns: a.knot.spread_ns + b.knot.spread_ns,
+            },
+            slope: a.slope + b.slope,
+            square: a.square + b.square,
+            cube: a.cube + b.cube,
+        };
+        Some(Self { pieces: self.pieces.iter().zip(&other.pieces).map(sum).collect() })
+    }
+
+    /// Least and greatest work measured.
+    pub(crate) fn range(&self) -> [f64; 2] {
+        [self.first().knot.x, self.last().knot.x]
+    }
+
+    /// Time of this much work in nanoseconds; no work takes no time.
+    pub(crate) fn at(&self, x: f64) -> f64 {
+        if x <= 0.0 {
+            return 0.0;
+        }
+        let after = self.pieces.partition_point(|piece| piece.knot.x <= x);
+        if after == 0 {
+            return extrapolate_below(self.point(0), self.pieces.get(1).map(Piece::point), x);
+        }
+        let piece = &self.pieces[after - 1];
+        let Some(next) = self.pieces.get(after) else { return self.extrapolate(x) };
+        let u = x - piece.knot.x;
+        let ns = piece.knot.ns + u * (piece.slope + u * (piece.square + u * piece.cube));
+        ns.clamp(piece.knot.ns, next.knot.ns)
+    }
+
+    /// The same with its uncertainty: the spread of the points around it; between two points also the distance to
+    /// the straight line; beyond them also the distance to time proportional to work.
+    pub(crate) fn estimate(&self, x: f64) -> Estimate {
+        if x <= 0.0 {
+            return Estimate::default();
+        }
+        let ns = self.at(x);
+        let after = self.pieces.partition_point(|piece| piece.knot.x <= x);
+        let is_extrapolated = after == 0 || (after == self.pieces.len() && x > self.last().knot.x);
+        let low = &self.pieces[after.saturating_sub(1)].knot;
+        let high = &self.pieces[after.min(self.pieces.len() - 1)].knot;
+        let share = if high.x > low.x { ((x - low.x) / (high.x - low.x)).clamp(0.0, 1.0) } else { 0.0 };
+        let spread_ns = low.spread_ns + share * (high.spread_ns - low.spread_ns);
+        let other_ns = if is_extrapolated { low.ns / low.x * x } else { low.ns + share * (high.ns - low.ns) };
+        let scale = if is_extrapolated && low.ns > 0.0 { (ns / low.ns).max(1.0) } else { 1.0 };
+        Estimate { ns, uncertainty_ns: spread_ns * scale + (ns - other_ns).abs(), is_extrapolated }
+    }
+
+    /// Linear in work from the last point on.
+    fn extrapolate(&self, x: f64) -> f64 {
+        let last = self.last().point();
+        let half = self.pieces.iter().rev().map(Piece::point).find(|point| 2.0 * point.0 <= last.0);
+        extrapolate_above(last, half.or_else(|| self.pieces.first().map(Piece::point)), x)
+    }
+
+    fn point(&self, at: usize) -> CurvePoint {
+        self.pieces[at].point()
+    }
+
+    fn first(&self) -> &Piece {
+        &self.pieces[0]
+    }
+
+    fn last(&self) -> &Piece {
+        &self.pieces[self.pieces.len() - 1]
+    }
+}
+
+impl Piece {
+    fn point(&self) -> CurvePoint {
+        (self.knot.x, self.knot.ns)
+    }
+}
+
+/// Makes values non-decreasing: runs that fall are replaced by their mean, each value weighing the same.
+///
+/// Keeps order between inputs: if no value of `a` is above that of `b`, none is afterwards.
+pub(crate) fn pool_adjacent_violators(values: &mut [f64]) {
+    let mut pools: Vec<(f64, usize)> = Vec::with_capacity(values.len());
+    for &value in values.iter() {
+        let (mut sum, mut length) = (value, 1);
+        while let Some(&(before, before_length)) = pools.last() {
+            if before / before_length as f64 <= sum / length as f64 {
+                break;
+            }
+            pools.pop();
+            (sum, length) = (before + sum, before_length + length);
+        }
+        pools.push((sum, length));
+    }
+    let mut at = 0;
+    for (sum, length) in pools {
+        values[at..at + length].fill(sum / length as f64);
+        at += length;
+    }
+}
+
+/// Coefficients of the cubic from `low` to `high`; the neighbors shape its slopes.
+pub(crate) fn cubic(
+    before: Option<CurvePoint>,
+    low: CurvePoint,
+    high: CurvePoint,
+    after: Option<CurvePoint>,
+) -> [f64; 3] {
+    let (width, rise) = interval(low, high);
+    let at_low = match (before, after) {
+        (Some(before), _) => inner_slope(interval(before, low), (width, rise)),
+        (None, Some(after)) => end_slope((width, rise), interval(high, after)),
+        (None, None) => rise,
+    };
+    let at_high = match (before, after) {
+        (_, Some(after)) => inner_slope((width, rise), interval(high, after)),
+        (Some(before), None) => end_slope((width, rise), interval(before, low)),
+        (None, None) => rise,
+    };
+    let square = (3.0 * rise - 2.0 * at_low - at_high) / width;
+    let cube = (at_low + at_high - 2.0 * rise) / (width * width);
+    [at_low, square, cube]
+}
+
+/// Time below the first point: linear in work, not above the first time, not below proportion to it.
+pub(crate) fn extrapolate_below(first: CurvePoint, second: Option<CurvePoint>, x: f64) -> f64 {
+    let proportional = first.1 * (x / first.0);
+    let slope = second.map_or(first.1 / first.0, |second| interval(first, second).1);
+    (first.1 - slope * (first.0 - x)).clamp(proportional.min(first.1), first.1)
+}
+
+/// Time beyond the last point: linear in work, with the slope from an earlier point to the last one.
+pub(crate) fn extrapolate_above(last: CurvePoint, earlier: Option<CurvePoint>, x: f64) -> f64 {
+    let slope = match earlier {
+        Some(earlier) if earlier.0 < last.0 => interval(earlier, last).1,
+        _ => last.1 / last.0,
+    };
+    last.1 + slope.max(0.0) * (x - last.0)
+}
+
+/// Width and rise per unit of width.
+fn interval(low: CurvePoint, high: CurvePoint) -> (f64, f64) {
+    (high.0 - low.0, (high.1 - low.1) / (high.0 - low.0))
+}
+
+/// Slope between two intervals: their weighted harmonic mean, 0 at an extreme.
+fn inner_slope(left: (f64, f64), right: (f64, f64)) -> f64 {
+    if left.1 * right.1 <= 0.0 {
+        return 0.0;
+    }
+    let left_weight = 2.0 * right.0 + left.0;
+    let right_weight = right.0 + 2.0 * left.0;
+    (left_weight + right_weight) / (left_weight / left.1 + right_weight / right.1)
+}
+
+/// Slope at an end: through three points, limited so that the cubic stays monotone.
+fn end_slope(own: (f64, f64), neighbor: (f64, f64)) -> f64 {
+    let slope = ((2.0 * own.0 + neighbor.0) * own.1 - own.0 * neighbor.1) / (own.0 + neighbor.0);
+    if slope * own.1 <= 0.0 {
+        return 0.0;
+    }
+    if own.1 * neighbor.1 <= 0.0 && slope.abs() > 3.0 * own.1.abs() { 3.0 * own.1 } else { slope }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn curve(points: &[CurvePoint]) -> Curve {
+        let knots: Vec<Knot> = points.iter().map(|&(x, ns)| Knot { x, ns, spread_ns: ns / 100.0 }).collect();
+        Curve::new(&knots)
+    }
+
+    #[test]
+    fn a_line_with_a_launch_cost_is_met_exactly_everywhere() {
+        let line = |x: f64| 7_000.0 + 3.0 * x;
+        let curve = curve(&[64.0, 128.0, 512.0, 2048.0].map(|x| (x, line(x))));
+        for x in [64.0, 100.0, 500.0, 2000.0, 2048.0, 10_000.0] {
+            assert!((curve.at(x) - line(x)).abs() < 1e-6 * line(x), "{x}");
+        }
+        assert!(curve.at(0.0).abs() < 1e-12, "no work, no launch");
+        assert!((curve.at(32.0) - line(32.0)).abs() < 1e-6, "launch costs stay below the first point");
+    }
+
+    #[test]
+    fn a_parabola_at_doubled_lengths_is_met_within_one_percent() {
+        let curve = curve(&[256.0, 512.0, 1024.0, 2048.0, 4096.0].map(|x| (x, x * x)));
+        for x in [300.0, 700.0, 1500.0, 3000.0_f64] {
+            let error = curve.at(x) / (x * x) - 1.0;
+            assert!(error.abs() < 0.015, "{x}: {error}");
+        }
+    }
+
+    #[test]
+    fn beyond_the_points_time_is_linear_in_work_and_its_uncertainty_grows() {
+        let curve = curve(&[(100.0, 200.0), (200.0, 300.0), (400.0, 500.0)]);
+        assert!((curve.at(800.0) - 900.0).abs() < 1e-9);
+        let [near, far] = [600.0, 4000.0].map(|x| curve.estimate(x));
+        assert!(near.is_extrapolated && far.is_extrapolated);
+        assert!(far.uncertainty_ns / far.ns > near.uncertainty_ns / near.ns);
+        assert!(!curve.estimate(400.0).is_extrapolated && !curve.estimate(100.0).is_extrapolated);
+        assert!(curve.estimate(99.0).is_extrapolated);
+    }
+
+    #[test]
+    fn curves_over_the_same_work_add_up() {
+        let xs = [10.0, 30.0, 70.0, 90.0];
+        let [a, b] = [curve(&xs.map(|x| (x, x * x))), curve(&xs.map(|x| (x, 50.0 + x)))];
+        let sum = a.plus(&b).unwrap();
+        for x in [10.0, 33.0, 90.0, 200.0] {
+            assert!((sum.at(x) - a.at(x) - b.at(x)).abs() < 1e-9 * sum.at(x), "{x}");
+        }
+        assert_eq!(a.plus(&curve(&[(10.0, 1.0)])), None);
+        assert_eq!(a.plus(&curve(&[10.0, 31.0, 70.0, 90.0].map(|x| (x, x)))), None);
+    }
+
+    #[test]
+    fn one_point_is_taken_in_proportion() {
+        let curve = curve(&[(100.0, 50.0)]);
+        assert!((curve.at(50.0) - 25.0).abs() < 1e-12 && (curve.at(300.0) - 150.0).abs() < 1e-12);
+        assert!(curve.estimate(300.0).is_extrapolated && !curve.estimate(100.0).is_extrapolated);
+    }
+
+    #[test]
+    fn at_a_point_the_uncertainty_is_its_spread() {
+        let curve = curve(&[(1.0, 100.0), (2.0, 300.0), (3.0, 900.0)]);
+        assert!((curve.estimate(2.0).uncertainty_ns - 3.0).abs() < 1e-9);
+        assert!(curve.estimate(2.5).uncertainty_ns > 6.0);
+    }
+
+    #[test]
+    fn noise_that_falls_is_pooled_and_counts_as_spread() {
+        let curve = curve(&[(1.0, 100.0), (2.0, 80.0), (4.0, 300.0)]);
+        assert!((curve.at(1.0) - 90.0).abs() < 1e-9 && (curve.at(2.0) - 90.0).abs() < 1e-9);
+        assert!(curve.estimate(1.0).uncertainty_ns >= 10.0);
+    }
+
+    proptest! {
+        #[test]
+        fn more_work_never_takes_less_time(
+            times in prop::collection::vec((1u32..50, 1.0f64..1e6), 1..12),
+            low in 0.0f64..1000.0, more in 0.0f64..1000.0,
+        ) {
+            let mut x = 0.0;
+            let points: Vec<CurvePoint> = times.iter().map(|&(step, ns)| { x += f64::from(step); (x, ns) }).collect();
+            let curve = curve(&points);
+            let [less, most] = [curve.at(low), curve.at(low + more)];
+            prop_assert!(less <= most * (1.0 + 1e-12) + 1e-9, "{less} {most}");
+            prop_assert!(curve.estimate(low).uncertainty_ns >= 0.0);
+        }
+
+        #[test]
+        fn pooling_keeps_the_order_of_inputs(
+            values in prop::collection::vec((0.0f64..100.0, 0.0f64..10.0), 1..20),
+        ) {
+            let mut low: Vec<f64> = values.iter().map(|value| value.0).collect();
+            let mut high: Vec<f64> = values.iter().map(|value| value.0 + value.1).collect();
+            pool_adjacent_violators(&mut low);
+            pool_adjacent_violators(&mut high);
+            prop_assert!(low.windows(2).all(|pair| pair[0] <= pair[1] + 1e-9));
+            prop_assert!(low.iter().zip(&high).all(|(low, high)| *low <= high + 1e-9));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! LLaVA-OneVision.
+
+use serde_json::Value;
+
+use super::vision::{SquareTower, check_processor_side, layers_until, tower};
+use super::{FRAMES_MAX, Fields, PartialModelSpec, Source, llm, shown};
+use crate::error::Result;
+use crate::model::towers::{self, SquareInput, TowerSize};
+use crate::model::{EncoderSpec, VisionSpec};
+use crate::tokens::VisionRule;
+use crate::tokens::any_res::{AnyRes, VideoNewline};
+
+/// Grids of the published checkpoints.
+const GRID_SIDE: u8 = 6;
+
+/// # Source
+/// `LlavaOnevisionConfig`, `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers 4.57.1.
+pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
+    let config = &source.config;
+    let text = config.child_or_empty("text_config")?;
+    let llm = llm::text_config(&text, "qwen2")?;
+    let tower = match config.child("vision_config")? {
+        Some(fields) => tower(&fields)?,
+        None => default_tower(),
+    };
+    let (used_layers, features) = feature_layers(config, tower.encoder.layers)?;
+    check_class_token(config, &tower)?;
+    let input = tower.encoder.hidden.saturating_mul(features);
+    let has_bias = config.flag("multimodal_projector_bias", true)?;
+    let mut projector = towers::llava_projector(input, llm.hidden, has_bias);
+    projector.vector_parameters = projector.vector_parameters.saturating_add(u64::from(llm.hidden));
+    let mut encoder = EncoderSpec { projector, ..tower.encoder };
+    encoder.details.unused_layers = encoder.layers - used_layers;
+    let rule = VisionRule::AnyRes(rule(source, &tower)?);
+    Ok(PartialModelSpec { vision: Some(VisionSpec { encoder, rule }), audio: None, llm: Some(llm) })
+}
+
+/// SigLIP-so400m without its last layer and its head.
+fn default_tower() -> SquareTower {
+    let dimensions = TowerSize { layers: 26, hidden: 1152, heads: 16, ffn: 4304 };
+    let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };
+    let encoder = towers::siglip(dimensions, square, false);
+    SquareTower { encoder, image_pixels: 384, patches_per_side: 27 }
+}
+
+/// The layers up to the last one whose output is taken, and how many outputs are taken.
+fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
+    let key = "vision_feature_layer";
+    let index = |value: &Value| match value.as_i64() {
+        Some(index) => layers_until(config, key, index, layers),
+        None => Err(config.refused(key, format!("must be whole numbers, found {}", shown(value)))),
+    };
+    match config.value(key) {
+        None => Ok((layers, 1)),
+        Some(Value::Array(indices)) => {
+            let used = indices.iter().map(index).collect::<Result<Vec<u32>>>()?;
+            match used.iter().max() {
+                Some(last) => Ok((*last, u32::try_from(used.len()).unwrap_or(u32::MAX))),
+                None => Err(config.refused(key, "names no layer")),
+            }
+        }
+        Some(value) => Ok((index(value)?, 1)),
+    }
+}
+
+/// The class token is dropped by the strategy `default` alone, which drops a patch where there is none.
+fn check_class_token(config: &Fields<'_>, tower: &SquareTower) -> Result<()> {
+    let key = "vision_feature_select_strategy";
+    let has_class_token = tower.encoder.details.class_tokens > 0;
+    match config.text(key)?.unwrap_or("full") {
+        "default" if has_class_token => Ok(()),
+        "full" if !has_class_token => Ok(()),
+        strategy => {
+            let has = if has_class_token { "has a" } else { "has no" };
+            Err(config.refused(key, format!("= \"{strategy}\", but the vision tower {has} class token")))
+        }
+    }
+}
+
+fn rule(source: &Source<'_>, tower: &SquareTower) -> Result<AnyRes> {
+    let image = source.image();
+    check_processor_side(&image, "size", tower.image_pixels)?;
+    let patches = tower.patches_per_side.saturating_mul(tower.patches_per_side);
+    if let Some(tokens) = source.processor.optional_count("num_image_tokens")? {
+        // With a class token the processor counts it, and subtracts it again.
+        let class_tokens = tower.encoder.details.class_tokens;
+        if tokens != patches.saturating_add(class_tokens) {
+            let problem = format!("= {tokens}, but the vision tower makes {patches} patches of a tile");
+            return Err(source.processor.refused("num_image_tokens", problem));
+        }
+    }
+    let of_model = grid_side(&source.config, tower.image_pixels)?;
+    let of_processor = grid_side(&image, tower.image_pixels)?;
+    if let (Some(model), Some(processor)) = (of_model, of_processor)
+        && model != processor
+    {
+        let problem =
+            format!("has grids up to {processor} x {processor}, `config.json` up to {model} x {model}");
+        return Err(image.refused("image_grid_pinpoints", problem));
+    }
+    Ok(AnyRes {
+        tile_pixels: tower.image_pixels,
+        patches_per_side: u16::try_from(tower.patches_per_side).unwrap_or(u16::MAX),
+        grid_side_max: of_processor.or(of_model).unwrap_or(GRID_SIDE),
+        feature_tiles_max: feature_tiles_max(source)?,
+        frames_max: source.frames_max(FRAMES_MAX)?,
+        video_newline: VideoNewline::Once,
+    })
+}
+
+/// `anyres_max_9`: the map of features is scaled down to so many tiles.
+fn feature_tiles_max(source: &Source<'_>) -> Result<u8> {
+    let key = "vision_aspect_ratio";
+    let fields = if source.processor.value(key).is_some() { &source.processor } else { &source.config };
+    let Some(text) = fields.text(key)? else { return Ok(AnyRes::LLAVA_ONEVISION.feature_tiles_max) };
+    let tiles = text.strip_prefix("anyres_max_").and_then(|tiles| tiles.parse().ok());
+    match tiles {
+        Some(tiles) if tiles > 0 => Ok(tiles),
+        _ => Err(fields.refused(key, format!("must be \"anyres_max_\" and 1 to 255, found \"{text}\""))),
+    }
+}
+
+/// The rule knows grids of 1 to n columns and as many rows; the file lists them all, height first.
+fn grid_side(fields: &Fields<'_>, tile_pixels: u16) -> Result<Option<u8>> {
+    let key = "image_grid_pinpoints";
+    let Some(value) = fields.value(key) else { return Ok(None) };
+    let listed: Vec<[u64; 2]> = serde_json::from_value(value.clone())
+        .map_err(|error| fields.refused(key, format!("must be a list of heights and widths: {error}")))?;
+    let tile = u64::from(tile_pixels);
+    let side = listed.len().isqrt() as u64;
+    let every = (1..=side).flat_map(|rows| (1..=side).map(move |columns| [rows * tile, columns * tile]));
+    match u8::try_from(side) {
+        Ok(1..) if every.eq(listed) => Ok(Some(side as u8)),
+        _ => {
+            let problem = format!("is not every grid of 1 to n tiles of {tile} pixels a side, in order");
+            Err(fields.refused(key, problem))
+        }
+    }
+}

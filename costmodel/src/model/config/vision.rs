@@ -1,0 +1,164 @@
+//! SigLIP and CLIP, alone or as `vision_config`.
+
+use super::{FRAMES_MAX, Fields, PartialModelSpec, Source};
+use crate::error::Result;
+use crate::model::towers::{self, SquareInput, TowerSize};
+use crate::model::{EncoderSpec, VisionSpec};
+use crate::tokens::VisionRule;
+use crate::tokens::fixed_tile::FixedTile;
+
+/// Largest side of an image or a patch in pixels.
+const SIDE_MAX: u32 = u16::MAX as u32;
+
+/// A tower that takes squares.
+#[derive(Debug)]
+pub(super) struct SquareTower {
+    /// Its projector is still to be said.
+    pub(super) encoder: EncoderSpec,
+    /// Side of the square in pixels.
+    pub(super) image_pixels: u16,
+    /// Patches along the side.
+    pub(super) patches_per_side: u32,
+}
+
+/// SigLIP alone.
+pub(super) fn siglip(source: &Source<'_>) -> Result<PartialModelSpec> {
+    alone(source, &siglip_tower(&vision_fields(&source.config)?)?, "size", false)
+}
+
+/// CLIP alone; as in LLaVA, the class token goes no further.
+pub(super) fn clip(source: &Source<'_>) -> Result<PartialModelSpec> {
+    alone(source, &clip_tower(&vision_fields(&source.config)?)?, "crop_size", true)
+}
+
+/// The tower that a `vision_config` describes.
+pub(super) fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
+    match fields.text("model_type")?.unwrap_or("siglip_vision_model") {
+        "siglip_vision_model" => siglip_tower(fields),
+        "clip_vision_model" => clip_tower(fields),
+        unknown => {
+            let problem =
+                format!("= \"{unknown}\" is unknown, known are clip_vision_model, siglip_vision_model");
+            Err(fields.refused("model_type", problem))
+        }
+    }
+}
+
+/// A checkpoint of both towers has the vision tower's fields in `vision_config`, one of that tower at the top.
+fn vision_fields<'a>(config: &Fields<'a>) -> Result<Fields<'a>> {
+    match config.text("model_type")? {
+        Some("siglip" | "clip") => config.child_or_empty("vision_config"),
+        _ => Ok(config.clone()),
+    }
+}
+
+/// # Source
+/// `SiglipVisionConfig` of transformers 4.57.1; `vision_use_head` as its `SiglipVisionTransformer` reads it.
+fn siglip_tower(fields: &Fields<'_>) -> Result<SquareTower> {
+    let has_head = fields.flag("vision_use_head", true)?;
+    square_tower(fields, 16, |dimensions, square| towers::siglip(dimensions, square, has_head))
+}
+
+/// # Source
+/// `CLIPVisionConfig` of transformers 4.57.1.
+fn clip_tower(fields: &Fields<'_>) -> Result<SquareTower> {
+    square_tower(fields, 32, towers::clip)
+}
+
+fn square_tower(
+    fields: &Fields<'_>,
+    patch_default: u32,
+    make: impl FnOnce(TowerSize, SquareInput) -> EncoderSpec,
+) -> Result<SquareTower> {
+    let dimensions = dimensions(fields, [12, 768, 12, 3072])?;
+    let (image_pixels, square, patches_per_side) = square(fields, 224, patch_default)?;
+    Ok(SquareTower { encoder: make(dimensions, square), image_pixels, patches_per_side })
+}
+
+/// Layers, width, heads and width of the MLP under the names that most towers share.
+pub(super) fn dimensions(fields: &Fields<'_>, defaults: [u32; 4]) -> Result<TowerSize> {
+    let [layers, hidden, heads, ffn] = defaults;
+    let hidden = fields.count("hidden_size", hidden)?;
+    let heads = fields.count("num_attention_heads", heads)?;
+    fields.require_multiple("hidden_size", hidden, "num_attention_heads", heads)?;
+    Ok(TowerSize {
+        layers: fields.count("num_hidden_layers", layers)?,
+        hidden,
+        heads,
+        ffn: fields.count("intermediate_size", ffn)?,
+    })
+}
+
+/// Side in pixels, what a patch and a square are made of, and patches along the side.
+pub(super) fn square(fields: &Fields<'_>, image: u32, patch: u32) -> Result<(u16, SquareInput, u32)> {
+    let image_pixels = fields.square_side("image_size", image)?;
+    let patch_pixels = fields.square_side("patch_size", patch)?;
+    let channels = fields.count("num_channels", 3)?;
+    let Ok(side) = u16::try_from(image_pixels) else {
+        return Err(fields.refused("image_size", format!("= {image_pixels} is over {SIDE_MAX} pixels")));
+    };
+    if patch_pixels > image_pixels {
+        let problem = format!("= {patch_pixels} is larger than `image_size` = {image_pixels}");
+        return Err(fields.refused("patch_size", problem));
+    }
+    let patches_per_side = image_pixels / patch_pixels;
+    let patch_inputs = patch_inputs(fields, channels, patch_pixels, 1)?;
+    let patches = patches_per_side.saturating_mul(patches_per_side);
+    Ok((side, SquareInput { patch_inputs, patches }, patches_per_side))
+}
+
+/// Multiply-adds for a unit of a patch of some frames.
+pub(super) fn patch_inputs(fields: &Fields<'_>, channels: u32, patch: u32, frames: u32) -> Result<u32> {
+    let inputs = [channels, patch, patch, frames]
+        .into_iter()
+        .fold(1_u64, |product, factor| product.saturating_mul(u64::from(factor)));
+    u32::try_from(inputs).map_err(|_| fields.refused("patch_size", format!("= {patch} is too large")))
+}
+
+/// The layers whose output is taken, of the layer that an index of the hidden states names: 0 is before the
+/// first layer, -1 behind the last.
+pub(super) fn layers_until(fields: &Fields<'_>, key: &str, index: i64, layers: u32) -> Result<u32> {
+    let states = i64::from(layers) + 1;
+    let place = if index < 0 { states.checked_add(index) } else { Some(index) };
+    match place {
+        Some(place) if (0..states).contains(&place) => Ok(place as u32),
+        _ => Err(fields.refused(key, format!("= {index} is none of {states} states of {layers} layers"))),
+    }
+}
+
+fn alone(source: &Source<'_>, tower: &SquareTower, key: &str, is_cropped: bool) -> Result<PartialModelSpec> {
+    check_processor_side(&source.image(), key, tower.image_pixels)?;
+    let patches = tower.patches_per_side.saturating_mul(tower.patches_per_side);
+    let rule = VisionRule::Fixed(FixedTile {
+        tile_pixels: tower.image_pixels,
+        tile_patches: patches,
+        is_cropped,
+        frames_max: source.frames_max(FRAMES_MAX)?,
+    });
+    let vision = VisionSpec { encoder: tower.encoder, rule };
+    Ok(PartialModelSpec { vision: Some(vision), ..PartialModelSpec::default() })
+}
+
+/// Fails if the processor makes squares of another size than the tower takes.
+pub(super) fn check_processor_side(processor: &Fields<'_>, key: &str, tower_pixels: u16) -> Result<()> {
+    let side = match processor.value(key) {
+        None => return Ok(()),
+        Some(serde_json::Value::Object(_)) => {
+            let size = processor.child_or_empty(key)?;
+            let shortest = size.optional_count("shortest_edge")?;
+            let [height, width] = [size.optional_count("height")?, size.optional_count("width")?];
+            if shortest.is_none() && height != width {
+                return Err(processor.refused(key, "must be a square"));
+            }
+            shortest.or(height)
+        }
+        Some(side) => Some(processor.whole_number(key, side, 1)?),
+    };
+    match side {
+        Some(side) if side != u32::from(tower_pixels) => {
+            let problem = format!("= {side} pixels, but the vision tower takes {tower_pixels}");
+            Err(processor.refused(key, problem))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,16 @@
+//! Describes models: their sizes, and where the sizes come from.
+//!
+//! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from the `config.json` of a checkpoint
+//! ([`config`]), or deserialized. FLOPs, parameters, memory and tokens follow from it.
+
+pub mod config;
+mod parameters;
+mod presets;
+mod spec;
+pub(crate) mod towers;
+
+pub use parameters::{EncoderParameters, LlmParameters};
+pub use spec::{
+    AttentionBias, AudioSpec, EncoderDetails, EncoderSpec, LlmDetails, LlmSpec, Mlp, ModelSpec, Projector,
+    VisionSpec,
+};

@@ -1,0 +1,293 @@
+//! How well predictions meet what was observed: errors by module, part and shape bin.
+//!
+//! The relative error of a point is `predicted / observed - 1`, so that a prediction of twice the time is +100 %.
+
+use serde::Serialize;
+
+use super::held_out::HeldOutTimes;
+use crate::correction::{bin, bin_sizes};
+use crate::error::{Error, Result};
+use crate::module::Module;
+use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, Setting};
+use crate::quantiles::median_of_sorted;
+
+/// Errors of a set of points, as fractions of the observed times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct ErrorSummary {
+    /// Points that were compared.
+    pub count: usize,
+    /// Mean relative error: above 0 where predictions are too long.
+    pub bias: f64,
+    /// Mean of the errors' sizes.
+    pub mape: f64,
+    /// Median of the errors' sizes.
+    pub p50: f64,
+    /// 95 % of the errors are at most this large.
+    pub p95: f64,
+    /// The largest error.
+    pub max: f64,
+}
+
+/// A point of the one profile, and its prediction from the other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PointAccuracy {
+    /// What was measured.
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// Predicted time in nanoseconds.
+    pub predicted_ns: u64,
+    /// Observed time in nanoseconds, the median of its repeats.
+    pub observed_ns: u64,
+    /// Stated uncertainty of the prediction, and spread of one observation, in nanoseconds.
+    pub uncertainty_ns: u64,
+    /// Whether the prediction is drawn out beyond measured shapes.
+    #[serde(rename = "is_beyond")]
+    pub is_extrapolated: bool,
+}
+
+/// Errors of points whose sizes lie in one bin.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BinAccuracy {
+    /// Tokens in all, from the least of the bin.
+    pub tokens_min: u64,
+    /// To below this.
+    pub tokens_end: u64,
+    /// Their errors.
+    pub errors: ErrorSummary,
+}
+
+/// Errors of one part of a module in one pass.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PartAccuracy {
+    /// The part.
+    pub part: Part,
+    /// The pass.
+    pub phase: Phase,
+    /// Its errors.
+    pub errors: ErrorSummary,
+}
+
+/// Errors of one module.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModuleAccuracy {
+    /// The module.
+    pub module: Module,
+    /// All of its errors.
+    pub errors: ErrorSummary,
+    /// By part and pass.
+    pub parts: Vec<PartAccuracy>,
+    /// By size.
+    pub bins: Vec<BinAccuracy>,
+}
+
+/// Points that could not be predicted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unpredicted {
+    /// How many, for one reason.
+    pub count: usize,
+    /// What the profile lacks.
+    pub reason: String,
+}
+
+/// A profile held against observations.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AccuracyReport {
+    /// Errors of all points.
+    pub errors: ErrorSummary,
+    /// Share of the points that are within their stated uncertainty.
+    pub within_uncertainty: f64,
+    /// Points beyond the measured shapes.
+    #[serde(rename = "beyond")]
+    pub extrapolated: usize,
+    /// By module.
+    pub modules: Vec<ModuleAccuracy>,
+    /// What could not be compared.
+    pub unpredicted: Vec<Unpredicted>,
+    /// Every point.
+    pub points: Vec<PointAccuracy>,
+}
+
+impl AccuracyReport {
+    /// Predicts every point of `observed` from `profile`, and compares.
+    ///
+    /// # Errors
+    /// [`Error::ProfileLacks`] if not a single point can be predicted.
+    pub fn compare(profile: &Profile, observed: &Profile) -> Result<Self> {
+        let mut points = Vec::new();
+        let mut unpredicted: Vec<Unpredicted> = Vec::new();
+        for group in observed.points_with_widths().chunk_by(is_alike) {
+            match HeldOutTimes::new(profile, &group[0].1, &group[0].0.setting) {
+                Ok(times) => points.extend(group.iter().map(|(point, _)| comparison(point, &times))),
+                Err(error) => count_reason(&mut unpredicted, group.len(), error.to_string()),
+            }
+        }
+        if points.is_empty() {
+            let needed = unpredicted.into_iter().next().map_or_else(
+                || "anything to compare: there are no observations".to_owned(),
+                |first| first.reason.trim_start_matches("the profile lacks ").to_owned(),
+            );
+            return Err(Error::ProfileLacks { needed });
+        }
+        Ok(Self::new(points, unpredicted))
+    }
+
+    fn new(points: Vec<PointAccuracy>, unpredicted: Vec<Unpredicted>) -> Self {
+        let all: Vec<&PointAccuracy> = points.iter().collect();
+        let modules = Module::ALL.into_iter().filter_map(|module| {
+            let own: Vec<&PointAccuracy> =
+                all.iter().copied().filter(|point| point.setting.module == module).collect();
+            (!own.is_empty()).then(|| module_accuracy(module, &own))
+        });
+        let is_within =
+            |point: &&&PointAccuracy| point.predicted_ns.abs_diff(point.observed_ns) <= point.uncertainty_ns;
+        Self {
+            errors: summarize(&all),
+            within_uncertainty: all.iter().filter(is_within).count() as f64 / all.len().max(1) as f64,
+            extrapolated: all.iter().filter(|point| point.is_extrapolated).count(),
+            modules: modules.collect(),
+            unpredicted,
+            points,
+        }
+    }
+}
+
+impl PointAccuracy {
+    /// Returns predicted over observed time, less one.
+    #[must_use]
+    pub fn relative_error(&self) -> f64 {
+        self.predicted_ns as f64 / (self.observed_ns as f64).max(1.0) - 1.0
+    }
+
+    /// Returns the tokens of all sequences together.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        u64::from(self.setting.batch) * u64::from(self.setting.tokens)
+    }
+}
+
+fn count_reason(unpredicted: &mut Vec<Unpredicted>, count: usize, reason: String) {
+    match unpredicted.iter_mut().find(|known| known.reason == reason) {
+        Some(known) => known.count += count,
+        None => unpredicted.push(Unpredicted { count, reason }),
+    }
+}
+
+/// Whether two points differ in nothing but their shapes.
+fn is_alike(a: &(Point, ModuleWidths), b: &(Point, ModuleWidths)) -> bool {
+    let shapeless = |setting: Setting| Setting { batch: 0, tokens: 0, ..setting };
+    a.1 == b.1 && shapeless(a.0.setting) == shapeless(b.0.setting)
+}
+
+fn comparison(point: &Point, times: &HeldOutTimes) -> PointAccuracy {
+    let Setting { batch, tokens, .. } = point.setting;
+    let predicted = times.time(batch, tokens);
+    PointAccuracy {
+        setting: point.setting,
+        predicted_ns: predicted.ns,
+        observed_ns: (point.microseconds * 1000.0).round() as u64,
+        uncertainty_ns: predicted.uncertainty_ns + (point.spread_microseconds * 1000.0).round() as u64,
+        is_extrapolated: predicted.is_extrapolated,
+    }
+}
+
+fn module_accuracy(module: Module, points: &[&PointAccuracy]) -> ModuleAccuracy {
+    let by_part = grouped(points, |point| (point.setting.part, point.setting.phase));
+    let parts = by_part.into_iter().map(|((part, phase), points)| PartAccuracy {
+        part,
+        phase,
+        errors: summarize(&points),
+    });
+    let by_bin = grouped(points, |point| bin(point.size()));
+    let bins = by_bin.into_iter().map(|(bin, points)| {
+        let [tokens_min, tokens_end] = bin_sizes(bin);
+        BinAccuracy { tokens_min, tokens_end, errors: summarize(&points) }
+    });
+    ModuleAccuracy { module, errors: summarize(points), parts: parts.collect(), bins: bins.collect() }
+}
+
+/// Points by key, keys ascending.
+fn grouped<'a, K: Ord + Copy>(
+    points: &[&'a PointAccuracy],
+    key: impl Fn(&PointAccuracy) -> K,
+) -> Vec<(K, Vec<&'a PointAccuracy>)> {
+    let mut groups: std::collections::BTreeMap<K, Vec<&'a PointAccuracy>> = std::collections::BTreeMap::new();
+    for point in points {
+        groups.entry(key(point)).or_default().push(point);
+    }
+    groups.into_iter().collect()
+}
+
+fn summarize(points: &[&PointAccuracy]) -> ErrorSummary {
+    if points.is_empty() {
+        return ErrorSummary::default();
+    }
+    let n = points.len() as f64;
+    let mut sizes: Vec<f64> = points.iter().map(|point| point.relative_error().abs()).collect();
+    sizes.sort_by(f64::total_cmp);
+    let rank_95 = (sizes.len() * 95).div_ceil(100).max(1) - 1;
+    ErrorSummary {
+        count: sizes.len(),
+        bias: points.iter().map(|point| point.relative_error()).sum::<f64>() / n,
+        mape: sizes.iter().sum::<f64>() / n,
+        p50: median_of_sorted(&sizes),
+        p95: sizes[rank_95],
+        max: sizes[sizes.len() - 1],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
+
+    fn profile(rows: &[(&str, u32, f64)]) -> Profile {
+        let rows: Vec<String> = rows
+            .iter()
+            .map(|(part, tokens, time)| format!("llm,{part},forward,1,2,1,{tokens},{time}\n"))
+            .collect();
+        Profile::parse([("p.csv", format!("{HEADER}{}", rows.concat()).as_str())]).unwrap()
+    }
+
+    #[test]
+    fn errors_are_signed_sized_and_binned() {
+        let known = profile(&[("linear", 100, 100.0), ("linear", 200, 200.0), ("linear", 400, 400.0)]);
+        let observed = profile(&[("linear", 150, 100.0), ("linear", 300, 400.0)]);
+        let report = AccuracyReport::compare(&known, &observed).unwrap();
+        let ErrorSummary { count, bias, mape, p50, p95, max } = report.errors;
+        assert_eq!(count, 2);
+        assert!((bias - 0.125).abs() < 1e-9 && (mape - 0.375).abs() < 1e-9, "{bias} {mape}");
+        assert!((p50 - 0.375).abs() < 1e-9 && (p95 - 0.5).abs() < 1e-9 && (max - 0.5).abs() < 1e-9);
+        let [module] = &report.modules[..] else { panic!("one module") };
+        assert_eq!((module.bins.len(), module.parts.len()), (2, 1));
+        assert!((module.bins[0].tokens_min..module.bins[0].tokens_end).contains(&150));
+        assert!(report.within_uncertainty < 1.0 && report.extrapolated == 0);
+    }
+
+    #[test]
+    fn a_profile_meets_itself() {
+        let rows =
+            [("linear", 64, 10.0), ("linear", 128, 14.0), ("attention", 64, 3.0), ("attention", 128, 5.0)];
+        let report = AccuracyReport::compare(&profile(&rows), &profile(&rows)).unwrap();
+        assert!(report.errors.max < 1e-9 && (report.within_uncertainty - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn whole_layers_are_predicted_from_their_parts() {
+        let parts =
+            [("linear", 64, 10.0), ("linear", 128, 20.0), ("attention", 64, 4.0), ("attention", 128, 16.0)];
+        let report = AccuracyReport::compare(&profile(&parts), &profile(&[("whole", 128, 36.0)])).unwrap();
+        assert!(report.errors.max < 1e-9, "{report:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_predicted_is_counted_with_its_reason() {
+        let known = profile(&[("linear", 100, 100.0), ("linear", 200, 200.0)]);
+        let observed = profile(&[("linear", 150, 150.0), ("ends", 100, 1.0), ("ends", 200, 2.0)]);
+        let report = AccuracyReport::compare(&known, &observed).unwrap();
+        assert_eq!((report.errors.count, report.unpredicted[0].count), (1, 2));
+        assert!(report.unpredicted[0].reason.contains("part ends"), "{:?}", report.unpredicted);
+        let error = AccuracyReport::compare(&known, &profile(&[("ends", 100, 1.0)])).unwrap_err().to_string();
+        assert!(error.starts_with("the profile lacks module llm, part ends"), "{error}");
+    }
+}

@@ -1,0 +1,412 @@
+//! Predicts the cost of samples and microbatches for one model.
+
+use std::sync::Arc;
+
+use super::device_rate::DeviceRate;
+use super::microbatch::MicrobatchWork;
+use super::options::ProfileOptions;
+use super::predicted_time::PredictedTime;
+use super::profile_timing::ProfileTiming;
+use super::warning::ProfileWarning;
+use super::workload::{ModuleWorkload, SampleWork};
+use crate::correction::{CorrectionTable, FACTOR_ONE};
+use crate::error::{Error, Result};
+use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
+use crate::frozen::FrozenParts;
+use crate::model::ModelSpec;
+use crate::module::{MODULES_MAX, Module, ModuleTimes};
+use crate::profile::Profile;
+use crate::shape::SampleShape;
+use crate::tokens::{EncoderWork, MediaRule};
+
+/// Predicted cost of one sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SampleCost {
+    /// LLM positions: text, and media after the encoders.
+    pub tokens: u32,
+    /// Tokens that the loss is taken over.
+    pub target_tokens: u32,
+    /// Tiles, patches and windows, as the token rules of the model cut them, summed over both encoders.
+    pub encoder_items: u32,
+    /// Positions inside the encoders, summed over both.
+    pub encoder_tokens: u32,
+    /// Forward and backward of each **whole** module, all its layers, on one device.
+    pub module_ns: ModuleTimes,
+}
+
+/// Predicted times of one sample with their uncertainty.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// One time per module, in the order of [`CostModel::modules`], equal to the times of [`CostModel::predict`].
+    pub modules: Vec<PredictedTime>,
+    /// Parts of modules for which the sample is outside the measured points.
+    pub warnings: Vec<ProfileWarning>,
+}
+
+/// Predicts the cost of samples for one model on one device.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::{CostModel, DeviceRate, ImageSize, ModelSpec, SampleShape};
+///
+/// # fn main() -> dflop_costmodel::Result<()> {
+/// let model = CostModel::new(ModelSpec::preset("qwen2.5-vl-7b")?, DeviceRate::preset("h100")?);
+/// let image = ImageSize { width: 640, height: 480 };
+/// let shape = SampleShape { text_tokens: 100, images: vec![image], ..SampleShape::default() };
+/// let cost = model.predict(&shape)?;
+/// assert_eq!(cost.tokens, 100 + 391 + 2);
+/// assert_eq!(cost.encoder_tokens, 4 * 391);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct CostModel {
+    spec: ModelSpec,
+    times: TimeSource,
+    correction: Option<Arc<CorrectionTable>>,
+    modules: Vec<Module>,
+    encoders: Vec<Encoder>,
+    llm: LlmFlops,
+    recomputation: Recomputation,
+    frozen: FrozenParts,
+}
+
+/// Source that turns work into time.
+#[derive(Debug, Clone)]
+enum TimeSource {
+    /// FLOPs over a stated rate.
+    Rate(DeviceRate),
+    /// Curves through measured times.
+    Profile(Arc<ProfileTiming>),
+}
+
+/// Encoder with its FLOPs per token and pair.
+#[derive(Debug, Clone, Copy)]
+struct Encoder {
+    module: Module,
+    rule: MediaRule,
+    flops: EncoderFlops,
+}
+
+impl CostModel {
+    /// Builds a cost model whose times come from a stated rate.
+    #[must_use]
+    pub fn new(spec: ModelSpec, rate: DeviceRate) -> Self {
+        Self::with_times(spec, TimeSource::Rate(rate))
+    }
+
+    /// Builds a cost model whose times come from a measured profile; tokens are the same as with [`CostModel::new`].
+    ///
+    /// # Errors
+    /// [`Error::ProfileLacks`] with the points to measure, if a module of the model was not measured at its
+    /// tensor-parallel degree, or only with other widths.
+    ///
+    /// # Source
+    /// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: attention per original sample, linear work per packed
+    /// sequence; interpolated as times, not as rates.
+    pub fn from_profile(spec: ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
+        let timing = ProfileTiming::new(&spec, profile, options)?;
+        Ok(Self::with_times(spec, TimeSource::Profile(Arc::new(timing))))
+    }
+
+    /// Folds a model into FLOPs per token and pair, once, so that a sample takes a few multiplications.
+    fn with_times(spec: ModelSpec, times: TimeSource) -> Self {
+        let fold = |(module, encoder, rule)| {
+            let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
+            Encoder { module, rule, flops }
+        };
+        let encoders: Vec<Encoder> = spec.encoders().map(fold).collect();
+        let modules = encoders.iter().map(|encoder| encoder.module).chain([Module::Llm]).collect();
+        let llm = LlmFlops::new(&spec.llm);
+        let recomputation = Recomputation::None;
+        let frozen = FrozenParts::default();
+        Self { spec, times, correction: None, modules, encoders, llm, recomputation, frozen }
+    }
+
+    /// Sets what the backward pass recomputes. Default: nothing.
+    ///
+    /// On a profile, [`Recomputation::Layers`] adds the measured forward pass of the layers to the backward pass;
+    /// [`Recomputation::Scores`] changes nothing, because measured times include what the kernels recompute.
+    #[must_use]
+    pub fn recomputation(mut self, recomputation: Recomputation) -> Self {
+        self.recomputation = recomputation;
+        self.apply_training();
+        self
+    }
+
+    /// Sets which parts are frozen. Default: none.
+    ///
+    /// On a profile, the linear work of a frozen LLM counts half of its measured backward pass, because it computes
+    /// one of two products, and its attention counts in full; where the two were not measured separately, everything
+    /// counts half. A frozen encoder has no backward pass; the one of a projector after it is taken from what was
+    /// measured outside the layers.
+    ///
+    /// # Errors
+    /// [`Error::Incompatible`] if the model lacks a frozen part, or nothing is left to train.
+    pub fn frozen(mut self, frozen: FrozenParts) -> Result<Self> {
+        frozen.check(&self.spec)?;
+        self.frozen = frozen;
+        for encoder in &mut self.encoders {
+            let [tower, projector] = frozen.encoder_gradients(encoder.module);
+            encoder.flops = encoder.flops.gradients(tower, projector);
+        }
+        self.llm = self.llm.gradients(frozen.llm_gradients());
+        self.apply_training();
+        Ok(self)
+    }
+
+    /// Returns which parts are frozen.
+    #[must_use]
+    pub const fn frozen_parts(&self) -> FrozenParts {
+        self.frozen
+    }
+
+    /// Adapts measured times to frozen parts and recomputation, always from the times as measured.
+    fn apply_training(&mut self) {
+        if let TimeSource::Profile(timing) = &mut self.times {
+            let encoders = self.encoders.iter().map(|encoder| (encoder.module, &encoder.flops));
+            *timing = Arc::new(timing.trained(encoders, self.frozen, self.recomputation));
+        }
+    }
+
+    /// Applies a correction to all predictions from now on; `None` removes it.
+    #[must_use]
+    pub fn correction(mut self, table: Option<Arc<CorrectionTable>>) -> Self {
+        self.correction = table;
+        self
+    }
+
+    /// Returns the correction that is applied.
+    #[must_use]
+    pub fn correction_table(&self) -> Option<&CorrectionTable> {
+        self.correction.as_deref()
+    }
+
+    /// Returns the model.
+    #[must_use]
+    pub const fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Returns the modules of the model: its encoders, then the LLM.
+    #[must_use]
+    pub fn modules(&self) -> &[Module] {
+        &self.modules
+    }
+
+    /// Returns the stated rate that times come from; `None` if they come from a profile.
+    #[must_use]
+    pub const fn rate(&self) -> Option<&DeviceRate> {
+        match &self.times {
+            TimeSource::Rate(rate) => Some(rate),
+            TimeSource::Profile(_) => None,
+        }
+    }
+
+    /// Returns the weaknesses of the whole profile; empty for a stated rate.
+    #[must_use]
+    pub fn profile_warnings(&self) -> &[ProfileWarning] {
+        match &self.times {
+            TimeSource::Rate(_) => &[],
+            TimeSource::Profile(timing) => timing.warnings(),
+        }
+    }
+
+    /// Returns the time of a module's optimizer step, if the profile has it.
+    #[must_use]
+    pub fn optimizer_time(&self, module: Module) -> Option<PredictedTime> {
+        match &self.times {
+            TimeSource::Rate(_) => None,
+            TimeSource::Profile(timing) => timing.optimizer(module),
+        }
+    }
+
+    /// Predicts the cost of one sample; allocates nothing.
+    ///
+    /// At a stated rate, times are of executed FLOPs: attention of the LLM is causal, and what is recomputed counts.
+    /// Media of a kind that the model has no encoder for are ignored: they add no tokens and no time, and are not
+    /// checked. Sequences are not cut at the LLM's maximum.
+    ///
+    /// # Errors
+    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model cannot take a
+    /// medium; [`Error::TooLarge`] if a count does not fit into 32 bits.
+    pub fn predict(&self, shape: &SampleShape) -> Result<SampleCost> {
+        let mut module_ns = ModuleTimes::EMPTY;
+        let mut media = EncoderWork::default();
+        for encoder in &self.encoders {
+            let work = encoder.rule.work(shape)?;
+            module_ns.push(self.encoder_ns(encoder, &work));
+            media += work;
+        }
+        let tokens = to_u32("tokens", media.tokens.saturating_add(u64::from(shape.text_tokens)))?;
+        module_ns.push(self.llm_ns(tokens, shape.target_tokens));
+        Ok(SampleCost {
+            tokens,
+            target_tokens: shape.target_tokens,
+            encoder_items: to_u32("encoder items", media.items)?,
+            encoder_tokens: to_u32("encoder tokens", media.encoder_tokens)?,
+            module_ns,
+        })
+    }
+
+    /// Predicts one sample with the uncertainty of each module; `None` for a stated rate, whose error is unknown.
+    ///
+    /// # Errors
+    /// Those of [`CostModel::predict`].
+    pub fn predict_with_uncertainty(&self, shape: &SampleShape) -> Result<Option<Prediction>> {
+        let work = self.work(shape)?;
+        let TimeSource::Profile(timing) = &self.times else { return Ok(None) };
+        let mut prediction = Prediction { modules: Vec::new(), warnings: Vec::new() };
+        for &module in self.modules() {
+            let workload = work.workload(module);
+            let time = timing.predict(module, &workload);
+            let size = work.size(module);
+            prediction.modules.push(PredictedTime {
+                // Sums of estimates round differently in the last bit, and `ns` has to equal that of `predict`.
+                ns: self.corrected_ns(module, size, timing.ns(module, &workload)),
+                uncertainty_ns: self.corrected_ns(module, size, time.uncertainty_ns),
+                is_extrapolated: time.is_extrapolated,
+            });
+            prediction.warnings.extend(timing.extrapolated(module, &workload));
+        }
+        Ok(Some(prediction))
+    }
+
+    /// Predicts a microbatch: samples that each module runs together.
+    ///
+    /// On a profile, linear work is looked up for the packed sequence, the LLM's attention is summed over the samples,
+    /// and an encoder runs all media as one batch. At a stated rate, times are summed over the samples.
+    ///
+    /// Returns forward and backward of each whole module in nanoseconds, in the order of [`CostModel::modules`].
+    ///
+    /// # Errors
+    /// Those of [`CostModel::predict`], for the first sample that the model cannot take.
+    pub fn predict_microbatch<'a>(
+        &self,
+        shapes: impl IntoIterator<Item = &'a SampleShape>,
+    ) -> Result<ModuleTimes> {
+        let mut sums = [0_u64; MODULES_MAX];
+        let mut works: [MicrobatchWork; MODULES_MAX] = Default::default();
+        for shape in shapes {
+            let TimeSource::Profile(timing) = &self.times else {
+                let cost = self.predict(shape)?;
+                for (sum, ns) in sums.iter_mut().zip(cost.module_ns.as_slice()) {
+                    *sum = sum.saturating_add(*ns);
+                }
+                continue;
+            };
+            let sample = self.work(shape)?;
+            for (work, &module) in works.iter_mut().zip(self.modules()) {
+                let factor = self.factor(module, sample.size(module));
+                work.add(&sample, module, factor, timing);
+            }
+        }
+        let mut times = ModuleTimes::EMPTY;
+        for ((work, &module), sum) in works.iter().zip(self.modules()).zip(sums) {
+            times.push(match &self.times {
+                TimeSource::Rate(_) => sum,
+                TimeSource::Profile(timing) => work.ns(module, timing),
+            });
+        }
+        Ok(times)
+    }
+
+    /// Predicts one module of a sample without correction, as an
+    /// [`Observation`](crate::correction::Observation) needs it.
+    ///
+    /// Returns the size of the sample inside the module, in tokens, and its time in nanoseconds; `None` if the sample
+    /// has no work for the module.
+    ///
+    /// # Errors
+    /// Those of [`CostModel::predict`].
+    pub fn predict_uncorrected(&self, module: Module, shape: &SampleShape) -> Result<Option<(u64, u64)>> {
+        let Some(at) = self.modules().iter().position(|known| *known == module) else { return Ok(None) };
+        let size = self.work(shape)?.size(module);
+        let plain = self.clone().correction(None);
+        let ns = plain.predict(shape)?.module_ns.as_slice()[at];
+        Ok((ns > 0).then_some((size, ns)))
+    }
+
+    /// Returns the FLOPs of training on samples packed into one sequence, of each module.
+    ///
+    /// [`Attention::Full`] without recomputation gives the model's FLOPs, from which MFU follows;
+    /// [`Attention::Causal`] gives what is executed.
+    ///
+    /// # Errors
+    /// Those of [`CostModel::predict`].
+    pub fn training_flops(
+        &self,
+        samples: &[SampleShape],
+        attention: Attention,
+        recomputation: Recomputation,
+    ) -> Result<Vec<(Module, TrainingFlops)>> {
+        let mut sample_tokens: Vec<u64> = samples.iter().map(|shape| u64::from(shape.text_tokens)).collect();
+        let mut flops = Vec::with_capacity(self.modules.len());
+        for encoder in &self.encoders {
+            let mut work = EncoderWork::default();
+            for (shape, tokens) in samples.iter().zip(&mut sample_tokens) {
+                let media = encoder.rule.work(shape)?;
+                *tokens = tokens.saturating_add(media.tokens);
+                work += media;
+            }
+            flops.push((encoder.module, encoder.flops.training(&work, recomputation)));
+        }
+        let tokens = sample_tokens.into_iter().map(|count| to_u32("tokens", count));
+        let tokens = tokens.collect::<Result<Vec<u32>>>()?;
+        flops.push((Module::Llm, self.llm.training(&tokens, attention, recomputation)));
+        Ok(flops)
+    }
+
+    /// Returns the corrected time of an encoder, forward and backward.
+    fn encoder_ns(&self, encoder: &Encoder, work: &EncoderWork) -> u64 {
+        let module = encoder.module;
+        let ns = match &self.times {
+            TimeSource::Rate(rate) => {
+                rate.nanoseconds(module, encoder.flops.training(work, self.recomputation).total())
+            }
+            TimeSource::Profile(timing) => timing.ns(module, &ModuleWorkload::from_encoder(work)),
+        };
+        self.corrected_ns(module, work.encoder_tokens, ns)
+    }
+
+    /// Returns the corrected time of the LLM over one sample, forward and backward.
+    fn llm_ns(&self, tokens: u32, targets: u32) -> u64 {
+        let ns = match &self.times {
+            TimeSource::Rate(rate) => {
+                let flops = self.llm.training(&[tokens], Attention::Causal, self.recomputation);
+                rate.nanoseconds(Module::Llm, flops.total())
+            }
+            TimeSource::Profile(timing) => {
+                timing.ns(Module::Llm, &ModuleWorkload::from_llm(tokens.into(), targets.into()))
+            }
+        };
+        self.corrected_ns(Module::Llm, tokens.into(), ns)
+    }
+
+    fn corrected_ns(&self, module: Module, size: u64, ns: u64) -> u64 {
+        self.correction.as_ref().map_or(ns, |table| table.apply(module, size, ns))
+    }
+
+    fn factor(&self, module: Module, size: u64) -> f64 {
+        let factor = self.correction.as_ref().map_or(FACTOR_ONE, |table| table.factor(module, size));
+        f64::from(factor) / f64::from(FACTOR_ONE)
+    }
+
+    fn work(&self, shape: &SampleShape) -> Result<SampleWork> {
+        let mut sample = SampleWork {
+            encoders: [None; MODULES_MAX],
+            tokens: u64::from(shape.text_tokens),
+            targets: u64::from(shape.target_tokens),
+        };
+        for (encoder, slot) in self.encoders.iter().zip(&mut sample.encoders) {
+            let work = encoder.rule.work(shape)?;
+            sample.tokens = sample.tokens.saturating_add(work.tokens);
+            *slot = Some((encoder.module, work));
+        }
+        Ok(sample)
+    }
+}
+
+fn to_u32(quantity: &'static str, count: u64) -> Result<u32> {
+    u32::try_from(count).map_err(|_| Error::TooLarge { quantity, count })
+}

@@ -1,0 +1,193 @@
+//! From the points of a profile to curves and surfaces for one module, pass, TP degree and layer count.
+
+use std::collections::BTreeMap;
+
+use super::layer_counts::{LayerCountTime, Method, at_layers, per_layer};
+use super::warning::ProfileWarning;
+use crate::curve::{Curve, Estimate, Knot, Surface, SurfacePoint};
+use crate::error::Error;
+use crate::module::Module;
+use crate::profile::{Part, Phase, Point, Setting};
+
+/// What times are asked for, and the points that may answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CurveQuery<'a> {
+    /// Points of the module.
+    pub(super) points: &'a [Point],
+    pub(super) module: Module,
+    pub(super) phase: Phase,
+    pub(super) tp: u32,
+    pub(super) layers: u32,
+}
+
+/// Points of one shape, which differ in nothing but their layers, by tokens and batch.
+type Shapes<'a> = BTreeMap<(u32, u32), Vec<&'a Point>>;
+
+impl CurveQuery<'_> {
+    /// Time of all layers, or of the ends, over tokens in all; `None` if the part was not measured.
+    pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
+        let points = self.points_of(part);
+        let surface_points = match part {
+            Part::OutsideLayers | Part::Head => {
+                surface_points(&shapes(&points), |points| at_layers(points, points[0].setting.layers))
+            }
+            _ => self.points_at_layers(part, &points, warnings),
+        };
+        let mut knots: Vec<Knot> = surface_points
+            .iter()
+            .map(|point| Knot { x: point.batch * point.tokens, ns: point.ns, spread_ns: point.spread_ns })
+            .collect();
+        knots.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.ns.total_cmp(&b.ns)));
+        let knots: Vec<Knot> = knots.chunk_by(|a, b| a.x.total_cmp(&b.x).is_eq()).map(merge).collect();
+        self.warn_single(part, knots.len(), warnings);
+        (!knots.is_empty()).then(|| Curve::new(&knots))
+    }
+
+    /// Time of attention in **one** layer over batch and tokens: measured apart, or whole less linear.
+    pub(super) fn attention(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
+        let separate = self.points_of(Part::Attention);
+        let points = if separate.is_empty() { self.attention_by_difference() } else { separate };
+        let surface_points = surface_points(&shapes(&points), per_layer);
+        self.warn_single(Part::Attention, surface_points.len(), warnings);
+        (!surface_points.is_empty()).then(|| Surface::new(surface_points))
+    }
+
+    /// Time of all layers, attention in it, over batch and tokens.
+    pub(super) fn whole(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
+        let points = self.points_of(Part::Whole);
+        let surface_points = self.points_at_layers(Part::Whole, &points, warnings);
+        self.warn_single(Part::Whole, surface_points.len(), warnings);
+        (!surface_points.is_empty()).then(|| Surface::new(surface_points))
+    }
+
+    /// Time of the optimizer over all parts; `None` if none was measured.
+    pub(super) fn optimizer(&self) -> Option<Estimate> {
+        let parts = Part::ALL.into_iter().filter_map(|part| self.optimizer_of(part));
+        parts.reduce(Estimate::plus)
+    }
+
+    /// Time of the optimizer over the weights of one part.
+    pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
+        let points = CurveQuery { phase: Phase::Optimizer, ..*self }.points_of(part);
+        let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
+        let points: Vec<&Point> = points.iter().collect();
+        let time = at_layers(points.first().map(|_| &points[..])?, layers);
+        Some(Estimate { ns: time.ns, uncertainty_ns: time.spread_ns, is_extrapolated: false })
+    }
+
+    /// The error that says what has to be measured for a part.
+    pub(super) fn lacks(&self, part: Part) -> Error {
+        let Self { points, module, phase, tp, .. } = self;
+        let of_phase = points.iter().filter(|point| point.setting.phase == *phase);
+        let mut degrees: Vec<String> = of_phase
+            .filter(|point| point.setting.part == part)
+            .map(|point| point.setting.tp.to_string())
+            .collect();
+        degrees.dedup();
+        let found = if degrees.is_empty() {
+            "none at all".to_owned()
+        } else {
+            format!("tp {} only", degrees.join(", "))
+        };
+        let shapes = match (phase, module) {
+            (Phase::Optimizer, _) => "batch 0 x tokens 0",
+            (_, Module::Llm) => "batch 1 x tokens 512, 1024, 2048, 4096, 8192",
+            _ => "batches 1, 2, 4, 8, 16, 32 x the tokens of one image, tile or window",
+        };
+        let layers = match part {
+            Part::OutsideLayers | Part::Head => "layers 0",
+            Part::Attention => "layers 1",
+            _ => "two layer counts",
+        };
+        let needed = format!(
+            "module {module}, part {part}, phase {phase}, tp {tp}, {layers}, {shapes}; found: {found}"
+        );
+        Error::ProfileLacks { needed }
+    }
+
+    fn points_of(&self, part: Part) -> Vec<Point> {
+        let is_wanted = |point: &&Point| {
+            let setting = point.setting;
+            setting.part == part && setting.phase == self.phase && setting.tp == self.tp
+        };
+        self.points.iter().filter(is_wanted).copied().collect()
+    }
+
+    /// Whole less linear, where both were measured in the same setting; at least 0.
+    fn attention_by_difference(&self) -> Vec<Point> {
+        let linear = self.points_of(Part::Linear);
+        let mut points = Vec::new();
+        for whole in self.points_of(Part::Whole) {
+            let same = |point: &&Point| point.setting == (Setting { part: Part::Linear, ..whole.setting });
+            let Some(linear) = linear.iter().find(same) else { continue };
+            points.push(Point {
+                setting: Setting { part: Part::Attention, ..whole.setting },
+                microseconds: (whole.microseconds - linear.microseconds).max(0.0),
+                spread_microseconds: whole.spread_microseconds + linear.spread_microseconds,
+                repeats: whole.repeats.min(linear.repeats),
+                bytes: None,
+            });
+        }
+        points
+    }
+
+    /// Points at the layer count that is asked for. Where some shapes have two layer counts, those with one are left
+    /// out: scaled in proportion they would not lie on the same curve.
+    fn points_at_layers(
+        &self,
+        part: Part,
+        points: &[Point],
+        warnings: &mut Vec<ProfileWarning>,
+    ) -> Vec<SurfacePoint> {
+        let Self { module, phase, layers, .. } = *self;
+        let mut shapes = shapes(points);
+        let method = |points: &Vec<&Point>| at_layers(points, layers).method;
+        let all = shapes.len();
+        if shapes.values().any(|points| method(points) < Method::Proportion) {
+            shapes.retain(|_, points| method(points) < Method::Proportion);
+        } else if let Some(point) = points.last() {
+            let measured = point.setting.layers;
+            warnings.push(ProfileWarning::LayersInProportion {
+                module,
+                part,
+                phase,
+                measured,
+                asked: layers,
+            });
+        }
+        if shapes.len() < all {
+            let shapes = all - shapes.len();
+            warnings.push(ProfileWarning::ShapesLeftOut { module, part, phase, shapes });
+        }
+        surface_points(&shapes, |points| at_layers(points, layers))
+    }
+
+    fn warn_single(&self, part: Part, shapes: usize, warnings: &mut Vec<ProfileWarning>) {
+        if shapes == 1 {
+            warnings.push(ProfileWarning::SingleShape { module: self.module, part, phase: self.phase });
+        }
+    }
+}
+
+fn shapes(points: &[Point]) -> Shapes<'_> {
+    let mut shapes = Shapes::new();
+    for point in points {
+        shapes.entry((point.setting.tokens, point.setting.batch)).or_default().push(point);
+    }
+    shapes
+}
+
+fn surface_points(shapes: &Shapes<'_>, time: impl Fn(&[&Point]) -> LayerCountTime) -> Vec<SurfacePoint> {
+    let point = |(&(tokens, batch), points): (&(u32, u32), &Vec<&Point>)| {
+        let LayerCountTime { ns, spread_ns, .. } = time(points);
+        SurfacePoint { batch: batch.into(), tokens: tokens.into(), ns, spread_ns }
+    };
+    shapes.iter().map(point).collect()
+}
+
+/// Knots of the same work in different shapes as one: their mean, and the distance to it as spread.
+fn merge(knots: &[Knot]) -> Knot {
+    let ns = knots.iter().map(|knot| knot.ns).sum::<f64>() / knots.len() as f64;
+    let spread = |knot: &Knot| knot.spread_ns.max((knot.ns - ns).abs());
+    Knot { x: knots[0].x, ns, spread_ns: knots.iter().map(spread).fold(0.0, f64::max) }
+}

@@ -1,0 +1,74 @@
+//! The time of one measured setting, from another profile: what held-out points are compared with.
+
+use super::curve_query::CurveQuery;
+use super::predicted_time::PredictedTime;
+use crate::curve::{Curve, Estimate, Surface};
+use crate::error::Result;
+use crate::profile::{ModuleWidths, Part, Phase, Profile, Setting};
+
+/// Times of one part of a module in one pass, at one TP degree and layer count.
+#[derive(Debug)]
+pub(super) struct HeldOutTimes(Times);
+
+#[derive(Debug)]
+enum Times {
+    /// Over tokens in all.
+    Linear(Curve),
+    /// Over batch and tokens, times this many layers.
+    Attention(Surface, f64),
+    /// Linear work, and attention of one layer times this many.
+    Sum(Curve, Surface, f64),
+    /// Whatever the shape.
+    Fixed(Estimate),
+}
+
+impl HeldOutTimes {
+    /// Prepares the times of settings that differ from `like` in nothing but batch and tokens.
+    ///
+    /// Whole layers are taken as measured, or else as linear work and attention together.
+    ///
+    /// # Errors
+    /// [`crate::Error::ProfileLacks`] with the points to measure.
+    pub(super) fn new(profile: &Profile, widths: &ModuleWidths, like: &Setting) -> Result<Self> {
+        let Setting { module, part, phase, tp, layers, .. } = *like;
+        let (points, _) = profile.select(module, widths)?;
+        let query = CurveQuery { points: &points, module, phase, tp, layers };
+        let mut warnings = Vec::new();
+        let count = f64::from(layers);
+        let times = match (phase, part) {
+            // Attention has no weights, so those of whole layers are those of their linear work.
+            (Phase::Optimizer, Part::Whole) => {
+                query.optimizer_of(Part::Whole).or_else(|| query.optimizer_of(Part::Linear)).map(Times::Fixed)
+            }
+            (Phase::Optimizer, _) => query.optimizer_of(part).map(Times::Fixed),
+            (_, Part::Attention) => {
+                query.attention(&mut warnings).map(|surface| Times::Attention(surface, count))
+            }
+            (_, Part::Linear | Part::OutsideLayers | Part::Head) => {
+                query.curve(part, &mut warnings).map(Times::Linear)
+            }
+            (_, Part::Whole) => match query.whole(&mut warnings) {
+                Some(whole) => Some(Times::Attention(whole, 1.0)),
+                None => query
+                    .curve(Part::Linear, &mut warnings)
+                    .zip(query.attention(&mut warnings))
+                    .map(|(linear, attention)| Times::Sum(linear, attention, count)),
+            },
+        };
+        times.map(Self).ok_or_else(|| query.lacks(part))
+    }
+
+    /// The time of a batch of sequences.
+    pub(super) fn time(&self, batch: u32, tokens: u32) -> PredictedTime {
+        let (batch, tokens) = (f64::from(batch), f64::from(tokens));
+        let estimate = match &self.0 {
+            Times::Linear(curve) => curve.estimate(batch * tokens),
+            Times::Attention(surface, layers) => surface.estimate(batch, tokens).times(*layers),
+            Times::Sum(linear, attention, layers) => {
+                linear.estimate(batch * tokens).plus(attention.estimate(batch, tokens).times(*layers))
+            }
+            Times::Fixed(estimate) => *estimate,
+        };
+        estimate.into()
+    }
+}

@@ -1,0 +1,40 @@
+//! Predicts tokens and nanoseconds per module of samples and microbatches.
+//!
+//! [`CostModel`] joins the token rules of a model with times. Times come from one of two sources: exact FLOPs over a
+//! stated [`DeviceRate`], a first guess that needs no measurement and ranks samples rather than timing them; or the
+//! curves and surfaces through the points of a measured [`Profile`](crate::Profile). A correction table may scale
+//! either. [`LayerTimes`] cuts the same times by layer for a parallelism planner, and [`AccuracyReport`] compares
+//! predictions with held-out measurements.
+//!
+//! A stated rate needs integer arithmetic only; a profile needs `+ - * /` on `f64` in a fixed order, rounded to whole
+//! nanoseconds at the end. Both give the same bits on every rank.
+
+mod accuracy;
+mod cost_model;
+mod curve_query;
+mod device_rate;
+mod held_out;
+mod layer_counts;
+mod layer_times;
+mod microbatch;
+mod module_timing;
+mod options;
+mod predicted_time;
+mod profile_timing;
+mod time_curve;
+mod warning;
+mod workload;
+
+pub use accuracy::{
+    AccuracyReport, BinAccuracy, ErrorSummary, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted,
+};
+pub use cost_model::{CostModel, Prediction, SampleCost};
+pub use device_rate::DeviceRate;
+pub use layer_times::LayerTimes;
+pub use options::ProfileOptions;
+pub use predicted_time::PredictedTime;
+pub use time_curve::TimeCurve;
+pub use warning::ProfileWarning;
+
+#[cfg(test)]
+mod tests;

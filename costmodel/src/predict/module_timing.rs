@@ -1,0 +1,319 @@
+//! Times of one module: curves and surfaces of its passes, looked up by workload.
+
+use super::curve_query::CurveQuery;
+use super::options::ProfileOptions;
+use super::warning::ProfileWarning;
+use super::workload::ModuleWorkload;
+use crate::curve::{Curve, Estimate, Surface};
+use crate::error::Result;
+use crate::module::Module;
+use crate::profile::{Part, Phase, Point};
+
+/// What runs of a module's backward pass, as shares of the measured one, and what it computes again.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct BackwardShares {
+    /// Of the linear work of the layers.
+    pub(super) linear: f64,
+    /// Of attention.
+    pub(super) attention: f64,
+    /// Of what is outside the layers.
+    pub(super) outside_layers: f64,
+    /// Whether the layers run forward a second time.
+    pub(super) recomputes_layers: bool,
+}
+
+/// Times of one module with all its layers.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ModuleTiming {
+    module: Module,
+    /// Forward and backward as measured: everything trained, nothing computed again.
+    measured: [PassTiming; 2],
+    /// What runs.
+    passes: Vec<PassTiming>,
+    /// All passes in one where they were measured at the same shapes, which saves look-ups; or each of them.
+    summed: Vec<PassTiming>,
+    full_layers: f64,
+    windowed_layers: f64,
+    packed_tokens: Option<f64>,
+    optimizer: Option<Estimate>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct PassTiming {
+    phase: Phase,
+    layers: LayersTiming,
+    outside_layers: Option<Curve>,
+    /// What runs for learned tokens alone, where it was measured apart.
+    head: Option<Curve>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum LayersTiming {
+    /// Linear work of all layers, and attention of one layer.
+    Separate(Curve, Surface),
+    /// All layers in one.
+    Whole(Surface),
+}
+
+impl ModuleTiming {
+    /// Folds the points of a module with this many layers of full and of windowed attention.
+    pub(super) fn new(
+        points: &[Point],
+        module: Module,
+        [full, windowed]: [u32; 2],
+        options: ProfileOptions,
+        warnings: &mut Vec<ProfileWarning>,
+    ) -> Result<Self> {
+        let tp = options.tp_of(module);
+        let query = |phase| CurveQuery { points, module, phase, tp, layers: full + windowed };
+        let forward = PassTiming::new(&query(Phase::Forward), warnings)?;
+        let backward = PassTiming::new(&query(Phase::Backward), warnings)?;
+        let passes = vec![forward.clone(), backward.clone()];
+        Ok(Self {
+            module,
+            measured: [forward, backward],
+            summed: sum(&passes),
+            passes,
+            full_layers: full.into(),
+            windowed_layers: windowed.into(),
+            packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
+            optimizer: query(Phase::Optimizer).optimizer(),
+        })
+    }
+
+    /// The same module trained in another way than it was measured.
+    pub(super) fn trained(&self, shares: BackwardShares) -> Self {
+        let [forward, backward] = &self.measured;
+        let mut passes = vec![forward.clone(), backward.scaled(shares)];
+        if shares.recomputes_layers {
+            passes.push(PassTiming { outside_layers: None, head: None, ..forward.clone() });
+        }
+        Self { summed: sum(&passes), passes, ..self.clone() }
+    }
+
+    /// The update of the weights.
+    pub(super) fn optimizer(&self) -> Option<Estimate> {
+        self.optimizer
+    }
+
+    /// Forward and backward in nanoseconds.
+    pub(super) fn ns(&self, workload: &ModuleWorkload) -> f64 {
+        let ((linear, linear_count), (attention, attention_count)) = self.packed_workloads(workload);
+        let mut total = 0.0;
+        for pass in &self.summed {
+            total += pass.linear_ns(linear.tokens) / linear_count + pass.head_ns(workload.targets);
+            total += self.attention_ns(pass, &attention) / attention_count;
+        }
+        total
+    }
+
+    /// The same with uncertainty.
+    pub(super) fn predict(&self, workload: &ModuleWorkload) -> Estimate {
+        let ((linear, linear_count), (attention, attention_count)) = self.packed_workloads(workload);
+        let mut total = Estimate::default();
+        for pass in &self.passes {
+            let linear_time = pass.linear_estimate(linear.tokens).times(1.0 / linear_count);
+            let attention_time = self.attention_estimate(pass, &attention).times(1.0 / attention_count);
+            total = total.plus(linear_time).plus(attention_time).plus(pass.head_estimate(workload.targets));
+        }
+        total
+    }
+
+    /// Linear work and attention in nanoseconds, of this workload alone.
+    pub(super) fn linear_and_attention_ns(&self, workload: &ModuleWorkload) -> [f64; 2] {
+        let mut separate = [0.0, 0.0];
+        for pass in &self.summed {
+            separate[0] += pass.linear_ns(workload.tokens) + pass.head_ns(workload.targets);
+            separate[1] += self.attention_ns(pass, workload);
+        }
+        separate
+    }
+
+    /// Parts whose measured shapes do not reach this workload.
+    pub(super) fn extrapolated(&self, workload: &ModuleWorkload) -> Vec<ProfileWarning> {
+        let ((linear, _), (attention, _)) = self.packed_workloads(workload);
+        let mut warnings = Vec::new();
+        for pass in &self.measured {
+            let warning = |part, [batch, tokens]: [f64; 2], [tokens_min, tokens_max]: [f64; 2]| {
+                let (module, phase) = (self.module, pass.phase);
+                ProfileWarning::Extrapolated { module, part, phase, batch, tokens, tokens_min, tokens_max }
+            };
+            match &pass.layers {
+                LayersTiming::Whole(whole)
+                    if whole.estimate(attention.attention[0], attention.attention[1]).is_extrapolated =>
+                {
+                    warnings.push(warning(Part::Whole, attention.attention, whole.token_range()));
+                }
+                LayersTiming::Whole(_) => {}
+                LayersTiming::Separate(curve, surface) => {
+                    if curve.estimate(linear.tokens).is_extrapolated {
+                        warnings.push(warning(Part::Linear, [1.0, linear.tokens], curve.range()));
+                    }
+                    let layers =
+                        [(self.full_layers, attention.attention), (self.windowed_layers, attention.windows)];
+                    let run = layers.into_iter().filter(|(layers, _)| *layers > 0.0);
+                    let extrapolated =
+                        run.filter(|(_, shape)| surface.estimate(shape[0], shape[1]).is_extrapolated);
+                    warnings.extend(
+                        extrapolated.map(|(_, shape)| warning(Part::Attention, shape, surface.token_range())),
+                    );
+                }
+            }
+        }
+        warnings
+    }
+
+    /// The loads that linear work and attention are looked up with, and how many such samples they hold.
+    fn packed_workloads(&self, workload: &ModuleWorkload) -> ((ModuleWorkload, f64), (ModuleWorkload, f64)) {
+        let alone = (*workload, 1.0);
+        match self.packed_tokens {
+            Some(packed) if workload.tokens > 0.0 && workload.tokens < packed => {
+                let count = packed / workload.tokens;
+                let shared = (workload.repeat(count), count);
+                (shared, if self.module == Module::Llm { alone } else { shared })
+            }
+            _ => (alone, alone),
+        }
+    }
+
+    fn attention_ns(&self, pass: &PassTiming, workload: &ModuleWorkload) -> f64 {
+        let ([sequences, length], [windows, window_length]) = (workload.attention, workload.windows);
+        match &pass.layers {
+            LayersTiming::Whole(whole) => whole.at(sequences, length),
+            LayersTiming::Separate(_, attention) if self.windowed_layers > 0.0 => {
+                self.full_layers * attention.at(sequences, length)
+                    + self.windowed_layers * attention.at(windows, window_length)
+            }
+            LayersTiming::Separate(_, attention) => self.full_layers * attention.at(sequences, length),
+        }
+    }
+
+    fn attention_estimate(&self, pass: &PassTiming, workload: &ModuleWorkload) -> Estimate {
+        let ([sequences, length], [windows, window_length]) = (workload.attention, workload.windows);
+        match &pass.layers {
+            LayersTiming::Whole(whole) => whole.estimate(sequences, length),
+            LayersTiming::Separate(_, attention) if self.windowed_layers > 0.0 => {
+                let windowed = attention.estimate(windows, window_length).times(self.windowed_layers);
+                attention.estimate(sequences, length).times(self.full_layers).plus(windowed)
+            }
+            LayersTiming::Separate(_, attention) => {
+                attention.estimate(sequences, length).times(self.full_layers)
+            }
+        }
+    }
+}
+
+/// The sum of two curves that may be missing; `None` if one alone is, or their work differs.
+#[expect(clippy::option_option, reason = "no sum, and the sum of nothing, are two answers")]
+fn sum_of_both(own: Option<&Curve>, added: Option<&Curve>) -> Option<Option<Curve>> {
+    match (own, added) {
+        (Some(own), Some(added)) => own.plus(added).map(Some),
+        (None, None) => Some(None),
+        _ => None,
+    }
+}
+
+/// Joins passes as far as they go together.
+fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
+    let mut summed: Vec<PassTiming> = Vec::new();
+    for pass in passes {
+        let last = summed.pop();
+        match last.as_ref().and_then(|last| last.plus(pass)) {
+            Some(joined) => summed.push(joined),
+            None => summed.extend(last.into_iter().chain([pass.clone()])),
+        }
+    }
+    summed
+}
+
+impl PassTiming {
+    /// Shares of a backward pass; of layers that were measured in one, that of their linear work.
+    fn scaled(&self, shares: BackwardShares) -> Self {
+        let layers = match &self.layers {
+            LayersTiming::Separate(linear, attention) => {
+                LayersTiming::Separate(linear.times(shares.linear), attention.times(shares.attention))
+            }
+            LayersTiming::Whole(whole) => LayersTiming::Whole(whole.times(shares.linear)),
+        };
+        let times = |curve: &Option<Curve>| curve.as_ref().map(|curve| curve.times(shares.outside_layers));
+        Self {
+            phase: self.phase,
+            layers,
+            outside_layers: times(&self.outside_layers),
+            head: times(&self.head),
+        }
+    }
+
+    fn new(query: &CurveQuery<'_>, warnings: &mut Vec<ProfileWarning>) -> Result<Self> {
+        let CurveQuery { module, phase, .. } = *query;
+        let outside_layers = query.curve(Part::OutsideLayers, &mut Vec::new());
+        let head = query.curve(Part::Head, &mut Vec::new());
+        let mut part_warnings = Vec::new();
+        let parts = (query.curve(Part::Linear, &mut part_warnings), query.attention(&mut part_warnings));
+        if let (Some(linear), Some(attention)) = parts {
+            warnings.append(&mut part_warnings);
+            return Ok(Self {
+                phase,
+                layers: LayersTiming::Separate(linear, attention),
+                outside_layers,
+                head,
+            });
+        }
+        let Some(whole) = query.whole(warnings) else {
+            let missing = if query.curve(Part::Linear, &mut Vec::new()).is_some() {
+                Part::Attention
+            } else {
+                Part::Linear
+            };
+            return Err(query.lacks(missing));
+        };
+        if module == Module::Llm {
+            warnings.push(ProfileWarning::AttentionNotSeparate { module, phase });
+        }
+        Ok(Self { phase, layers: LayersTiming::Whole(whole), outside_layers, head })
+    }
+
+    /// Both passes as one, what is outside the layers joined with their linear work; `None` where shapes differ.
+    fn plus(&self, other: &Self) -> Option<Self> {
+        let outside = sum_of_both(self.outside_layers.as_ref(), other.outside_layers.as_ref())?;
+        let head = sum_of_both(self.head.as_ref(), other.head.as_ref())?;
+        let (layers, outside_layers) = match (&self.layers, &other.layers) {
+            (LayersTiming::Separate(linear, attention), LayersTiming::Separate(added, added_attention)) => {
+                let linear = linear.plus(added)?;
+                let joined = outside.as_ref().and_then(|outside| linear.plus(outside));
+                let rest = if joined.is_some() { None } else { outside };
+                (LayersTiming::Separate(joined.unwrap_or(linear), attention.plus(added_attention)?), rest)
+            }
+            (LayersTiming::Whole(whole), LayersTiming::Whole(added)) => {
+                (LayersTiming::Whole(whole.plus(added)?), outside)
+            }
+            _ => return None,
+        };
+        Some(Self { phase: self.phase, layers, outside_layers, head })
+    }
+
+    fn linear_ns(&self, tokens: f64) -> f64 {
+        let outside_ns = self.outside_layers.as_ref().map_or(0.0, |outside| outside.at(tokens));
+        match &self.layers {
+            LayersTiming::Separate(linear, _) => outside_ns + linear.at(tokens),
+            LayersTiming::Whole(_) => outside_ns,
+        }
+    }
+
+    fn head_ns(&self, targets: f64) -> f64 {
+        self.head.as_ref().map_or(0.0, |head| head.at(targets))
+    }
+
+    fn head_estimate(&self, targets: f64) -> Estimate {
+        self.head.as_ref().map_or_else(Estimate::default, |head| head.estimate(targets))
+    }
+
+    fn linear_estimate(&self, tokens: f64) -> Estimate {
+        let outside =
+            self.outside_layers.as_ref().map_or_else(Estimate::default, |outside| outside.estimate(tokens));
+        match &self.layers {
+            LayersTiming::Separate(linear, _) => outside.plus(linear.estimate(tokens)),
+            LayersTiming::Whole(_) => outside,
+        }
+    }
+}

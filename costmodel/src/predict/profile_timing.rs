@@ -1,0 +1,133 @@
+//! Folds a profile into the times of all modules of one model.
+//!
+//! Lookups are a few multiplications: `+ - * /` on `f64` in a fixed order, which IEEE 754 rounds correctly, and
+//! rounding to whole nanoseconds at the end, so that every rank gets the same bits. No function of a platform's
+//! mathematical library is called.
+
+use super::module_timing::{BackwardShares, ModuleTiming};
+use super::options::ProfileOptions;
+use super::predicted_time::{PredictedTime, whole_ns};
+use super::warning::ProfileWarning;
+use super::workload::ModuleWorkload;
+use crate::error::Result;
+use crate::flops::{EncoderFlops, Recomputation};
+use crate::frozen::FrozenParts;
+use crate::model::ModelSpec;
+use crate::module::{MODULES_MAX, Module};
+use crate::profile::{ModuleWidths, Profile, REPEATS_MIN};
+
+/// Times of all modules of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ProfileTiming {
+    modules: [Option<ModuleTiming>; MODULES_MAX],
+    warnings: Vec<ProfileWarning>,
+}
+
+impl ProfileTiming {
+    /// Folds a profile for a model.
+    ///
+    /// # Errors
+    /// [`crate::Error::ProfileLacks`] with the points to measure.
+    pub(super) fn new(spec: &ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
+        let mut timing = Self { modules: [None, None, None], warnings: Vec::new() };
+        for module in Module::ALL {
+            let Some(widths) = ModuleWidths::from_spec(spec, module) else { continue };
+            let (points, unknown) = profile.select(module, &widths)?;
+            let unknown = unknown.into_iter().map(|file| ProfileWarning::UnknownWidths { module, file });
+            timing.warnings.extend(unknown);
+            let few = points.iter().filter(|point| point.repeats < REPEATS_MIN).count();
+            if few > 0 {
+                timing.warnings.push(ProfileWarning::FewRepeats { module, points: few });
+            }
+            let layers = layers_of(spec, module);
+            let module_timing = ModuleTiming::new(&points, module, layers, options, &mut timing.warnings)?;
+            timing.modules[module as usize] = Some(module_timing);
+        }
+        Ok(timing)
+    }
+
+    /// Adapts the profile to frozen parts and recomputation; it was measured with everything trained.
+    pub(super) fn trained<'a>(
+        &self,
+        encoders: impl Iterator<Item = (Module, &'a EncoderFlops)>,
+        frozen: FrozenParts,
+        recomputation: Recomputation,
+    ) -> Self {
+        let mut trained = self.clone();
+        let recomputes = recomputation == Recomputation::Layers;
+        for (module, flops) in encoders {
+            let tower = if frozen.is_tower_frozen(module) { 0.0 } else { 1.0 };
+            trained.set(
+                module,
+                BackwardShares {
+                    linear: tower,
+                    attention: tower,
+                    outside_layers: flops.outside_layers_backward_share(),
+                    recomputes_layers: recomputes && tower > 0.0,
+                },
+            );
+        }
+        // A frozen matrix computes one of its two backward products; attention has no weights, so it computes both.
+        let linear = if frozen.llm { 0.5 } else { 1.0 };
+        trained.set(
+            Module::Llm,
+            BackwardShares { linear, attention: 1.0, outside_layers: linear, recomputes_layers: recomputes },
+        );
+        trained
+    }
+
+    fn set(&mut self, module: Module, shares: BackwardShares) {
+        if let Some(timing) = &mut self.modules[module as usize] {
+            *timing = timing.trained(shares);
+        }
+    }
+
+    /// Weaknesses of the profile that affect every prediction.
+    pub(super) fn warnings(&self) -> &[ProfileWarning] {
+        &self.warnings
+    }
+
+    /// Returns forward and backward of a module in nanoseconds; 0 for a module that the model does not have.
+    pub(super) fn ns(&self, module: Module, workload: &ModuleWorkload) -> u64 {
+        self.module(module).map_or(0, |timing| whole_ns(timing.ns(workload)))
+    }
+
+    /// Returns forward and backward of a module with their uncertainty.
+    pub(super) fn predict(&self, module: Module, workload: &ModuleWorkload) -> PredictedTime {
+        self.module(module).map_or_else(PredictedTime::default, |timing| timing.predict(workload).into())
+    }
+
+    /// Returns linear work and attention of a module that runs alone, forward and backward, in nanoseconds.
+    ///
+    /// A profile that measured both together counts the layers as attention.
+    pub(super) fn linear_and_attention_ns(&self, module: Module, workload: &ModuleWorkload) -> [f64; 2] {
+        self.module(module).map_or([0.0, 0.0], |timing| timing.linear_and_attention_ns(workload))
+    }
+
+    /// Returns a warning for each part of a module whose measured points do not reach this workload.
+    pub(super) fn extrapolated(&self, module: Module, workload: &ModuleWorkload) -> Vec<ProfileWarning> {
+        self.module(module).map_or_else(Vec::new, |timing| timing.extrapolated(workload))
+    }
+
+    /// Returns the time of a module's optimizer step, if it was measured.
+    pub(super) fn optimizer(&self, module: Module) -> Option<PredictedTime> {
+        self.module(module)?.optimizer().map(Into::into)
+    }
+
+    fn module(&self, module: Module) -> Option<&ModuleTiming> {
+        self.modules[module as usize].as_ref()
+    }
+}
+
+/// Returns the number of layers with full attention, and with windows.
+fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
+    let encoder = match module {
+        Module::Vision => spec.vision.as_ref().map(|vision| vision.encoder),
+        Module::Audio => spec.audio.as_ref().map(|audio| audio.encoder),
+        Module::Llm => return [spec.llm.layers, 0],
+    };
+    encoder.map_or([0, 0], |encoder| {
+        let windowed = encoder.windowed_layers.min(encoder.layers);
+        [encoder.layers - windowed, windowed]
+    })
+}

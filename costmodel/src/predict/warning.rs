@@ -1,0 +1,77 @@
+//! What a prediction rests on where that is less than it should be.
+
+use serde::Serialize;
+
+use crate::module::Module;
+use crate::profile::{Part, Phase};
+
+/// Why a prediction from a profile is weaker than one between measured points.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each variant names its fields")]
+pub enum ProfileWarning {
+    /// The shape lies outside the measured ones; time was drawn out linearly in work.
+    #[serde(rename = "beyond")]
+    Extrapolated {
+        module: Module,
+        part: Part,
+        phase: Phase,
+        batch: f64,
+        tokens: f64,
+        tokens_min: f64,
+        tokens_max: f64,
+    },
+    /// Only one layer count was measured, so the cost outside the layers was scaled with them.
+    LayersInProportion { module: Module, part: Part, phase: Phase, measured: u32, asked: u32 },
+    /// Shapes with fewer layer counts than others, or with more layers in less time, were not used.
+    ShapesLeftOut { module: Module, part: Part, phase: Phase, shapes: usize },
+    /// Attention was not measured apart, so that of packed samples is overestimated.
+    #[serde(rename = "attention_not_apart")]
+    AttentionNotSeparate { module: Module, phase: Phase },
+    /// A single shape: time is taken in proportion to work.
+    SingleShape { module: Module, part: Part, phase: Phase },
+    /// Points with fewer than 3 repeats; a spread of 5 % was assumed of each.
+    FewRepeats { module: Module, points: usize },
+    /// The file does not say the widths of what was measured, so it could not be compared with the model.
+    #[serde(rename = "unknown_dimensions")]
+    UnknownWidths { module: Module, file: String },
+}
+
+impl std::fmt::Display for ProfileWarning {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Extrapolated { module, part, phase, batch, tokens, tokens_min, tokens_max } => write!(
+                formatter,
+                "{module} {part} {phase}: {batch:.0} x {tokens:.0} tokens is outside the measured shapes \
+                 ({tokens_min:.0} to {tokens_max:.0} tokens)"
+            ),
+            Self::LayersInProportion { module, part, phase, measured, asked } => write!(
+                formatter,
+                "{module} {part} {phase}: only {measured} layers were measured, taken in proportion for {asked}; \
+                 a second layer count would tell layers and constant apart"
+            ),
+            Self::ShapesLeftOut { module, part, phase, shapes } => write!(
+                formatter,
+                "{module} {part} {phase}: {shapes} shapes left out: they lack a layer count that others have, or took less \
+                 time with more layers"
+            ),
+            Self::AttentionNotSeparate { module, phase } => {
+                write!(formatter, "{module} {phase}: attention was not measured apart from linear work")
+            }
+            Self::SingleShape { module, part, phase } => {
+                write!(
+                    formatter,
+                    "{module} {part} {phase}: one shape was measured, time is taken in proportion"
+                )
+            }
+            Self::FewRepeats { module, points } => write!(
+                formatter,
+                "{module}: {points} points have fewer than 3 repeats, a spread of 5 % is assumed of each"
+            ),
+            Self::UnknownWidths { module, file } => {
+                write!(formatter, "{module}: `{file}` does not say the widths that were measured")
+            }
+        }
+    }
+}

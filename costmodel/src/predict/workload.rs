@@ -1,0 +1,81 @@
+//! Reduces a sample to the work of each module, as far as the module's time depends on it.
+
+use crate::module::{MODULES_MAX, Module};
+use crate::tokens::EncoderWork;
+
+/// Work of one module, in the quantities that its time is looked up by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ModuleWorkload {
+    /// All tokens: linear work.
+    pub(super) tokens: f64,
+    /// Target tokens: work of the LM head, where it runs for them alone.
+    pub(super) targets: f64,
+    /// Number of sequences and tokens of each, in layers with full attention.
+    pub(super) attention: [f64; 2],
+    /// Number of sequences and tokens of each, in layers with windowed attention.
+    pub(super) windows: [f64; 2],
+}
+
+impl ModuleWorkload {
+    /// Reduces media to equal sequences with the same tokens and query-key pairs.
+    ///
+    /// Exact for tiles, and for sequences of different lengths wherever attention takes `a tokens + b pairs`.
+    pub(super) fn from_encoder(work: &EncoderWork) -> Self {
+        let tokens = work.encoder_tokens as f64;
+        let sequences = |pairs: u64| match pairs {
+            0 => [0.0, 0.0],
+            // n sequences of length s have n s tokens and n s² pairs, so s is the ratio of the two.
+            pairs => {
+                let length = pairs as f64 / tokens;
+                [tokens / length, length]
+            }
+        };
+        Self {
+            tokens,
+            targets: 0.0,
+            attention: sequences(work.attention_pairs),
+            windows: sequences(work.window_pairs),
+        }
+    }
+
+    /// Takes one sample of the LLM: its tokens, and how many of them are target tokens.
+    pub(super) const fn from_llm(tokens: u64, targets: u64) -> Self {
+        let tokens = tokens as f64;
+        Self { tokens, targets: targets as f64, attention: [1.0, tokens], windows: [0.0, 0.0] }
+    }
+
+    /// Multiplies the number of sequences, each of the same length as before.
+    pub(super) fn repeat(self, count: f64) -> Self {
+        let times = |[sequences, length]: [f64; 2]| [sequences * count, length];
+        Self {
+            tokens: self.tokens * count,
+            targets: self.targets * count,
+            attention: times(self.attention),
+            windows: times(self.windows),
+        }
+    }
+}
+
+/// Work of all modules of one sample.
+pub(super) struct SampleWork {
+    pub(super) encoders: [Option<(Module, EncoderWork)>; MODULES_MAX],
+    pub(super) tokens: u64,
+    /// Target tokens.
+    pub(super) targets: u64,
+}
+
+impl SampleWork {
+    pub(super) fn encoder(&self, module: Module) -> Option<&EncoderWork> {
+        self.encoders.iter().flatten().find(|(of, _)| *of == module).map(|(_, work)| work)
+    }
+
+    pub(super) fn workload(&self, module: Module) -> ModuleWorkload {
+        self.encoder(module)
+            .map_or_else(|| ModuleWorkload::from_llm(self.tokens, self.targets), ModuleWorkload::from_encoder)
+    }
+
+    /// Returns the tokens inside a module, by which its correction is looked up.
+    pub(super) fn size(&self, module: Module) -> u64 {
+        self.encoder(module).map_or(self.tokens, |work| work.encoder_tokens)
+    }
+}

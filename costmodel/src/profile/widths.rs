@@ -1,0 +1,97 @@
+//! The widths of a measured module, which tell whether a profile is about the model at hand.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::ModelSpec;
+use crate::module::Module;
+
+/// Widths of a module; what is not known is left out and fits everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModuleWidths {
+    /// Name for people.
+    pub name: Option<String>,
+    /// Width of a token.
+    pub hidden: Option<u32>,
+    /// Query heads.
+    pub heads: Option<u32>,
+    /// Key and value heads.
+    pub kv_heads: Option<u32>,
+    /// Width between the matrices of the MLP.
+    pub ffn: Option<u32>,
+}
+
+impl ModuleWidths {
+    /// Returns those of a module of a model, `None` if the model has no such module.
+    #[must_use]
+    pub fn from_spec(spec: &ModelSpec, module: Module) -> Option<Self> {
+        let encoder = match module {
+            Module::Vision => spec.vision.as_ref().map(|vision| vision.encoder),
+            Module::Audio => spec.audio.as_ref().map(|audio| audio.encoder),
+            Module::Llm => {
+                let llm = &spec.llm;
+                return Some(Self {
+                    name: Some(spec.name.clone()),
+                    hidden: Some(llm.hidden),
+                    heads: Some(llm.heads),
+                    kv_heads: Some(llm.kv_heads),
+                    ffn: Some(llm.ffn),
+                });
+            }
+        };
+        encoder.map(|encoder| Self {
+            name: Some(spec.name.clone()),
+            hidden: Some(encoder.hidden),
+            heads: Some(encoder.heads),
+            kv_heads: None,
+            ffn: Some(encoder.ffn),
+        })
+    }
+
+    /// Returns whether no width that both know differs.
+    #[must_use]
+    pub fn fits(&self, other: &Self) -> bool {
+        let agree = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
+        agree(self.hidden, other.hidden)
+            && agree(self.heads, other.heads)
+            && agree(self.kv_heads, other.kv_heads)
+            && agree(self.ffn, other.ffn)
+    }
+
+    /// Returns whether a width is known that could differ.
+    #[must_use]
+    pub const fn is_known(&self) -> bool {
+        self.hidden.is_some()
+    }
+
+    /// Reads `hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`, in any order.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut widths = Self::default();
+        for pair in text.split_whitespace() {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(format!("`{pair}` is not of the form key=value"));
+            };
+            let width = || value.parse().map(Some).map_err(|_| format!("`{pair}` is not a whole number"));
+            match key {
+                "name" => widths.name = Some(value.to_owned()),
+                "hidden" => widths.hidden = width()?,
+                "heads" => widths.heads = width()?,
+                "kv_heads" => widths.kv_heads = width()?,
+                "ffn" => widths.ffn = width()?,
+                // Layers, steps and the like of the measuring program: they fit everything.
+                _ => {}
+            }
+        }
+        Ok(widths)
+    }
+}
+
+impl std::fmt::Display for ModuleWidths {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let widths =
+            [("hidden", self.hidden), ("heads", self.heads), ("kv_heads", self.kv_heads), ("ffn", self.ffn)];
+        let known = widths.into_iter().filter_map(|(key, width)| width.map(|width| format!("{key}={width}")));
+        let name = self.name.iter().map(|name| format!("name={name}"));
+        formatter.write_str(&known.chain(name).collect::<Vec<_>>().join(" "))
+    }
+}
