@@ -64,7 +64,7 @@ fn an_address_to_listen_on_is_also_that_of_the_store() {
         sum(&tcp::connect(&identity(1, 2, port, "t"), patient()).unwrap(), 2);
     });
     host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::UNSPECIFIED.into());
-    assert!(matches!(tcp::connect(&host, brief()), Err(Error::ModelConfig { setting: "listen", .. })));
+    assert!(matches!(tcp::connect(&host, brief()), Err(Error::InvalidSetting { setting: "listen", .. })));
 }
 
 #[test]

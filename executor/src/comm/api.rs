@@ -1,4 +1,4 @@
-//! The trait that all transports implement.
+//! Trait that all transports implement: sends, receives and collectives between ranks.
 
 use super::error::{Cause, Error, Failure, Result};
 use super::handle::Handle;
@@ -9,11 +9,11 @@ use std::fmt::Debug;
 
 /// One rank's end of a communicator.
 ///
-/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and those of
-/// one tag keep their order; a receiver states step, microbatch and shape, and a message that says otherwise
-/// ends the job. Calls on several threads are allowed for sends and receives; collectives have to be begun
-/// in the same order on all ranks. A transport that matches by order alone (NCCL) needs the sends and receives
-/// between two ranks posted in the same order on both sides; schedules do that.
+/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and messages with
+/// one tag keep their order. A receiver states step, microbatch and shape; a message that differs ends the job.
+/// Several threads may send and receive; collectives must start in the same order on all ranks. A transport that
+/// matches by order alone (NCCL) needs the sends and receives between two ranks posted in the same order on both
+/// sides; schedules do that.
 ///
 /// # Errors
 /// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not exist.
@@ -24,23 +24,23 @@ pub trait Comm: Send + Sync + Debug {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// The rank in the whole job of a rank of this communicator; errors name these.
+    /// Returns the rank in the whole job of a rank of this communicator; errors name these.
     ///
     /// # Panics
     /// If `rank` is not below [`size`](Self::size).
     fn world_rank(&self, rank: usize) -> usize;
 
-    /// Begins to send. Never waits for the receiver.
+    /// Starts to send. Never waits for the receiver.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>>;
 
-    /// Begins to receive. Handles of the same sender and tag take messages in the order of these calls; one that
-    /// is dropped takes its message all the same, and no one sees it.
+    /// Starts to receive. Handles of the same sender and tag take messages in the order of these calls. Dropping a
+    /// handle still consumes its message.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn start_recv(
         &self,
         from: usize,
@@ -49,83 +49,83 @@ pub trait Comm: Send + Sync + Debug {
         shape: PayloadShape,
     ) -> Result<Handle<Payload>>;
 
-    /// Begins to add up over all ranks, while the caller computes. The sum is that of
-    /// [`all_reduce`](Self::all_reduce), bit by bit.
+    /// Starts to sum over all ranks while the caller computes. The result has the bits of
+    /// [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>>;
 
-    /// Adds up over all ranks, element by element, in an order that depends on the number of ranks alone.
+    /// Sums over all ranks, element by element, in an order that depends on the number of ranks alone.
     ///
     /// # Errors
-    /// As said of the trait; [`Error::NotSummable`] for bytes.
+    /// See the [trait documentation](Comm); [`Error::NotSummable`] for bytes.
     fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()>;
 
-    /// Adds up as [`all_reduce`](Self::all_reduce) does, but leaves rank `r` with the sum of part `r` alone.
+    /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
     ///
-    /// `parts[r]` is the number of elements of part `r`; they lie one after the other. What the other parts
-    /// hold afterwards is unspecified.
+    /// `parts[r]` is the number of elements of part `r`; parts are contiguous and in rank order. The contents of the
+    /// other parts are unspecified afterwards.
     ///
     /// # Errors
-    /// As said of the trait; [`Error::Parts`]; [`Error::NotSummable`] for bytes.
+    /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes.
     fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
-    /// Gives every rank the parts of all others; each brings its own, where it lies.
+    /// Gives every rank the parts of all others; each rank contributes its own part, in place.
     ///
     /// # Errors
-    /// As said of the trait; [`Error::Parts`].
+    /// See the [trait documentation](Comm); [`Error::Parts`].
     fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
-    /// Gives every rank what `root` has.
+    /// Copies the values of `root` to every rank.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()>;
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn barrier(&self, at: StepContext) -> Result<()>;
 
-    /// Makes communicators of the ranks that say the same color, in order of `key`, then of rank. A rank
-    /// without a color takes part in the call and gets none.
+    /// Makes one communicator per color, with the ranks that gave it, ordered by `key`, then by rank. A rank without
+    /// a color takes part in the call and gets no communicator.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
 
-    /// Says what this rank does between messages, so that a rank that waits too long can name it.
+    /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
     fn note(&self, at: StepContext);
 
-    /// Ends the job on all ranks, for a reason of the caller, and returns the error to give back.
+    /// Ends the job on all ranks for a reason of the caller, and returns the error to report.
     fn abort(&self, at: StepContext, reason: &str) -> Error;
 
-    /// Ends the job on all ranks with this failure, if it is the first, and returns the error to give back.
+    /// Ends the job on all ranks with this failure, if it is the first, and returns the error to report.
     fn fail(&self, failure: Failure) -> Error;
 
-    /// Sends, and waits until the message left.
+    /// Sends, and waits until the message has left.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<()> {
         self.start_send(to, tag, at, payload)?.wait()
     }
 
-    /// Receives.
+    /// Receives, and waits for the message.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Payload> {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
-    /// Sends and receives together, whatever the order in which the others do; returns what was received,
-    /// in order of the receives.
+    /// Sends and receives together, in whatever order the other ranks do, and returns the received messages in the
+    /// order of the receives.
     ///
     /// # Errors
-    /// As said of the trait.
+    /// See the [trait documentation](Comm).
     fn group(&self, at: StepContext, exchanges: Vec<P2pOp>) -> Result<Vec<Payload>> {
         let size = self.size();
         let peer = |exchange: &P2pOp| match *exchange {
@@ -149,8 +149,8 @@ pub trait Comm: Send + Sync + Debug {
     /// Compares a digest of the plan over all ranks.
     ///
     /// # Errors
-    /// [`Error::Failed`] with [`Cause::Digest`] where one differs; it names both sides, and blames the one that
-    /// has fewer ranks behind it.
+    /// [`Error::Failed`] with [`Cause::Digest`] if one differs; the failure names both sides and blames the rank whose
+    /// digest fewer ranks share.
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
         let at = StepContext::step(step, "check digest");
         let mut digests = vec![0; self.size()];
@@ -167,7 +167,7 @@ pub trait Comm: Send + Sync + Debug {
     }
 }
 
-/// One part of a [`Comm::group`].
+/// One send or receive of a [`Comm::group`].
 #[derive(Debug)]
 pub enum P2pOp {
     /// Sends a message.
@@ -185,13 +185,13 @@ pub enum P2pOp {
         from: usize,
         /// Tag of the message.
         tag: u64,
-        /// What it has to be.
+        /// Expected type, rows and columns.
         shape: PayloadShape,
     },
 }
 
-/// The first rank whose digest is not the most frequent one, and the first that has that. Of two that are
-/// as frequent, the one of the lower rank counts.
+/// Returns the first rank whose digest is not the most frequent one, and the first rank with the most frequent one.
+/// Of two equally frequent digests, the one of the lower rank counts as usual.
 fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
     let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
     let most = digests.iter().map(|&digest| count(digest)).max()?;

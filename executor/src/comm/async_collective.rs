@@ -1,4 +1,4 @@
-//! Collectives on a thread of their own, while the caller computes.
+//! Runs collectives on a thread of the communicator, while the caller computes.
 
 use super::error::{Cause, Result};
 use super::group::Group;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread of a communicator, started with its first collective. It works them off in order.
+/// Thread of a communicator, started with its first collective; runs collectives in the order they were queued.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveThread(Mutex<Option<Sender<Job>>>);
 
@@ -60,7 +60,7 @@ fn gone(group: &Group, at: StepContext) -> super::Error {
     endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
 }
 
-/// A collective that is queued or under way. Its own waits have the time limit.
+/// Collective that is queued or running. Its own waits have the time limit.
 struct Running {
     group: Arc<Group>,
     at: StepContext,

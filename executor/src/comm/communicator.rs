@@ -1,4 +1,4 @@
-//! The communicator of transports that move bytes of this machine: threads and TCP.
+//! Communicator of the transports that move host memory: threads and TCP.
 
 use super::api::Comm;
 use super::async_collective::CollectiveThread;
@@ -15,7 +15,7 @@ use super::step_context::StepContext;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Some ranks of a job that talk with one another; the whole job, or a [split](Comm::split) of it.
+/// Ranks of a job that exchange messages: the whole job, or a [split](Comm::split) of it.
 #[derive(Debug)]
 pub struct Communicator {
     group: Arc<Group>,
@@ -24,7 +24,7 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// All ranks of a job.
+    /// Makes the communicator of all ranks of a job.
     pub(super) fn world(endpoint: Arc<Endpoint>) -> Self {
         let (rank, members) = (endpoint.rank, (0..endpoint.size).collect());
         Self::new(Group { endpoint, id: 0, rank, members })
@@ -38,7 +38,7 @@ impl Communicator {
         }
     }
 
-    /// Begins a collective: all ranks begin the same ones in the same order.
+    /// Numbers a collective. Ranks start the same collectives in the same order, so numbers agree.
     fn begin(&self, op: Op, at: StepContext) -> collective::Call {
         collective::Call { op, number: self.collectives.fetch_add(1, Ordering::Relaxed), at }
     }
@@ -142,7 +142,7 @@ impl Comm for Communicator {
     }
 }
 
-/// A number for a new communicator, the same on all its ranks; never 0, which is the job's.
+/// Derives the id of a new communicator, the same on all its ranks; never 0, which is the whole job's.
 ///
 /// # Source
 /// The finalizer of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014).

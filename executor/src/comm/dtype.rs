@@ -17,7 +17,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Size of one element.
+    /// Size of one element in bytes.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -28,7 +28,7 @@ impl Dtype {
         }
     }
 
-    /// Number in a header.
+    /// Number of the type in a message header.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::U8 => 1,

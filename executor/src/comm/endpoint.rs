@@ -1,4 +1,4 @@
-//! All that the communicators of one rank share: its mailbox, the wire to the others, its failure.
+//! State that the communicators of one rank share: mailbox, transport, failure.
 
 use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::{Completion, Handle};
@@ -11,7 +11,7 @@ use super::timeout_report;
 use super::transport::{SendState, Transport};
 use std::sync::Arc;
 
-/// One rank of a job.
+/// One rank of a job, as its communicators see it.
 pub(super) struct Endpoint {
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Sends; what comes back need not be waited for in order.
+    /// Starts to send. Results may be awaited in any order.
     pub(super) fn start_send(
         self: &Arc<Self>,
         to: usize,
@@ -55,23 +55,23 @@ impl Endpoint {
         PendingRecv { endpoint: self.clone(), from, header, key, number }
     }
 
-    /// Receives now.
+    /// Receives, and waits for the message.
     pub(super) fn recv(self: &Arc<Self>, from: usize, header: Header) -> Result<Buffer> {
         self.start_recv(from, header).receive()
     }
 
-    /// Ends the job for everyone and returns the error of this rank. The first failure stays.
+    /// Ends the job on all ranks and returns the error of this rank. The first failure is kept.
     pub(super) fn fail(&self, failure: Failure) -> Error {
         let at = failure.at;
         self.failed(self.transport.end_job(failure), at)
     }
 
-    /// The error of this rank in a job that is over.
+    /// Error of this rank in a job that has ended.
     pub(super) fn failed(&self, failure: Failure, at: StepContext) -> Error {
         Error::Failed { failure: Box::new(failure), rank: self.rank, at: Box::new(at) }
     }
 
-    /// A failure that this rank noticed.
+    /// Failure that this rank noticed.
     pub(super) fn failure(
         &self,
         cause: Cause,
@@ -99,7 +99,7 @@ impl Endpoint {
     }
 }
 
-/// A message that is leaving.
+/// Message that is being sent.
 pub(super) struct PendingSend {
     endpoint: Arc<Endpoint>,
     to: usize,
@@ -128,7 +128,7 @@ impl Completion<()> for PendingSend {
     }
 }
 
-/// A message that is awaited.
+/// Message that is being received.
 pub(super) struct PendingRecv {
     endpoint: Arc<Endpoint>,
     from: usize,
@@ -138,7 +138,7 @@ pub(super) struct PendingRecv {
 }
 
 impl PendingRecv {
-    /// Waits for the message and checks what it says about itself.
+    /// Waits for the message and checks its header.
     pub(super) fn receive(&self) -> Result<Buffer> {
         let Self { endpoint, from, header, key, number } = self;
         let taken = endpoint.mailbox.take(*key, *number, *from, header.at, endpoint.settings.wait);
@@ -167,7 +167,7 @@ impl Completion<Payload> for PendingRecv {
     }
 }
 
-/// A handle that completed at once.
+/// Completion of an operation that finished immediately.
 pub(super) struct Completed<T>(pub(super) T);
 
 impl<T: Send> Completion<T> for Completed<T> {

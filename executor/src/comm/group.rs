@@ -4,15 +4,15 @@ use super::endpoint::Endpoint;
 use super::error::{Error, Result};
 use std::sync::Arc;
 
-/// Who belongs to a communicator.
+/// Members of a communicator.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) endpoint: Arc<Endpoint>,
-    /// Tells the messages of communicators apart.
+    /// Distinguishes the messages of communicators.
     pub(super) id: u64,
-    /// This rank, in the communicator.
+    /// This rank in the communicator.
     pub(super) rank: usize,
-    /// Rank here to rank of the job.
+    /// World rank of every rank of the communicator.
     pub(super) members: Vec<usize>,
 }
 

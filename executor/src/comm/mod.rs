@@ -2,14 +2,14 @@
 //!
 //! - [`threads::world`] makes all ranks of a job in one process; [`tcp::connect`] joins the ranks that a
 //!   launcher started ([`crate::launch`]).
-//! - Both share everything but the wire: matching by tag, headers that the receiver checks, collectives
-//!   with a fixed order of sums. So they give the same bits.
-//! - No wait is without a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`]
-//!   reaches all ranks, names the rank to blame and what it was doing, and every later call returns it.
+//! - Both share everything but the transport: matching by tag, headers that the receiver checks, and collectives
+//!   with a fixed order of sums. Both therefore give the same bits.
+//! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches all
+//!   ranks, names the rank that caused it and its activity, and is returned by every later call.
 //!
 //! # Examples
 //! ```
-//! use dflop_executor::comm::{StepContext, Comm, Settings, threads};
+//! use dflop_executor::comm::{Comm, Settings, StepContext, threads};
 //!
 //! let ranks = threads::world(2, Settings::default())?;
 //! let sums = std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
-//! Where in a step a rank is: what errors name and receivers check.
+//! Activity of a rank within a step, which errors name and receivers check.
 
 use std::fmt;
 
-/// Name of an action, at most 24 bytes, so that it fits into every header.
+/// Name of an action, at most 24 bytes so that it fits into every header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ActionName {
     bytes: [u8; Self::BYTES_MAX],
@@ -10,7 +10,7 @@ pub struct ActionName {
 }
 
 impl ActionName {
-    /// Longer names are cut here, at the end of a character.
+    /// Longest name in bytes; longer names are cut at a character boundary.
     pub const BYTES_MAX: usize = 24;
 
     /// Returns the name as text.
@@ -19,12 +19,12 @@ impl ActionName {
         std::str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or("?")
     }
 
-    /// The name, filled up with zeros.
+    /// Name padded with zeros.
     pub(super) fn padded(&self) -> &[u8; Self::BYTES_MAX] {
         &self.bytes
     }
 
-    /// Reads what [`padded`](Self::padded) returned.
+    /// Inverse of [`padded`](Self::padded).
     pub(super) fn from_padded(bytes: [u8; Self::BYTES_MAX]) -> Self {
         let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         Self { bytes, length: length as u8 }
@@ -49,39 +49,39 @@ impl fmt::Debug for ActionName {
     }
 }
 
-/// What a rank says it is doing: a step, perhaps a microbatch, and an action such as `recv`.
+/// Current activity of a rank: a step, optionally a microbatch, and an action such as `recv`.
 ///
-/// Travels with every message. Step and microbatch have to be those of the receiver.
+/// Sent with every message. Step and microbatch must equal the receiver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StepContext {
     /// Step of the run, from 0.
     pub step: u64,
     /// Microbatch of the step, if the action belongs to one.
     pub microbatch: Option<u32>,
-    /// What is done, in words that an error can repeat.
+    /// Action, as errors print it.
     pub action: ActionName,
 }
 
 impl StepContext {
-    /// An action of a whole step.
+    /// Makes the context of an action on a whole step.
     #[must_use]
     pub fn step(step: u64, action: &str) -> Self {
         Self { step, microbatch: None, action: action.into() }
     }
 
-    /// An action on one microbatch; `u32::MAX` is no microbatch.
+    /// Makes the context of an action on one microbatch, which must be below `u32::MAX`.
     #[must_use]
     pub fn microbatch(step: u64, microbatch: u32, action: &str) -> Self {
         Self { step, microbatch: Some(microbatch), action: action.into() }
     }
 
-    /// The same place with another action.
+    /// Replaces the action.
     #[must_use]
     pub fn action(self, action: &str) -> Self {
         Self { action: action.into(), ..self }
     }
 
-    /// Microbatch as it travels.
+    /// Microbatch as sent; `u32::MAX` stands for none.
     pub(super) fn wire_microbatch(self) -> u32 {
         self.microbatch.unwrap_or(u32::MAX)
     }

@@ -1,4 +1,4 @@
-//! All ranks of a job in one process: a message moves from one rank's hands into the other's mailbox.
+//! Thread transport: all ranks in one process, messages move into the mailbox of the receiver.
 
 use super::communicator::Communicator;
 use super::endpoint::Endpoint;
@@ -11,19 +11,19 @@ use super::transport::{SendState, Transport};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The communicator of a rank that is a thread.
+/// Communicator of a rank that is a thread.
 pub type ThreadComm = Communicator;
 
-/// Makes the communicators of all ranks, in order. Each goes to a thread of its own.
+/// Makes the communicators of all ranks, in order. Each goes to its own thread.
 ///
-/// A rank leaves when its communicators are dropped; one whose thread panics meanwhile died, which ends the job.
+/// A rank leaves when its communicators are dropped; a rank whose thread panics has died, which ends the job.
 ///
 /// # Errors
-/// [`Error::InvalidSetting`] without ranks, or for a time limit of zero.
+/// [`Error::InvalidSetting`] if there are no ranks or a time limit is zero.
 pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     settings.check()?;
     if size == 0 {
-        return Err(Error::InvalidSetting { setting: "size", reason: "a job has at least one rank".into() });
+        return Err(Error::InvalidSetting { setting: "size", reason: "must be at least 1".into() });
     }
     let mailboxes = (0..size).map(|_| Arc::new(Mailbox::new(size, settings.buffered_bytes_max)));
     let mailboxes: Arc<[_]> = mailboxes.collect();
@@ -37,11 +37,11 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     Ok((0..size).map(comm).collect())
 }
 
-/// The mailboxes of everyone.
+/// Transport of a rank: the mailboxes of all ranks.
 struct Threads {
     rank: usize,
     mailboxes: Arc<[Arc<Mailbox>]>,
-    /// What the job failed of.
+    /// Failure of the job.
     failure: Arc<Mutex<Option<Failure>>>,
 }
 

@@ -1,20 +1,20 @@
-//! Who is to blame when a wait reaches its time limit.
+//! Reports which rank caused a timeout.
 //!
-//! The rank that is waited for may itself wait for another one. So it is asked, then the one that it
-//! names, until one does not answer, computes, or waits for a rank that was asked before.
+//! The awaited rank may itself wait for another one. It is therefore asked for its status, then the rank that it waits
+//! for, until a rank does not answer, computes, or was asked before.
 
 use super::mailbox::Mailbox;
 use super::settings::Settings;
 use super::transport::Transport;
 
-/// The end of a chain of waiting ranks.
+/// End of a chain of waiting ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimeoutReport {
     pub(super) culprit: Option<usize>,
     pub(super) message: String,
 }
 
-/// Follows who waits for whom, from `peer` on.
+/// Follows the chain of waiting ranks from `peer` on.
 pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, peer: usize) -> TimeoutReport {
     let mut chain = vec![rank];
     let mut current = peer;
@@ -23,14 +23,14 @@ pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, pe
             chain.push(current);
             return TimeoutReport {
                 culprit: None,
-                message: format!("ranks wait for one another: {}", arrows(&chain)),
+                message: format!("deadlock: ranks wait for each other: {}", arrows(&chain)),
             };
         }
         chain.push(current);
         let Some(status) = transport.ask(current, Settings::STATUS) else {
             let heard = mailbox.heard(current);
             let heard =
-                heard.map_or("nothing was heard of it before".into(), |at| format!("last heard of at {at}"));
+                heard.map_or("never heard of before".into(), |at| format!("last heard of at {at}"));
             return TimeoutReport {
                 culprit: Some(current),
                 message: format!("rank {current} does not answer, {heard}"),
@@ -47,7 +47,7 @@ pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, pe
             (None, None) => {
                 return TimeoutReport {
                     culprit: Some(current),
-                    message: format!("rank {current} has not begun"),
+                    message: format!("rank {current} has not started"),
                 };
             }
         }

@@ -1,4 +1,4 @@
-//! Moves messages from one rank's process or thread to another's; implemented by threads and TCP.
+//! Interface of transports, which move messages between the processes or threads of ranks.
 
 use super::error::Failure;
 use super::mailbox::{Interrupt, Status};
@@ -6,12 +6,12 @@ use super::message::Message;
 use super::step_context::StepContext;
 use std::time::Duration;
 
-/// A transport as the communicators see it. Ranks are those of the world.
+/// Transport of one rank. Ranks are world ranks.
 pub(super) trait Transport: Send + Sync {
-    /// Begins to send a message to another rank; returns at once.
+    /// Starts to send a message to another rank; returns immediately.
     fn post(&self, to: usize, message: Message) -> SendState;
 
-    /// Waits until what was [posted](Self::post) is on its way.
+    /// Waits until a [posted](Self::post) message is on its way.
     fn wait_sent(
         &self,
         to: usize,
@@ -20,26 +20,26 @@ pub(super) trait Transport: Send + Sync {
         timeout: Duration,
     ) -> Result<(), Interrupt>;
 
-    /// Whether [`wait_sent`](Self::wait_sent) would return at once.
+    /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
     fn is_sent(&self, to: usize, sent: &SendState) -> bool;
 
-    /// Ends the job: tells all others, as far as they can still be reached, then this rank's mailbox. Returns
-    /// what the job failed of, which is another failure if one came first.
+    /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the failure of the job, which
+    /// is another one if it came first.
     fn end_job(&self, failure: Failure) -> Failure;
 
-    /// Asks a rank what it is doing; `None` if it does not answer in time.
+    /// Requests the status of a rank; returns `None` if it does not answer in time.
     fn ask(&self, peer: usize, timeout: Duration) -> Option<Status>;
 }
 
-/// How far a message is.
+/// Progress of a message that is being sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendState {
-    /// The caller need not wait.
+    /// Completed; nothing to wait for.
     Done,
-    /// Sent once the peer has room.
+    /// Completes once the peer has room.
     Delivered,
-    /// Sent once so many messages were written.
+    /// Completes once this number of messages is written.
     Queued(u64),
-    /// The peer is no longer there.
+    /// The peer is gone.
     Closed,
 }

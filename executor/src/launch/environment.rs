@@ -1,4 +1,4 @@
-//! Environment variables of launchers.
+//! Reads the identity of a rank from the environment variables of launchers.
 
 use super::host_list::first_host;
 use crate::comm::{Error, JobToken, RankIdentity, RendezvousConfig, Result};
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 const PORT: u16 = 29501;
 
-/// Variables of one launcher.
+/// Environment variables of one launcher.
 struct Dialect {
     launcher: &'static str,
     rank: &'static str,
-    /// The first that is there counts.
+    /// Candidates; the first variable that is set counts.
     size: &'static [&'static str],
     local_rank: &'static str,
 }
@@ -31,29 +31,30 @@ const DIALECTS: [Dialect; 3] = [
     },
 ];
 
-/// Looks a variable up; an empty one is not there.
+/// Looks a variable up; an empty one counts as not set.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Reads the environment of this process.
+/// Reads the identity of this process from its environment.
 ///
-/// The first of these that is there counts; without any, the job has one rank:
+/// The first launcher whose variables are set counts; without any, the job has one rank:
 ///
 /// | launcher | variables |
 /// | --- | --- |
 /// | torchrun and alike | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` |
 /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
-/// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`, `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
+/// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`, |
+/// | | `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
 ///
-/// `MASTER_ADDR` counts with all of them; without it, Slurm's first host is taken, and 127.0.0.1 where all
-/// ranks of Open MPI are on one machine. The store listens on port `DFLOP_PORT`; without it on
-/// `MASTER_PORT` + 1, because the store of torchrun itself has `MASTER_PORT`; without that on 29501, plus
-/// the last three digits of Slurm's job number. `DFLOP_LISTEN` is an address to listen on (on
-/// the machine of rank 0, whose own name may mean a loopback address there, also that of the store),
-/// `DFLOP_JOB_TOKEN` the secret, and `DFLOP_STORE=launcher` says that the launcher hosts the store.
+/// `MASTER_ADDR` applies to all launchers. Without it, Slurm's first host is used, or 127.0.0.1 if all ranks of Open
+/// MPI are on one machine. The rendezvous server listens on port `DFLOP_PORT`; without it on `MASTER_PORT` + 1,
+/// because torchrun's own store uses `MASTER_PORT`; without that on 29501 plus the last three digits of Slurm's job
+/// id. `DFLOP_LISTEN` is the address to listen on; on the machine of rank 0, whose own name may resolve to a
+/// loopback address, it is also the address of the rendezvous server. `DFLOP_JOB_TOKEN` is the secret, and
+/// `DFLOP_STORE=launcher` means that the launcher hosts the rendezvous server.
 ///
 /// # Errors
-/// [`Error::Environment`](crate::comm::Error::Environment) for a variable that is missing beside the others
-/// of its launcher, or makes no sense.
+/// [`Error::Environment`](crate::comm::Error::Environment) if a variable is invalid, or missing while others of its
+/// launcher are set.
 pub fn identity_from_environment() -> Result<RankIdentity> {
     read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
@@ -68,7 +69,7 @@ fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
     let rank: usize = required(lookup, launcher, dialect.rank)?;
     let size: usize = required(lookup, launcher, size_name)?;
     if rank >= size {
-        let reason = format!("rank {rank} is not below the number of ranks, {size}");
+        let reason = format!("must be below the number of ranks, {size}, found {rank}");
         return Err(Error::Environment { variable: dialect.rank, launcher, reason });
     }
     let local_rank = optional(lookup, launcher, dialect.local_rank)?.unwrap_or(0);
@@ -79,7 +80,7 @@ fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
 fn read_rendezvous(lookup: Lookup<'_>, launcher: &'static str, size: usize) -> Result<RendezvousConfig> {
     let store = lookup("DFLOP_STORE");
     if let Some(other) = store.as_deref().filter(|store| *store != "launcher") {
-        let reason = format!("`{other}` is not `launcher`");
+        let reason = format!("must be `launcher` or not set, found `{other}`");
         return Err(Error::Environment { variable: "DFLOP_STORE", launcher, reason });
     }
     let token = lookup("DFLOP_JOB_TOKEN").map(|secret| JobToken::new(&secret)).transpose()?;
@@ -100,14 +101,14 @@ fn read_host(lookup: Lookup<'_>, launcher: &'static str, size: usize) -> Result<
         && let Some(list) = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_JOB_NODELIST"))
     {
         return first_host(&list).ok_or_else(|| {
-            let reason = format!("`{list}` is no list of hosts");
+            let reason = format!("must be a list of hosts, found `{list}`");
             Error::Environment { variable: "SLURM_JOB_NODELIST", launcher, reason }
         });
     }
     if optional(lookup, launcher, "OMPI_COMM_WORLD_LOCAL_SIZE")? == Some(size) && launcher == "Open MPI" {
         return Ok("127.0.0.1".into());
     }
-    let reason = "missing: name or address of the machine of rank 0".to_owned();
+    let reason = "not set; set it to the name or address of the machine of rank 0".to_owned();
     Err(Error::Environment { variable: "MASTER_ADDR", launcher, reason })
 }
 
@@ -116,7 +117,7 @@ fn read_port(lookup: Lookup<'_>, launcher: &'static str) -> Result<u16> {
         return Ok(port);
     }
     if let Some(port) = optional::<u16>(lookup, launcher, "MASTER_PORT")? {
-        let reason = "leaves no port after it; set `DFLOP_PORT`".to_owned();
+        let reason = "must be below 65535; or set `DFLOP_PORT`".to_owned();
         return port.checked_add(1).ok_or(Error::Environment { variable: "MASTER_PORT", launcher, reason });
     }
     let job = if launcher == "Slurm" { optional::<u64>(lookup, launcher, "SLURM_JOB_ID")? } else { None };
@@ -135,7 +136,7 @@ fn optional<T: FromStr>(
 ) -> Result<Option<T>> {
     let Some(text) = lookup(variable) else { return Ok(None) };
     let invalid =
-        |_| Error::Environment { variable, launcher, reason: format!("`{text}` makes no sense here") };
+        |_| Error::Environment { variable, launcher, reason: format!("could not parse `{text}`") };
     text.trim().parse().map(Some).map_err(invalid)
 }
 

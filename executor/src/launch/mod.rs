@@ -1,6 +1,6 @@
-//! How the ranks of a job come to be: read from the environment of a launcher, or started here.
+//! Starts the ranks of a job, or finds out which rank this process is.
 //!
-//! - [`identity_from_environment`] says which rank this process is, as torchrun, Open MPI or Slurm set it
+//! - [`identity_from_environment`] reads the rank that torchrun, Open MPI or Slurm assigned to this process
 //! - [`Launcher`] starts all ranks of a job on this machine
 
 mod environment;

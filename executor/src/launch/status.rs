@@ -1,10 +1,10 @@
-//! How a rank ended.
+//! Exit status of a rank's process.
 
 use crate::comm::EXIT_SECONDARY;
 use std::fmt;
 use std::process::ExitStatus;
 
-/// How a rank's process ended.
+/// Exit of a rank's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankStatus {
     /// The rank.
@@ -14,7 +14,7 @@ pub struct RankStatus {
 }
 
 impl RankStatus {
-    /// Whether the rank says that it ended because of another one.
+    /// Returns whether the rank reported that it ended because of another one.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         self.status.code() == Some(i32::from(EXIT_SECONDARY))

@@ -28,4 +28,3 @@ pub mod tensor_parallel;
 pub(crate) use block::expect_rows;
 pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
 pub use stage_blocks::StageBlocks;
-pub(crate) use stage_blocks::single_layers;

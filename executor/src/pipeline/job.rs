@@ -229,7 +229,7 @@ fn describe(
 ) -> Result<JobStage> {
     let is_last = layers.end == model.layers(layout.module);
     let range = StageRange { module: layout.module, layers };
-    let is_trained = model.parts::<Cpu>(&range, frozen, None)?.is_trained();
+    let is_trained = model.stage_blocks::<Cpu>(&range, frozen, None)?.is_trained();
     let has_backward = is_trained || model.is_input_trained(&range, frozen);
     let encoder = match layout.module {
         ModuleKind::Vision => model.vision.as_ref(),
@@ -248,7 +248,7 @@ fn tied(model: &ModelConfig, frozen: FrozenModules, stages: &[JobStage]) -> Resu
     let llm: Vec<&JobStage> = stages.iter().filter(|stage| stage.range.module == ModuleKind::Llm).collect();
     let [first, .., last] = llm.as_slice() else { return Ok(Vec::new()) };
     let specs = |stage: &JobStage| -> Result<Vec<_>> {
-        Ok(model.parts::<Cpu>(&stage.range, frozen, None)?.into_declaration().into_specs())
+        Ok(model.stage_blocks::<Cpu>(&stage.range, frozen, None)?.into_declaration().into_specs())
     };
     let (first, last) = (specs(first)?, specs(last)?);
     let is_shared = |name: &str| last.iter().any(|spec| spec.name == name);

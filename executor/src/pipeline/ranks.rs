@@ -59,7 +59,7 @@ impl Job {
         }
         Err(Error::InvalidSetting {
             setting: "world size",
-            problem: format!("is {world}, there is no rank {world_rank}"),
+            reason: format!("is {world}, there is no rank {world_rank}"),
         })
     }
 

@@ -95,7 +95,7 @@ impl<'a, D: Device> Run<'a, D> {
                 let Some(transfer) = self.view.transfer(action) else {
                     return Err(Error::InvalidSetting {
                         setting: "schedule",
-                        problem: format!("has no end for {action}"),
+                        reason: format!("has no end for {action}"),
                     });
                 };
                 let (done, cpu_ns) = cpu_timed(|| self.exchange.run(&self.view, transfer));

@@ -95,7 +95,7 @@ fn key(spec: &ParameterSpec) -> String {
     if spec.shard.is_whole() {
         return spec.name.clone();
     }
-    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.place().rank))
+    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.tp_rank().rank))
 }
 
 /// Brings bytes of every rank, in any number, to all.

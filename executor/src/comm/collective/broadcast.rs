@@ -6,7 +6,7 @@ use crate::comm::group::Group;
 use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
 
-/// Gives every rank what `root` has, in as many rounds as the number of ranks has bits.
+/// Copies the values of `root` to every rank, in `ceil(log2(ranks))` rounds.
 pub(in crate::comm) fn broadcast(
     group: &Group,
     call: Call,
@@ -16,7 +16,7 @@ pub(in crate::comm) fn broadcast(
     let size = group.size();
     let place = (group.rank + size - root) % size;
     let rank_of = |place: usize| (place + root) % size;
-    // the lowest set bit of a place is the round in which it receives; the root never does
+    // the lowest set bit of a position is the round in which it receives; the root never receives
     let received_bit = if place == 0 { size.next_power_of_two() } else { 1 << place.trailing_zeros() };
     if place != 0 {
         let from = rank_of(place - received_bit);

@@ -1,4 +1,4 @@
-//! Collectives out of sends and receives, each with a fixed order of sums.
+//! Collectives built from sends and receives, each with a fixed order of sums.
 
 mod barrier;
 mod broadcast;
@@ -16,7 +16,7 @@ use super::message::{Header, Op};
 use super::payload::{Buffer, PayloadShape};
 use super::step_context::StepContext;
 
-/// One collective: all ranks give it the same number, and the receiver checks the rest.
+/// One collective: all ranks give it the same number, and receivers check the rest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) op: Op,

@@ -1,8 +1,8 @@
-//! Ring collectives: every rank sends to the next and receives from the one before, at once.
+//! Ring collectives: every rank sends to the next and receives from the previous one, at the same time.
 //!
-//! Part `p` starts at rank `p + 1` and each rank adds its own elements to what comes in, so the order of a
-//! sum depends on `p` and the number of ranks alone. A buffer that came in is the one that goes on: nothing
-//! but a rank's first part is copied.
+//! Part `p` starts at rank `p + 1`, and each rank adds its own elements to the incoming ones, so the order of a
+//! sum depends on `p` and the number of ranks alone. The received buffer is the one that is sent next: only the
+//! first part of each rank is copied.
 //!
 //! # Source
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
@@ -16,7 +16,7 @@ use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
 use std::ops::Range;
 
-/// Adds up all elements over all ranks.
+/// Sums all elements over all ranks.
 pub(in crate::comm) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> Result<()> {
     let parts = even_parts(values.elements(), group.size());
     let parts = ranges(&parts, group.size(), values.elements())?;
@@ -24,7 +24,7 @@ pub(in crate::comm) fn all_reduce(group: &Group, call: Call, values: &mut Slice<
     gather(group, call, values, &parts, own)
 }
 
-/// Adds up; rank `r` is left with the sum of part `r`.
+/// Sums, and leaves rank `r` with the sum of part `r`.
 pub(in crate::comm) fn reduce_scatter(
     group: &Group,
     call: Call,

@@ -1,4 +1,4 @@
-//! The side of the store that asks.
+//! Client side of the rendezvous: sets and awaits the keys of a job.
 
 use super::address::{Deadline, dial};
 use super::handshake::{Hello, Purpose};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A rank's connection to the store of its job.
+/// Connection of a rank to the key-value store of its job.
 ///
-/// Keys are written once. Beside addresses it holds what a later transport has to hand round, as the unique id of
-/// a NCCL communicator under its group's name.
+/// Keys are written once. In addition to addresses, the store can hold what another transport must distribute, such as
+/// the unique id of an NCCL communicator under the name of its group.
 #[derive(Debug)]
 pub struct RendezvousClient {
     stream: Mutex<TcpStream>,
@@ -24,7 +24,7 @@ pub struct RendezvousClient {
 }
 
 impl RendezvousClient {
-    /// Finds the store and proves to know the token.
+    /// Connects to the store and proves knowledge of the token.
     pub(in crate::comm) fn connect(
         addresses: &[SocketAddr],
         rank: usize,
@@ -37,12 +37,12 @@ impl RendezvousClient {
         Ok(Self { stream: Mutex::new(stream), rank, size, has_joined: AtomicBool::new(false) })
     }
 
-    /// Says that this rank is connected with all others; until then, its end is everyone's.
+    /// Marks this rank as connected with all others; before that, its end fails the rendezvous of everyone.
     pub(in crate::comm) fn join(&self) {
         self.has_joined.store(true, Ordering::Relaxed);
     }
 
-    /// Address of this machine by which it reaches the store.
+    /// Address by which this machine reaches the store.
     pub(in crate::comm) fn local_ip(&self) -> Result<IpAddr> {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         stream
@@ -51,10 +51,10 @@ impl RendezvousClient {
             .map_err(|source| self.io("ask for the local address", source))
     }
 
-    /// Sets a key, of at most 256 bytes, to a value of at most 64 KiB.
+    /// Sets a key of at most 256 bytes to a value of at most 64 KiB.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it has a value; [`Error::Io`] if the store is gone.
+    /// [`Error::Refused`] if the key has a value; [`Error::Io`] if the store is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         match self.ask(RequestKind::Set, key, value, Duration::ZERO)? {
             (ReplyKind::Taken, _) => {
@@ -64,26 +64,26 @@ impl RendezvousClient {
         }
     }
 
-    /// Waits for the value of a key; `None` if there is none in time.
+    /// Waits for the value of a key; returns `None` if it is not set in time.
     ///
     /// # Errors
-    /// [`Error::Refused`] if a rank of the job went away before; [`Error::Io`] if the store is gone.
+    /// [`Error::Refused`] if a rank of the job disconnected before; [`Error::Io`] if the store is gone.
     pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
         match self.ask(RequestKind::Wait, key, &[], timeout)? {
             (ReplyKind::Value, value) => Ok(Some(value)),
             (ReplyKind::Lost, rank) => {
                 let rank = rank.try_into().map_or(0, u32::from_le_bytes);
-                let reason = format!("rank {rank} went away before all ranks were connected");
+                let reason = format!("rank {rank} disconnected before all ranks were connected");
                 Err(Error::Refused { rank: self.rank, reason })
             }
             _ => Ok(None),
         }
     }
 
-    /// Waits until all ranks are at the barrier of this name, which can be used once.
+    /// Waits until all ranks have entered the barrier of this name, which can be used once.
     ///
     /// # Errors
-    /// [`Error::Connect`] if they are not in time; those of [`wait`](Self::wait).
+    /// [`Error::Connect`] if some do not enter in time; the errors of [`wait`](Self::wait).
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let (_, count) = self.ask(RequestKind::Count, name, &[], Duration::ZERO)?;
         let open = format!("barrier/{name}");
@@ -97,7 +97,7 @@ impl RendezvousClient {
                 peer: "all ranks".into(),
                 address: open,
                 waited_seconds: timeout.as_secs_f64(),
-                reason: "some did not come".into(),
+                reason: "some ranks did not enter the barrier".into(),
             }),
         }
     }
@@ -112,7 +112,7 @@ impl RendezvousClient {
         let timeout_ms = timeout.as_millis() as u64;
         let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // the store answers in time, or its machine is gone
+        // the store answers within the requested time, or its machine is gone
         let patience = timeout + Duration::from_secs(5);
         stream
             .set_read_timeout(Some(patience))
@@ -129,7 +129,7 @@ impl RendezvousClient {
 impl Drop for RendezvousClient {
     fn drop(&mut self) {
         let leave = Request { ask: RequestKind::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
-        // a store that is gone needs no farewell; a rank that never joined is missed
+        // a store that is gone needs no farewell; a rank that never joined must count as lost
         if self.has_joined.load(Ordering::Relaxed) {
             let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = leave.write(stream);

@@ -1,17 +1,17 @@
-//! The first bytes of every connection: who is calling, and the proof that both sides know the token.
+//! Handshake of every connection: identity of the caller, and proof that both sides know the token.
 
 use super::token::{JobToken, nonce};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Begins a greeting; the last byte is the version of all that follows.
+/// Start of a handshake; the last byte is the version of the protocol.
 const MAGIC: [u8; 4] = *b"DFL\x01";
 const HELLO_BYTES: usize = 13;
-/// One side waits so long for each part of the other's.
+/// Time limit for each message of the handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a connection is for.
+/// Use of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) enum Purpose {
     RendezvousClient,
@@ -19,7 +19,7 @@ pub(in crate::comm) enum Purpose {
     Control,
 }
 
-/// Who is calling.
+/// Identity of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Hello {
     pub(in crate::comm) purpose: Purpose,
@@ -27,14 +27,14 @@ pub(in crate::comm) struct Hello {
     pub(in crate::comm) size: usize,
 }
 
-/// Why the one who called gave up.
+/// Reason why the calling side gave up.
 #[derive(Debug)]
 pub(in crate::comm) enum Rejection {
-    /// No answer, or none of this protocol; worth another try.
+    /// No answer, or an answer of another protocol; worth a retry.
     Io(io::Error),
     /// The tokens differ.
     JobToken,
-    /// The other side says why.
+    /// The other side refused, with this reason.
     Refused(String),
 }
 
@@ -65,7 +65,7 @@ impl Hello {
     }
 }
 
-/// The side that called. Afterwards the stream has no time limits.
+/// Runs the calling side. Afterwards the stream has no time limits.
 pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &JobToken) -> Result<(), Rejection> {
     set_patience(stream, Some(PATIENCE))?;
     let own = nonce().map_err(|error| Rejection::Io(io::Error::other(error)))?;
@@ -93,9 +93,9 @@ pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &JobToken) -> Re
     Ok(())
 }
 
-/// The side that is called. A stranger is told nothing but that it is refused, and logged.
+/// Runs the called side. A caller without the token learns only that it is refused, and is logged.
 ///
-/// `admit` looks at who it is, once the token is proved.
+/// `admit` checks the identity after the token is proved.
 pub(in crate::comm) fn accept_handshake(
     stream: &mut TcpStream,
     token: &JobToken,

@@ -1,8 +1,8 @@
-//! How ranks of several processes find one another: a small key-value store over TCP.
+//! Rendezvous of ranks in several processes: a small key-value store over TCP.
 //!
-//! Rank 0, or the launcher, [hosts](RendezvousServer) it; every rank is a client ([`RendezvousClient`]) and leaves its address there.
-//! Every connection of a job begins with a handshake in which both sides prove that they know the job's
-//! [`JobToken`], without sending it.
+//! Rank 0, or the launcher, hosts the [`RendezvousServer`]; every rank publishes its address there as a
+//! [`RendezvousClient`]. Every connection of a job starts with a handshake in which both sides prove that they know
+//! the [`JobToken`] without sending it.
 
 mod address;
 mod client;

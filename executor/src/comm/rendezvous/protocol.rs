@@ -1,4 +1,4 @@
-//! Requests to the store and its answers, as bytes.
+//! Wire format of the requests to the rendezvous server and of its replies.
 
 use std::io::{self, Read, Write};
 
@@ -7,7 +7,7 @@ const KEY_BYTES_MAX: usize = 256;
 /// Longest value.
 pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// What a client asks for.
+/// Operation that a client requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     /// Sets a key that has no value.
@@ -16,24 +16,24 @@ pub(super) enum RequestKind {
     Wait,
     /// Adds one to a counter.
     Count,
-    /// Says that the connection ends as it should.
+    /// Announces that the connection ends in an orderly way.
     Leave,
 }
 
-/// What the store answers.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyKind {
-    /// Done; here is the value.
+    /// Success, with the value.
     Value,
-    /// There was no value in time.
+    /// The value was not set in time.
     TimedOut,
-    /// The key has a value.
+    /// The key already has a value.
     Taken,
-    /// A rank's connection ended; the value is its number.
+    /// The connection of a rank ended; the value is its number.
     Lost,
 }
 
-/// A request: key, value and time limit, where it has one.
+/// Request with key, value and time limit, as far as the operation has them.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) ask: RequestKind,
@@ -45,7 +45,7 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
         if self.key.len() > KEY_BYTES_MAX || self.value.len() > VALUE_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "key or value too long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "key or value is too long"));
         }
         let mut bytes = vec![self.ask as u8];
         bytes.extend((self.key.len() as u32).to_le_bytes());
@@ -102,5 +102,5 @@ fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 fn invalid() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "not a request or answer of the store")
+    io::Error::new(io::ErrorKind::InvalidData, "invalid request or reply of the rendezvous server")
 }

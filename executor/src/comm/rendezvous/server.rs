@@ -1,4 +1,4 @@
-//! The side of the store that holds the values.
+//! Server side of the rendezvous: holds the keys of a job.
 
 use super::address::accept_until;
 use super::handshake::{Hello, Purpose, accept_handshake};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The store of one job. Serves on threads of its own until it is dropped.
+/// Key-value store of one job. Serves on its own threads until it is dropped.
 #[derive(Debug)]
 pub struct RendezvousServer {
     address: SocketAddr,
@@ -38,13 +38,13 @@ struct Values {
 }
 
 impl RendezvousServer {
-    /// At most so many callers may be about to prove who they are; more are hung up on.
+    /// Number of concurrent handshakes; further callers are disconnected.
     const GREETINGS_MAX: usize = 256;
 
-    /// Listens on the first of the addresses that can be listened on, and serves `size` ranks.
+    /// Listens on the first usable address and serves `size` ranks.
     ///
     /// # Errors
-    /// [`Error::Listen`] if there is none, as where the port is taken.
+    /// [`Error::Listen`] if no address is usable, for example because the port is taken.
     pub fn start(addresses: &[SocketAddr], size: usize, token: JobToken) -> Result<Self> {
         let failed = |source| {
             let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -68,7 +68,7 @@ impl RendezvousServer {
         Ok(Self { address, shared })
     }
 
-    /// Where it listens.
+    /// Address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -83,7 +83,7 @@ impl Drop for RendezvousServer {
 }
 
 impl Shared {
-    /// Accepts callers until all ranks are here.
+    /// Accepts callers until all ranks have joined.
     fn serve(self: &Arc<Self>, listener: &TcpListener) {
         let take = |stream: TcpStream| {
             if self.greeting.fetch_add(1, Ordering::Relaxed) >= RendezvousServer::GREETINGS_MAX {
@@ -119,13 +119,13 @@ impl Shared {
 
     fn admit(&self, hello: &Hello) -> Result<(), String> {
         if hello.purpose != Purpose::RendezvousClient {
-            return Err("this is the rendezvous, not a rank".into());
+            return Err("this is the rendezvous server, not a rank".into());
         }
         if hello.size != self.size {
-            return Err(format!("the job has {} ranks, not {}", self.size, hello.size));
+            return Err(format!("expected a job of {} ranks, found {}", self.size, hello.size));
         }
         if hello.rank >= self.size {
-            return Err(format!("there is no rank {} in a job of {}", hello.rank, self.size));
+            return Err(format!("rank {} does not exist in a job of {} ranks", hello.rank, self.size));
         }
         if !self.lock().ranks.insert(hello.rank) {
             return Err(format!("another process is rank {}", hello.rank));
@@ -133,7 +133,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Answers one rank until it leaves; an error means that it did not say so.
+    /// Answers one rank until it leaves; returns an error if it disconnects without leaving.
     fn answer(&self, stream: &mut TcpStream) -> io::Result<()> {
         loop {
             let request = Request::read(stream)?;

@@ -1,4 +1,4 @@
-//! Makes the connections of a rank with all others.
+//! Connects a rank with all others.
 
 use super::mesh::{Mesh, Pair};
 use crate::comm::communicator::Communicator;
@@ -18,24 +18,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A rank that found all others.
+/// Rank that is connected with all others.
 #[derive(Debug)]
 pub struct Session {
-    /// All ranks of the job.
+    /// Communicator of all ranks of the job.
     pub comm: Communicator,
-    /// The job's store, unless it has one rank only.
+    /// Key-value store of the job; `None` in a job of one rank.
     pub store: Option<RendezvousClient>,
     _host: Option<RendezvousServer>,
 }
 
 /// Joins the job that `identity` describes: finds all other ranks and connects with each.
 ///
-/// Rank 0 hosts the rendezvous unless the launcher does. A rank listens on the address by which it reaches the
-/// rendezvous, or the one in the layout, on a port of the system's choice. A job of one rank opens no socket.
+/// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it reaches the
+/// rendezvous server, or the one in the identity, on a port that the system chooses. A job of one rank opens no socket.
 ///
 /// # Errors
 /// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`], [`Error::Connect`],
-/// [`Error::Missing`]; at once: [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`],
+/// [`Error::Missing`]; immediately: [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`],
 /// [`Error::InvalidSetting`].
 pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
@@ -44,7 +44,7 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
         return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
     };
     if rendezvous.listen.is_some_and(|ip| ip.is_unspecified()) {
-        let reason = "that is every address; name the one by which other ranks reach this one".into();
+        let reason = "an unspecified address; use one by which other ranks reach this one".into();
         return Err(Error::InvalidSetting { setting: "listen", reason });
     }
     let deadline = Deadline::after(settings.rendezvous);
@@ -67,7 +67,7 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _host: host })
 }
 
-/// The store of rank 0: at the address to listen on, if one is given, else at those of the rendezvous.
+/// Starts the rendezvous server of rank 0, on the listen address if one is set, else on those of the rendezvous.
 fn start_host(
     rendezvous: &RendezvousConfig,
     addresses: &[SocketAddr],
@@ -84,15 +84,15 @@ struct Joining<'a> {
     token: JobToken,
     deadline: Deadline,
     store: &'a RendezvousClient,
-    /// Ends the thread that accepts.
+    /// Stops the accepting thread.
     has_all: Arc<AtomicBool>,
 }
 
 impl Joining<'_> {
-    /// How often a rank that waits for others looks whether one of them is gone.
+    /// Interval at which a waiting rank checks whether another one is gone.
     const LOOK: Duration = Duration::from_millis(100);
 
-    /// Calls the lower ranks and is called by the higher ones.
+    /// Connects to the lower ranks and accepts connections of the higher ones.
     fn pairs(&self) -> Result<Vec<Option<Pair>>> {
         let (rank, size) = (self.identity.rank, self.identity.size);
         let ip = self.rendezvous.listen.map_or_else(|| self.store.local_ip(), Ok)?;
@@ -121,7 +121,7 @@ impl Joining<'_> {
         Ok(listener)
     }
 
-    /// Addresses of all ranks, or which did not come.
+    /// Returns the addresses of all ranks, or fails with the missing ones.
     fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let mut missing = Vec::new();
         let mut addresses = Vec::new();
@@ -140,7 +140,7 @@ impl Joining<'_> {
         Error::Missing { rank, size, missing, waited_seconds: self.deadline.waited_seconds() }
     }
 
-    /// Accepts on a thread, until the deadline or until all are here.
+    /// Accepts on a thread, until the deadline or until all ranks are connected.
     fn accept(&self, listener: TcpListener) -> Result<Receiver<(Hello, TcpStream)>> {
         let (calls, called) = channel();
         let (rank, size) = (self.identity.rank, self.identity.size);
@@ -149,12 +149,12 @@ impl Joining<'_> {
         let admit = move |hello: &Hello| {
             let is_expected = hello.size == size && (rank + 1..size).contains(&hello.rank);
             let is_pair = hello.purpose != Purpose::RendezvousClient;
-            if is_expected && is_pair { Ok(()) } else { Err(format!("rank {rank} expects no such call")) }
+            if is_expected && is_pair { Ok(()) } else { Err(format!("rank {rank} does not expect this connection")) }
         };
         let take = move |mut stream: TcpStream| {
             let (calls, token) = (calls.clone(), token.clone());
             std::thread::spawn(move || match accept_handshake(&mut stream, &token, admit) {
-                // a receiver that is gone has all calls that it wants
+                // a dropped receiver already has all connections that it needs
                 Ok(Some(hello)) => drop(calls.send((hello, stream))),
                 Ok(None) => {}
                 Err(error) => tracing::warn!(%error, "refused a connection that is not of this job"),
@@ -174,7 +174,7 @@ impl Joining<'_> {
                 return Err(self.missing(missing));
             }
             let Ok((hello, stream)) = calls.recv_timeout(Self::LOOK.min(self.deadline.left())) else {
-                // tells whether a rank is gone: no one sets this key
+                // fails if a rank is gone; the key itself is never set
                 self.store.wait("never", Duration::ZERO)?;
                 continue;
             };

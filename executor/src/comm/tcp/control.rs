@@ -1,22 +1,22 @@
-//! What travels beside the messages: the end of the job, questions and answers.
+//! Control messages: the end of the job, status requests and replies.
 
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::Status;
 use crate::comm::step_context::{ActionName, StepContext};
 use std::io::{self, Read, Write};
 
-/// Longest text of a failure.
+/// Longest text of a failure in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 const NO_RANK: u32 = u32::MAX;
 
 /// One control message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Control {
-    /// The job is over.
+    /// The job has ended.
     Abort(Failure),
-    /// What are you doing?
+    /// Asks for the status of a rank; the number identifies the request.
     StatusRequest(u64),
-    /// The answer.
+    /// Answers the request with this number.
     StatusReply(u64, Status),
 }
 
@@ -55,7 +55,7 @@ impl Control {
         stream.write_all(&frame)
     }
 
-    /// Reads one; `None` at the end of the connection.
+    /// Reads one message; returns `None` at the end of the connection.
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Self>> {
         let mut length = [0; 4];
         match stream.read_exact(&mut length) {

@@ -1,18 +1,18 @@
-//! Header of a message on the wire: fixed length, little-endian.
+//! Wire format of message headers: fixed length, little-endian.
 
 use crate::comm::dtype::Dtype;
 use crate::comm::message::{Header, Op};
 use crate::comm::payload::PayloadShape;
 use crate::comm::step_context::{ActionName, StepContext};
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub(super) const HEADER_BYTES: usize = 80;
-/// Begins each header: a reader that lost its place finds out.
+/// Start of each header, by which a reader notices that it lost synchronization.
 const MAGIC: [u8; 4] = *b"dflM";
-/// Code, in the place of an operation, of the last frame of a rank that finished.
+/// Operation code of the last frame of a rank that finished.
 const FAREWELL: u8 = 0xff;
 
-/// What comes over a connection.
+/// Decoded frame of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Message(Header),
@@ -40,7 +40,7 @@ pub(super) fn farewell() -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// Reads a header; `None` if it is none.
+/// Decodes a header; returns `None` if it is invalid.
 pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Frame> {
     if bytes[..4] != MAGIC {
         return None;
@@ -56,7 +56,7 @@ pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Frame> {
         rows: usize::try_from(word(3)?).ok()?,
         cols: usize::try_from(word(4)?).ok()?,
     };
-    // a length that no memory holds is no header
+    // reject lengths that no allocation can satisfy before memory is reserved for them
     shape.bytes().filter(|&bytes| isize::try_from(bytes).is_ok())?;
     let at = StepContext::from_wire(word(2)?, microbatch, action);
     Some(Frame::Message(Header { comm: word(0)?, op: Op::from_code(bytes[4])?, tag: word(1)?, at, shape }))

@@ -8,12 +8,12 @@ use std::io::{self, BufReader, Read};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Holds the headers of many small messages; large ones pass by it.
+/// Size of the read buffer: fits the headers of many small messages; large messages bypass it.
 const BUFFER_BYTES: usize = 32 << 10;
-/// A reader that found no room looks again after this, at the latest.
+/// Longest time after which a reader that found no room checks again.
 const ROOM: Duration = Duration::from_hours(1);
 
-/// Reads until the connection ends.
+/// Reads messages until the connection ends.
 pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
     let mut stream = BufReader::with_capacity(BUFFER_BYTES, stream);
     let mut header = [0; HEADER_BYTES];
@@ -29,7 +29,7 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
                 break;
             }
             None => {
-                let message = format!("rank {peer} sent bytes that are no message");
+                let message = format!("rank {peer} sent bytes that are not a message");
                 links.fail(Cause::Protocol, peer, message);
                 break;
             }
@@ -44,7 +44,7 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
         if mailbox.failure().is_some() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        // whoever waits for this peer, or takes a message of it, makes room
+        // waiting for this peer, or receiving one of its messages, makes room
         let _ = mailbox.wait_for_room(peer, ROOM);
     }
     let elements = header.shape.elements().unwrap_or_default();
@@ -67,7 +67,7 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::Arc;
 
-    /// What a rank thinks of a peer that sent these bytes and hung up.
+    /// Returns the failure of a rank whose peer sent these bytes and hung up.
     fn failure_after(bytes: &[u8]) -> Option<Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A connection with every other rank, as a wire.
+//! Transport over one pair of connections with every other rank.
 
 use super::inbox::read_messages;
 use super::links::Links;
@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The two connections with a peer.
+/// Connections with a peer.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) data: TcpStream,
@@ -28,7 +28,7 @@ pub(super) struct Mesh {
 }
 
 impl Mesh {
-    /// How long a rank that leaves waits for others to take what it sent.
+    /// Time that a leaving rank waits for others to take its messages.
     const FAREWELL: Duration = Duration::from_secs(5);
 
     /// Starts the threads of all connections.
