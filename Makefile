@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all fmt clippy docs test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo demo-python record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: check check-all fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo demo-python record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -155,3 +155,8 @@ record-executor-parity:
 
 record-flops:
 	$(PYTHON) tests/record/flops.py
+
+# Rewrites the generated parts of the documents: the code map, the tables of options.
+docs-update:
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-tests --locked --test e2e the_code_map_is_current
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_reference_lists_every_command

@@ -12,7 +12,7 @@ use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 use super::source::root;
 
 /// The source directory of each crate and its rooms, from the ground up.
-const FLOORS: [(&str, &[&str]); 6] = [
+pub(super) const FLOORS: [(&str, &[&str]); 6] = [
     ("costmodel/src", &[]),
     ("balancer/src", &[]),
     ("loader/src", &[]),
