@@ -62,7 +62,7 @@ pub enum Error {
     #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
     Gradient { stage: String, tensor: String, norm: f64 },
     /// The loss of a step is NaN or infinite on one rank.
-    #[error("step {step}: expected a finite loss, found {sum} over {target_tokens} target tokens")]
+    #[error("step {step}: the loss is {sum} in total over {target_tokens} target tokens")]
     StepLoss { step: u64, target_tokens: u64, sum: f64 },
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
@@ -97,7 +97,8 @@ impl Error {
     /// Placeholder for an allocation whose purpose the device does not know.
     const UNNAMED: &str = "a buffer";
 
-    /// Makes the error of a failed allocation, whose purpose is added by [`while_allocating`](Self::while_allocating).
+    /// Makes the error of a failed allocation, whose purpose is added by
+    /// [`while_allocating`](Self::while_allocating).
     pub(crate) fn out_of_memory(bytes: usize, used: u64) -> Self {
         Self::OutOfMemory { what: Self::UNNAMED.to_owned(), bytes, used }
     }

@@ -81,7 +81,7 @@ fn ranks_that_wait_for_one_another_are_listed() {
         });
         for (failure, text) in found {
             assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, None), "{text}");
-            assert!(text.contains("wait for one another"), "{text}");
+            assert!(text.contains("wait for each other"), "{text}");
         }
     }
 }

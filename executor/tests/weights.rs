@@ -78,7 +78,7 @@ fn tensors_that_are_missing_surplus_or_of_another_shape_are_named() {
     let mut bent = whole.clone();
     bent[place].shape = vec![2, 24];
     let error = checked(bent).to_string();
-    assert_eq!(error, format!("tensor `{name}` has shape [2, 24], the model's has [48]"));
+    assert_eq!(error, format!("expected tensor `{name}` to have shape [48], found [2, 24]"));
     let mut surplus = whole;
     surplus.push(Tensor { name: "visual.extra".to_owned(), shape: vec![1], values: vec![0.0] });
     assert!(matches!(checked(surplus), Error::SurplusTensor { tensor } if tensor == "visual.extra"));

@@ -9,14 +9,15 @@ use std::fmt::Debug;
 
 /// One rank's end of a communicator.
 ///
-/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and messages with
-/// one tag keep their order. A receiver states step, microbatch and shape; a message that differs ends the job.
-/// Several threads may send and receive; collectives must start in the same order on all ranks. A transport that
-/// matches by order alone (NCCL) needs the sends and receives between two ranks posted in the same order on both
-/// sides; schedules do that.
+/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and messages
+/// with one tag keep their order. A receiver states step, microbatch and shape; a message that differs ends
+/// the job. Several threads may send and receive; collectives must start in the same order on all ranks. A
+/// transport that matches by order alone (NCCL) needs the sends and receives between two ranks posted in the
+/// same order on both sides; schedules do that.
 ///
 /// # Errors
-/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not exist.
+/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not
+/// exist.
 pub trait Comm: Send + Sync + Debug {
     /// This rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -36,8 +37,8 @@ pub trait Comm: Send + Sync + Debug {
     /// See the [trait documentation](Comm).
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>>;
 
-    /// Starts to receive. Handles of the same sender and tag take messages in the order of these calls. Dropping a
-    /// handle still consumes its message.
+    /// Starts to receive. Handles of the same sender and tag take messages in the order of these calls.
+    /// Dropping a handle still consumes its message.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -64,8 +65,8 @@ pub trait Comm: Send + Sync + Debug {
 
     /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
     ///
-    /// `parts[r]` is the number of elements of part `r`; parts are contiguous and in rank order. The contents of the
-    /// other parts are unspecified afterwards.
+    /// `parts[r]` is the number of elements of part `r`; parts are contiguous and in rank order. The contents
+    /// of the other parts are unspecified afterwards.
     ///
     /// # Errors
     /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes.
@@ -89,8 +90,8 @@ pub trait Comm: Send + Sync + Debug {
     /// See the [trait documentation](Comm).
     fn barrier(&self, at: StepContext) -> Result<()>;
 
-    /// Makes one communicator per color, with the ranks that gave it, ordered by `key`, then by rank. A rank without
-    /// a color takes part in the call and gets no communicator.
+    /// Makes one communicator per color, with the ranks that gave it, ordered by `key`, then by rank. A rank
+    /// without a color takes part in the call and gets no communicator.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -121,8 +122,8 @@ pub trait Comm: Send + Sync + Debug {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
-    /// Sends and receives together, in whatever order the other ranks do, and returns the received messages in the
-    /// order of the receives.
+    /// Sends and receives together, in whatever order the other ranks do, and returns the received messages
+    /// in the order of the receives.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -149,8 +150,8 @@ pub trait Comm: Send + Sync + Debug {
     /// Compares a digest of the plan over all ranks.
     ///
     /// # Errors
-    /// [`Error::Failed`] with [`Cause::Digest`] if one differs; the failure names both sides and blames the rank whose
-    /// digest fewer ranks share.
+    /// [`Error::Failed`] with [`Cause::Digest`] if one differs; the failure names both sides and blames the
+    /// rank whose digest fewer ranks share.
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
         let at = StepContext::step(step, "check digest");
         let mut digests = vec![0; self.size()];
@@ -190,8 +191,8 @@ pub enum P2pOp {
     },
 }
 
-/// Returns the first rank whose digest is not the most frequent one, and the first rank with the most frequent one.
-/// Of two equally frequent digests, the one of the lower rank counts as usual.
+/// Returns the first rank whose digest is not the most frequent one, and the first rank with the most
+/// frequent one. Of two equally frequent digests, the one of the lower rank counts as usual.
 fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
     let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
     let most = digests.iter().map(|&digest| count(digest)).max()?;

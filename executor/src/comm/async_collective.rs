@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Thread of a communicator, started with its first collective; runs collectives in the order they were queued.
+/// Thread of a communicator, started with its first collective; runs collectives in the order they were
+/// queued.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveThread(Mutex<Option<Sender<Job>>>);
 

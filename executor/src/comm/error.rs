@@ -42,7 +42,9 @@ pub enum Error {
     #[error("no job token: set `DFLOP_JOB_TOKEN` to the same secret on all {size} ranks")]
     TokenMissing { size: usize },
     /// The other side has another token.
-    #[error("the job tokens of rank {rank} and {address} differ; set `DFLOP_JOB_TOKEN` to the same secret on all ranks")]
+    #[error(
+        "the job tokens of rank {rank} and {address} differ; set `DFLOP_JOB_TOKEN` to the same secret on all ranks"
+    )]
     TokenRefused { rank: usize, address: String },
     /// The name of a host has no address.
     #[error("could not resolve host `{host}` within {waited_seconds:.1} s")]

@@ -39,7 +39,8 @@ impl<T> Handle<T> {
     /// Waits for completion, at most for the communicator's time limit.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) if the job has ended, or ends because the time limit is reached.
+    /// [`Error::Failed`](super::Error::Failed) if the job has ended, or ends because the time limit is
+    /// reached.
     pub fn wait(self) -> Result<T> {
         self.0.wait()
     }

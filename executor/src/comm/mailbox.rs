@@ -1,8 +1,8 @@
 //! Holds the messages that arrived at a rank until they are received.
 //!
-//! A rank has one mailbox, filled by its transport. It also records which peers left, the failure of the job, and the
-//! peers that this rank waits for, which other ranks may ask. Every wait ends: with the message, the failure of the
-//! job, or the time limit.
+//! A rank has one mailbox, filled by its transport. It also records which peers left, the failure of the job,
+//! and the peers that this rank waits for, which other ranks may ask. Every wait ends: with the message, the
+//! failure of the job, or the time limit.
 
 use super::error::Failure;
 use super::message::{Key, Message};
@@ -204,7 +204,8 @@ impl Mailbox {
         ended
     }
 
-    /// Records that this rank waits for a peer outside the mailbox, until the returned id is given to `end_wait`.
+    /// Records that this rank waits for a peer outside the mailbox, until the returned id is given to
+    /// `end_wait`.
     pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
         let mut state = self.lock();
         state.last = Some(at);
@@ -217,7 +218,8 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Waits until there is room for more messages of a peer. There always is while someone waits for that peer.
+    /// Waits until there is room for more messages of a peer. There always is while someone waits for that
+    /// peer.
     pub(super) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();

@@ -2,10 +2,10 @@
 //!
 //! - [`threads::world`] makes all ranks of a job in one process; [`tcp::connect`] joins the ranks that a
 //!   launcher started ([`crate::launch`]).
-//! - Both share everything but the transport: matching by tag, headers that the receiver checks, and collectives
-//!   with a fixed order of sums. Both therefore give the same bits.
-//! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches all
-//!   ranks, names the rank that caused it and its activity, and is returned by every later call.
+//! - Both share everything but the transport: matching by tag, headers that the receiver checks, and
+//!   collectives with a fixed order of sums. Both therefore give the same bits.
+//! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches
+//!   all ranks, names the rank that caused it and its activity, and is returned by every later call.
 //!
 //! # Examples
 //! ```

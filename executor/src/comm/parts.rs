@@ -3,7 +3,8 @@
 use super::error::{Error, Result};
 use std::ops::Range;
 
-/// Divides `elements` into one part per rank; the first parts are longer by one if the division has a remainder.
+/// Divides `elements` into one part per rank; the first parts are longer by one if the division has a
+/// remainder.
 ///
 /// # Panics
 /// If there are no ranks.

@@ -50,8 +50,8 @@ impl fmt::Display for PayloadShape {
 
 /// Owned, typed elements.
 ///
-/// Owned, so that a message can be in flight while the caller computes. A transport between devices adds a variant
-/// with a handle of its device; a transport refuses variants that it does not know.
+/// Owned, so that a message can be in flight while the caller computes. A transport between devices adds a
+/// variant with a handle of its device; a transport refuses variants that it does not know.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]
@@ -161,15 +161,15 @@ impl Payload {
         self.shape
     }
 
-    /// The elements.
-    #[must_use]
     /// Elements of the message.
+    #[must_use]
+    pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// The elements, owned.
-    #[must_use]
     /// Takes the elements out.
+    #[must_use]
+    pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
 

@@ -27,8 +27,8 @@ impl Settings {
 
     /// Sets the time limit of a single wait, after which the job ends. Default: 30 s.
     ///
-    /// The longest computation between two messages must be shorter. A hang ends the job everywhere within this time
-    /// plus one second for every rank in a chain of waiting ranks.
+    /// The longest computation between two messages must be shorter. A hang ends the job everywhere within
+    /// this time plus one second for every rank in a chain of waiting ranks.
     #[must_use]
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.wait = timeout;
@@ -44,7 +44,8 @@ impl Settings {
 
     /// Sets how many unreceived bytes of one peer are buffered, plus at most one message. Default: 1 GiB.
     ///
-    /// Beyond this bound, sends of the peer do not complete until the receiver takes or awaits a message of that peer.
+    /// Beyond this bound, sends of the peer do not complete until the receiver takes or awaits a message of
+    /// that peer.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: usize) -> Self {
         self.buffered_bytes_max = bytes;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// Elements that a collective reads and writes in place.
 ///
-/// Converted from a mutable slice by `into()`. A transport between devices adds a variant with a handle of its
-/// device and a range.
+/// Converted from a mutable slice by `into()`. A transport between devices adds a variant with a handle of
+/// its device and a range.
 #[derive(Debug)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]

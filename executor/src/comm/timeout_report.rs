@@ -1,7 +1,7 @@
 //! Reports which rank caused a timeout.
 //!
-//! The awaited rank may itself wait for another one. It is therefore asked for its status, then the rank that it waits
-//! for, until a rank does not answer, computes, or was asked before.
+//! The awaited rank may itself wait for another one. It is therefore asked for its status, then the rank that
+//! it waits for, until a rank does not answer, computes, or was asked before.
 
 use super::mailbox::Mailbox;
 use super::settings::Settings;
@@ -29,8 +29,7 @@ pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, pe
         chain.push(current);
         let Some(status) = transport.ask(current, Settings::STATUS) else {
             let heard = mailbox.heard(current);
-            let heard =
-                heard.map_or("never heard of before".into(), |at| format!("last heard of at {at}"));
+            let heard = heard.map_or("never heard of before".into(), |at| format!("last heard of at {at}"));
             return TimeoutReport {
                 culprit: Some(current),
                 message: format!("rank {current} does not answer, {heard}"),

@@ -23,8 +23,8 @@ pub(super) trait Transport: Send + Sync {
     /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
     fn is_sent(&self, to: usize, sent: &SendState) -> bool;
 
-    /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the failure of the job, which
-    /// is another one if it came first.
+    /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the failure of
+    /// the job, which is another one if it came first.
     fn end_job(&self, failure: Failure) -> Failure;
 
     /// Requests the status of a rank; returns `None` if it does not answer in time.

@@ -45,16 +45,17 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`, |
 /// | | `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
 ///
-/// `MASTER_ADDR` applies to all launchers. Without it, Slurm's first host is used, or 127.0.0.1 if all ranks of Open
-/// MPI are on one machine. The rendezvous server listens on port `DFLOP_PORT`; without it on `MASTER_PORT` + 1,
-/// because torchrun's own store uses `MASTER_PORT`; without that on 29501 plus the last three digits of Slurm's job
-/// id. `DFLOP_LISTEN` is the address to listen on; on the machine of rank 0, whose own name may resolve to a
-/// loopback address, it is also the address of the rendezvous server. `DFLOP_JOB_TOKEN` is the secret, and
-/// `DFLOP_STORE=launcher` means that the launcher hosts the rendezvous server.
+/// `MASTER_ADDR` applies to all launchers. Without it, Slurm's first host is used, or 127.0.0.1 if all ranks
+/// of Open MPI are on one machine. The rendezvous server listens on port `DFLOP_PORT`; without it on
+/// `MASTER_PORT` + 1, because torchrun's own store uses `MASTER_PORT`; without that on 29501 plus the last
+/// three digits of Slurm's job id. `DFLOP_LISTEN` is the address to listen on; on the machine of rank 0,
+/// whose own name may resolve to a loopback address, it is also the address of the rendezvous server.
+/// `DFLOP_JOB_TOKEN` is the secret, and `DFLOP_STORE=launcher` means that the launcher hosts the rendezvous
+/// server.
 ///
 /// # Errors
-/// [`Error::Environment`](crate::comm::Error::Environment) if a variable is invalid, or missing while others of its
-/// launcher are set.
+/// [`Error::Environment`](crate::comm::Error::Environment) if a variable is invalid, or missing while others
+/// of its launcher are set.
 pub fn identity_from_environment() -> Result<RankIdentity> {
     read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
@@ -135,8 +136,7 @@ fn optional<T: FromStr>(
     variable: &'static str,
 ) -> Result<Option<T>> {
     let Some(text) = lookup(variable) else { return Ok(None) };
-    let invalid =
-        |_| Error::Environment { variable, launcher, reason: format!("could not parse `{text}`") };
+    let invalid = |_| Error::Environment { variable, launcher, reason: format!("could not parse `{text}`") };
     text.trim().parse().map(Some).map_err(invalid)
 }
 
@@ -214,17 +214,17 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let says = |variables: &[(&str, &str)], words: &str| {
+        let refuses = |variables: &[(&str, &str)], words: &str| {
             let message = identity(variables).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         };
-        says(&[("RANK", "0")], "`WORLD_SIZE` of torchrun: missing");
-        says(&[("WORLD_SIZE", "2")], "`RANK` of torchrun: missing");
-        says(&[("RANK", "two"), ("WORLD_SIZE", "2")], "`two`");
-        says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "not below");
-        says(&[("RANK", "1"), ("WORLD_SIZE", "2")], "`MASTER_ADDR`");
+        refuses(&[("RANK", "0")], "`WORLD_SIZE` of torchrun: missing");
+        refuses(&[("WORLD_SIZE", "2")], "`RANK` of torchrun: missing");
+        refuses(&[("RANK", "two"), ("WORLD_SIZE", "2")], "`two`");
+        refuses(&[("RANK", "2"), ("WORLD_SIZE", "2")], "must be below");
+        refuses(&[("RANK", "1"), ("WORLD_SIZE", "2")], "`MASTER_ADDR`");
         let last = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")];
-        says(&last, "`DFLOP_PORT`");
-        says(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "a[")], "no list");
+        refuses(&last, "`DFLOP_PORT`");
+        refuses(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "a[")], "must be a list");
     }
 }

@@ -96,8 +96,8 @@ impl Launcher {
         self
     }
 
-    /// Passes the standard output of rank 0 on unchanged, for programs that read it. The output of other ranks, and the
-    /// standard error of all ranks, keeps the rank in front of every line.
+    /// Passes the standard output of rank 0 on unchanged, for programs that read it. The output of other
+    /// ranks, and the standard error of all ranks, keeps the rank in front of every line.
     #[must_use]
     pub fn first_rank_prints_plainly(mut self) -> Self {
         self.is_first_plain = true;
@@ -118,15 +118,16 @@ impl Launcher {
         self
     }
 
-    /// Runs the job to its end. The output of all ranks appears on this process's output, with `[rank]` in front of
-    /// every line.
+    /// Runs the job to its end. The output of all ranks appears on this process's output, with `[rank]` in
+    /// front of every line.
     ///
-    /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have half a
-    /// second to end on their own, then get `SIGTERM`, then are killed; Ctrl-C and `SIGTERM` have the same effect. No rank
-    /// outlives this call.
+    /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have
+    /// half a second to end on their own, then get `SIGTERM`, then are killed; Ctrl-C and `SIGTERM` have the
+    /// same effect. No rank outlives this call.
     ///
     /// # Errors
-    /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be started.
+    /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be
+    /// started.
     pub fn run(&self) -> Result<JobOutcome> {
         let signals = Signals::register()?;
         let token = JobToken::random()?;
@@ -190,8 +191,8 @@ impl Job {
         Ok(())
     }
 
-    /// Collects ranks that have ended. Of several found at the same time, a rank that was ended by a signal comes first:
-    /// its death is what the others noticed.
+    /// Collects ranks that have ended. Of several found at the same time, a rank that was ended by a signal
+    /// comes first: its death is what the others noticed.
     fn collect(&mut self) -> Result<()> {
         let mut found = Vec::new();
         for (rank, slot) in self.ranks.iter_mut().enumerate() {

@@ -4,8 +4,8 @@ use crate::comm::{Error, Result};
 
 /// Makes the system end this process when its parent dies for any reason.
 ///
-/// Only takes effect in ranks that [`Launcher`](super::Launcher) started, which have `DFLOP_STORE=launcher` set. Linux
-/// only; on other systems the ranks of a killed launcher run to their end.
+/// Only takes effect in ranks that [`Launcher`](super::Launcher) started, which have `DFLOP_STORE=launcher`
+/// set. Linux only; on other systems the ranks of a killed launcher run to their end.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses, or the launcher is already dead.

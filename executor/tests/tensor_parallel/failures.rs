@@ -121,7 +121,7 @@ fn values_of_whole_tensors_are_no_parts() {
     });
     for error in errors {
         let message = error.unwrap().to_string();
-        assert_eq!(message, "tensor `model.embed_tokens.weight` has shape [1152], the model's has [24, 24]");
+        assert_eq!(message, "expected tensor `model.embed_tokens.weight` to have shape [24, 24], found [1152]");
     }
 }
 

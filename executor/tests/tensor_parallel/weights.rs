@@ -128,6 +128,6 @@ fn copies_that_differ_are_named() {
         let source = Drifted(group.place().rank);
         assemble(&stage(&model, ModuleKind::Llm, Some(&group), &source)).err().map(|error| error.to_string())
     });
-    let expected = "tensor `model.layers.1.input_layernorm.weight` has other bits on rank 1 than on rank 0";
+    let expected = "tensor `model.layers.1.input_layernorm.weight` differs between rank 0 and rank 1";
     assert_eq!(errors[0].as_deref(), Some(expected));
 }

@@ -1,8 +1,8 @@
 //! Ring collectives: every rank sends to the next and receives from the previous one, at the same time.
 //!
-//! Part `p` starts at rank `p + 1`, and each rank adds its own elements to the incoming ones, so the order of a
-//! sum depends on `p` and the number of ranks alone. The received buffer is the one that is sent next: only the
-//! first part of each rank is copied.
+//! Part `p` starts at rank `p + 1`, and each rank adds its own elements to the incoming ones, so the order of
+//! a sum depends on `p` and the number of ranks alone. The received buffer is the one that is sent next: only
+//! the first part of each rank is copied.
 //!
 //! # Source
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.

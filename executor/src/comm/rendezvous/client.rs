@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// Connection of a rank to the key-value store of its job.
 ///
-/// Keys are written once. In addition to addresses, the store can hold what another transport must distribute, such as
-/// the unique id of an NCCL communicator under the name of its group.
+/// Keys are written once. In addition to addresses, the store can hold what another transport must
+/// distribute, such as the unique id of an NCCL communicator under the name of its group.
 #[derive(Debug)]
 pub struct RendezvousClient {
     stream: Mutex<TcpStream>,

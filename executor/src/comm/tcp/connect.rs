@@ -30,13 +30,14 @@ pub struct Session {
 
 /// Joins the job that `identity` describes: finds all other ranks and connects with each.
 ///
-/// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it reaches the
-/// rendezvous server, or the one in the identity, on a port that the system chooses. A job of one rank opens no socket.
+/// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it
+/// reaches the rendezvous server, or the one in the identity, on a port that the system chooses. A job of one
+/// rank opens no socket.
 ///
 /// # Errors
-/// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`], [`Error::Connect`],
-/// [`Error::Missing`]; immediately: [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`],
-/// [`Error::InvalidSetting`].
+/// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`],
+/// [`Error::Connect`], [`Error::Missing`]; immediately: [`Error::TokenMissing`], [`Error::TokenRefused`],
+/// [`Error::Refused`], [`Error::InvalidSetting`].
 pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
     let Some(rendezvous) = &identity.rendezvous else {
@@ -67,7 +68,8 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _host: host })
 }
 
-/// Starts the rendezvous server of rank 0, on the listen address if one is set, else on those of the rendezvous.
+/// Starts the rendezvous server of rank 0, on the listen address if one is set, else on those of the
+/// rendezvous.
 fn start_host(
     rendezvous: &RendezvousConfig,
     addresses: &[SocketAddr],
@@ -149,7 +151,11 @@ impl Joining<'_> {
         let admit = move |hello: &Hello| {
             let is_expected = hello.size == size && (rank + 1..size).contains(&hello.rank);
             let is_pair = hello.purpose != Purpose::RendezvousClient;
-            if is_expected && is_pair { Ok(()) } else { Err(format!("rank {rank} does not expect this connection")) }
+            if is_expected && is_pair {
+                Ok(())
+            } else {
+                Err(format!("rank {rank} does not expect this connection"))
+            }
         };
         let take = move |mut stream: TcpStream| {
             let (calls, token) = (calls.clone(), token.clone());

@@ -60,17 +60,19 @@ impl Links {
         })
     }
 
-    /// Sends a control message; returns whether it was sent. A peer that does not take it is noticed elsewhere.
+    /// Sends a control message; returns whether it was sent. A peer that does not take it is noticed
+    /// elsewhere.
     fn tell(&self, peer: usize, control: &Control) -> bool {
         let Some(stream) = &self.controls[peer] else { return false };
         let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
         control.write(&mut *stream).is_ok()
     }
 
-    /// Aborts the job: notifies all peers, then unblocks all local waits. Returns the first failure, which is kept.
+    /// Aborts the job: notifies all peers, then unblocks all local waits. Returns the first failure, which is
+    /// kept.
     ///
-    /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could notice the end
-    /// of that rank before its reason.
+    /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
+    /// notice the end of that rank before its reason.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
         let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = &*kept {
@@ -136,8 +138,8 @@ impl Links {
         self.end(peer, |ended| ended.data = true);
     }
 
-    /// Records the end of a connection. A process is dead once both connections have ended: by then its last control
-    /// message, which may name the actual failure, has been read.
+    /// Records the end of a connection. A process is dead once both connections have ended: by then its last
+    /// control message, which may name the actual failure, has been read.
     fn end(&self, peer: usize, change: impl FnOnce(&mut Ended)) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut ended[peer]);
