@@ -10,7 +10,8 @@
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use dflop_executor::Result;
-use dflop_executor::device::{Cpu, CpuFloats, Device, GemmShape, MatrixLayout};
+use dflop_executor::device::{Cpu, CpuFloats, Device};
+use dflop_executor::ops::gemm::{GemmShape, MatrixLayout};
 use dflop_executor::measure::clock::Clock;
 use dflop_executor::measure::gemm_peak_flops;
 

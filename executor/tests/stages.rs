@@ -61,8 +61,8 @@ fn inputs_that_do_not_fit_are_named() {
         (TextBatch { positions: &[0, 1, 2, 0, -3], ..batch() }, "input `position_ids`: has -3"),
         (TextBatch { cu_seqlens: &[0, 3, 4], ..batch() }, "must ascend from 0 to 5, found [0, 3, 4]"),
         (TextBatch { cu_seqlens: &[0, 4, 3, 5], ..batch() }, "must ascend from 0 to 5"),
-        (TextBatch { media_places: &[2, 2], ..batch() }, "place 2 is taken twice"),
-        (TextBatch { media_places: &[5], ..batch() }, "place 5 is taken twice or lies behind the tokens"),
+        (TextBatch { media_places: &[2, 2], ..batch() }, "position 2 is taken twice"),
+        (TextBatch { media_places: &[5], ..batch() }, "position 5 is taken twice or is beyond the tokens"),
     ] {
         let error = context(&device, &batch).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
@@ -91,7 +91,7 @@ fn rows_and_turns_that_do_not_fit_are_named() {
         .stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1))
         .err()
         .unwrap();
-    assert_eq!(error.to_string(), "`config.json`: `num_hidden_layers` = 2 has no layers 1..3");
+    assert_eq!(error.to_string(), "`config.json`: `num_hidden_layers` = 2, but layers 1..3 were requested");
 }
 
 #[test]
@@ -165,12 +165,12 @@ fn gradients_are_complete_when_backward_says_so() {
 fn configurations_without_a_counterpart_are_refused_by_field() {
     for (field, value, expected) in [
         ("hidden_act", json!("gelu"), "`hidden_act` must be \"silu\" in a gated MLP"),
-        ("hidden_act", json!("relu"), "`hidden_act` = \"relu\" is no activation that is known"),
+        ("hidden_act", json!("relu"), "`hidden_act` = \"relu\" is not a supported activation"),
         ("rms_norm_eps", json!(0), "`rms_norm_eps` must be a number above 0, found 0"),
         ("num_key_value_heads", json!(3), "num_attention_heads"),
         ("model_type", json!("mamba"), "model_type"),
         ("model_type", json!("qwen3"), "`model_type` = \"qwen3\" is not supported, known are llama, qwen2"),
-        ("head_dim", json!(5), "heads 5 wide, which must be even"),
+        ("head_dim", json!(5), "must give heads an even width to rotate, found 5"),
     ] {
         let mut document = document();
         document[field] = value;

@@ -62,5 +62,5 @@ fn encoders_alone_in_other_forms_are_refused() {
         "num_hidden_layers": 1, "intermediate_size": 20, "image_size": 12, "patch_size": 4});
     assert!(EncoderConfig::vision(&tower).unwrap().is_some());
     let problem = refusal(ModelConfig::from_config(&tower));
-    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is no language model's");
+    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is not a language model");
 }

@@ -128,7 +128,7 @@ fn damaged_files_are_refused() {
     };
     assert!(open(&good).is_ok());
     assert!(
-        matches!(open(&good[..good.len() - 1]), Err(Error::Format { problem, .. }) if problem.contains("ends behind"))
+        matches!(open(&good[..good.len() - 1]), Err(Error::Format { problem, .. }) if problem.contains("exceeds the file"))
     );
     assert!(matches!(open(&good[..4]), Err(Error::File { action: "read", .. })));
     assert!(matches!(open(&[0xff; 64]), Err(Error::Format { problem, .. }) if problem.contains("header")));

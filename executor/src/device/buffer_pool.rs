@@ -1,10 +1,11 @@
-//! Memory of the CPU device: buffers that go back to a shelf when they are dropped, and are taken from there again.
+//! Buffer pool of the CPU device: dropped buffers return to the pool and are reused.
 //!
-//! Pages that were touched before cost nothing, and a training step asks for much the same buffers again and again, of other
-//! lengths whenever a microbatch has another number of tokens. A buffer therefore serves every length down to a quarter of
-//! its own; the smallest that is long enough is taken. What is uploaded, parameters above all, gets buffers of its exact length, as
-//! it may stay. The shelf is bounded: buffers in use and on it take at most a quarter more bytes than were
-//! ever in use at the same time. The shortest go first, as they cost least to make anew.
+//! Reused pages cost no page faults, and a training step allocates nearly the same buffers again and again,
+//! with other lengths whenever a microbatch has another number of tokens. A buffer therefore serves every
+//! length down to a quarter of its own; the smallest sufficient buffer is taken. Uploads, most of all
+//! parameters, get buffers of their exact length, because they may stay. The pool is bounded: used and free
+//! buffers together take at most a quarter more bytes than the peak of used bytes. The shortest free buffers
+//! are released first, as they cost least to allocate again.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -13,10 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Buffer;
 use crate::error::{Error, Result};
 
-/// A buffer is at most this many times as long as what it is taken for.
+/// Largest ratio of a buffer's length to the requested length.
 const SLACK: usize = 4;
 
-/// Buffers in use and on the shelf.
+/// Used and free buffers of a device.
 #[derive(Debug, Default)]
 pub(super) struct BufferPool {
     free_buffers: Mutex<FreeBuffers>,
@@ -24,12 +25,12 @@ pub(super) struct BufferPool {
 
 #[derive(Debug, Default)]
 struct FreeBuffers {
-    /// By length.
+    /// Free buffers by length.
     free: BTreeMap<usize, Vec<Vec<f32>>>,
     free_bytes: u64,
     used_bytes: u64,
     used_bytes_max: u64,
-    /// Most bytes that may be in use; `None` for no limit.
+    /// Limit on used bytes; `None` for no limit.
     limit_bytes: Option<u64>,
 }
 
@@ -38,7 +39,7 @@ fn bytes_of(len: usize) -> u64 {
 }
 
 impl FreeBuffers {
-    /// The shortest free buffer of such a length.
+    /// Takes the shortest free buffer with a length in this range.
     fn pop(&mut self, lengths: std::ops::RangeInclusive<usize>) -> Option<Vec<f32>> {
         let (&len, buffers) = self.free.range_mut(lengths).next()?;
         let values = buffers.pop();
@@ -55,12 +56,12 @@ impl FreeBuffers {
 }
 
 impl BufferPool {
-    /// A buffer whose contents are not defined: in debug builds NaN, so that a read before a write is seen.
+    /// Takes a buffer of unspecified contents: NaN in debug builds, so that a read before a write is noticed.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
         self.take_up_to(len, len.saturating_mul(SLACK))
     }
 
-    /// The same, with nothing behind the elements that are asked for.
+    /// Takes a buffer of exactly this length.
     pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
         self.take_up_to(len, len)
     }
@@ -102,7 +103,7 @@ impl BufferPool {
         }
     }
 
-    /// Sets the most bytes that may be in use; what is in use stays.
+    /// Sets the limit on used bytes; buffers in use are not affected.
     pub(super) fn limit(&self, bytes: u64) {
         self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
     }
@@ -112,10 +113,10 @@ impl BufferPool {
     }
 }
 
-/// Numbers of the CPU device: a slice.
+/// Buffer of the CPU device; dereferences to a slice.
 #[derive(Debug)]
 pub struct CpuFloats {
-    /// At least `len` elements.
+    /// Memory of at least `len` elements.
     values: Vec<f32>,
     len: usize,
     pool: Arc<BufferPool>,

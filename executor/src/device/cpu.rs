@@ -1,4 +1,4 @@
-//! The CPU device: the functions of [`crate::ops`] on the threads of a pool of its own.
+//! CPU device: runs the functions of [`crate::ops`] on its own thread pool.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
 /// Computes in `f32` on threads of this process.
 ///
-/// Results are bit-equal for any number of threads: sums run in an order that shapes decide. On a machine with other
-/// vector instructions matrix products may round otherwise.
+/// Results are bit-equal for any number of threads: the order of sums depends on shapes alone. Machines with
+/// other vector instructions may round matrix products differently.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pool: Arc<ThreadPool>,
@@ -29,7 +29,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Makes a device with so many threads, at least one.
+    /// Makes a device with this number of threads, at least one.
     ///
     /// # Errors
     /// [`crate::Error::Threads`] if they cannot be started.
@@ -41,7 +41,7 @@ impl Cpu {
         Ok(Self { pool: Arc::new(pool), buffers: Arc::default() })
     }
 
-    /// Sets the most bytes that buffers in use may take, on all clones of this device; asking for more is
+    /// Sets the limit on used bytes, for all clones of this device; allocations beyond it fail with
     /// [`crate::Error::OutOfMemory`]. Default: no limit.
     #[must_use]
     pub fn memory_limit(self, bytes: u64) -> Self {
@@ -49,13 +49,13 @@ impl Cpu {
         self
     }
 
-    /// Returns how many threads compute.
+    /// Number of computing threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// Runs on the pool; inside [`Device::run`] that is a call.
+    /// Runs on the thread pool; inside [`Device::run`] this is a plain call.
     fn on_pool<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         self.pool.install(body)
     }
@@ -70,7 +70,7 @@ impl Device for Cpu {
     }
 
     fn zeros_f32(&self, len: usize) -> Result<CpuFloats> {
-        // It stays: nothing may lie behind it.
+        // gradients and optimizer state stay for the whole run: do not hold a longer buffer
         let mut buffer = self.buffers.take_exact(len)?;
         self.zero(&mut buffer)?;
         Ok(buffer)

@@ -4,23 +4,23 @@ use super::Device;
 use crate::error::Result;
 use crate::ops::sparse_rows::SparseRows;
 
-/// A [`SparseRows`] on a device, with its transpose.
+/// Sparse matrix on a device, with its transpose.
 pub struct DeviceSparseRows<D: Device> {
-    /// Targets.
+    /// Number of targets.
     pub rows: usize,
-    /// The matrix.
+    /// Matrix for the forward pass.
     pub forward: SparseBuffers<D>,
-    /// Its transpose.
+    /// Transpose, for the backward pass.
     pub backward: SparseBuffers<D>,
 }
 
-/// The arrays of a sparse matrix on a device.
+/// Arrays of a sparse matrix on a device.
 pub struct SparseBuffers<D: Device> {
-    /// Rows that are written, ascending.
+    /// Written rows, ascending.
     pub targets: D::Ints,
     /// First entry of every written row, then the number of entries.
     pub starts: D::Ints,
-    /// Rows that are read.
+    /// Read rows.
     pub sources: D::Ints,
     /// Weights; all 1 if empty.
     pub weights: D::Floats,

@@ -225,6 +225,9 @@ mod tests {
         refuses(&[("RANK", "1"), ("WORLD_SIZE", "2")], "`MASTER_ADDR`");
         let last = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")];
         refuses(&last, "`DFLOP_PORT`");
-        refuses(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "a[")], "must be a list");
+        refuses(
+            &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "a[")],
+            "must be a list",
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! The attention of a layer: projections, rotation, attention, output projection.
+//! Attention of a layer: query, key and value projections, rotation, attention, output projection.
 //!
-//! Ranks of a tensor-parallel group have some query heads each, and the key and value heads that these read. Where there
-//! are fewer of the latter than ranks, some ranks have the same ones: they add up the gradients of keys and values before
-//! they go on to those of the weights, so that copies of weights have the same gradients.
+//! Each rank of a tensor-parallel group has some query heads, and the key and value heads that these read. If
+//! there are fewer key heads than ranks, several ranks share one: they sum its gradients before computing
+//! those of the weights, so that copies of weights have the same gradients.
 
 use super::context::LayerContext;
 use super::linear::Linear;
@@ -16,18 +16,18 @@ use crate::ops::bias::Columns;
 use crate::ops::rope::{RopeShape, Rotation};
 use crate::weights::{AxisPartition, Init};
 
-/// Which tokens a token sees.
+/// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionMask {
-    /// Itself and those before it in its sample.
+    /// Itself and earlier tokens of its sample.
     Causal,
-    /// All of its image or clip.
+    /// All tokens of its image or audio clip.
     Full,
-    /// All of its window.
+    /// All tokens of its window.
     Window,
 }
 
-/// How queries, keys and values are named and stored.
+/// Names and storage of queries, keys and values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum QkvNames {
     /// Three layers, each with or without a bias.
@@ -36,7 +36,7 @@ pub enum QkvNames {
     Fused(String),
 }
 
-/// What an attention is made of.
+/// Sizes, names and mask of an attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
     /// Width of the model.
@@ -51,23 +51,23 @@ pub struct AttentionSpec {
     pub qkv: QkvNames,
     /// Name of the output projection, and whether it has a bias.
     pub output: (String, bool),
-    /// Who sees whom.
+    /// Tokens that a token attends to.
     pub mask: AttentionMask,
     /// Whether queries and keys are rotated.
     pub is_rotated: bool,
-    /// Beginning of the matrices.
+    /// Initialization of the matrices.
     pub init: Init,
 }
 
-/// The attention of a layer.
+/// Attention of a layer.
 #[derive(Debug)]
 pub struct Attention {
-    /// Each with its first column in a row of queries, keys and values.
+    /// Projections, each with its first column in a row of queries, keys and values.
     projections: Vec<(Linear, usize)>,
     output: Linear,
-    /// Of this rank.
+    /// Shape of the heads on this rank.
     shape: AttentionShape,
-    /// First element among those of all keys, and the number of these, where other ranks have the same heads.
+    /// Set if other ranks have the same key heads: first element among all keys, and the number of these.
     replicated: Option<(usize, usize)>,
     mask: AttentionMask,
     is_rotated: bool,
@@ -125,7 +125,7 @@ impl Attention {
         if self.mask == AttentionMask::Window { &context.windows } else { &context.segments }
     }
 
-    /// Computes the attention of rows, which are kept.
+    /// Computes the attention of rows, which are saved.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -152,7 +152,7 @@ impl Attention {
         Ok(y)
     }
 
-    /// Adds the gradients of the parameters and returns that of the rows.
+    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -179,7 +179,8 @@ impl Attention {
             layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
         }
         tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
-        // The gradient of the input has each rank's share; those of weights that several ranks have are of all shares.
+        // Only now: the input gradient is already summed over ranks, so summing keys and values before it
+        // would count the copies twice.
         self.sum_replicas(pass, &mut d_qkv)?;
         for (layer, first) in &self.projections {
             layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns(*first))?;
@@ -187,14 +188,14 @@ impl Attention {
         Ok(dx)
     }
 
-    /// Adds up the gradients of keys and values over the ranks that have the same heads.
+    /// Sums the gradients of keys and values over the ranks that have the same heads.
     fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut D::Floats) -> Result<()> {
         let (Some((first, keys)), Some(tensor)) = (self.replicated, pass.tensor) else { return Ok(()) };
         if d_qkv.is_empty() {
             return Ok(());
         }
         let (row, own) = (self.shape.row(), self.shape.kv_heads * self.shape.head_dim);
-        // Where own keys and values lie in a row of this rank, and in one of all heads.
+        // first columns of own keys and values, in a row of this rank and in a row of all heads
         let places = [(row - 2 * own, first), (row - own, keys + first)];
         let sum = |d_qkv: &mut [f32]| {
             let mut all = vec![0.0; d_qkv.len() / row * 2 * keys];

@@ -1,4 +1,4 @@
-//! The interface of a block, and the state that its passes share.
+//! Interface of blocks, and the state that their passes share.
 
 use super::context::MicrobatchContext;
 use super::parameters::Parameters;
@@ -6,39 +6,39 @@ use super::tensor_parallel::TensorPass;
 use crate::device::Device;
 use crate::error::Result;
 
-/// What a forward reads.
+/// Inputs of a forward pass.
 pub struct ForwardPass<'a, D: Device> {
-    /// Where it computes.
+    /// Device that computes.
     pub device: &'a D,
     /// Weights of the stage.
     pub parameters: &'a Parameters<D>,
-    /// What every rank knows of the microbatch.
+    /// Properties of the microbatch.
     pub context: &'a MicrobatchContext<D>,
-    /// The ranks that hold the other parts of the layers.
+    /// Ranks that hold the other parts of the layers.
     pub tensor: Option<TensorPass<'a>>,
 }
 
-/// What a backward reads, and the gradients that it adds to.
+/// Inputs of a backward pass, and the gradients that it accumulates.
 pub struct BackwardPass<'a, D: Device> {
-    /// Where it computes.
+    /// Device that computes.
     pub device: &'a D,
     /// Weights of the stage and their gradients.
     pub parameters: &'a mut Parameters<D>,
-    /// What every rank knows of the microbatch.
+    /// Properties of the microbatch.
     pub context: &'a MicrobatchContext<D>,
-    /// The ranks that hold the other parts of the layers.
+    /// Ranks that hold the other parts of the layers.
     pub tensor: Option<TensorPass<'a>>,
 }
 
-/// What a block hands on.
+/// Output of a block.
 pub enum BlockOutput<D: Device> {
     /// Rows for the next block.
     Rows(D::Floats),
-    /// The sum of losses over the target tokens of the microbatch, unscaled.
+    /// Unscaled sum of losses over the target tokens of the microbatch.
     Loss(f64),
 }
 
-/// What a forward keeps for its backward, last in, first out.
+/// Stack of buffers that a forward pass saves for its backward pass.
 pub struct SavedActivations<D: Device> {
     buffers: Vec<D::Floats>,
 }
@@ -50,12 +50,12 @@ impl<D: Device> Default for SavedActivations<D> {
 }
 
 impl<D: Device> SavedActivations<D> {
-    /// Keeps a buffer.
+    /// Pushes a buffer.
     pub fn keep(&mut self, buffer: D::Floats) {
         self.buffers.push(buffer);
     }
 
-    /// Takes the buffer that was kept last.
+    /// Pops the most recent buffer.
     ///
     /// # Panics
     /// If backward takes more than forward kept.
@@ -63,26 +63,26 @@ impl<D: Device> SavedActivations<D> {
         self.buffers.pop().expect("backward takes what forward kept")
     }
 
-    /// Keeps what another has kept.
+    /// Pushes the buffers of another stack.
     pub fn append(&mut self, mut other: Self) {
         self.buffers.append(&mut other.buffers);
     }
 
-    /// Drops all but what was kept first: a block's input.
+    /// Drops all buffers but the first, which is the input of the block.
     pub fn keep_input_only(&mut self) {
         self.buffers.truncate(1);
     }
 
-    /// Returns the elements that are kept.
+    /// Number of saved elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.buffers.iter().map(crate::device::Buffer::len).sum()
     }
 }
 
-/// A piece of a module that a pipeline can put on any stage.
+/// Part of a module that a pipeline can place on any stage.
 pub trait Block<D: Device>: Send + Sync {
-    /// Computes the block on the rows of the one before it; the first block of an encoder gets none.
+    /// Computes the block on the rows of the previous block; the first block of an encoder gets none.
     fn forward(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -90,8 +90,8 @@ pub trait Block<D: Device>: Send + Sync {
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>>;
 
-    /// Adds the gradients of the block's parameters and returns that of its input, which may be left out if it is not
-    /// needed. The gradient of a loss is not given: it is what the context says.
+    /// Accumulates the gradients of the block's parameters and returns the gradient of its input, which may
+    /// be left out if it is not needed. The gradient of a loss is not passed: it follows from the context.
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -100,18 +100,18 @@ pub trait Block<D: Device>: Send + Sync {
         is_input_needed: bool,
     ) -> Result<Option<D::Floats>>;
 
-    /// Whether activations can be computed anew from what was kept first.
+    /// Returns whether activations can be recomputed from the first saved buffer.
     fn is_recomputable(&self) -> bool {
         false
     }
 
-    /// Returns what the block would say of every row where forward gives a loss: logits.
+    /// Returns the logits of every row, for a block whose forward returns a loss.
     fn logits(&self, _pass: &ForwardPass<'_, D>, _input: &D::Floats) -> Result<Option<D::Floats>> {
         Ok(None)
     }
 }
 
-/// The rows that a block must be given.
+/// Returns the rows that a block requires, or an error if they are missing or have another size.
 pub(crate) fn expect_rows<D: Device>(
     input: Option<D::Floats>,
     rows: usize,

@@ -1,6 +1,6 @@
-//! A transformer layer, as decoders and encoders have it: `h = x + a(norm(x))`, `y = h + mlp(norm(h))`.
+//! Transformer layer of decoders and encoders: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 //!
-//! Families differ in their norms, in who sees whom, in rotation, biases, the kind of MLP and, `InternViT`, a learned
+//! Families differ in norms, attention mask, rotation, biases, kind of MLP and, for `InternViT`, a layer
 //! scale on both branches.
 
 use super::attention::{Attention, AttentionSpec};
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::weights::{Init, ParameterId};
 
-/// What a layer is made of.
+/// Sizes and names of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// Kind of both norms.
@@ -25,11 +25,11 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The MLP.
     pub mlp: MlpSpec,
-    /// Names of the scales of both branches and their beginning, if there are any.
+    /// Names of the layer scales of both branches and their initial value, if there are any.
     pub scales: Option<([String; 2], f64)>,
 }
 
-/// A transformer layer.
+/// Transformer layer.
 #[derive(Debug)]
 pub struct Layer {
     norms: [Norm; 2],
@@ -55,7 +55,7 @@ impl Layer {
         Self { norms, attention, mlp, scales, hidden }
     }
 
-    /// Adds the residual to a branch; a branch that is scaled is kept.
+    /// Adds the residual to a branch; a scaled branch is saved.
     fn join<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -76,7 +76,7 @@ impl Layer {
         Ok(sum)
     }
 
-    /// The gradient of a branch, if it is not that of the sum.
+    /// Returns the gradient of a branch if it differs from the gradient of the sum.
     fn split<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

@@ -1,8 +1,8 @@
-//! Linear layers, with weights `[outputs, inputs]` as checkpoints have them.
+//! Linear layers, with weights `[outputs, inputs]` as in checkpoints.
 //!
-//! Ranks of a tensor-parallel group hold some outputs of a *column-parallel* layer, and some inputs of a *row-parallel* one,
-//! whose products they add up. The gradient of a column-parallel layer's input is for the caller to add up over the ranks:
-//! several layers may have the same input.
+//! Each rank of a tensor-parallel group holds some outputs of a *column-parallel* layer, and some inputs of a
+//! *row-parallel* one, whose products are summed over ranks. The caller sums the input gradient of
+//! column-parallel layers over ranks, because several layers may have the same input.
 
 use super::parameters::{Declaration, Parameters};
 use crate::device::Device;
@@ -13,7 +13,7 @@ use crate::ops::bias::Columns;
 use crate::ops::gemm::{GemmShape, MatrixLayout};
 use crate::weights::{AxisPartition, Init, ParameterId};
 
-/// `y = x Wᵀ + b`.
+/// Linear layer: `y = x Wᵀ + b`.
 #[derive(Debug, Clone, Copy)]
 pub struct Linear {
     weight: ParameterId,
@@ -40,7 +40,7 @@ impl Linear {
         Self::of(weight, bias, [outputs, inputs])
     }
 
-    /// Declares a layer of which this rank holds some outputs; `sizes` are those of the whole.
+    /// Declares a layer that is sharded by outputs; `sizes` are those of the whole layer.
     pub fn declare_column_parallel(
         declaration: &mut Declaration,
         name: &str,
@@ -56,7 +56,7 @@ impl Linear {
         Self::of(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
     }
 
-    /// Declares a layer of which this rank holds some inputs; `sizes` are those of the whole.
+    /// Declares a layer that is sharded by inputs; `sizes` are those of the whole layer.
     pub fn declare_row_parallel(
         declaration: &mut Declaration,
         name: &str,
@@ -75,19 +75,19 @@ impl Linear {
         }
     }
 
-    /// A layer of parameters that are declared; the weight may have any shape of `outputs * inputs` elements.
+    /// Makes a layer of declared parameters; the weight may have any shape of `outputs * inputs` elements.
     #[must_use]
     pub fn of(weight: ParameterId, bias: Option<ParameterId>, [outputs, inputs]: [usize; 2]) -> Self {
         Self { weight, bias, inputs, outputs, is_row_parallel: false, is_bias_elsewhere: false }
     }
 
-    /// Returns the width of a row that comes out.
+    /// Width of an output row.
     #[must_use]
     pub const fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Computes all rows, added up over the ranks of a row-parallel layer.
+    /// Computes all rows, summed over the ranks of a row-parallel layer.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -102,7 +102,7 @@ impl Linear {
         Ok(y)
     }
 
-    /// Computes some columns of wider rows; what this rank has of them.
+    /// Computes a range of columns of wider rows, without the sum over ranks.
     pub fn forward_into<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -121,7 +121,7 @@ impl Linear {
         pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, bias.is_some(), target)
     }
 
-    /// Adds the gradients of the parameters and returns that of `x`.
+    /// Accumulates the gradients of the parameters and returns the gradient of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -136,7 +136,7 @@ impl Linear {
         Ok(dx)
     }
 
-    /// Writes the gradient of `x`, or adds it, from some columns of wider rows.
+    /// Writes or accumulates the gradient of `x`, from a range of columns of wider rows.
     pub fn backward_into<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
@@ -152,7 +152,7 @@ impl Linear {
         pass.device.gemm(shape, dy, weight, is_added, (dx, MatrixLayout::rows(self.inputs)))
     }
 
-    /// Adds the gradients of the parameters, from some columns of wider rows.
+    /// Accumulates the gradients of the parameters, from a range of columns of wider rows.
     pub fn backward_weights<D: Device>(
         &self,
         device: &D,

@@ -1,4 +1,4 @@
-//! A whole model: its modules, and the stages that they are cut into.
+//! Configuration of a whole model: its modules, and the blocks of each stage.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::weights::{Checkpoint, ParameterSpec};
 
-/// A module of a model, which a pipeline cuts into stages by itself.
+/// Module of a model, which a pipeline divides into stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModuleKind {
     /// Images and videos.
@@ -25,27 +25,27 @@ pub enum ModuleKind {
     Llm,
 }
 
-/// Which modules are not trained.
+/// Frozen modules and parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct FrozenModules {
-    /// The encoder of images and its projector.
+    /// Image encoder and its projector.
     pub vision: FrozenEncoder,
-    /// The encoder of audio and its projector.
+    /// Audio encoder and its projector.
     pub audio: FrozenEncoder,
     /// The language model.
     pub is_llm_frozen: bool,
 }
 
-/// A stage of a module.
+/// Range of layers of a module that is one stage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StageRange {
     /// The module.
     pub module: ModuleKind,
-    /// Its transformer layers; what stands before the first and behind the last comes with them.
+    /// Transformer layers; the blocks before the first and after the last layer belong to them.
     pub layers: Range<usize>,
 }
 
-/// What a checkpoint is made of.
+/// Configurations of all modules of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// Encoder of images and videos.
@@ -60,7 +60,7 @@ impl ModelConfig {
     /// Reads the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn from_config(document: &Value) -> Result<Self> {
         Ok(Self {
             vision: EncoderConfig::vision(document)?,
@@ -77,7 +77,7 @@ impl ModelConfig {
         })
     }
 
-    /// Returns the transformer layers of a module, 0 of one that the model does not have.
+    /// Number of transformer layers of a module; 0 if the model does not have it.
     #[must_use]
     pub fn layers(&self, module: ModuleKind) -> usize {
         match module {
@@ -86,7 +86,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the modules, encoders first.
+    /// Modules of the model, encoders first.
     #[must_use]
     pub fn modules(&self) -> Vec<ModuleKind> {
         let has = |module: &ModuleKind| self.layers(*module) > 0;
@@ -110,7 +110,7 @@ impl ModelConfig {
                 self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut blocks)?;
             }
             ModuleKind::Llm => {
-                // Layers that do not exist are refused in one piece.
+                // declare missing layers in one piece, so that the error names the requested range
                 let is_known = layers.end <= self.llm.layers();
                 for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
                     blocks.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
@@ -123,7 +123,7 @@ impl ModelConfig {
     /// Checks that a tensor-parallel group of this degree can share a module.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] that names the field which does not fit.
+    /// [`Error::ModelConfig`] that names the mismatched field.
     pub fn check_tensor_parallel(&self, module: ModuleKind, degree: NonZeroUsize) -> Result<()> {
         match module {
             ModuleKind::Llm => self.llm.check_tensor_parallel(degree.get()),
@@ -131,7 +131,7 @@ impl ModelConfig {
         }
     }
 
-    /// Whether something is trained before a stage.
+    /// Returns whether anything before a stage is trained.
     pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
@@ -146,10 +146,10 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the parameters of the whole model.
+    /// Specifications of all parameters of the model.
     ///
     /// # Errors
-    /// None that a model which was read can have.
+    /// None for a configuration that was read successfully.
     pub fn parameters<D: Device>(&self) -> Result<Vec<ParameterSpec>> {
         let mut specs = Vec::new();
         for module in self.modules() {
@@ -160,7 +160,7 @@ impl ModelConfig {
         Ok(specs)
     }
 
-    /// Returns prefixes of tensors of checkpoints that nothing here reads.
+    /// Prefixes of checkpoint tensors that the model does not use.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         let encoders = [&self.vision, &self.audio].into_iter().flatten();
@@ -169,7 +169,7 @@ impl ModelConfig {
         ignored
     }
 
-    /// Checks that a checkpoint has the tensors of this model in their shapes, and no others.
+    /// Checks that a checkpoint has exactly the tensors of this model, in their shapes.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].

@@ -1,4 +1,4 @@
-//! Norms of rows, of both kinds.
+//! Normalization of rows, with parameters.
 
 use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
@@ -6,16 +6,16 @@ use crate::error::Result;
 use crate::model::block::{BackwardPass, ForwardPass};
 use crate::weights::{Init, ParameterId};
 
-/// What rows are normalized by.
+/// Kind of normalization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// Their root mean square.
+    /// By the root mean square.
     Rms,
-    /// Their mean and standard deviation.
+    /// By mean and standard deviation.
     Layer,
 }
 
-/// A norm with its scale and, for [`NormKind::Layer`], its bias.
+/// Norm with its weight and, for [`NormKind::Layer`], its bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm {
     weight: ParameterId,
@@ -25,7 +25,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Declares `NAME.weight` and, of a layer norm, `NAME.bias`.
+    /// Declares `NAME.weight` and, for a layer norm, `NAME.bias`.
     pub fn declare(
         declaration: &mut Declaration,
         name: &str,
@@ -39,7 +39,7 @@ impl Norm {
         Self { weight, bias, epsilon, width }
     }
 
-    /// Returns the normalized rows, and what backward needs of them.
+    /// Returns the normalized rows, and the statistics that backward needs.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -58,7 +58,7 @@ impl Norm {
         Ok((y, statistics))
     }
 
-    /// Adds the gradients of the parameters and, if it is asked for, of `x`.
+    /// Accumulates the gradients of the parameters and, if requested, of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

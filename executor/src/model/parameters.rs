@@ -1,4 +1,4 @@
-//! The parameters of a stage: names and shapes of checkpoints, values, gradients.
+//! Declares the parameters of a stage, and holds their values and gradients.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
 use crate::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank, WeightSource};
 
-/// Collects the parameters of the blocks of a stage.
+/// Collects the parameters that the blocks of a stage declare.
 #[derive(Debug, Default)]
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
@@ -15,19 +15,19 @@ pub struct Declaration {
 }
 
 impl Declaration {
-    /// Collects what a rank of a tensor-parallel group holds.
+    /// Starts a declaration for a rank of a tensor-parallel group.
     #[must_use]
     pub fn of(tp_rank: TpRank) -> Self {
         Self { tp_rank, ..Self::default() }
     }
 
-    /// Returns whose parameters are declared.
+    /// Rank whose parameters are declared.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
         self.tp_rank
     }
 
-    /// Says whether the parameters declared from now on are trained.
+    /// Freezes or trains the parameters that are declared from now on.
     pub fn freeze(&mut self, is_frozen: bool) {
         self.is_frozen = is_frozen;
     }
@@ -52,7 +52,7 @@ impl Declaration {
         id
     }
 
-    /// Declares a parameter of which every rank of the group holds a part of one axis.
+    /// Declares a parameter that is sharded along one axis.
     pub fn add_cut(
         &mut self,
         name: impl Into<String>,
@@ -65,7 +65,7 @@ impl Declaration {
         id
     }
 
-    /// Declares a second use of a parameter if this stage has it, or a copy of it if another stage does.
+    /// Declares a second use of a parameter if this stage has it, or a copy if another stage does.
     pub fn add_shared(
         &mut self,
         name: &str,
@@ -85,26 +85,26 @@ impl Declaration {
         self.specs[start..].iter().any(|spec| spec.is_trained)
     }
 
-    /// Returns how many parameters are declared.
+    /// Number of declared parameters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.specs.len()
     }
 
-    /// Returns whether none is declared.
+    /// Returns whether no parameter is declared.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty()
     }
 
-    /// Returns what was declared.
+    /// Returns the specifications of the declared parameters.
     #[must_use]
     pub fn into_specs(self) -> Vec<ParameterSpec> {
         self.specs
     }
 }
 
-/// The values of a source, if there are as many as this rank holds.
+/// Checks that a source returned as many values as this rank holds.
 fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
     if values.len() == spec.elements() {
         return Ok(values);
@@ -113,25 +113,25 @@ fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
     Err(Error::TensorShape { tensor, expected, found })
 }
 
-/// The gradients of the two parameters of a norm, if they are trained.
+/// Gradients of the two parameters of a norm, if they are trained.
 pub type GradientPair<'a, D> = Option<(&'a mut <D as Device>::Floats, &'a mut <D as Device>::Floats)>;
 
 /// Values and gradients of the parameters of a stage.
 ///
-/// Gradients are buffers of the same index; frozen parameters have none.
+/// Value and gradient of a parameter have the same index; frozen parameters have no gradient.
 pub struct Parameters<D: Device> {
     specs: Vec<ParameterSpec>,
-    /// `None` for those that share another's.
+    /// Values; `None` for a parameter that shares another's.
     values: Vec<Option<D::Floats>>,
     gradients: Vec<Option<D::Floats>>,
 }
 
 impl<D: Device> Parameters<D> {
-    /// Takes values from a checkpoint or a seed; gradients are zero.
+    /// Loads values from a checkpoint or a seed; gradients are zero.
     ///
     /// # Errors
-    /// Those of the source; [`Error::TensorShape`] if it gives another number of values than this rank holds;
-    /// [`Error::OutOfMemory`].
+    /// The errors of the source; [`Error::TensorShape`] if it returns another number of values than this rank
+    /// holds; [`Error::OutOfMemory`].
     pub fn new(device: &D, specs: Vec<ParameterSpec>, source: &dyn WeightSource) -> Result<Self> {
         let mut values = Vec::with_capacity(specs.len());
         let mut gradients = Vec::with_capacity(specs.len());
@@ -148,35 +148,35 @@ impl<D: Device> Parameters<D> {
         Ok(Self { specs, values, gradients })
     }
 
-    /// Returns the values of a parameter.
+    /// Values of a parameter.
     ///
     /// # Panics
-    /// If the parameter is another stage's.
+    /// If the parameter belongs to another stage.
     #[must_use]
     pub fn value(&self, id: ParameterId) -> &D::Floats {
         let owner = self.specs[id.0].shares.unwrap_or(id);
         self.values[owner.0].as_ref().expect("a shared parameter shares one that has values")
     }
 
-    /// Returns the gradient of a parameter, if it is trained.
+    /// Gradient of a parameter, if it is trained.
     pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut D::Floats> {
         self.gradients[id.0].as_mut()
     }
 
-    /// Returns values and gradient of a parameter.
+    /// Values and gradient of a parameter.
     ///
     /// # Panics
-    /// If the parameter is another stage's.
+    /// If the parameter belongs to another stage.
     pub fn both(&mut self, id: ParameterId) -> (&D::Floats, Option<&mut D::Floats>) {
         let owner = self.specs[id.0].shares.unwrap_or(id);
         let value = self.values[owner.0].as_ref().expect("a shared parameter shares one that has values");
         (value, self.gradients[id.0].as_mut())
     }
 
-    /// Returns the values of one parameter and the gradients of two.
+    /// Values of one parameter and gradients of two.
     ///
     /// # Panics
-    /// If both gradients are the same parameter's.
+    /// If both gradients belong to the same parameter.
     pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&D::Floats, GradientPair<'_, D>) {
         let value = self.values[weight.0].as_ref().expect("norms share nothing");
         let [weight, bias] =
@@ -184,7 +184,7 @@ impl<D: Device> Parameters<D> {
         (value, weight.as_mut().zip(bias.as_mut()))
     }
 
-    /// Returns names and shapes.
+    /// Specifications of all parameters.
     #[must_use]
     pub fn specs(&self) -> &[ParameterSpec] {
         &self.specs
@@ -192,8 +192,8 @@ impl<D: Device> Parameters<D> {
 
     /// Adds the gradients of shared parameters to those of the parameters that own the values.
     ///
-    /// Called once after the last backward of a step. Until then the two uses are summed apart, as they are where a
-    /// pipeline has them on two stages, so that both give the same bits.
+    /// Called once after the last backward of a step. Until then the two uses are summed separately, as on a
+    /// pipeline that has them on two stages, so that both give the same bits.
     ///
     /// # Panics
     /// Never: a parameter does not share its own values.
@@ -215,13 +215,13 @@ impl<D: Device> Parameters<D> {
         self.gradients.iter_mut().flatten().try_for_each(|gradient| device.zero(gradient))
     }
 
-    /// Walks over trained parameters that own their values: name, values, gradient.
+    /// Iterates over trained parameters that own their values: specification, values, gradient.
     pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut D::Floats, &mut D::Floats)> {
         let all = self.specs.iter().zip(&mut self.values).zip(&mut self.gradients);
         all.filter_map(|((spec, value), gradient)| Some((spec, value.as_mut()?, gradient.as_mut()?)))
     }
 
-    /// Walks over trained parameters that own their values: index among all of the stage, name, gradient.
+    /// Iterates over trained parameters that own their values: index in the stage, specification, gradient.
     pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &D::Floats)> {
         let all = self.specs.iter().zip(&self.values).zip(&self.gradients).enumerate();
         all.filter_map(|(index, ((spec, value), gradient))| {
@@ -230,23 +230,23 @@ impl<D: Device> Parameters<D> {
         })
     }
 
-    /// Returns the gradient of the parameter of an index, if it is trained.
+    /// Gradient of a parameter by index, if it is trained.
     #[must_use]
     pub fn gradient_at(&self, index: usize) -> Option<&D::Floats> {
         self.gradients.get(index)?.as_ref()
     }
 
-    /// Returns the gradient of the parameter of an index, if it is trained, to change it.
+    /// Mutable gradient of a parameter by index, if it is trained.
     pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut D::Floats> {
         self.gradients.get_mut(index)?.as_mut()
     }
 
-    /// Walks over parameters that own their values.
+    /// Iterates over parameters that own their values.
     pub fn owned(&self) -> impl Iterator<Item = (&ParameterSpec, &D::Floats)> {
         self.specs.iter().zip(&self.values).filter_map(|(spec, value)| Some((spec, value.as_ref()?)))
     }
 
-    /// Returns all gradients by name, from the device. Two uses of one parameter are summed.
+    /// Downloads all gradients by name. Two uses of one parameter are summed.
     pub fn gradients(&self, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
         let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
         for (spec, gradient) in self.specs.iter().zip(&self.gradients) {
@@ -260,7 +260,7 @@ impl<D: Device> Parameters<D> {
         Ok(all)
     }
 
-    /// Returns the bytes of values and gradients, in elements of 4 bytes.
+    /// Size of values and gradients, at 4 bytes per element.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let buffers = self.values.iter().chain(&self.gradients).flatten();

@@ -3,7 +3,7 @@
 use super::attention::{AttentionSpec, QkvNames};
 use crate::error::{Error, Result};
 
-/// The configuration fields that errors name.
+/// Names of configuration fields, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DimensionFields {
     pub(crate) heads: &'static str,
@@ -11,7 +11,7 @@ pub(crate) struct DimensionFields {
     pub(crate) mlp: &'static str,
 }
 
-/// Fails if the heads of an attention cannot be dealt out.
+/// Fails if the heads of an attention cannot be divided among ranks.
 pub(crate) fn check_heads(fields: &DimensionFields, spec: &AttentionSpec, degree: usize) -> Result<()> {
     if !spec.heads.is_multiple_of(degree) {
         return refuse(fields.heads, spec.heads, degree, "is not a multiple of");

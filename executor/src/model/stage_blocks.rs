@@ -1,4 +1,4 @@
-//! A stage before its parameters have values.
+//! Blocks of a stage, before their parameters have values.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::weights::TpRank;
 
-/// Blocks with their parameters declared, before they get values.
+/// Blocks with declared parameters that have no values yet.
 pub struct StageBlocks<D: Device> {
     pub(crate) blocks: Vec<Box<dyn Block<D>>>,
     /// Whether a block has trained parameters.
     pub(crate) is_trained: Vec<bool>,
-    /// First parameter of the blocks that were added together with a block.
+    /// Index of the first parameter that was declared together with a block.
     pub(crate) first_parameters: Vec<usize>,
     pub(crate) declaration: Declaration,
     pub(crate) tensor: Option<Arc<TensorParallel>>,
@@ -28,7 +28,7 @@ impl<D: Device> Default for StageBlocks<D> {
 }
 
 impl<D: Device> StageBlocks<D> {
-    /// Begins without blocks; of the parameters of those to come, a rank of a group declares its part.
+    /// Starts without blocks; a rank of a tensor-parallel group declares its part of the parameters.
     #[must_use]
     pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
         let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
@@ -37,7 +37,7 @@ impl<D: Device> StageBlocks<D> {
         Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
     }
 
-    /// Returns whose blocks these are.
+    /// Rank whose part of the blocks is declared.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
         self.declaration.tp_rank()
@@ -53,7 +53,7 @@ impl<D: Device> StageBlocks<D> {
         let start = self.declaration.len();
         let blocks = declare(&mut self.declaration)?;
         let is_trained = self.declaration.has_trained_since(start);
-        // Blocks of one call are trained or frozen together.
+        // blocks of one call are trained or frozen together
         self.is_trained.extend(std::iter::repeat_n(is_trained, blocks.len()));
         self.first_parameters.extend(std::iter::repeat_n(start, blocks.len()));
         self.blocks.extend(blocks);
@@ -66,15 +66,15 @@ impl<D: Device> StageBlocks<D> {
         self.is_trained.contains(&true)
     }
 
-    /// Returns the parameters declared so far.
+    /// Takes the declaration of all parameters.
     #[must_use]
     pub fn into_declaration(self) -> Declaration {
         self.declaration
     }
 }
 
-/// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
-/// stays as it is.
+/// Splits a range into single layers, each of which is declared and completes its gradients separately. An
+/// empty range stays as it is.
 pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
     if layers.len() < 2 {
         return vec![layers.clone()];

@@ -1,31 +1,31 @@
-//! Rows as weighted sums of other rows: `y[target] += sum of weight * x[source]`.
+//! Adds weighted rows to other rows: `y[target] += sum of weight * x[source]`.
 //!
-//! Which rows, with which weights, is a sparse matrix ([`super::sparse_rows`]). Embedding, scatter of media tokens, pooling,
-//! bilinear resizing, pixel shuffle and the unfolding of a convolution are all such sums and differ in their matrix
-//! alone; the gradient is the sum by the transposed matrix.
+//! A sparse matrix ([`super::sparse_rows`]) selects and weights the rows. Embedding, scatter of media tokens,
+//! pooling, bilinear resizing, pixel shuffle and the unfolding of a convolution all have this form and differ
+//! in their matrix alone; the gradient uses the transposed matrix.
 
 use rayon::prelude::*;
 
 use super::parallel::chunk_rows;
 use super::real::Real;
 
-/// A sparse matrix by its non-empty rows.
+/// Sparse matrix by its non-empty rows.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseView<'a> {
-    /// Rows that are written, ascending.
+    /// Written rows, ascending.
     pub targets: &'a [u32],
     /// First entry of every written row, then the number of entries.
     pub starts: &'a [u32],
-    /// Rows that are read.
+    /// Read rows.
     pub sources: &'a [u32],
-    /// Weights of the rows that are read; all 1 if there are none.
+    /// Weights of the read rows; all 1 if empty.
     pub weights: &'a [f32],
 }
 
-/// Adds to the rows of `y` weighted rows of `x`; rows that are no target stay as they are.
+/// Adds weighted rows of `x` to the target rows of `y`; other rows of `y` stay unchanged.
 ///
 /// # Panics
-/// If a row lies outside.
+/// If a row is out of bounds.
 pub fn add<F: Real>(matrix: SparseView<'_>, columns: usize, x: &[F], y: &mut [F]) {
     if let Some(&last) = matrix.targets.last() {
         assert!((last as usize) < y.len() / columns.max(1), "targets are rows");

@@ -1,18 +1,19 @@
-//! Matrix products on the CPU: a safe door to the crate `gemm`.
+//! Safe wrapper of the matrix product of the crate `gemm`.
 //!
-//! The crate takes raw pointers and strides; here matrices are slices, and every element that a product can touch is
-//! checked to lie inside them. This is the only file of the crate with unsafe code.
+//! The crate takes raw pointers and strides; here matrices are slices, and every element that a product can
+//! access is checked to be in bounds. This is the only file of the crate with unsafe code.
 //!
-//! The sum behind an element of the result runs over `k` in blocks whose size depends on the shapes alone; threads share
-//! out rows and columns, never `k`. Results are therefore bit-equal for any number of threads, which a test holds.
+//! Each element of the result is a sum over `k` in blocks whose size depends on the shapes alone; threads
+//! divide rows and columns, never `k`. Results are therefore bit-equal for any number of threads, which a
+//! test checks.
 #![expect(unsafe_code, reason = "`gemm` takes raw pointers; bounds are checked here")]
 
 use super::real::Real;
 
-/// Multiply-adds below which a product stays on the thread that asks for it.
+/// Multiply-adds below which a product stays on the calling thread.
 const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 
-/// A matrix inside a slice: rows stand `stride` elements apart, or columns if it is `transposed`.
+/// Matrix inside a slice: rows start `stride` elements apart, or columns if it is transposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixLayout {
     /// First element.
@@ -24,20 +25,20 @@ pub struct MatrixLayout {
 }
 
 impl MatrixLayout {
-    /// Returns the layout of a matrix whose rows follow each other.
+    /// Layout of a matrix with contiguous rows.
     #[must_use]
     pub const fn rows(columns: usize) -> Self {
         Self { offset: 0, stride: columns, is_transposed: false }
     }
 
-    /// Returns the layout of the transpose: of what [`MatrixLayout::rows`] describes, or back.
+    /// Layout of the transpose.
     #[must_use]
     pub const fn transposed(mut self) -> Self {
         self.is_transposed = !self.is_transposed;
         self
     }
 
-    /// Returns the layout that begins `elements` later.
+    /// Layout of a matrix that starts `elements` later.
     #[must_use]
     pub const fn at(mut self, elements: usize) -> Self {
         self.offset += elements;
@@ -49,7 +50,7 @@ impl MatrixLayout {
         if self.is_transposed { (1, self.stride as isize) } else { (self.stride as isize, 1) }
     }
 
-    /// Elements that a slice must have for a matrix of this shape; none for an empty one.
+    /// Number of elements that a slice needs for a matrix of this shape; 0 for an empty matrix.
     fn end(self, rows: usize, columns: usize) -> usize {
         let (stored_rows, stored_columns) =
             if self.is_transposed { (columns, rows) } else { (rows, columns) };
@@ -75,12 +76,12 @@ pub struct GemmShape {
     pub inner: usize,
 }
 
-/// Computes `c = keep * c + scale * a b`; with `keep` = 0 what `c` held is not read.
+/// Computes `c = keep * c + scale * a b`; with `keep` = 0 the old contents of `c` are not read.
 ///
-/// `threads` is how many may take part.
+/// `threads` is the largest number of threads that take part.
 ///
 /// # Panics
-/// If a matrix reaches beyond its slice.
+/// If a matrix exceeds its slice.
 pub(crate) fn gemm<F: Real>(
     threads: usize,
     shape: GemmShape,
@@ -107,8 +108,9 @@ pub(crate) fn gemm<F: Real>(
     };
     let first = |layout: MatrixLayout| if inner == 0 { 0 } else { layout.offset };
     let (a_at, b_at) = (first(a_layout), first(b_layout));
-    // SAFETY: the three matrices lie in their slices, as asserted above, rows of the result do not overlap, and the
-    // result is borrowed mutably, so that it is neither of the others. Where `inner` is 0 nothing is read of them.
+    // SAFETY: the three matrices are within their slices, as asserted above; rows of the result do not
+    // overlap; the result is borrowed mutably, so it does not alias the others. If `inner` is 0, neither
+    // operand is read.
     unsafe {
         gemm::gemm(
             rows,
@@ -174,7 +176,7 @@ mod tests {
         }
     }
 
-    /// The three products of a linear layer, as [`crate::model::linear`] has them.
+    /// The three products of a linear layer, as [`crate::model::linear`] computes them.
     #[test]
     fn gradients_of_a_linear_layer_are_those_of_differences() {
         use crate::ops::finite_difference::{check, numbers, project};

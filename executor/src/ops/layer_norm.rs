@@ -1,4 +1,4 @@
-//! Normalization of rows to mean 0 and variance 1: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
+//! Layer normalization of rows: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
 //!
 //! # Source
 //! Ba, Kiros, Hinton: "Layer Normalization", 2016, arXiv:1607.06450.
@@ -38,7 +38,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
     });
 }
 
-/// Adds the gradients of `x` and of weight and bias; each only if it is asked for.
+/// Accumulates the gradients of `x` and of weight and bias, each only if requested.
 pub fn backward<F: Real>(
     dy: &[F],
     x: &[F],
@@ -74,7 +74,8 @@ pub fn backward<F: Real>(
     super::parallel::add_to(d_bias, &both[columns..]);
 }
 
-/// With `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`, where `dn = dy weight`.
+/// Gradient with `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`,
+/// `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx: &mut [F]) {
     let columns = weight.len();
     let over = F::from_f64(1.0 / columns as f64);

@@ -1,4 +1,4 @@
-//! Normalization of rows by their root mean square: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
+//! Root-mean-square normalization of rows: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
 //!
 //! # Source
 //! Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
@@ -33,7 +33,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], invers
     });
 }
 
-/// Adds the gradients of `x` and `weight`; each only if it is asked for.
+/// Accumulates the gradients of `x` and `weight`, each only if requested.
 pub fn backward<F: Real>(
     dy: &[F],
     x: &[F],
@@ -65,7 +65,7 @@ pub fn backward<F: Real>(
     });
 }
 
-/// With `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
+/// Gradient with `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &mut [F]) {
     let columns = weight.len();
     let mean = F::from_f64(1.0 / columns as f64);

@@ -1,23 +1,23 @@
-//! Sparse matrices that turn rows into other rows: what [`crate::ops::gather_scatter`] multiplies with.
+//! Sparse matrices that select and weight rows, for [`crate::ops::gather_scatter`].
 //!
-//! Made on the host from what every rank knows of a microbatch: token ids, grids, lengths. The transposed matrix, for the
-//! gradient, is made with it; entries of a row stand in a fixed order, so sums do.
+//! Made on the host from properties of a microbatch that every rank knows: token ids, grids, lengths. Entries
+//! of a row have a fixed order, and therefore sums do.
 
 use std::ops::Range;
 
-/// A sparse matrix `[targets, sources]`.
+/// Sparse matrix `[targets, sources]`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SparseRows {
     pub(crate) targets: Vec<u32>,
     pub(crate) starts: Vec<u32>,
     pub(crate) sources: Vec<u32>,
-    /// All 1 if empty.
+    /// Weights of entries; all 1 if empty.
     pub(crate) weights: Vec<f32>,
     pub(crate) rows: usize,
 }
 
 impl SparseRows {
-    /// Makes every target a copy of a source; `None` is a row of zeros.
+    /// Makes every target a copy of a source, or zeros for `None`.
     #[must_use]
     pub fn gather(sources: impl IntoIterator<Item = Option<u32>>) -> Self {
         let mut matrix = Self { starts: vec![0], ..Self::default() };
@@ -51,13 +51,13 @@ impl SparseRows {
         matrix
     }
 
-    /// Returns the number of targets, rows of zeros among them.
+    /// Number of targets, including rows of zeros.
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns the matrix on some of the sources alone, counted from the first of them; targets stay what they are.
+    /// Restricts the matrix to a range of sources, counted from its start; targets stay unchanged.
     #[must_use]
     pub fn within(&self, sources: &Range<usize>) -> Self {
         let mut matrix = Self { starts: vec![0], rows: self.rows, ..Self::default() };
@@ -76,7 +76,7 @@ impl SparseRows {
         matrix
     }
 
-    /// Returns the transposed matrix: sources become targets, entries of each in the order of their targets.
+    /// Transposes the matrix: sources become targets, with entries in the order of their targets.
     #[must_use]
     pub fn transposed(&self) -> Self {
         let mut entries: Vec<(u32, u32, f32)> = Vec::with_capacity(self.sources.len());

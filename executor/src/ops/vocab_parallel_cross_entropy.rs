@@ -1,7 +1,8 @@
-//! Cross entropy of logits of which every rank has some columns: what a rank computes before and behind the exchange.
+//! Cross entropy of logits whose vocabulary is sharded over ranks: the parts before and after the exchange.
 //!
-//! [`forward`] leaves exponentials of what logits are above their row's largest *here*, and says what that and their sum
-//! are; [`join`] makes losses out of what all ranks said; [`backward`] turns the exponentials into the gradient.
+//! [`forward`] replaces logits by exponentials relative to the *local* maximum of their row, and returns
+//! maxima and sums; [`join`] computes losses from the results of all ranks; [`backward`] turns the
+//! exponentials into the gradient.
 //!
 //! # Source
 //! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -11,23 +12,24 @@ use rayon::prelude::*;
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 
-/// What a row of a part of the logits adds up to.
+/// Softmax of a row over a part of the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PartialSoftmax<F> {
     /// Largest logit.
     pub max: F,
-    /// Sum of the exponentials of what logits are above it.
+    /// Sum of the exponentials relative to the largest logit.
     pub sum: F,
-    /// Logit of the target; 0 if another part has it.
+    /// Logit of the target; 0 if it is in another part.
     pub target: F,
 }
 
-/// Replaces logits, `[targets, columns]`, by exponentials and returns what the rows add up to.
+/// Replaces logits, `[targets, columns]`, by exponentials and returns the partial softmax of every row.
 ///
-/// Targets are columns of this part, `None` for those of others. NaN and infinite logits give sums that are not finite.
+/// Targets are columns of this part, or `None` if in another part. NaN and infinite logits give sums that are
+/// not finite.
 ///
 /// # Panics
-/// If a target is none of the columns.
+/// If a target is not among the columns.
 pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<PartialSoftmax<F>> {
     let columns = columns(logits, targets);
     let rows = chunk_rows(columns);
@@ -59,7 +61,7 @@ fn columns<F>(logits: &[F], targets: &[Option<u32>]) -> usize {
 fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     let most = max(logits);
     let target = target.map_or(F::ZERO, |target| logits[target as usize]);
-    // Nothing is above minus infinity.
+    // a row of minus infinities: the difference from their maximum would be NaN
     let base = if most.to_f64() == f64::NEG_INFINITY { F::ZERO } else { most };
     for logit in logits.iter_mut() {
         *logit = (*logit - base).exp();
@@ -67,8 +69,8 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     PartialSoftmax { max: most, sum: sum(logits), target }
 }
 
-/// Joins what all parts say of a row: returns its loss, and for one of the parts the factor that turns its exponentials
-/// into `scale` times probabilities.
+/// Joins the partial softmaxes of a row: returns its loss, and for one of the parts the factor that turns its
+/// exponentials into `scale` times probabilities.
 ///
 /// Sums run over the parts in order.
 #[must_use]
@@ -83,7 +85,7 @@ pub fn join<F: Real>(parts: &[PartialSoftmax<F>], own: usize, scale: f64) -> (f6
 /// Replaces exponentials by the gradient of `scale` times the sum of losses.
 ///
 /// # Panics
-/// If a target is none of the columns.
+/// If a target is not among the columns.
 pub fn backward<F: Real>(exponentials: &mut [F], targets: &[Option<u32>], factors: &[F], scale: f64) {
     let columns = columns(exponentials, targets);
     let scale = F::from_f64(scale);

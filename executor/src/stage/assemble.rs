@@ -1,18 +1,18 @@
-//! The tensors of a stage, whole, whichever ranks hold their parts.
+//! Assembles the whole tensors of a stage from the parts of tensor-parallel ranks.
 
 use super::Stage;
 use crate::device::Device;
 use crate::error::Result;
 use crate::weights::Tensor;
 
-/// Returns the parameters of a stage as checkpoints have them, whole; `None` on ranks of a tensor-parallel group but the
-/// first.
+/// Returns the whole parameters of a stage as in checkpoints, on the first rank of a tensor-parallel group;
+/// `None` on the others.
 ///
-/// All ranks of the group call it together. Parts are brought together tensor by tensor.
+/// All ranks of the group must call it together. Tensors are assembled one by one.
 ///
 /// # Errors
-/// [`Error::Comm`](crate::Error::Comm) if the job is over, [`Error::Replicas`](crate::Error::Replicas) if two ranks hold
-/// other bits of the same values.
+/// [`Error::Comm`](crate::Error::Comm) if the job has ended, [`Error::Replicas`](crate::Error::Replicas) if
+/// two ranks hold different bits of the same values.
 pub fn assemble<D: Device>(stage: &Stage<D>) -> Result<Option<Vec<Tensor>>> {
     let mut tensors = Vec::new();
     for (spec, values) in stage.parameters().owned() {

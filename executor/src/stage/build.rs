@@ -9,12 +9,12 @@ use crate::model::model_config::{FrozenModules, ModelConfig, StageRange};
 use crate::model::tensor_parallel::TensorParallel;
 use crate::weights::WeightSource;
 
-/// How a stage is run.
+/// Options of a stage that do not depend on the model.
 #[derive(Debug, Clone, Default)]
 pub struct StageSettings {
-    /// What is kept of layers.
+    /// Activations that are kept per layer.
     pub activations: Activations,
-    /// The ranks that share the stage's layers; `None` if this one has all of them.
+    /// Ranks that share the layers of the stage; `None` if this rank has all of them.
     pub tensor_parallel: Option<Arc<TensorParallel>>,
 }
 
@@ -22,7 +22,8 @@ impl ModelConfig {
     /// Builds a stage.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] if the model has no such layers, and those of the source.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the model has no such layers, and the errors of
+    /// the source.
     pub fn stage<D: Device>(
         &self,
         device: &D,
@@ -38,7 +39,8 @@ impl ModelConfig {
     /// Builds a stage, or a rank's part of one.
     ///
     /// # Errors
-    /// Those of [`ModelConfig::stage`]; [`Error::ModelConfig`] if the ranks cannot share the stage.
+    /// The errors of [`ModelConfig::stage`]; [`Error::ModelConfig`](crate::Error::ModelConfig) if the ranks
+    /// cannot share the stage.
     pub fn stage_with<D: Device>(
         &self,
         device: &D,

@@ -1,12 +1,13 @@
-//! A pipeline stage: consecutive blocks of one module, run microbatch by microbatch.
+//! Pipeline stage: consecutive blocks of one module, run microbatch by microbatch.
 //!
-//! `forward` takes the rows of the stage before (or the encoders' tokens, or nothing) and keeps what backward needs under
-//! the microbatch's number; `backward` takes the gradient of the rows that forward returned, adds the gradients of the
-//! parameters and returns that of the input. Microbatches may be in flight in any number and order.
+//! `forward` takes the rows of the previous stage (or encoder tokens, or nothing) and saves the inputs of
+//! backward by microbatch number. `backward` takes the gradient of the rows that forward returned,
+//! accumulates the gradients of the parameters and returns the gradient of the input. Any number of
+//! microbatches may be in flight, in any order.
 //!
-//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; gradients of microbatches are
-//! added in the order of their backwards. Activations computed anew have the bits of those that were kept. Blocks before
-//! the first trained parameter keep nothing and have no backward.
+//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; gradients of
+//! microbatches are added in the order of their backwards. Recomputed activations have the bits of stored
+//! ones. Blocks before the first trained parameter save nothing and have no backward.
 
 mod assemble;
 mod build;
@@ -24,66 +25,66 @@ use crate::weights::WeightSource;
 pub use assemble::assemble;
 pub use build::StageSettings;
 
-/// What a stage keeps of a layer between forward and backward.
+/// Activations that a stage keeps of a layer between forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// All that backward reads.
+    /// Everything that backward reads.
     #[default]
     Stored,
-    /// The layer's input; the rest is computed anew.
+    /// Only the input of the layer; backward recomputes the rest (activation checkpointing).
     Recomputed,
 }
 
-/// How a stage is built.
+/// Options of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
-    /// Name in errors.
+    /// Name for errors.
     pub name: String,
-    /// What is kept of layers.
+    /// Activations that are kept per layer.
     pub activations: Activations,
-    /// Whether something is trained in what computes the input: a stage before, or an encoder.
+    /// Whether the input has a gradient, because an earlier stage or an encoder is trained.
     pub is_input_trained: bool,
 }
 
 impl StageOptions {
-    /// Returns options of a stage that keeps all and has a trained one before it.
+    /// Makes options of a stage that stores all activations and whose input has a gradient.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), activations: Activations::Stored, is_input_trained: true }
     }
 }
 
-/// Microbatch and name of what a stage does.
+/// Microbatch and action of a pass.
 type PassName<'a> = (Option<usize>, &'a str);
 
-/// What is kept of a microbatch.
+/// Saved state of a microbatch.
 struct InFlight<D: Device> {
     context: Arc<MicrobatchContext<D>>,
     saved: Vec<SavedActivations<D>>,
 }
 
-/// Consecutive blocks of a module, with their parameters and what they keep of microbatches.
+/// Consecutive blocks of a module, with their parameters and the saved activations of microbatches.
 pub struct Stage<D: Device> {
     device: D,
     options: StageOptions,
     blocks: Vec<Box<dyn Block<D>>>,
-    /// Whether something is trained in a block or before it.
+    /// Whether a block, or anything before it, is trained.
     has_backward: Vec<bool>,
-    /// Whether something is trained before a block.
+    /// Whether anything before a block is trained.
     needs_input: Vec<bool>,
-    /// First parameter of the blocks that were added together with a block.
+    /// Index of the first parameter that was declared together with a block.
     first_parameters: Vec<usize>,
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
-    /// The ranks that have the other parts of the layers.
+    /// Ranks that have the other parts of the layers.
     tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Stage<D> {
-    /// Gives the parameters of blocks their values.
+    /// Loads the parameters of blocks.
     ///
     /// # Errors
-    /// Those of the source: a tensor that is missing or has another shape; [`Error::OutOfMemory`].
+    /// The errors of the source: a tensor that is missing or has another shape; [`Error::OutOfMemory`].
     pub fn new(
         device: D,
         options: StageOptions,
@@ -112,16 +113,17 @@ impl<D: Device> Stage<D> {
         })
     }
 
-    /// Runs the blocks on a microbatch and keeps what its backward needs.
+    /// Runs the blocks on a microbatch and saves the inputs of its backward.
     ///
-    /// - `input`: `[rows, width]` of the stage before; of the LLM's first stage the encoders' tokens, if there are any;
-    ///   of an encoder's first stage nothing
+    /// - `input`: `[rows, width]` of the previous stage; encoder tokens, if any, for the first stage of the
+    ///   LLM; nothing for the first stage of an encoder
     /// - returns rows for the next stage, or the sum of losses
     ///
     /// # Errors
-    /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in flight,
-    /// [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a tensor-parallel group failed. A rank
-    /// of a group whose pass fails ends the job, as the others wait for it.
+    /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in
+    /// flight, [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a
+    /// tensor-parallel group failed. If a pass fails on a rank of such a group, the rank ends the job,
+    /// because the others wait for it.
     pub fn forward(
         &mut self,
         microbatch: usize,
@@ -146,7 +148,7 @@ impl<D: Device> Stage<D> {
         Ok(output)
     }
 
-    /// Runs the blocks on a microbatch and keeps nothing.
+    /// Runs the blocks on a microbatch and saves nothing.
     pub fn evaluate(
         &self,
         context: &MicrobatchContext<D>,
@@ -155,7 +157,7 @@ impl<D: Device> Stage<D> {
         self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
     }
 
-    /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
+    /// Computes the logits of all rows, `[rows, vocabulary]`; `None` for a stage without the LM head.
     pub fn logits(
         &self,
         context: &MicrobatchContext<D>,
@@ -176,13 +178,14 @@ impl<D: Device> Stage<D> {
         })
     }
 
-    /// Runs on the threads of the device, unless the rank waits for others meanwhile: it would hold a thread that ranks which
-    /// share the device need.
+    /// Runs on the threads of the device, unless the rank waits for other ranks meanwhile: it would hold a
+    /// thread that ranks on the same device need.
     fn on_device<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         if self.tensor.is_some() { body() } else { self.device.run(body) }
     }
 
-    /// Ends the job if this rank alone knows that the pass failed: the other ranks of the group wait for its part.
+    /// Ends the job if only this rank knows that the pass failed, because the other ranks of the group wait
+    /// for it.
     fn or_end_job<T>(&self, (microbatch, action): PassName<'_>, result: Result<T>) -> Result<T> {
         if let (Err(error), Some(tensor)) = (&result, &self.tensor)
             && !matches!(error, Error::Comm(_))
@@ -224,7 +227,7 @@ impl<D: Device> Stage<D> {
                 loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
             }
         }
-        let problem = "must have rows for a stage without blocks".to_owned();
+        let problem = "is missing, a stage without blocks needs it".to_owned();
         let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
         Ok((BlockOutput::Rows(rows), all))
     }
@@ -233,10 +236,12 @@ impl<D: Device> Stage<D> {
         self.options.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
     }
 
-    /// Runs backward on a microbatch: adds the gradients of parameters and returns that of the input.
+    /// Runs backward on a microbatch: accumulates the gradients of parameters and returns the gradient of the
+    /// input.
     ///
-    /// - `gradient`: of the rows that forward returned, none if it returned a loss
-    /// - returns the gradient of forward's input; `None` if there was none or nothing before it is trained
+    /// - `gradient`: of the rows that forward returned; none if it returned a loss
+    /// - returns the gradient of forward's input; `None` if there was no input, or nothing before it is
+    ///   trained
     ///
     /// # Errors
     /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
@@ -244,14 +249,14 @@ impl<D: Device> Stage<D> {
         self.backward_with(microbatch, gradient, |_, _| Ok(()))
     }
 
-    /// Runs [`backward`](Self::backward) and says on the way which gradients are complete.
+    /// Runs [`backward`](Self::backward) and reports complete gradients on the way.
     ///
-    /// - `done`: is called as layers are done, the last one first, with the index of a parameter: this microbatch adds nothing
-    ///   more to that one and those after it, but for uses of a parameter in two blocks
-    ///   ([`Parameters::fold_shared_gradients`])
+    /// - `done`: called after each group of layers, the last one first, with the index of a parameter: the
+    ///   gradients of this parameter and all later ones are complete for this microbatch, except for
+    ///   parameters that are used in two blocks ([`Parameters::fold_shared_gradients`])
     ///
     /// # Errors
-    /// Those of [`backward`](Self::backward) and of `done`.
+    /// The errors of [`backward`](Self::backward) and of `done`.
     pub fn backward_with(
         &mut self,
         microbatch: usize,
@@ -313,62 +318,62 @@ impl<D: Device> Stage<D> {
         Error::Order { stage: self.options.name.clone(), microbatch, problem }
     }
 
-    /// Returns whether anything is trained in this stage or before it: whether it takes and gives gradients.
+    /// Returns whether this stage, or anything before it, is trained, so that it exchanges gradients.
     #[must_use]
     pub fn has_backward(&self) -> bool {
         self.has_backward.last().copied().unwrap_or(self.options.is_input_trained)
     }
 
-    /// Says which step the passes from now on belong to, for messages to the other ranks of a tensor-parallel group.
+    /// Sets the step of the following passes, which messages to other tensor-parallel ranks carry.
     pub fn start_step(&self, step: u64) {
         if let Some(tensor) = &self.tensor {
             tensor.start_step(step);
         }
     }
 
-    /// Returns the ranks that have the other parts of the layers; `None` if this one has all of them.
+    /// Ranks that have the other parts of the layers; `None` if this rank has all of them.
     #[must_use]
     pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
         self.tensor.as_deref()
     }
 
-    /// Returns the name in errors.
+    /// Name for errors.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.options.name
     }
 
-    /// Returns where the stage computes.
+    /// Device of the stage.
     #[must_use]
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// Returns the parameters.
+    /// Parameters of the stage.
     #[must_use]
     pub fn parameters(&self) -> &Parameters<D> {
         &self.parameters
     }
 
-    /// Returns the parameters, for the optimizer.
+    /// Mutable parameters, for the optimizer.
     pub fn parameters_mut(&mut self) -> &mut Parameters<D> {
         &mut self.parameters
     }
 
-    /// Returns the microbatches that are in flight.
+    /// Number of microbatches in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Returns the bytes that microbatches in flight keep, with 4 bytes an element.
+    /// Size of the saved activations, at 4 bytes per element.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let saved = self.in_flight.values().flat_map(|microbatch| &microbatch.saved);
         saved.map(|saved| 4 * saved.elements() as u64).sum()
     }
 
-    /// Forgets all microbatches in flight.
+    /// Drops the saved activations of all microbatches in flight.
     pub fn forget(&mut self) {
         self.in_flight.clear();
     }

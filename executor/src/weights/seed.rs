@@ -1,4 +1,4 @@
-//! Values from a seed.
+//! Draws initial values from a seed.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::{Init, ParameterSpec, WeightSource};
 use crate::error::Result;
 
-/// What the state of the generator grows by.
+/// Increment of the generator's state.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Draws values from a seed and the parameter's name: every stage that has the parameter draws the same, on every
-/// machine, and a rank that has a part of it what the whole has there.
+/// Draws values from a seed and the name of a parameter. Every stage that has the parameter draws the same
+/// values on every machine, and a rank that has a part of it draws the values of that part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -33,11 +33,12 @@ impl WeightSource for Seed {
     }
 }
 
-/// Appends elements of an endless series of normal numbers, two of which are made of two numbers of the generator.
+/// Appends elements of an infinite series of normal numbers; each pair of them uses two numbers of the
+/// generator.
 ///
 /// # Source
-/// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64` (Steele, Lea,
-/// Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64`
+/// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
 fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f32>) {
     let mut state = state.wrapping_add(GAMMA.wrapping_mul(2 * (elements.start / 2) as u64));
     let mut uniform = || {
@@ -56,7 +57,7 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f
     }
 }
 
-/// Angles of `position / 10000^(column / (half - 1))`.
+/// Computes sinusoids of the angles `position / 10000^(column / (half - 1))`.
 fn sinusoids(shape: &[usize]) -> Vec<f32> {
     let [positions, columns] = shape else { return vec![0.0; shape.iter().product()] };
     let half = columns / 2;

@@ -121,7 +121,10 @@ fn values_of_whole_tensors_are_no_parts() {
     });
     for error in errors {
         let message = error.unwrap().to_string();
-        assert_eq!(message, "expected tensor `model.embed_tokens.weight` to have shape [24, 24], found [1152]");
+        assert_eq!(
+            message,
+            "expected tensor `model.embed_tokens.weight` to have shape [24, 24], found [1152]"
+        );
     }
 }
 

@@ -1,9 +1,9 @@
-//! A CPU device that stores bf16 and computes in `f32`.
+//! CPU device that stores bf16 and computes in `f32`.
 //!
-//! Weights and activations take 2 bytes a number; an operation widens its operands, computes as [`Cpu`] does, and rounds
-//! what it stores to the nearest number of bf16, ties to even. So on numbers of bf16 each operation gives the rounded
-//! result of [`Cpu`]. What would lose its meaning stays `f32`: sums of gradients and the state of the optimizer
-//! ([`Device::zeros_f32`]), statistics of norms, and the logarithms of attention's sums.
+//! Weights and activations take 2 bytes per number. An operation widens its operands, computes as [`Cpu`]
+//! does, and rounds the numbers it stores to the nearest bf16, ties to even, so each operation gives the
+//! rounded result of [`Cpu`]. Numbers that need more precision stay `f32`: sums of gradients and the state of
+//! the optimizer ([`Device::zeros_f32`]), statistics of norms, and the log-sum-exp of attention.
 //!
 //! Widened operands live as long as the operation: this device saves memory, not time.
 
@@ -33,12 +33,12 @@ use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 #[derive(Debug, Clone)]
 pub struct CpuBf16 {
     cpu: Cpu,
-    /// Bytes of all buffers of bf16 that are alive.
+    /// Bytes of all live bf16 buffers.
     used_bytes: Arc<AtomicU64>,
 }
 
 impl CpuBf16 {
-    /// Makes a device with so many threads, at least one.
+    /// Makes a device with this number of threads, at least one.
     ///
     /// # Errors
     /// [`crate::Error::Threads`] if they cannot be started.
@@ -46,7 +46,7 @@ impl CpuBf16 {
         Ok(Self { cpu: Cpu::new(threads)?, used_bytes: Arc::default() })
     }
 
-    /// Returns how many threads compute.
+    /// Number of computing threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.cpu.threads()

@@ -1,4 +1,4 @@
-//! Buffers of bf16 or `f32`, and how operations on `f32` read and change them.
+//! Buffers of bf16 or `f32`, and the conversion of operands around an operation in `f32`.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::error::{Error, Result};
 /// Numbers that a thread converts at a time.
 const CHUNK: usize = 1 << 13;
 
-/// Numbers of [`CpuBf16`].
+/// Buffer of [`CpuBf16`].
 #[derive(Debug)]
 pub struct Bf16Floats(pub(super) Storage);
 
-/// What a buffer holds.
+/// Representation of a buffer.
 #[derive(Debug)]
 pub(super) enum Storage {
     Bf16(Bf16Values),
@@ -47,7 +47,7 @@ impl Buffer for Bf16Floats {
     }
 }
 
-/// An operand as `f32`.
+/// Operand in `f32`.
 pub(super) enum Widened<'a> {
     Borrowed(&'a CpuFloats),
     Owned(CpuFloats),
@@ -96,7 +96,7 @@ impl CpuBf16 {
         })
     }
 
-    /// Runs an operation on what it changes, wholly or in part, and stores the result.
+    /// Runs an operation on a buffer that it changes, wholly or in part, and stores the result.
     pub(super) fn update<R>(
         &self,
         y: &mut Bf16Floats,
@@ -124,7 +124,7 @@ impl CpuBf16 {
         }
     }
 
-    /// Makes a buffer, whose contents are lost, one of `f32`.
+    /// Turns a buffer into one of `f32`; its contents are lost.
     pub(super) fn exact<'a>(&self, y: &'a mut Bf16Floats) -> Result<&'a mut CpuFloats> {
         if matches!(y.0, Storage::Bf16(_)) {
             y.0 = Storage::F32(self.cpu.zeros_f32(y.len())?);

@@ -1,4 +1,4 @@
-//! Every operation against that of [`Cpu`], on numbers of bf16.
+//! Compares every operation with the one of [`Cpu`], on bf16 numbers.
 
 use super::*;
 use crate::device::Buffer;
@@ -10,7 +10,7 @@ const ROWS: usize = 6;
 const COLUMNS: usize = 4;
 const LEN: usize = ROWS * COLUMNS;
 
-/// Calls an operation that changes a buffer of known contents, and returns what it becomes.
+/// Calls an operation that changes a buffer of known contents, and returns the new contents.
 fn changed<D: Device>(
     device: &D,
     len: usize,
@@ -22,7 +22,7 @@ fn changed<D: Device>(
     device.download(&buffer)
 }
 
-/// Numbers of bf16.
+/// Random bf16 numbers.
 fn input<D: Device>(device: &D, len: usize, seed: u64) -> Result<D::Floats> {
     let values = to_f32(&numbers(len, seed));
     device.upload(&values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect::<Vec<_>>())
@@ -125,7 +125,7 @@ fn norms<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     Ok(all)
 }
 
-/// Attention and what stands before it. The backward is given an output that is a number of bf16 on both.
+/// Attention and rotation. The backward gets an output that is a bf16 number on both devices.
 fn attention<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 2, scale: 0.7, is_causal: true };
     let segments = [0, 4, ROWS as u32];
@@ -173,7 +173,7 @@ fn operations_give_the_rounded_results_of_f32() {
 #[test]
 fn numbers_are_stored_to_the_nearest_with_ties_to_even() {
     let device = CpuBf16::new(1).unwrap();
-    // around 1 numbers are 2^-7 apart
+    // around 1, bf16 numbers are 2^-7 apart
     let step = 0.007_812_5_f32;
     let values = [1.0, 1.0 + step, 1.0 + 0.5 * step, 1.0 + 1.5 * step, 1.0 + 0.51 * step, f32::INFINITY];
     let stored = device.upload(&values).unwrap();

@@ -1,19 +1,19 @@
 //! Arranges windows of log-mel frames as rows of an encoder.
 //!
-//! A window is encoded as far as it is audio: rows behind see nothing that others see, and are never taken.
+//! Only the audio of a window is encoded, not its padding: padding rows would be masked and dropped anyway.
 
 use super::convolution::TAPS;
 use super::input::{HostContext, refuse};
 use crate::error::Result;
 use crate::ops::sparse_rows::SparseRows;
 
-/// Rows of a window at every step.
+/// Rows of a window after each convolution.
 struct WindowRows {
-    /// Frames that are read, the first behind the audio among them.
+    /// Frames that are read, including the first one after the audio.
     frames: usize,
-    /// Behind the first convolution, as far as the second reads.
+    /// Rows after the first convolution, as far as the second one reads.
     first: usize,
-    /// Behind the second.
+    /// Rows after the second convolution.
     second: usize,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn arrange(
     Ok(plan)
 }
 
-/// The neighbors of every row that comes out of a convolution; zeros at both ends.
+/// Adds the neighbors of every output row of a convolution; zeros at both ends.
 fn unfold(rows: usize, stride: usize, inputs: usize, start: usize, sources: &mut Vec<Option<u32>>) {
     for row in 0..rows {
         for tap in 0..TAPS {

@@ -16,11 +16,11 @@ use crate::model::parameters::Declaration;
 use crate::model::sharding_check::{self, DimensionFields};
 use crate::model::stage_blocks::{StageBlocks, single_layers};
 
-/// What turns a medium into rows of the first layer.
+/// First block of an encoder, which turns a medium into rows of the first layer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Stem {
     Patches(PatchStemSpec),
-    /// Prefix of the names, mel bins, positions.
+    /// Prefix of names, number of mel bins and number of positions.
     Audio {
         prefix: &'static str,
         mels: usize,
@@ -28,10 +28,10 @@ pub(super) enum Stem {
     },
 }
 
-/// What kind of media, and how rows are arranged.
+/// Kind of media, and their arrangement in rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Arrangement {
-    /// Squares of one size.
+    /// Square tiles of one size.
     Tiles(Tiles),
     /// Patches of images of their own resolution.
     Native(NativeResolution),
@@ -39,7 +39,7 @@ pub(super) enum Arrangement {
     Audio,
 }
 
-/// An encoder with its projector.
+/// Encoder with its projector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
     pub(super) hidden: usize,
@@ -48,37 +48,37 @@ pub struct EncoderConfig {
     pub(super) tail: Option<TailSpec>,
     pub(super) projector: Option<ProjectorSpec>,
     pub(super) arrangement: Arrangement,
-    /// Tensors of checkpoints that nothing here reads.
+    /// Prefixes of checkpoint tensors that the encoder does not use.
     pub(super) ignored: Vec<String>,
-    /// Where dimensions stand in the configuration.
+    /// Names of the dimensions in the configuration, for errors.
     pub(super) fields: &'static DimensionFields,
 }
 
-/// Which parts of an encoder are not trained.
+/// Frozen parts of an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct FrozenEncoder {
-    /// All but the projector.
+    /// Everything but the projector.
     pub encoder: bool,
     /// The projector.
     pub projector: bool,
 }
 
-/// The kind of [`EncoderInput`](super::EncoderInput) that an encoder takes.
+/// Kind of [`EncoderInput`](super::EncoderInput) that an encoder takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EncoderInputKind {
-    /// Squares of one size.
+    /// Square tiles of one size.
     Tiles {
-        /// Numbers of a tile.
+        /// Number of elements of a tile.
         elements: usize,
     },
     /// Patches of images of their own resolution.
     Patches {
-        /// Numbers of a patch.
+        /// Number of elements of a patch.
         elements: usize,
     },
     /// Windows of log-mel frames.
     Windows {
-        /// Numbers of a window.
+        /// Number of elements of a window.
         elements: usize,
         /// Frames of a full window.
         frames: usize,
@@ -86,19 +86,19 @@ pub enum EncoderInputKind {
 }
 
 impl EncoderConfig {
-    /// Returns the transformer layers that run.
+    /// Number of transformer layers that run.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// Returns the width of a row between layers.
+    /// Width of a row between layers.
     #[must_use]
     pub fn hidden(&self) -> usize {
         self.hidden
     }
 
-    /// Returns prefixes of tensors of checkpoints that nothing here reads: layers behind the one that is taken, pooling
+    /// Prefixes of checkpoint tensors that the encoder does not use: layers after the selected one, pooling
     /// heads.
     #[must_use]
     pub fn ignored(&self) -> &[String] {
@@ -108,7 +108,7 @@ impl EncoderConfig {
     /// Checks that a tensor-parallel group of this degree can share the layers and the projector's MLP.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] that names the field which does not fit.
+    /// [`Error::ModelConfig`] that names the mismatched field.
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         for layer in &self.layers {
             sharding_check::check_heads(self.fields, &layer.attention, degree)?;
@@ -118,13 +118,13 @@ impl EncoderConfig {
         projector.map_or(Ok(()), |middle| sharding_check::check_size("projector", middle, degree))
     }
 
-    /// Declares the parameters of some layers and returns their blocks: with the stem before the first layer and the
-    /// projector behind the last.
+    /// Declares the parameters of some layers and returns their blocks, with the stem before the first layer
+    /// and the projector after the last.
     ///
-    /// The blocks of the encoder proper and those of the projector are apart, as they are frozen apart.
+    /// The blocks of the encoder and of the projector are separate, as they are frozen separately.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] if there are no such layers, [`Error::ModelConfig`] if ranks cannot share them.
+    /// [`Error::ModelConfig`] if there are no such layers, or ranks cannot share them.
     pub fn add_to<D: Device>(
         &self,
         layers: Range<usize>,
@@ -132,7 +132,7 @@ impl EncoderConfig {
         blocks: &mut StageBlocks<D>,
     ) -> Result<()> {
         if layers.start > layers.end || layers.end > self.layers() {
-            let problem = format!("= {} has no layers {layers:?}", self.layers());
+            let problem = format!("= {}, but layers {layers:?} were requested", self.layers());
             return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         }
         self.check_tensor_parallel(blocks.tp_rank().size)?;
@@ -169,7 +169,7 @@ impl EncoderConfig {
         blocks
     }
 
-    /// Returns what kind of media the encoder takes.
+    /// Kind of media that the encoder takes.
     #[must_use]
     pub fn input_kind(&self) -> EncoderInputKind {
         match (&self.arrangement, &self.stem) {
@@ -184,7 +184,7 @@ impl EncoderConfig {
         }
     }
 
-    /// Returns what its layers are made of.
+    /// Specifications of the layers.
     #[must_use]
     pub fn layer_specs(&self) -> &[LayerSpec] {
         &self.layers

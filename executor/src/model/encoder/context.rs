@@ -1,4 +1,4 @@
-//! Brings the media of a microbatch to the device.
+//! Uploads the media of a microbatch to the device.
 
 use super::audio_windows;
 use super::config::{Arrangement, EncoderConfig, Stem};
@@ -9,10 +9,10 @@ use crate::model::context::{EncoderInputs, LayerContext, MicrobatchContext, Modu
 use crate::ops::sparse_rows::SparseRows;
 
 impl EncoderConfig {
-    /// Checks the media of a microbatch and brings what the encoder's stages need of them to the device.
+    /// Checks the media of a microbatch and uploads the inputs of the encoder's stages.
     ///
     /// # Errors
-    /// [`Error::Input`] that names the input which does not fit.
+    /// [`Error::Input`](crate::Error::Input) that names the mismatched input.
     pub fn context<D: Device>(&self, device: &D, medium: &EncoderInput<'_>) -> Result<MicrobatchContext<D>> {
         let plan = match (&self.arrangement, *medium) {
             (Arrangement::Tiles(tiles), EncoderInput::Tiles { pixels, shown }) => {

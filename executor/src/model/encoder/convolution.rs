@@ -1,8 +1,8 @@
-//! The stem of Whisper: two convolutions over time with three taps, the second of stride 2, GELU behind each, fixed
-//! positions.
+//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions.
 //!
-//! A convolution is a product of unfolded rows, three neighbors beside each other, with kernels whose taps come first;
-//! unfolding is a sparse matrix of the context, which knows strides and the ends of windows.
+//! Kernels have three taps; the second convolution has stride 2. A convolution is a product of unfolded rows,
+//! three neighbors in one row, with kernels whose taps come first. Unfolding is a sparse matrix of the
+//! context, which accounts for strides and the ends of windows.
 
 use super::INIT;
 use crate::device::DeviceSparseRows;
@@ -15,10 +15,10 @@ use crate::ops::bias::Columns;
 use crate::ops::gemm::{GemmShape, MatrixLayout};
 use crate::weights::{Init, ParameterId};
 
-/// Taps of a kernel.
+/// Number of taps of a kernel.
 pub(super) const TAPS: usize = 3;
 
-/// One convolution with its GELU.
+/// Convolution with its GELU.
 #[derive(Debug)]
 struct Convolution {
     weight: ParameterId,
@@ -34,14 +34,14 @@ impl Convolution {
         Self { weight, bias, inputs, outputs }
     }
 
-    /// Kernels with taps before inputs.
+    /// Returns the kernels with taps before inputs.
     fn kernels<D: Device>(&self, device: &D, weight: &D::Floats) -> Result<D::Floats> {
         let mut kernels = device.alloc(weight.len())?;
         device.transpose(weight, self.inputs, TAPS, false, &mut kernels)?;
         Ok(kernels)
     }
 
-    /// Keeps unfolded rows and what is before the GELU.
+    /// Computes the convolution; saves unfolded rows and the input of the GELU.
     fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -66,7 +66,7 @@ impl Convolution {
         Ok(y)
     }
 
-    /// Adds the gradients of the parameters; returns that of `rows` rows of input if they are asked for.
+    /// Accumulates the gradients of the parameters; returns the gradient of `rows` input rows if requested.
     fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -101,7 +101,7 @@ impl Convolution {
     }
 }
 
-/// Both convolutions and positions.
+/// Two convolutions and positions.
 #[derive(Debug)]
 pub(super) struct AudioStem {
     first: Convolution,

@@ -1,55 +1,55 @@
-//! Inputs of encoders, and the context that an encoder family makes of them on the host.
+//! Inputs of encoders, and the context that a family makes of them on the host.
 
 use crate::error::{Error, Result};
 use crate::ops::sparse_rows::SparseRows;
 
-/// The media of a microbatch, as their processors make them.
+/// Media of a microbatch, as their processors output them.
 #[derive(Debug, Clone, Copy)]
 pub enum EncoderInput<'a> {
-    /// Squares, for towers that take one size.
+    /// Square tiles, for encoders of one size.
     Tiles {
-        /// `[tiles, channels, side, side]`, the tiles of an image one behind the other.
+        /// `[tiles, channels, side, side]`, the tiles of an image contiguous.
         pixels: &'a [f32],
-        /// What the tiles show, in order.
+        /// Content of the tiles, in order.
         shown: &'a [TiledMedium],
     },
     /// Patches of images and videos of their own resolution.
     Patches {
-        /// `[patches, channels * frames * side * side]`, those of a 2 x 2 block beside each other.
+        /// `[patches, channels * frames * side * side]`, the patches of a 2 x 2 block contiguous.
         values: &'a [f32],
-        /// Layers, rows and columns of patches of every image.
+        /// Number of layers, rows and columns of patches of every image.
         grids: &'a [[u32; 3]],
     },
     /// Windows of log-mel frames.
     Windows {
-        /// `[windows, mel bins, frames]`, each as long as the encoder takes.
+        /// `[windows, mel bins, frames]`, each with the full length of the encoder.
         features: &'a [f32],
-        /// Real frames of every window.
+        /// Number of frames with audio in every window.
         frames: &'a [u32],
     },
 }
 
-/// What a run of tiles shows.
+/// Medium shown by a run of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TiledMedium {
     /// An image.
     Image {
-        /// Rows of pixels before it was scaled.
+        /// Pixel rows before scaling.
         height: u32,
-        /// Columns of pixels before it was scaled.
+        /// Pixel columns before scaling.
         width: u32,
-        /// Its tiles, the one that shows it whole among them.
+        /// Number of tiles, including the base tile that shows the whole image.
         tiles: u32,
     },
-    /// A video, a tile a frame.
+    /// A video, one tile per frame.
     Video {
-        /// Its frames.
+        /// Number of frames.
         frames: u32,
     },
 }
 
 impl TiledMedium {
-    /// Returns the tiles.
+    /// Number of tiles.
     #[must_use]
     pub const fn tiles(&self) -> usize {
         match self {
@@ -59,7 +59,7 @@ impl TiledMedium {
     }
 }
 
-/// A context before it is on a device.
+/// Context before it is uploaded to a device.
 #[derive(Debug, Default)]
 pub(super) struct HostContext {
     pub(super) medium: Vec<f32>,
@@ -69,7 +69,7 @@ pub(super) struct HostContext {
     pub(super) positions: Option<SparseRows>,
     pub(super) segments: Vec<u32>,
     pub(super) windows: Vec<u32>,
-    /// Positions of every row by axis, where layers rotate.
+    /// Positions of every row by axis, for layers that rotate.
     pub(super) rotation: Option<[Vec<u32>; 2]>,
     pub(super) taken: Option<SparseRows>,
     pub(super) projected_rows: usize,
@@ -77,7 +77,7 @@ pub(super) struct HostContext {
     pub(super) newlines: Option<SparseRows>,
 }
 
-/// Fails with the name of an input.
+/// Returns an error that names an input.
 pub(super) fn refuse<T>(input: &'static str, problem: String) -> Result<T> {
     Err(Error::Input { input, problem })
 }

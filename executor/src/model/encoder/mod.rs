@@ -1,8 +1,8 @@
 //! Encoders of images, videos and audio, with their projectors.
 //!
-//! [`EncoderConfig`] reads one from a `config.json` and makes its blocks: a stem, transformer layers, what is taken of
-//! the last layer, the projector. [`EncoderInput`] is what it encodes; [`EncoderConfig::context`] turns one microbatch's
-//! media into the sparse matrices that the blocks multiply with.
+//! [`EncoderConfig`] is read from a `config.json` and declares the blocks: stem, transformer layers, tail,
+//! projector. [`EncoderConfig::context`] turns the [`EncoderInput`] of a microbatch into the sparse matrices
+//! that blocks multiply with.
 
 mod any_res;
 mod audio_windows;
@@ -22,5 +22,5 @@ pub use input::{EncoderInput, TiledMedium};
 
 use crate::weights::Init;
 
-/// Beginning of matrices where there is no checkpoint.
+/// Initialization of matrices without a checkpoint.
 const INIT: Init = Init::Normal(0.02);

@@ -5,19 +5,19 @@ use crate::error::Result;
 use crate::model::rope::Rope;
 use crate::ops::sparse_rows::SparseRows;
 
-/// How patches become rows.
+/// Arrangement of patches in rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NativeResolution {
     pub(super) patch_inputs: usize,
-    /// Patches along the side of a block that becomes one token.
+    /// Number of patches along the side of a block that becomes one token.
     pub(super) merge: usize,
-    /// Blocks along the side of a window.
+    /// Number of blocks along the side of a window.
     pub(super) window: Option<usize>,
     pub(super) rope: Rope,
 }
 
 impl NativeResolution {
-    /// Numbers of a patch's pixels.
+    /// Number of elements of a patch.
     pub(super) fn patch_inputs(&self) -> usize {
         self.patch_inputs
     }
@@ -29,7 +29,7 @@ impl NativeResolution {
     pub(super) fn plan(&self, values: &[f32], grids: &[[u32; 3]]) -> Result<HostContext> {
         let block = self.merge * self.merge;
         let mut plan = HostContext { segments: vec![0], windows: vec![0], ..HostContext::default() };
-        // Row and column of every patch, and the blocks in the order of windows.
+        // row and column of every patch, and the blocks in the order of windows
         let (mut rows, mut columns, mut order) = (Vec::new(), Vec::new(), Vec::new());
         for (index, &grid) in grids.iter().enumerate() {
             let [layers, height, width] = grid.map(|length| length as usize);
@@ -71,7 +71,7 @@ impl NativeResolution {
         Ok(plan)
     }
 
-    /// Rows and columns of the patches of a layer, block by block.
+    /// Adds rows and columns of the patches of a layer, block by block.
     fn layer(&self, height: usize, width: usize, rows: &mut Vec<u32>, columns: &mut Vec<u32>) {
         let merge = self.merge;
         for (top, left) in pairs(height / merge, width / merge) {
@@ -82,7 +82,7 @@ impl NativeResolution {
         }
     }
 
-    /// The blocks of a layer in the order of windows, which are cut off at the lower and right edges.
+    /// Adds the blocks of a layer in the order of windows, which are cut off at the lower and right edges.
     fn windows(
         &self,
         first: usize,

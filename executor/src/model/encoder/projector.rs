@@ -1,5 +1,5 @@
-//! The way into the LLM: neighboring rows beside each other, a norm, an MLP or one matrix, an arrangement of what comes
-//! out, with a learned row at the end of lines.
+//! Projects rows of an encoder into the LLM: merged rows, a norm, an MLP or one matrix, and an arrangement
+//! with newlines.
 
 use super::INIT;
 use crate::device::{Buffer, Device};
@@ -12,28 +12,28 @@ use crate::model::parameters::Declaration;
 use crate::ops::activation::Activation;
 use crate::weights::ParameterId;
 
-/// What a projector is made of.
+/// Sizes and names of a projector.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ProjectorSpec {
-    /// Rows that become one.
+    /// Number of rows that are merged into one.
     pub(super) merged: usize,
-    /// Width of each.
+    /// Width of each row before merging.
     pub(super) hidden: usize,
-    /// Kind, name, epsilon and width of the norm: of a row before or behind merging.
+    /// Kind, name, epsilon and width of the norm; the width shows whether it applies before or after merging.
     pub(super) norm: Option<(NormKind, String, f64, usize)>,
     pub(super) map: ProjectorMap,
     /// Width of the LLM.
     pub(super) outputs: usize,
-    /// Name of the learned row at the end of lines.
+    /// Name of the learned newline row, which ends lines of an image.
     pub(super) newline: Option<String>,
 }
 
-/// The matrices of a projector.
+/// Matrices of a projector.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum ProjectorMap {
-    /// Names, width between, activation, whether there are biases.
+    /// Names, width between the matrices, activation, and whether there are biases.
     Mlp([String; 2], usize, Activation, bool),
-    /// Name.
+    /// Name of the matrix.
     Linear(String),
 }
 
@@ -53,13 +53,13 @@ enum Matrices {
     Linear(Linear),
 }
 
-/// A projector.
+/// Projector.
 #[derive(Debug)]
 pub(super) struct Projector {
     norm: Option<Norm>,
     map: Matrices,
     newline: Option<ParameterId>,
-    /// Width of merged rows.
+    /// Width of a merged row.
     inputs: usize,
     outputs: usize,
 }
@@ -95,7 +95,7 @@ impl<D: Device> Block<D> for Projector {
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
-        let problem = format!("must have whole rows of {} elements", self.inputs);
+        let problem = format!("must be a multiple of {} elements", self.inputs);
         let whole = input.filter(|rows| rows.len().is_multiple_of(self.inputs));
         let mut x = whole.ok_or(Error::Input { input: "rows of the encoder", problem })?;
         let rows = x.len() / self.inputs;

@@ -1,4 +1,5 @@
-//! Patches to rows of the first layer: a linear layer, a learned row before every image, positions, perhaps a norm.
+//! Turns patches into rows of the first layer: a linear layer, a class row per image, positions, an optional
+//! norm.
 
 use super::INIT;
 use crate::device::{Buffer, Device};
@@ -10,19 +11,19 @@ use crate::model::parameters::Declaration;
 use crate::ops::bias::Columns;
 use crate::weights::{Init, ParameterId};
 
-/// What a stem is made of.
+/// Sizes and names of a stem.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PatchStemSpec {
     /// Name of the convolution.
     pub(super) name: String,
-    /// Shape of a kernel; its product is the width of a patch.
+    /// Shape of a kernel; its product is the number of elements of a patch.
     pub(super) kernel: Vec<usize>,
     pub(super) has_bias: bool,
-    /// Name and shape of the learned row before every image.
+    /// Name and shape of the learned class row in front of every image.
     pub(super) class: Option<(String, Vec<usize>)>,
     /// Name and shape of the position table.
     pub(super) positions: Option<(String, Vec<usize>)>,
-    /// Name and epsilon of a layer norm behind all that.
+    /// Name and epsilon of a final layer norm.
     pub(super) norm: Option<(String, f64)>,
 }
 
@@ -32,7 +33,7 @@ impl PatchStemSpec {
     }
 }
 
-/// The stem.
+/// Stem of an image encoder.
 #[derive(Debug)]
 pub(super) struct PatchStem {
     patches: Linear,

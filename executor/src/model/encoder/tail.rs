@@ -1,4 +1,4 @@
-//! What is taken of the last layer: a norm of all rows, a choice or an average of them, a norm of what is left.
+//! Selects or averages rows of the last layer, with an optional norm before and after.
 
 use crate::device::{Buffer, Device};
 use crate::error::Result;
@@ -6,16 +6,16 @@ use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedAc
 use crate::model::norm::{Norm, NormKind};
 use crate::model::parameters::Declaration;
 
-/// What a tail is made of: names and epsilons of layer norms.
+/// Names and epsilons of the layer norms of a tail.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct TailSpec {
-    /// Before rows are taken.
+    /// Norm before rows are selected.
     pub(super) before: Option<(String, f64)>,
-    /// Behind.
+    /// Norm after rows are selected.
     pub(super) behind: Option<(String, f64)>,
 }
 
-/// The end of an encoder.
+/// End of an encoder.
 #[derive(Debug)]
 pub(super) struct Tail {
     before: Option<Norm>,

@@ -7,13 +7,13 @@ use super::input::{HostContext, TiledMedium, refuse};
 use crate::error::Result;
 use crate::ops::sparse_rows::SparseRows;
 
-/// How squares become rows, and which rows are taken.
+/// Arrangement of square tiles in rows, and selection of the projected rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Tiles {
     pub(super) channels: usize,
-    /// Pixels along a side.
+    /// Number of pixels along a side.
     pub(super) side: usize,
-    /// Pixels along the side of a patch.
+    /// Number of pixels along the side of a patch.
     pub(super) patch: usize,
     pub(super) has_class: bool,
     pub(super) rule: TileRule,
@@ -21,16 +21,16 @@ pub(super) struct Tiles {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum TileRule {
-    /// All rows: an encoder alone.
+    /// All rows, for an encoder without projector.
     All,
-    /// Patches, then as the rule says.
+    /// Patches, arranged by the any-resolution rule.
     AnyRes(AnyRes),
-    /// Patches, so many along both sides of a block beside each other.
+    /// Pixel shuffle: blocks of this many patches along both sides are merged into one row.
     Shuffled(usize),
 }
 
 impl Tiles {
-    /// Numbers of a tile's pixels.
+    /// Number of elements of a tile.
     pub(super) fn elements(&self) -> usize {
         self.channels * self.side * self.side
     }
@@ -43,7 +43,7 @@ impl Tiles {
         self.patches_per_side().pow(2)
     }
 
-    /// Rows of one tile.
+    /// Number of rows of one tile.
     fn rows(&self) -> usize {
         self.patches() + usize::from(self.has_class)
     }
@@ -59,7 +59,7 @@ impl Tiles {
             return refuse("shown", format!("medium {index} has no tile"));
         }
         let rows = self.rows();
-        // Row of a tile to its patch; the class token is the first.
+        // maps a row of a tile to its patch; the class token is the first row
         let patch = |row: usize| {
             let (tile, row) = (row / rows, row % rows);
             let patch = (row + 1).checked_sub(1 + usize::from(self.has_class))?;
@@ -88,7 +88,7 @@ impl Tiles {
         })
     }
 
-    /// Rows of the last layer that are taken, and how many rows the projector makes of them.
+    /// Selects rows of the last layer, and returns the number of rows that the projector makes of them.
     fn taken(&self, tiles: usize) -> (Option<SparseRows>, usize) {
         let (side, class) = (self.patches_per_side(), usize::from(self.has_class));
         let place = |tile: usize, patch: usize| Some((tile * self.rows() + class + patch) as u32);
@@ -114,7 +114,7 @@ impl Tiles {
         }
     }
 
-    /// Pixels of a tile, patch by patch: channels, rows, columns.
+    /// Returns the pixels of a tile, patch by patch: channels, rows, columns.
     fn patches_of<'a>(&self, tile: &'a [f32]) -> impl Iterator<Item = f32> + use<'a> {
         let (side, patch, channels, across) = (self.side, self.patch, self.channels, self.patches_per_side());
         (0..across * across).flat_map(move |index| {

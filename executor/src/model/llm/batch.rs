@@ -1,4 +1,4 @@
-//! The tokens of a microbatch to the context of a decoder.
+//! Turns the tokens of a microbatch into the context of a decoder.
 
 use super::LlmConfig;
 use crate::device::Device;
@@ -6,33 +6,33 @@ use crate::error::{Error, Result};
 use crate::model::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 use crate::ops::sparse_rows::SparseRows;
 
-/// The label of a token that is not learned.
+/// Label of a token that is not a target.
 pub const IGNORED: i64 = -100;
 
-/// The tokens of a microbatch, packed.
+/// Packed tokens of a microbatch.
 #[derive(Debug, Clone, Copy)]
 pub struct TextBatch<'a> {
     /// Token ids: `[tokens]`.
     pub input_ids: &'a [i64],
-    /// What each token is to be predicted as, [`IGNORED`] for those that are not: `[tokens]`. A sample's first token is
-    /// never learned, as nothing before it predicts it.
+    /// Target of each token, [`IGNORED`] for tokens that are not targets: `[tokens]`. The first token of a
+    /// sample is never a target, as nothing before it predicts it.
     pub labels: &'a [i64],
     /// Positions, of one axis or of layer, row and column: `[axes, tokens]`.
     pub positions: &'a [i64],
     /// First token of every sample, then the number of tokens.
     pub cu_seqlens: &'a [i32],
-    /// Places in the sequence that tokens of media take, in the order in which the encoders' tokens are given; their ids
-    /// are not read.
+    /// Rows of the sequence that media tokens take, in the order of the encoder outputs; the ids of these
+    /// rows are not read.
     pub media_places: &'a [u32],
     /// Factor on the sum of losses: 1 / target tokens of the whole step.
     pub loss_scale: f64,
 }
 
 impl LlmConfig {
-    /// Checks a microbatch and brings what the decoder's stages need of it to the device.
+    /// Checks a microbatch and uploads the inputs of the decoder's stages.
     ///
     /// # Errors
-    /// [`Error::Input`] that names the input which does not fit.
+    /// [`Error::Input`] that names the mismatched input.
     pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<MicrobatchContext<D>> {
         let tokens = batch.input_ids.len();
         let segments = segments(batch.cu_seqlens, tokens)?;
@@ -54,7 +54,7 @@ impl LlmConfig {
                 format!("has {} elements for {axes} axes of {tokens} tokens", batch.positions.len());
             return Err(Error::Input { input: "position_ids", problem });
         }
-        // A row of positions in the text may stand before those of the axes.
+        // a row of text positions may precede the rows of the axes
         let rows = batch.positions.len() / tokens.max(1);
         let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
@@ -83,7 +83,7 @@ impl LlmConfig {
             match is_medium.get_mut(place as usize) {
                 Some(taken) if !*taken => *taken = true,
                 _ => {
-                    let problem = format!("place {place} is taken twice or lies behind the tokens");
+                    let problem = format!("position {place} is taken twice or is beyond the tokens");
                     return Err(Error::Input { input: "media_places", problem });
                 }
             }
@@ -95,7 +95,7 @@ impl LlmConfig {
         Ok(SparseRows::gather(sources))
     }
 
-    /// Rows that predict something, and what.
+    /// Returns the rows that predict a target, and the targets.
     fn targets(&self, batch: &TextBatch<'_>, segments: &[u32]) -> Result<(SparseRows, Vec<u32>)> {
         if batch.labels.len() != batch.input_ids.len() {
             let problem = format!("has {} elements for {} tokens", batch.labels.len(), batch.input_ids.len());
@@ -124,7 +124,7 @@ impl LlmConfig {
     }
 }
 
-/// Rows `source` to rows `target`, of `targets` rows.
+/// Maps each row `source` to row `target`, of `targets` rows.
 fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> SparseRows {
     let mut sources = vec![None; targets];
     pairs.for_each(|(source, target)| sources[target as usize] = Some(source));
@@ -138,7 +138,7 @@ pub(in super::super) fn to_u32(input: &'static str, values: &[i64]) -> Result<Ve
     values.iter().map(convert).collect()
 }
 
-/// First rows that ascend from 0 to the number of rows.
+/// Checks that first rows ascend from 0 to the number of rows.
 pub(in super::super) fn segments(cu_seqlens: &[i32], rows: usize) -> Result<Vec<u32>> {
     let fits = cu_seqlens.first() == Some(&0)
         && cu_seqlens.is_sorted()

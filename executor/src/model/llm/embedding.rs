@@ -1,6 +1,7 @@
-//! The first block of a decoder: token ids to rows, and the encoders' tokens to their places among them.
+//! First block of a decoder: looks up token ids and inserts the encoder tokens.
 //!
-//! Ranks of a tensor-parallel group look up the words that they have; every row is one rank's, and the sum has its bits.
+//! Each rank of a tensor-parallel group looks up its part of the vocabulary. A row comes from one rank and
+//! zeros from the others, so the sum over ranks has the bits of that rank.
 
 use super::vocabulary::Vocabulary;
 use crate::device::Device;
@@ -11,7 +12,8 @@ use crate::model::parameters::Declaration;
 use crate::model::tensor_parallel;
 use crate::weights::{Init, ParameterId};
 
-/// The embedding. Its input is the encoders' tokens, `[media tokens, hidden]`, none if the microbatch has none.
+/// Token embedding. Its input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
+/// without media.
 #[derive(Debug)]
 pub struct Embedding {
     table: ParameterId,

@@ -1,8 +1,8 @@
-//! The last block of a decoder: norm, LM head and loss, of the rows that predict a target alone.
+//! Last block of a decoder: norm, LM head and loss, only for rows that predict a target.
 //!
-//! Logits are made in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns them into their
-//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits. Ranks of a tensor-parallel group have
-//! the logits of some words each.
+//! Logits are computed in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns
+//! them into their gradient and saves it; otherwise backward recomputes each chunk with the same bits. Each
+//! rank of a tensor-parallel group has the logits of a part of the vocabulary.
 
 use super::vocabulary::Vocabulary;
 use crate::device::Device;
@@ -14,7 +14,7 @@ use crate::model::tensor_parallel;
 use crate::ops::gemm::{GemmShape, MatrixLayout};
 use crate::weights::ParameterId;
 
-/// Logits that are kept from forward to backward: 64 MiB.
+/// Largest number of logits saved from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
 
 /// Norm, LM head and loss.
@@ -23,14 +23,14 @@ pub struct Head {
     norm: Norm,
     weight: ParameterId,
     words: Vocabulary,
-    /// Words of this rank.
+    /// Size of this rank's part of the vocabulary.
     vocabulary: usize,
     hidden: usize,
     kept: usize,
 }
 
 impl Head {
-    /// Declares the norm; the head's weight is declared.
+    /// Declares the norm; the weight of the head is already declared.
     pub fn declare(
         declaration: &mut Declaration,
         norm: &str,
@@ -43,7 +43,7 @@ impl Head {
         Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
     }
 
-    /// Rows of a chunk; all of them if they are kept.
+    /// Number of rows of a chunk; all rows if the logits are saved.
     fn chunk(&self, rows: usize) -> usize {
         if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.size_max()).max(1) }
     }
@@ -52,7 +52,7 @@ impl Head {
         rows * self.words.size_max() <= self.kept
     }
 
-    /// Logits of some rows, of this rank's words.
+    /// Computes the logits of some rows, for this rank's part of the vocabulary.
     fn project<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -68,7 +68,7 @@ impl Head {
         Ok(logits)
     }
 
-    /// Adds the gradients that the logits of some rows give.
+    /// Accumulates the gradients that the logits of some rows contribute.
     fn project_backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -188,12 +188,12 @@ mod tests {
     const VOCABULARY: usize = 40;
     const HIDDEN: usize = 16;
 
-    /// Loss, gradient of the input and gradients of the parameters, with so many logits kept.
+    /// Loss, gradient of the input and gradients of the parameters, with this number of saved logits.
     fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         run_part(kept, None)
     }
 
-    /// The same of one of several ranks.
+    /// The same on one of several ranks.
     fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         let tensor = group.map(|group| group.pass(Some(0), "head"));
         let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);

@@ -1,6 +1,6 @@
-//! The vocabulary as a rank of a tensor-parallel group has it: a part of its words, one behind the other.
+//! Part of the vocabulary that a rank of a tensor-parallel group has.
 //!
-//! Losses need one exchange of three numbers a row and rank, whatever the vocabulary.
+//! Losses need one exchange of three numbers per row and rank, for any size of the vocabulary.
 
 use std::ops::Range;
 
@@ -10,10 +10,11 @@ use crate::model::tensor_parallel::TensorPass;
 use crate::ops::vocab_parallel_cross_entropy::{PartialSoftmax, join};
 use crate::weights::{AxisPartition, TpRank};
 
-/// The words of all ranks; the first ranks have one more where it does not come out even.
+/// Contiguous parts of the vocabulary on all ranks; the first parts are longer by one if there is a
+/// remainder.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
-    /// Words of every rank.
+    /// Number of words on every rank.
     sizes: Vec<usize>,
     own: Range<usize>,
     tp_rank: TpRank,
@@ -30,17 +31,17 @@ impl Vocabulary {
         }
     }
 
-    /// How the rows of the embedding and of the LM head are cut.
+    /// Partition of the rows of the embedding and of the LM head.
     pub(super) fn parts(words: usize, tp_rank: TpRank) -> AxisPartition {
         AxisPartition::even(words, tp_rank.size)
     }
 
-    /// The words of this rank.
+    /// Words of this rank.
     pub(super) fn own(&self) -> Range<usize> {
         self.own.clone()
     }
 
-    /// The most words of any rank: what all ranks cut rows into chunks by.
+    /// Largest number of words of any rank, by which all ranks divide rows into the same chunks.
     pub(super) fn size_max(&self) -> usize {
         self.sizes.first().copied().unwrap_or(0)
     }
@@ -72,7 +73,7 @@ impl Vocabulary {
         Ok(loss)
     }
 
-    /// What the rows add up to, on every rank.
+    /// Exchanges the partial softmax of every row with all ranks.
     fn exchange(
         &self,
         tensor: TensorPass<'_>,
@@ -90,7 +91,7 @@ impl Vocabulary {
         Ok((0..size).map(rank).collect())
     }
 
-    /// Puts the logits of all ranks beside each other: `[rows, vocabulary]`, on every rank.
+    /// Joins the logits of all ranks: `[rows, vocabulary]`, on every rank.
     pub(super) fn gather<D: Device>(
         &self,
         device: &D,

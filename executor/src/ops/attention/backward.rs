@@ -1,5 +1,7 @@
-//! Backward: a task for every segment and key head, which owns the gradients of its keys and values and of all queries
-//! that read them. Sums run over the group's heads and over tiles in order.
+//! Backward of attention, parallel over segments and key heads.
+//!
+//! A task owns the gradients of its keys and values and of all queries that read them. Sums run over the
+//! heads of the group and over tiles in order.
 
 use rayon::prelude::*;
 
@@ -8,7 +10,7 @@ use super::{AttentionShape, Tile, grown, scores};
 use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
-/// What forward read and wrote.
+/// Inputs and outputs of the forward pass.
 struct ForwardTensors<'a, F> {
     qkv: &'a [F],
     output: &'a [F],
@@ -18,8 +20,8 @@ struct ForwardTensors<'a, F> {
 
 /// Writes the gradients of queries, keys and values, `[tokens, (heads + 2 * kv_heads) * head_dim]`.
 ///
-/// `scratch` has the size of `d_qkv`: tasks write their gradients there, one behind the other, before they are dealt out
-/// to rows.
+/// `scratch` has the size of `d_qkv`: tasks write their gradients there one after another, before they are
+/// copied into rows.
 ///
 /// # Panics
 /// If shapes do not agree.
@@ -66,7 +68,8 @@ pub fn backward<F: Real>(
     deal_out(shape, segments, scratch, d_qkv);
 }
 
-/// One head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the values.
+/// Processes one head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the
+/// values.
 fn run<F: Real>(
     shape: &AttentionShape,
     tile: Tile,
@@ -113,7 +116,8 @@ fn run<F: Real>(
     );
 }
 
-/// Turns scores into probabilities and their gradients into those of scores: `dS = P (dP - rowsum(dO O))`.
+/// Turns scores into probabilities, and their gradients into gradients of scores:
+/// `dS = P (dP - rowsum(dO O))`.
 #[inline(always)]
 fn softmax_backward<F: Real>(
     shape: &AttentionShape,
@@ -140,7 +144,7 @@ fn softmax_backward<F: Real>(
     }
 }
 
-/// Copies gradients from the tasks' order into rows.
+/// Copies gradients from the order of tasks into rows.
 fn deal_out<F: Real>(shape: &AttentionShape, segments: &[u32], scratch: &[F], d_qkv: &mut [F]) {
     let (dim, group, stride) = (shape.head_dim, shape.group(), shape.row());
     let width = (group + 2) * dim;

@@ -1,4 +1,4 @@
-//! Forward: tiles of queries, shared out over threads; a tile writes its rows for all heads.
+//! Forward of attention, parallel over tiles of queries; a tile writes its rows for all heads.
 
 use rayon::prelude::*;
 
@@ -7,8 +7,7 @@ use super::{AttentionShape, Tile, grown, scores};
 use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
-/// Writes the output, `[tokens, heads * head_dim]`, and the logarithm of every row's sum of exponentials,
-/// `[tokens, heads]`.
+/// Writes the output, `[tokens, heads * head_dim]`, and the log-sum-exp of every row, `[tokens, heads]`.
 ///
 /// `segments` are the first tokens of all segments, then the number of tokens; empty segments are allowed.
 ///
@@ -39,7 +38,7 @@ pub fn forward<F: Real>(
     });
 }
 
-/// One head of a tile.
+/// Processes one head of a tile.
 fn run<F: Real>(
     shape: &AttentionShape,
     tile: Tile,
@@ -69,7 +68,7 @@ fn run<F: Real>(
     gemm(1, sizes, F::ONE, (weights, MatrixLayout::rows(keys)), values, F::ZERO, (output, target));
 }
 
-/// Turns scores into probabilities and returns the logarithm of the sum of their exponentials.
+/// Turns scores into probabilities and returns their log-sum-exp.
 #[inline(always)]
 fn softmax<F: Real>(row: &mut [F]) -> F {
     let most = max(row);

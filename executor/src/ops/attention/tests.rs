@@ -21,7 +21,7 @@ fn gradient<F: Real>(shape: &AttentionShape, segments: &[u32], qkv: &[F], d_outp
     d_qkv
 }
 
-/// Attention by its definition, a token at a time.
+/// Attention by its definition, one token at a time.
 fn by_definition(shape: &AttentionShape, segments: &[u32], qkv: &[f64]) -> Vec<f64> {
     let (row, dim) = (shape.row(), shape.head_dim);
     let mut output = vec![0.0; qkv.len() / row * shape.output()];

@@ -15,21 +15,21 @@ use crate::model::config_fields::ConfigFields;
 use crate::model::mlp::{MlpNames, MlpSpec};
 use crate::ops::activation::Activation;
 
-/// Whose encoders of images are known.
+/// Supported families of image encoders.
 const VISION: &str =
     "llava_onevision, internvl, qwen2_vl, qwen2_5_vl, clip_vision_model and siglip_vision_model";
 
-/// An encoder that the cost model knows in a form, or inside a model, whose checkpoints have other names than those here.
+/// Error for an encoder that the cost model knows, but whose checkpoints have other tensor names.
 fn refuse_other_form(top: &ConfigFields<'_>, model_type: &str, known: &str) -> Error {
     top.refused("model_type", format!("= \"{model_type}\" is not supported, encoders are read from {known}"))
 }
 
 impl EncoderConfig {
-    /// Reads the encoder of images, if the model has one: of LLaVA-OneVision, InternVL, Qwen2-VL or Qwen2.5-VL, or CLIP
-    /// or SigLIP alone.
+    /// Reads the image encoder, if the model has one: of LLaVA-OneVision, InternVL, Qwen2-VL or Qwen2.5-VL,
+    /// or a separate CLIP or SigLIP.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn vision(document: &Value) -> Result<Option<Self>> {
         let top = ConfigFields::of(document);
         match top.text("model_type")?.unwrap_or_default() {
@@ -43,10 +43,10 @@ impl EncoderConfig {
         }
     }
 
-    /// Reads the encoder of audio, if the model has one: of Qwen2-Audio.
+    /// Reads the audio encoder, if the model has one: of Qwen2-Audio.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn audio(document: &Value) -> Result<Option<Self>> {
         match ConfigFields::of(document).text("model_type")? {
             Some("qwen2_audio") => qwen2_audio::qwen2_audio(document).map(Some),
@@ -58,7 +58,7 @@ impl EncoderConfig {
     }
 }
 
-/// Attention of an encoder in which all rows of an image or clip see each other.
+/// Attention of an encoder in which all rows of an image or audio clip attend to each other.
 fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> AttentionSpec {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
     AttentionSpec {

@@ -1,10 +1,8 @@
-//! The encoder of Qwen2-Audio: Whisper's, an average of two neighbors, a linear projector.
-//!
-//! A window is encoded as far as it is audio: rows behind see nothing that others see, and are never taken.
+//! Reads the encoder of Qwen2-Audio: Whisper, an average of neighboring rows, and a linear projector.
 //!
 //! # Source
-//! Radford et al.: "Robust Speech Recognition via Large-Scale Weak Supervision", 2022, arXiv:2212.04356; Chu et al.:
-//! "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
+//! Radford et al.: "Robust Speech Recognition via Large-Scale Weak Supervision", 2022, arXiv:2212.04356; Chu
+//! et al.: "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
 use serde_json::Value;
@@ -21,7 +19,7 @@ use crate::model::norm::NormKind;
 use crate::model::sharding_check::DimensionFields;
 use crate::ops::activation::Activation;
 
-/// Epsilon of all norms, which no configuration says.
+/// Epsilon of all norms, which is not part of the configuration.
 const EPSILON: f64 = 1e-5;
 const PREFIX: &str = "audio_tower.";
 const FIELDS: DimensionFields = DimensionFields {
@@ -30,12 +28,12 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "audio_config.encoder_ffn_dim",
 };
 
-/// Qwen2-Audio.
+/// Reads Qwen2-Audio.
 pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
     let part = PartialModelSpec::from_hugging_face(&documents)?;
     let (Some(audio), Some(llm)) = (part.audio, part.llm) else {
-        let problem = "has no encoder of audio".to_owned();
+        let problem = "has no audio encoder".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
     };
     let (fields, spec) = (ConfigFields::of(document).child("audio_config"), audio.encoder);
@@ -45,7 +43,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
     let activation = fields.activation("activation_function", Activation::GeluExact)?;
     let layer = |layer: u32| {
         let name = |rest: &str| format!("{PREFIX}layers.{layer}.{rest}");
-        // Keys have no bias: it would add the same to all scores of a row.
+        // Keys have no bias, which would add the same to all scores of a row.
         let qkv = [("q_proj", true), ("k_proj", false), ("v_proj", true)]
             .map(|(rest, has_bias)| (name(&format!("self_attn.{rest}")), has_bias));
         LayerSpec {

@@ -1,9 +1,10 @@
-//! Qwen2-VL and Qwen2.5-VL: images and videos of their own resolution, rotated by rows and columns, in windows but for a
-//! few layers in the latter.
+//! Reads the encoders of Qwen2-VL and Qwen2.5-VL: images and videos of their own resolution.
+//!
+//! Rows are rotated by row and column; Qwen2.5-VL attends within windows in most layers.
 //!
 //! # Source
-//! Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191; Bai et al.: "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923,
-//! section 2.1.1.
+//! Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191; Bai et al.: "Qwen2.5-VL Technical Report", 2025,
+//! arXiv:2502.13923, section 2.1.1.
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::model::EncoderSpec;
@@ -25,11 +26,11 @@ use crate::model::rope::Rope;
 use crate::model::sharding_check::DimensionFields;
 use crate::ops::activation::Activation;
 
-/// Epsilon of all norms, which no configuration says.
+/// Epsilon of all norms, which is not part of the configuration.
 const EPSILON: f64 = 1e-6;
-/// Base of the frequencies where no configuration says it.
+/// Default base of the rotation frequencies.
 const THETA: f64 = 10_000.0;
-/// Layers of full attention of Qwen2.5-VL where no configuration says them.
+/// Default layers of full attention in Qwen2.5-VL.
 const FULL_LAYERS: [usize; 4] = [7, 15, 23, 31];
 
 const FIELDS: DimensionFields = DimensionFields {
@@ -42,13 +43,13 @@ fn encoder(document: &Value) -> Result<(EncoderSpec, usize)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
     let part = PartialModelSpec::from_hugging_face(&documents)?;
     let (Some(vision), Some(llm)) = (part.vision, part.llm) else {
-        let problem = "has no encoder of images".to_owned();
+        let problem = "has no image encoder".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
     };
     Ok((vision.encoder, llm.hidden as usize))
 }
 
-/// Qwen2-VL.
+/// Reads Qwen2-VL.
 pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
     let fields = ConfigFields::of(document).child("vision_config");
     let (spec, outputs) = encoder(document)?;
@@ -68,7 +69,7 @@ pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
     config(&fields, &spec, outputs, NormKind::Layer, layers, None)
 }
 
-/// Qwen2.5-VL.
+/// Reads Qwen2.5-VL.
 pub(super) fn qwen2_5_vl(document: &Value) -> Result<EncoderConfig> {
     let fields = ConfigFields::of(document).child("vision_config");
     let (spec, outputs) = encoder(document)?;
@@ -116,7 +117,8 @@ fn config(
 ) -> Result<EncoderConfig> {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
     if !(hidden / heads).is_multiple_of(4) {
-        let problem = format!("makes heads {} wide, which must be a multiple of 4 to rotate", hidden / heads);
+        let problem =
+            format!("must give heads a width that is a multiple of 4 to rotate, found {}", hidden / heads);
         return Err(fields.refused("num_heads", problem));
     }
     let channels = fields.count("in_channels")?.unwrap_or(3);

@@ -1,4 +1,4 @@
-//! Towers that take squares: CLIP, SigLIP, `InternViT`; alone, in LLaVA-OneVision and in InternVL.
+//! Reads encoders of square tiles: CLIP, SigLIP and `InternViT`, separate or in LLaVA-OneVision and InternVL.
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::model::EncoderSpec;
@@ -19,7 +19,7 @@ use crate::model::norm::NormKind;
 use crate::model::sharding_check::DimensionFields;
 use crate::ops::activation::Activation;
 
-/// Epsilon of PyTorch's layer norm where no configuration says one.
+/// Default epsilon of PyTorch's layer norm.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 const FIELDS: DimensionFields = DimensionFields {
@@ -33,16 +33,16 @@ const FIELDS_ALONE: DimensionFields = DimensionFields {
     mlp: "intermediate_size",
 };
 
-/// A tower, read.
+/// Encoder without its projector, as read.
 struct Tower {
     spec: EncoderSpec,
     tiles: Tiles,
     stem: PatchStemSpec,
     layers: Vec<LayerSpec>,
-    /// Of the norm behind the layers.
+    /// Name and epsilon of the norm after the layers.
     last_norm: Option<(String, f64)>,
     ignored: Vec<String>,
-    /// Whether the configuration is that of the tower.
+    /// Whether the configuration describes only the encoder.
     is_alone: bool,
 }
 
@@ -65,32 +65,32 @@ fn vision_spec(document: &Value) -> Result<(PartialModelSpec, EncoderSpec)> {
     let documents = Documents { config: document.clone(), ..Documents::default() };
     let part = PartialModelSpec::from_hugging_face(&documents)?;
     let Some(vision) = part.vision else {
-        let problem = "has no encoder of images".to_owned();
+        let problem = "has no image encoder".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
     };
     Ok((part, vision.encoder))
 }
 
-/// CLIP or SigLIP alone: its last hidden state.
+/// Reads a separate CLIP or SigLIP, whose output is the last hidden state.
 pub(super) fn alone(document: &Value) -> Result<EncoderConfig> {
     let (_, spec) = vision_spec(document)?;
     let is_clip = ConfigFields::of(document).text("model_type")? == Some("clip_vision_model");
     let tower = square_tower(&ConfigFields::of(document), spec, is_clip, "", TileRule::All)?;
-    // The norm behind CLIP's layers is that of the pooled row alone.
+    // CLIP's norm after the layers applies to the pooled row only.
     let tail = tower.last_norm.clone().filter(|_| !is_clip);
     let tail = tail.map(|norm| TailSpec { before: Some(norm), behind: None });
     Ok(tower.joined(tail, None))
 }
 
-/// LLaVA-OneVision.
+/// Reads LLaVA-OneVision.
 pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
     let (part, spec) = vision_spec(document)?;
     let top = ConfigFields::of(document);
     let Some(VisionRule::AnyRes(rule)) = part.vision.map(|vision| vision.rule) else {
-        return Err(top.refused("model_type", "has no rule of tiles"));
+        return Err(top.refused("model_type", "has no tiling rule"));
     };
     if spec.projector.input != spec.hidden {
-        return Err(top.refused("vision_feature_layer", "names several layers, which is not supported"));
+        return Err(top.refused("vision_feature_layer", "must name one layer, several are not supported"));
     }
     let vision = top.child("vision_config");
     let is_clip = vision.text("model_type")? == Some("clip_vision_model");
@@ -110,7 +110,7 @@ pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
     Ok(tower.joined(Some(TailSpec::default()), Some(projector)))
 }
 
-/// InternVL in the form of transformers.
+/// Reads InternVL in the format of transformers.
 pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
     let (part, spec) = vision_spec(document)?;
     let top = ConfigFields::of(document);
