@@ -1,7 +1,7 @@
-//! Latency and bandwidth of the transports on this machine, best and median of many rounds.
+//! Measures latency and bandwidth of the transports on this machine, best and median of many rounds.
 //!
-//! `cargo run --release -p dflop-executor --example comm_speed` measures threads and, in processes that it starts of
-//! itself, TCP.
+//! `cargo run --release -p dflop-executor --example comm_speed` measures threads, and TCP between processes
+//! that it starts.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
@@ -11,7 +11,7 @@ use dflop_executor::comm::{
 use dflop_executor::launch::{Launcher, identity_from_environment};
 use std::time::{Duration, Instant};
 
-/// Bytes of a message, and how often it goes there and back.
+/// Size of a message in bytes, and number of round trips.
 const MESSAGES: [(usize, usize); 3] = [(8, 2000), (512 << 10, 100), (8 << 20, 20)];
 const SUM_ELEMENTS: usize = 1 << 20;
 const SUM_ROUNDS: usize = 20;

@@ -1,25 +1,26 @@
-//! Holds the products of linear layers against the best that matrix products reach on the same threads.
+//! Compares the products of linear layers with the best matrix products on the same threads.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example linear_speed -- THREADS ROUNDS
 //! ```
 //!
-//! Weights `[outputs, inputs]`, as many rows as a microbatch has: forward, the gradient of the input and that of the
-//! weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them once and the peak beside it;
-//! the best of all rounds counts. One thread is timed by its CPU time, several by the wall.
+//! Weights `[outputs, inputs]`, with as many rows as a microbatch: forward, the gradient of the input and the
+//! gradient of the weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them
+//! once together with the peak; the best of all rounds counts. One thread is timed by its CPU time, several
+//! by wall time.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use dflop_executor::Result;
 use dflop_executor::device::{Cpu, CpuFloats, Device};
-use dflop_executor::ops::gemm::{GemmShape, MatrixLayout};
 use dflop_executor::measure::clock::Clock;
 use dflop_executor::measure::gemm_peak_flops;
+use dflop_executor::ops::gemm::{GemmShape, MatrixLayout};
 
 /// Outputs and inputs.
 const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];
 const ROWS: [usize; 2] = [1024, 4096];
 
-/// A layer with its rows, its gradients and the best seconds of its three products.
+/// Layer with its rows, its gradients and the best times of its three products.
 struct Layer {
     rows: usize,
     outputs: usize,

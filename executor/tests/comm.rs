@@ -1,6 +1,6 @@
-//! What every transport does: the same tests over threads and TCP.
+//! Conformance of transports: the same tests over threads and TCP.
 
-#![allow(clippy::float_cmp, reason = "sums are exact, or the same bit by bit")]
+#![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 
 mod support;
 
@@ -266,7 +266,7 @@ fn splits_have_their_own_ranks_and_messages() {
     for transport in ALL {
         run(transport, 5, patient(), |comm| {
             let world = comm.rank();
-            // even ranks in reverse, odd ranks as they are, and one who does not take part
+            // even ranks in reverse, odd ranks in order, and one rank that does not take part
             let color = (world != 3).then_some(world as u64 % 2);
             let key = if world % 2 == 0 { 10 - world as u64 } else { 0 };
             let part = comm.split(at(0), color, key).unwrap();
@@ -337,7 +337,7 @@ fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
                 }
             } else {
                 std::thread::sleep(Duration::from_millis(100));
-                // behind 32 MB of messages that no one has received
+                // after 32 MB of messages that no rank has received
                 comm.recv(0, 1, at(0), PayloadShape::f32(1, 1)).unwrap();
                 for _ in 0..40 {
                     let found = comm.recv(0, 0, at(0), PayloadShape::f32(1, elements)).unwrap();
@@ -365,7 +365,7 @@ fn sends_wait_while_their_receiver_has_no_room() {
                     taken.fetch_add(1, Ordering::SeqCst);
                 }
             }
-            // socket buffers hold some megabytes more; without a bound all would have left by now
+            // socket buffers hold some megabytes more; without a bound all would have been sent by now
             if comm.rank() == 0 {
                 assert!(taken.load(Ordering::SeqCst) > 32, "{transport:?}");
             }
@@ -393,7 +393,7 @@ fn mistakes_of_the_caller_do_not_end_the_job() {
             let mut values = [0.0_f32; 4];
             let parts = comm.all_gather(at(0), values.as_mut_slice().into(), &[1, 2]);
             assert!(matches!(parts, Err(Error::Parts { sum: 3, elements: 4, .. })), "{parts:?}");
-            // what was refused left nothing behind
+            // refused calls leave no trace
             comm.send(1 - comm.rank(), 0, at(1), row(&[5.0])).unwrap();
             assert_eq!(comm.recv(1 - comm.rank(), 0, at(1), shape).unwrap().into_f32().unwrap(), [5.0]);
             stay(&comm);
@@ -418,7 +418,7 @@ fn the_last_words_of_a_rank_still_arrive() {
     for transport in ALL {
         run(transport, 2, patient(), |comm| {
             if comm.rank() == 0 {
-                // sent, not waited for, and gone
+                // sent, not awaited, and dropped
                 let _sent = comm.start_send(1, 0, at(0), row(&floats(0, elements))).unwrap();
             } else {
                 std::thread::sleep(Duration::from_millis(100));
@@ -465,7 +465,7 @@ fn a_job_of_one_rank_opens_no_socket_and_does_everything() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-/// A receiver that leaves with the last message did not leave its sender alone.
+/// A receiver that leaves after the last message does not fail its sender.
 #[test]
 fn a_receiver_may_leave_with_the_last_message() {
     let elements = 100_000;

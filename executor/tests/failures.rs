@@ -1,4 +1,4 @@
-//! How a job ends: everywhere, in time, with the rank and the action named, over every transport.
+//! Failures end a job on all ranks, in time, with the rank and the action named, over every transport.
 
 mod support;
 
@@ -6,12 +6,12 @@ use dflop_executor::comm::{Buffer, Cause, Comm, Communicator, Failure, PayloadSh
 use std::time::{Duration, Instant};
 use support::{ALL, Transport, failure, floats, patient, row, run};
 
-/// A short limit, long enough for a busy machine to answer questions.
+/// Short time limit, but long enough for a busy machine to answer status requests.
 fn short() -> Settings {
     patient().wait(Duration::from_millis(700))
 }
 
-/// Runs ranks that all fail, and returns what each says; communicators live until all have failed.
+/// Runs ranks that all fail, and returns the error of each; communicators live until all have failed.
 fn failures(
     transport: Transport,
     size: usize,
@@ -36,7 +36,7 @@ fn a_wait_ends_in_time_and_names_peer_tag_and_action() {
                 std::thread::sleep(Duration::from_millis(2500));
                 failure(comm.barrier(StepContext::step(7, "end")))
             }
-            // has nothing to do with it
+            // not involved in the failure
             _ => failure(comm.recv(0, 1, StepContext::step(8, "idle"), PayloadShape::f32(1, 1))),
         });
         assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
@@ -188,7 +188,7 @@ fn a_caller_ends_the_job_for_everyone_at_once() {
             if comm.rank() == 2 {
                 return failure::<()>(Err(comm.abort(at, "the loss is NaN")));
             }
-            // no one waits for the rank that fails
+            // no rank waits for the failing rank
             failure(comm.recv(
                 (comm.rank() + 1) % 2,
                 0,

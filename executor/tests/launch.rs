@@ -1,6 +1,6 @@
 //! Jobs of real processes: they print, die, hang and are interrupted.
 //!
-//! This very binary is the program of the ranks: [`rank_process`] looks into the environment what to do.
+//! This test binary is also the program of the ranks: [`rank_process`] reads its task from the environment.
 
 #![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
 
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const WHAT: &str = "EXECUTOR_TEST_RANK";
 const DIRECTORY: &str = "EXECUTOR_TEST_DIRECTORY";
 
-/// Arguments with which this binary runs one ignored test, as nothing but a process.
+/// Arguments with which this binary runs one ignored test as a plain process.
 const RANK_ARGS: [&str; 5] = ["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"];
 const LAUNCHER_ARGS: [&str; 5] = ["--exact", "launcher_process", "--ignored", "--nocapture", "--quiet"];
 
@@ -34,7 +34,7 @@ fn launcher(what: &str, ranks: usize, directory: &Path) -> Launcher {
         .grace(Duration::from_millis(500))
 }
 
-/// A directory of this test, gone when it ends.
+/// Directory of this test, removed when the test ends.
 fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -43,7 +43,7 @@ fn said(directory: &Path, rank: usize) -> String {
     std::fs::read_to_string(directory.join(format!("rank-{rank}"))).unwrap_or_default()
 }
 
-/// Runs a job and says how long it took.
+/// Runs a job and measures its duration.
 fn outcome(what: &str, ranks: usize) -> (JobOutcome, TempDir, Duration) {
     let (directory, begin) = (directory(), Instant::now());
     let outcome = launcher(what, ranks, directory.path()).run().unwrap();
@@ -177,7 +177,7 @@ fn launcher_process() {
     std::process::exit(i32::from(!outcome.is_success()));
 }
 
-/// Starts a launcher in a process of its own.
+/// Starts a launcher in a separate process.
 fn launcher_command(what: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(LAUNCHER_ARGS).env(WHAT, what).env(DIRECTORY, directory);
@@ -215,7 +215,7 @@ fn running_ranks(directory: &Path) -> Vec<Pid> {
     }
 }
 
-/// Whether the process is there and does not merely wait for its parent to notice its end.
+/// Returns whether the process runs and is not merely waiting for its parent to reap it.
 #[cfg(target_os = "linux")]
 fn is_running(rank: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_pid())).unwrap_or_default();
@@ -237,7 +237,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     }
 }
 
-/// Two neighboring ports: one that is taken, as torchrun takes `MASTER_PORT`, and a free one.
+/// Finds two adjacent ports: a taken one, like `MASTER_PORT` of torchrun, and a free one.
 fn taken_and_free() -> (TcpListener, u16) {
     loop {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,4 +1,4 @@
-//! How ranks find one another over TCP, and whom they turn away.
+//! Ranks find each other over TCP, and refuse strangers.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::{TcpJob, floats, patient, ring_sum};
 
-/// Of a job whose rank 0 hosts the store.
+/// Identity in a job whose rank 0 hosts the rendezvous server.
 fn identity(rank: usize, size: usize, port: u16, token: &str) -> RankIdentity {
     let rendezvous = RendezvousConfig {
         host: "127.0.0.1".into(),
@@ -52,7 +52,7 @@ fn rank_0_hosts_the_store_whoever_comes_first() {
 
 #[test]
 fn an_address_to_listen_on_is_also_that_of_the_store() {
-    // the name of rank 0 means an address of another machine: nothing could listen there
+    // the name of rank 0 resolves to an address of another machine, on which nothing can listen
     let port = free_port();
     let mut host = identity(0, 2, port, "t");
     let rendezvous = host.rendezvous.as_mut().unwrap();
@@ -91,7 +91,7 @@ fn names_are_resolved() {
 fn strangers_are_refused_and_the_job_goes_on() {
     let job = TcpJob::new(2);
     let address = job.host.address();
-    // one that says nothing, one that says something else, one that hangs up
+    // one that sends nothing, one that sends something else, one that hangs up
     let _silent = TcpStream::connect(address).unwrap();
     let mut other = TcpStream::connect(address).unwrap();
     other.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: someone\r\n\r\n").unwrap();
@@ -104,14 +104,14 @@ fn strangers_are_refused_and_the_job_goes_on() {
     job.run(patient(), |session| sum(&session, 2));
     let mut answer = Vec::new();
     other.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    // a nonce and "refused", or nothing; in no case more
+    // a nonce and "refused", or nothing; never more
     let _ = other.read_to_end(&mut answer);
     assert!(answer.len() <= 33, "{} bytes", answer.len());
 }
 
 #[test]
 fn a_store_that_does_not_know_the_token_is_refused_too() {
-    // says "welcome" to everyone, without a proof
+    // accepts everyone, without a proof
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let impostor = std::thread::spawn(move || {
@@ -245,7 +245,7 @@ trait RunAgain {
 }
 
 impl RunAgain for TcpJob {
-    /// A store serves one job: a second one is not admitted.
+    /// A rendezvous server serves one job: a second job is not admitted.
     fn run_again(&self) {
         let error = tcp::connect(&self.identity(1), brief()).unwrap_err();
         assert!(matches!(error, Error::Connect { .. } | Error::Refused { .. }), "{error}");
@@ -261,7 +261,7 @@ fn the_store_listens_on_the_given_address_alone() {
     );
     let address = host.as_ref().unwrap().address();
     assert!(address.ip().is_loopback());
-    // any other address of this machine, if it has one
+    // another address of this machine, if it has one
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     if socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok() {
         let ip = socket.local_addr().unwrap().ip();

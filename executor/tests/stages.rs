@@ -1,4 +1,4 @@
-//! What a stage refuses, and how it says so.
+//! Inputs and calls that a stage refuses, and the errors it returns.
 
 use std::sync::Arc;
 
@@ -138,7 +138,7 @@ fn evaluation_keeps_nothing_and_has_the_bits_of_training() {
     assert_eq!(evaluated.to_bits(), loss(whole.forward(0, context, None).unwrap()).to_bits());
 }
 
-/// Layers are done one by one, the last one first, and what is said to be complete does not change any more.
+/// Layers complete one by one, the last one first, and complete gradients do not change any more.
 #[test]
 fn gradients_are_complete_when_backward_says_so() {
     let device = Cpu::new(2).unwrap();
@@ -200,7 +200,7 @@ fn media_that_do_not_fit_are_named() {
         (
             &llava,
             EncoderInput::Tiles { pixels: &pixels[..864], shown: &[image(2)] },
-            "says 2 tiles of an image of 12 x 24",
+            "tiles for an image of 12 x 24 pixels, found 2",
         ),
         (&llava, EncoderInput::Tiles { pixels: &[], shown: &[image(0)] }, "medium 0 has no tile"),
         (&llava, EncoderInput::Windows { features: &[], frames: &[] }, "`medium`: is of another kind"),

@@ -1,4 +1,5 @@
-//! Models that the cost model knows and nothing here runs: refused by name, never read as something else.
+//! Models that the cost model knows but the executor does not run are refused by name, never read as another
+//! model.
 
 use dflop_executor::Error;
 use dflop_executor::model::encoder::EncoderConfig;

@@ -1,4 +1,5 @@
-//! Checkpoints in and out: every tensor by name and shape, in one file or in pieces; what does not fit is named.
+//! Reads and writes checkpoints: every tensor by name and shape, in one file or several; mismatches are
+//! named.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,7 @@ fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
         tensors.extend(checkpoint.others(&config.parameters::<Cpu>().unwrap()).unwrap());
         assert_eq!(tensors.len(), checkpoint.names().count());
         let directory = tempfile::tempdir().unwrap();
-        // The second form replaces the first, the third the second.
+        // the second form replaces the first, the third the second
         for (piece_bytes_max, is_whole) in [(u64::MAX, true), (5000, false), (u64::MAX, true)] {
             write(directory.path(), tensors.clone(), piece_bytes_max).unwrap();
             assert_eq!(directory.path().join(WEIGHTS_FILE).exists(), is_whole);
@@ -84,7 +85,7 @@ fn tensors_that_are_missing_surplus_or_of_another_shape_are_named() {
     assert!(matches!(checked(surplus), Error::SurplusTensor { tensor } if tensor == "visual.extra"));
 }
 
-/// Some checkpoints of the same model were saved under other prefixes.
+/// Some checkpoints of the same model were saved with other prefixes.
 #[test]
 fn other_prefixes_of_the_same_model_are_read() {
     for (name, renamed) in [

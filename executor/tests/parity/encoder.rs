@@ -1,4 +1,4 @@
-//! The recorded media of a model.
+//! Recorded media of a model.
 
 use dflop_executor::device::Cpu;
 use dflop_executor::model::context::MicrobatchContext;
@@ -9,13 +9,13 @@ use super::fixture::Fixture;
 /// Ids of placeholders of images, audio and videos.
 pub(crate) const PLACEHOLDERS: [i64; 2] = [46, 47];
 
-/// The encoder of a recorded model.
+/// Encoder of a recorded model.
 pub(crate) fn encoder_of(fixture: &Fixture) -> EncoderConfig {
     let vision = EncoderConfig::vision(&fixture.config).unwrap();
     vision.or_else(|| EncoderConfig::audio(&fixture.config).unwrap()).unwrap()
 }
 
-/// The recorded media.
+/// Recorded media.
 pub(crate) fn encoder_context(
     fixture: &Fixture,
     config: &EncoderConfig,

@@ -1,4 +1,4 @@
-//! What was recorded of a model, and the comparison with it.
+//! Records of a model, and the comparison with them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use dflop_executor::stage::{Stage, StageOptions};
 use dflop_executor::weights::{Checkpoint, WeightSource};
 use serde_json::Value;
 
-/// Largest difference of a tensor, relative to its norm or to a thousandth of the largest.
+/// Largest difference of a tensor, relative to its norm or to a thousandth of the largest norm.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
-/// A recorded model.
+/// Recorded model.
 pub(crate) struct Fixture {
     pub(crate) name: &'static str,
     pub(crate) config: Value,
@@ -52,8 +52,8 @@ impl Fixture {
         names.map(|name| (name.to_owned(), self.floats(&format!("grad.{name}")))).collect()
     }
 
-    /// Holds gradients against the recorded ones and returns the worst relative difference. Gradients of parameters that
-    /// transformers does not reach must be zero.
+    /// Compares gradients with the recorded ones and returns the worst relative difference. Gradients of
+    /// parameters that transformers does not reach must be zero.
     pub(crate) fn compare_gradients(&self, found: &BTreeMap<String, Vec<f32>>) -> f64 {
         let truth = self.gradients();
         let least = 1e-3 * truth.values().map(|values| norm(values)).fold(0.0, f64::max);
@@ -85,7 +85,7 @@ pub(crate) fn difference(found: &[f32], truth: &[f32]) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// The text of a fixture.
+/// Text of a fixture.
 pub(crate) struct Text {
     input_ids: Vec<i64>,
     labels: Vec<i64>,
@@ -124,7 +124,7 @@ impl Text {
         config.context(device, &batch).unwrap()
     }
 
-    /// The context of one sample, with the scale of all.
+    /// Context of one sample, with the loss scale of all.
     pub(crate) fn context_of_sample(
         &self,
         sample: usize,
@@ -150,7 +150,7 @@ impl Text {
     }
 }
 
-/// Some layers of a language model.
+/// Builds a stage of some layers of a language model.
 pub(crate) fn llm_stage(
     config: &LlmConfig,
     layers: std::ops::Range<usize>,
@@ -163,7 +163,7 @@ pub(crate) fn llm_stage(
     Stage::new(device.clone(), options, parts, weights).unwrap()
 }
 
-/// Runs forward through stages and backward again; returns the sum of losses.
+/// Runs forward and backward through stages; returns the sum of losses.
 pub(crate) fn train(
     stages: &mut [Stage<Cpu>],
     microbatch: usize,
@@ -184,7 +184,7 @@ pub(crate) fn train(
     loss
 }
 
-/// Gradients of all stages by name; what two stages have is added.
+/// Gradients of all stages by name; gradients of a parameter on two stages are added.
 pub(crate) fn gradients(stages: &[Stage<Cpu>]) -> BTreeMap<String, Vec<f32>> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for stage in stages {

@@ -1,4 +1,4 @@
-//! Models that see or hear: encoder, projector, scatter into packed text, decoder, loss, and all the way back.
+//! Multimodal models: encoder, projector, scatter into packed text, decoder, loss, and the whole backward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage,
 
 const MODELS: [&str; 5] = ["llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
 
-/// How a model is cut, and what of it is trained.
+/// Cuts of a model into stages, and its frozen parts.
 #[derive(Clone, Copy)]
 struct Setting {
     threads: usize,
@@ -139,7 +139,7 @@ fn any_split_any_threads_and_recomputation_give_the_same_bits() {
     }
 }
 
-/// What is trained has the gradient that it has when all is trained; what is frozen has none, and keeps nothing.
+/// Trained parts have the same gradients as when all is trained; frozen parts have none, and save nothing.
 #[test]
 fn frozen_parts_have_no_gradient_and_change_no_other() {
     for name in MODELS {
@@ -171,7 +171,7 @@ fn frozen_parts_have_no_gradient_and_change_no_other() {
     }
 }
 
-/// An encoder alone: the last hidden state, and gradients from a given one.
+/// A separate encoder: the last hidden state, and gradients from a given one.
 #[test]
 fn towers_alone_are_those_of_transformers() {
     for name in ["clip", "siglip"] {
@@ -197,7 +197,7 @@ fn a_microbatch_without_media_needs_no_encoder() {
         let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
         let llm = LlmConfig::from_config(&fixture.config).unwrap();
         let text = Text::of(&fixture, &[]);
-        // The second sample of every fixture has none.
+        // the second sample of every fixture has no media
         let context = Arc::new(text.context_of_sample(1, &llm, &device));
         let mut stage = llm_stage(&llm, 0..llm.layers(), &device, StageOptions::new("llm"), &fixture.weights);
         assert!(matches!(stage.forward(0, context, None).unwrap(), BlockOutput::Loss(loss) if loss > 0.0));

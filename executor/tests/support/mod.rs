@@ -1,4 +1,4 @@
-//! Ranks of a job as threads of a test, over each transport.
+//! Runs the ranks of a job as threads of a test, over each transport.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
@@ -8,7 +8,7 @@ use dflop_executor::comm::{
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Every transport that a conformance test runs over.
+/// Transports that conformance tests run over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Threads,
@@ -17,7 +17,7 @@ pub enum Transport {
 
 pub const ALL: [Transport; 2] = [Transport::Threads, Transport::Tcp];
 
-/// Runs one thread a rank and returns what each returned, in order.
+/// Runs one thread per rank and returns the results in order.
 pub fn run<T: Send>(
     transport: Transport,
     size: usize,
@@ -40,7 +40,7 @@ pub fn run<T: Send>(
     }
 }
 
-/// A job over TCP whose ranks are threads of this process.
+/// Job over TCP whose ranks are threads of this process.
 pub struct TcpJob {
     pub host: RendezvousServer,
     pub token: JobToken,
@@ -83,12 +83,12 @@ impl TcpJob {
     }
 }
 
-/// Time limits of tests that wait for nothing.
+/// Time limits of tests that do not run into any.
 pub fn patient() -> Settings {
     Settings::default().wait(Duration::from_secs(20)).rendezvous(Duration::from_secs(20))
 }
 
-/// Floats that do not add up the same in any order, different on every rank.
+/// Floats whose sum depends on the order, different on every rank.
 pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1) | 1;
     let mut float = || {
@@ -100,7 +100,7 @@ pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
     (0..elements).map(|_| float()).collect()
 }
 
-/// The sum over all ranks in the order of the ring: part `p` from rank `p + 1` on.
+/// Sum over all ranks in the order of the ring: part `p` from rank `p + 1` on.
 pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
     let inputs: Vec<_> = (0..size).map(|rank| floats(rank, elements)).collect();
     let parts = dflop_executor::comm::even_parts(elements, size);
@@ -112,7 +112,7 @@ pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
     owner.enumerate().map(sum).collect()
 }
 
-/// What a failed job says, on one rank.
+/// Failure of a job, and its message on one rank.
 pub fn failure<T: std::fmt::Debug>(
     result: dflop_executor::comm::Result<T>,
 ) -> (dflop_executor::comm::Failure, String) {
@@ -120,12 +120,12 @@ pub fn failure<T: std::fmt::Debug>(
     (error.failure().expect("the job is over").clone(), error.to_string())
 }
 
-/// A flat payload of f32.
+/// Flat payload of f32.
 pub fn row(elements: &[f32]) -> dflop_executor::comm::Payload {
     dflop_executor::comm::Payload::f32(1, elements.len(), elements.to_vec()).unwrap()
 }
 
-/// Keeps a rank in the job until all are done with their part.
+/// Keeps a rank in the job until all ranks are done.
 pub fn stay(comm: &dyn Comm) {
     comm.barrier(dflop_executor::comm::StepContext::step(99, "end of test")).unwrap();
 }

@@ -1,4 +1,4 @@
-//! A communicator that counts the collectives of a pass.
+//! Communicator that counts the collectives of a pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// Sums and gathers since the last call.
+    /// Returns the sums and gathers since the last call.
     fn take(&self) -> [usize; 2] {
         [&self.sums, &self.gathers].map(|count| count.swap(0, Ordering::Relaxed))
     }
@@ -88,8 +88,8 @@ impl Comm for Counted {
     }
 }
 
-/// Three layers. Forward: embedding, attentions and MLPs sum, the loss gathers three numbers a row. Backward: LM head,
-/// MLPs and attentions sum; copied keys and values once more a layer.
+/// Three layers. Forward: embedding, attentions and MLPs sum, the loss gathers three numbers per row.
+/// Backward: LM head, MLPs and attentions sum; copied keys and values sum once more per layer.
 #[test]
 fn an_attention_and_an_mlp_sum_once_each_way() {
     for (kv_heads, in_backward) in [(2, 1 + 3 * 2), (1, 1 + 3 * 3)] {

@@ -1,4 +1,4 @@
-//! What a group refuses, and how it ends.
+//! Configurations that a tensor-parallel group refuses, and failures that end it.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ fn degrees_that_do_not_fit_are_refused_by_field() {
     assert!(errors.iter().all(is_refused));
 }
 
-/// What each rank's forward says where they say that they are at these steps; a rank without a step does nothing.
+/// Errors of each rank's forward, when ranks are at these steps; a rank without a step does nothing.
 fn forward(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
     let config = json!({"model_type": "llama", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 48});
@@ -103,7 +103,7 @@ fn a_rank_that_does_not_come_ends_the_pass_by_name() {
     assert!(error.to_string().contains("step 3, microbatch 5, `tensor-parallel forward`"), "{error}");
 }
 
-/// A source that takes no notice of parts.
+/// Source that ignores shards.
 #[test]
 fn values_of_whole_tensors_are_no_parts() {
     struct Whole;
@@ -128,7 +128,7 @@ fn values_of_whole_tensors_are_no_parts() {
     }
 }
 
-/// One rank is given rows of another size: it says so, and the other does not wait for it.
+/// One rank gets rows of another size: it returns an error, and the other does not wait for it.
 #[test]
 fn a_pass_that_fails_on_one_rank_ends_it_on_all() {
     let config = Fixture::open("llama").config;

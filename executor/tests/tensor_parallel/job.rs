@@ -1,4 +1,4 @@
-//! A model trained by some ranks for a step, and what came of it.
+//! Trains a model on some ranks for a step, and collects the results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::encoder::{PLACEHOLDERS, encoder_context};
 use super::fixture::{Fixture, Text, difference, norm};
 use super::support::{Transport, patient, run};
 
-/// Values of all tensors, biases and norms too, from their names.
+/// Values of all tensors, including biases and norms, derived from their names.
 pub(crate) struct Anything;
 
 impl WeightSource for Anything {
@@ -34,12 +34,12 @@ impl WeightSource for Anything {
     }
 }
 
-/// How a model is trained.
+/// Settings of a training step.
 #[derive(Clone, Copy)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "the choices are independent")]
 pub(crate) struct Job<'a> {
     pub(crate) config: &'a Value,
-    /// Whose text and media.
+    /// Recorded model whose text and media are used.
     pub(crate) inputs: &'static str,
     pub(crate) weights: &'a (dyn WeightSource + Sync),
     pub(crate) transport: Transport,
@@ -50,7 +50,7 @@ pub(crate) struct Job<'a> {
     pub(crate) activations: Activations,
     /// Layers of the LLM before a cut into two stages.
     pub(crate) cut: Option<usize>,
-    /// Whether every sample of the text is a microbatch, all of them in flight at the same time.
+    /// Whether every sample of the text is a microbatch, with all of them in flight at the same time.
     pub(crate) is_by_sample: bool,
     pub(crate) frozen: FrozenModules,
     /// Whether all ranks compute on one device with one thread.
@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Trains a step; what all ranks must agree on is held against the first rank's.
+    /// Trains a step; results that all ranks must agree on are compared with the first rank's.
     pub(crate) fn run(self) -> Trained {
         let shared = self.is_device_shared.then(|| Cpu::new(1).unwrap());
         let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
@@ -208,7 +208,7 @@ fn forward(
 type Floats = <Cpu as Device>::Floats;
 type Named = BTreeMap<String, Vec<f32>>;
 
-/// What this rank holds, and what the first rank puts together of all.
+/// Gradients of this rank's parts, and the whole gradients on the first rank.
 pub(crate) fn gradients(stages: &mut [Stage<Cpu>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
     let (mut held, mut whole) = (Vec::new(), Named::new());
     for stage in stages {
@@ -234,22 +234,22 @@ pub(crate) fn gradients(stages: &mut [Stage<Cpu>]) -> (Vec<(ParameterSpec, Vec<f
     (held, whole)
 }
 
-/// What a rank computed.
+/// Results of a rank.
 pub(crate) struct Trained {
     /// Mean over target tokens.
     pub(crate) loss: f64,
     pub(crate) logits: Vec<f32>,
-    /// Gradients of what the rank holds.
+    /// Gradients of this rank's parts.
     pub(crate) held: Vec<(ParameterSpec, Vec<f32>)>,
     /// Whole gradients, on the first rank.
     pub(crate) gradients: Named,
 }
 
-/// Largest relative difference of any of loss, logits and gradients.
+/// Largest relative difference of loss, logits or gradients.
 pub(crate) const TOLERANCE: f64 = 1e-5;
 
 impl Trained {
-    /// Holds what was computed against what one rank computed; returns the worst relative difference.
+    /// Compares the results with those of one rank; returns the worst relative difference.
     pub(crate) fn compare(&self, truth: &Self, what: &str) -> f64 {
         let of_logits = difference(&self.logits, &truth.logits) / norm(&truth.logits);
         let of_loss = (self.loss - truth.loss).abs() / truth.loss;

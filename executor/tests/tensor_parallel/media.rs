@@ -1,4 +1,4 @@
-//! Models that see or hear: encoders and LLM shared by ranks, together or one of them.
+//! Multimodal models: ranks share the encoder, the LLM, or both.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::fixture::{Fixture, TOLERANCE, difference, norm};
 use super::job::{Anything, Job, gradients};
 use super::support::{Transport, patient, run};
 
-/// Ranks, whether they share the encoder, whether they share the LLM.
+/// Number of ranks, whether they share the encoder, whether they share the LLM.
 type Sharing = (usize, bool, bool);
 
-/// The recorded models; three of them have encoders of three heads and MLPs that cannot be cut in three.
+/// Recorded models; three of them have encoders of three heads and MLPs that are not divisible by three.
 const RECORDED: [(&str, &[Sharing]); 5] = [
     ("llava_onevision", &[(3, true, false), (2, false, true), (4, false, true)]),
     ("internvl", &[(3, true, false), (4, false, true)]),
@@ -46,7 +46,7 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
     }
 }
 
-/// The recorded configurations with encoders of four heads; tiles, patches and windows stay what they were.
+/// Recorded configurations with encoders of four heads; tiles, patches and windows are unchanged.
 fn with_four_heads(name: &'static str) -> Value {
     let mut config = Fixture::open(name).config;
     match name {
@@ -82,7 +82,7 @@ fn encoder_and_llm_on_the_same_ranks_give_what_one_rank_gives() {
     }
 }
 
-/// What is trained has the gradient that it has when all is trained.
+/// Trained parts have the same gradients as when all is trained.
 #[test]
 fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
     for name in ["qwen2_5_vl", "qwen2_vl"] {

@@ -1,4 +1,4 @@
-//! Parts of tensors: from checkpoints and seeds, back into whole tensors, and counted once.
+//! Shards of tensors: loaded from checkpoints and seeds, assembled into whole tensors, and counted once.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn stage(
     model.stage_with(&device, &range, FrozenModules::default(), settings, source).unwrap()
 }
 
-/// The tensors of a module that ranks share, as the first rank puts them together.
+/// Tensors of a module that ranks share, as the first rank assembles them.
 fn of_ranks(
     model: &ModelConfig,
     module: ModuleKind,
@@ -65,7 +65,7 @@ fn assembled_tensors_are_those_that_were_loaded() {
     }
 }
 
-/// What ranks write is a checkpoint that one rank reads.
+/// Checkpoints that several ranks write are read by one rank.
 #[test]
 fn what_ranks_hold_is_written_as_checkpoints_have_it() {
     let fixture = Fixture::open("llama");
@@ -81,7 +81,7 @@ fn what_ranks_hold_is_written_as_checkpoints_have_it() {
     }
 }
 
-/// The norm of all gradients from what each rank counts.
+/// Norm of all gradients, from the parts that each rank counts.
 #[test]
 fn every_element_is_counted_by_one_rank() {
     let config = json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 1,
@@ -105,11 +105,11 @@ fn every_element_is_counted_by_one_rank() {
     }
     let job = Job { ranks: 4, ..Job::new(&config, "qwen2", &Anything) }.run();
     let copies = job.held.iter().filter(|(spec, _)| spec.shard.original(1) == 0).count();
-    // Three norms, and weight and bias of keys and of values.
+    // three norms, and weight and bias of keys and of values
     assert_eq!(copies, 3 + 4);
 }
 
-/// Parts of tensors that are not what their originals are, as where one rank was restored from another state.
+/// Replicas that differ from the original, as after restoring one rank from another state.
 #[test]
 fn copies_that_differ_are_named() {
     struct Drifted(usize);

@@ -95,7 +95,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     let (grid_columns, grid_rows) = (grid.columns as usize, grid.rows as usize);
     if tiles as usize != 1 + grid_columns * grid_rows {
         let problem = format!(
-            "says {tiles} tiles of an image of {} x {} pixels, which has 1 + {grid_columns} x {grid_rows}",
+            "expected 1 + {grid_columns} x {grid_rows} tiles for an image of {} x {} pixels, found {tiles}",
             size.width, size.height
         );
         return refuse("shown", problem);
