@@ -7,7 +7,7 @@ use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::model_config::FrozenModules;
 use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::model::{BlockOutput, StageBlocks};
-use dflop_executor::stage::{Activations, StageOptions};
+use dflop_executor::stage::{Activations, Stage, StageOptions};
 use serde_json::Value;
 
 use super::encoder::{encoder_context, encoder_of};

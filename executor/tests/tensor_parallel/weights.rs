@@ -125,7 +125,7 @@ fn copies_that_differ_are_named() {
     let model = ModelConfig::from_config(&Fixture::open("llama").config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
         let group = Arc::new(TensorParallel::new(Arc::new(comm)));
-        let source = Drifted(group.place().rank);
+        let source = Drifted(group.tp_rank().rank);
         assemble(&stage(&model, ModuleKind::Llm, Some(&group), &source)).err().map(|error| error.to_string())
     });
     let expected = "tensor `model.layers.1.input_layernorm.weight` differs between rank 0 and rank 1";

@@ -20,7 +20,7 @@ type Whole = BTreeMap<String, Vec<f32>>;
 
 fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
     let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
-    let shared = (group.place().size > 1).then(|| Arc::clone(group));
+    let shared = (group.tp_rank().size > 1).then(|| Arc::clone(group));
     let settings = StageSettings { activations: Activations::Stored, tensor_parallel: shared };
     config().stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, source).unwrap()
 }
