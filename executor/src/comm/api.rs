@@ -142,6 +142,7 @@ pub trait Comm: Send + Sync + Debug {
                 P2pOp::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
             }
         }
+        // receives first: a peer's sends may need this rank to take its messages before they complete
         let received = receives.into_iter().map(Handle::wait).collect::<Result<_>>()?;
         sends.into_iter().try_for_each(Handle::wait)?;
         Ok(received)
@@ -155,6 +156,7 @@ pub trait Comm: Send + Sync + Debug {
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
         let at = StepContext::step(step, "check digest");
         let mut digests = vec![0; self.size()];
+        // every rank gathers all digests, so all ranks find the same culprit without another message
         digests[self.rank()] = digest;
         self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
         let Some((culprit, other)) = odd_one(&digests) else { return Ok(()) };

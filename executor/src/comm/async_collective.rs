@@ -28,6 +28,7 @@ impl CollectiveThread {
             // the caller may have dropped its handle
             let _ = done.send(collective());
         });
+        // held until the task is queued: queue order must be the order in which collectives were numbered
         let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let jobs = match &*thread {
             Some(jobs) => jobs,
@@ -70,6 +71,7 @@ struct Running {
 }
 
 impl Completion<Buffer> for Running {
+    // a channel gives its value only once: what an early look takes is kept for `wait`
     fn is_complete(&self) -> bool {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         if early.is_none() {

@@ -112,6 +112,7 @@ impl Comm for Communicator {
 
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
         let call = self.begin(Op::Split, at);
+        // three numbers per rank: whether it has a color, the color, the key
         let mut rows = vec![0_u64; 3 * self.size()];
         rows[3 * self.rank()..][..3].copy_from_slice(&[u64::from(color.is_some()), color.unwrap_or(0), key]);
         let parts = ranges(&even_parts(rows.len(), self.size()), self.size(), rows.len())?;
@@ -152,5 +153,6 @@ fn split_id(parent: u64, number: u64, color: u64) -> u64 {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
+        // odd ids never collide with 0, the id of the whole job
     }) | 1
 }

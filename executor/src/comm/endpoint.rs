@@ -51,6 +51,7 @@ impl Endpoint {
     /// Reserves the next message with this header's tag.
     pub(super) fn start_recv(self: &Arc<Self>, from: usize, header: Header) -> PendingRecv {
         let key = header.key(from);
+        // reserved now, so that several pending receives take messages in the order of these calls
         let number = self.mailbox.post(key);
         PendingRecv { endpoint: self.clone(), from, header, key, number }
     }
@@ -145,6 +146,7 @@ impl PendingRecv {
         let message = taken.map_err(|interrupt| {
             endpoint.interrupted(interrupt, *from, &format!("receive {header} from rank {from}"), header.at)
         })?;
+        // tags match already; a difference in step, microbatch or shape means different plans
         if header.admits(&message.header) {
             return Ok(message.buffer);
         }

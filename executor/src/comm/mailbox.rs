@@ -55,6 +55,7 @@ struct Peer {
 struct State {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
+    // by start, so that the first entry is the oldest wait
     waits: BTreeMap<u64, (usize, StepContext)>,
     waits_begun: u64,
     last: Option<StepContext>,
@@ -139,6 +140,7 @@ impl Mailbox {
             |state| {
                 let queue = state.queues.get_mut(&key)?;
                 let message = queue.messages.remove(&number)?;
+                // collectives use every tag once: without this, queues would accumulate over the run
                 if queue.messages.is_empty() && queue.posted == queue.arrived {
                     state.queues.remove(&key);
                 }
@@ -183,6 +185,7 @@ impl Mailbox {
             if let Some(value) = ready(&mut state) {
                 break Ok(value);
             }
+            // after `ready`: a message that arrived before the failure can still be received
             if let Some(failure) = &state.failure {
                 break Err(Interrupt::Failed(failure.clone()));
             }

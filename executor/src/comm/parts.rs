@@ -21,6 +21,7 @@ pub fn even_parts(elements: usize, ranks: usize) -> Vec<usize> {
 
 /// Returns the range of every part.
 pub(super) fn ranges(parts: &[usize], ranks: usize, elements: usize) -> Result<Vec<Range<usize>>> {
+    // parts come from the caller: an overflow must not pass as a valid sum
     let sum = parts.iter().try_fold(0_usize, |sum, &part| sum.checked_add(part)).unwrap_or(usize::MAX);
     if parts.len() != ranks || sum != elements {
         return Err(Error::Parts { parts: parts.len(), sum, size: ranks, elements });

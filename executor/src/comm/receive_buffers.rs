@@ -34,6 +34,7 @@ impl ReceiveBufferPool {
         if let Buffer::F32(mut elements) = buffer
             && elements.len() >= Self::ELEMENTS_MIN
         {
+            // the full capacity counts, so that a truncated buffer can serve its original length again
             elements.resize(elements.capacity(), 0.0);
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if free.len() == Self::BUFFERS_MAX {

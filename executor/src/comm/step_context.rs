@@ -34,6 +34,7 @@ impl ActionName {
 impl From<&str> for ActionName {
     fn from(name: &str) -> Self {
         let mut length = name.len().min(Self::BYTES_MAX);
+        // the name must stay valid UTF-8 when it is cut
         while !name.is_char_boundary(length) {
             length -= 1;
         }

@@ -102,6 +102,7 @@ impl Transport for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
+        // dropped while unwinding: the rank died, others must not wait for their time limit
         if std::thread::panicking() {
             let at = self.mailboxes[self.rank].status().last.unwrap_or(StepContext::step(0, "start"));
             let message = format!("the thread of rank {} panicked at {at}", self.rank);

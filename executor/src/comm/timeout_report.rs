@@ -19,6 +19,7 @@ pub(super) fn find(rank: usize, transport: &dyn Transport, mailbox: &Mailbox, pe
     let mut chain = vec![rank];
     let mut current = peer;
     loop {
+        // a cycle: every rank of it waits, so none can be blamed
         if chain.contains(&current) {
             chain.push(current);
             return TimeoutReport {

@@ -78,9 +78,11 @@ impl BufferPool {
         }
         let mut values = free_buffers.pop(len..=longest).unwrap_or_default();
         if values.len() < len {
+            // `vec!` would abort the process if memory is exhausted
             values.try_reserve_exact(len).map_err(|_| none)?;
             values.resize(len, 0.0);
         }
+        // the whole buffer counts, not only the requested length
         free_buffers.used_bytes += bytes_of(values.len());
         free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
         drop(free_buffers);
@@ -96,6 +98,7 @@ impl BufferPool {
         free_buffers.used_bytes -= bytes;
         free_buffers.free_bytes += bytes;
         free_buffers.free.entry(values.len()).or_default().push(values);
+        // shortest first, until the pool is within its bound again
         while free_buffers.used_bytes + free_buffers.free_bytes > free_buffers.bytes_max() {
             if free_buffers.pop(0..=usize::MAX).is_none() {
                 break;

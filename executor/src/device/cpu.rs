@@ -129,6 +129,7 @@ impl Device for Cpu {
         is_added: bool,
         (c, c_layout): (&mut CpuFloats, MatrixLayout),
     ) -> Result<()> {
+        // `gemm` computes `keep * c + a b`, and does not read `c` if `keep` is 0
         let keep = if is_added { 1.0 } else { 0.0 };
         let threads = self.threads();
         self.on_pool(|| gemm(threads, shape, 1.0, (a, a_layout), (b, b_layout), keep, (c, c_layout)));

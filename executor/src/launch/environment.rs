@@ -64,6 +64,7 @@ fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
     let is_spoken = |dialect: &&Dialect| {
         std::iter::once(&dialect.rank).chain(dialect.size).any(|name| lookup(name).is_some())
     };
+    // torchrun comes first, because inside a Slurm or MPI job its variables are the specific ones
     let Some(dialect) = DIALECTS.iter().find(is_spoken) else { return Ok(RankIdentity::single()) };
     let launcher = dialect.launcher;
     let size_name = dialect.size.iter().find(|name| lookup(name).is_some()).unwrap_or(&dialect.size[0]);
@@ -119,6 +120,7 @@ fn read_port(lookup: Lookup<'_>, launcher: &'static str) -> Result<u16> {
     }
     if let Some(port) = optional::<u16>(lookup, launcher, "MASTER_PORT")? {
         let reason = "must be below 65535; or set `DFLOP_PORT`".to_owned();
+        // torchrun's own store listens on `MASTER_PORT`
         return port.checked_add(1).ok_or(Error::Environment { variable: "MASTER_PORT", launcher, reason });
     }
     let job = if launcher == "Slurm" { optional::<u64>(lookup, launcher, "SLURM_JOB_ID")? } else { None };

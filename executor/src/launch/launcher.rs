@@ -181,6 +181,7 @@ impl Job {
             Error::Io { action: format!("start `{program}` as rank {rank}"), source }
         })?;
         if let Some(output) = child.stdout.take() {
+            // prefixed lines are not parseable as JSON
             let before = if rank == 0 && is_first_plain { String::new() } else { prefix(rank) };
             self.printers.push(pass_on(before, output, || Box::new(io::stdout())));
         }
@@ -203,6 +204,7 @@ impl Job {
                 *slot = None;
             }
         }
+        // `false` sorts first: ranks that ended by a signal have no code
         found.sort_by_key(|ended| ended.status.code().is_some());
         self.ended.append(&mut found);
         Ok(())

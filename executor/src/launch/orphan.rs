@@ -15,6 +15,7 @@ pub fn end_with_launcher() -> Result<()> {
         use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
         let failed = |source| Error::Io { action: "tie this rank to its launcher".into(), source };
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
+        // the launcher may have died before the request above took effect
         if getppid() == Some(Pid::INIT) {
             return Err(failed(std::io::Error::other("the launcher died")));
         }

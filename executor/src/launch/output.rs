@@ -23,6 +23,7 @@ pub(super) fn pass_on(
         let prefix_bytes = line.len();
         loop {
             line.truncate(prefix_bytes);
+            // bounded: a rank that prints no newline must not fill the memory of the launcher
             let read = (&mut from).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
             if !read.is_ok_and(|bytes| bytes > 0) {
                 return;

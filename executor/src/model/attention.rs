@@ -112,6 +112,7 @@ impl Attention {
         };
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
+        // several ranks share a key head only if there are fewer heads than ranks
         let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
         Self { projections, output, shape, replicated, mask: spec.mask, is_rotated: spec.is_rotated }
     }
@@ -170,6 +171,7 @@ impl Attention {
         if self.is_rotated {
             device.rope(Rotation::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
         }
+        // reuses the buffer where the width of the heads equals the width of the model
         let mut dx = d_output;
         if dx.len() != x.len() {
             dx = device.alloc(x.len())?;

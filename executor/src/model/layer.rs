@@ -103,6 +103,7 @@ impl<D: Device> Block<D> for Layer {
         let rows = pass.context.layers.rows;
         let x = expect_rows::<D>(input, rows, self.hidden)?;
         let (normal, statistics) = self.norms[0].forward(pass, &x)?;
+        // saved after the input: recomputation keeps only the first buffer
         let mut inner = SavedActivations::default();
         let branch = self.attention.forward(pass, normal, &mut inner)?;
         let h = self.join(pass, 0, branch, &x, &mut inner)?;
@@ -132,6 +133,7 @@ impl<D: Device> Block<D> for Layer {
         let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
         let (statistics, h) = (saved.take(), saved.take());
         self.norms[1].backward(pass, &d_normal, &h, &statistics, Some(&mut d))?;
+        // frees memory before the attention allocates
         drop((d_branch, d_normal, h));
         let d_branch = self.split(pass, 0, &d, saved)?;
         let d_normal = self.attention.backward(pass, d_branch.as_ref().unwrap_or(&d), saved)?;

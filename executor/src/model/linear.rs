@@ -70,6 +70,7 @@ impl Linear {
         let tp_rank = declaration.tp_rank();
         Self {
             is_row_parallel: true,
+            // the outputs are summed over ranks, so only one of them may add the bias
             is_bias_elsewhere: tp_rank.rank > 0,
             ..Self::of(weight, bias, [outputs, parts.len(tp_rank.rank)])
         }

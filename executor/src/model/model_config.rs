@@ -135,6 +135,7 @@ impl ModelConfig {
     pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
+            // the pixels have no gradient, so only an earlier layer can make the input trained
             ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,
             ModuleKind::Audio => range.layers.start > 0 && !frozen.audio.encoder,
             ModuleKind::Llm => {

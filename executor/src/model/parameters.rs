@@ -73,6 +73,7 @@ impl Declaration {
         init: Init,
         cut: (usize, &AxisPartition),
     ) -> ParameterId {
+        // not found if another stage has the embedding: then the values are loaded a second time
         let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
         let id = self.add_cut(name, shape, init, cut);
         self.specs[id.0].shares = shares;
@@ -142,6 +143,7 @@ impl<D: Device> Parameters<D> {
                 None => Some(device.upload(&checked(spec, source.values(spec)?)?).map_err(named)?),
             };
             values.push(value);
+            // `f32` on every device, because many small gradients are added
             let gradient = spec.is_trained.then(|| device.zeros_f32(spec.elements()));
             gradients.push(gradient.transpose().map_err(named)?);
         }

@@ -81,6 +81,7 @@ impl Rope {
             rows.enumerate().for_each(|(token, (cos, sin))| {
                 for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
                     let position = positions[usize::from(axis)][token] as f32;
+                    // `libm` instead of the system's functions, whose bits differ between machines
                     (sin[pair], cos[pair]) = libm::sincosf(position * frequency);
                 }
             });

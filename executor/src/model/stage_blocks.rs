@@ -31,6 +31,7 @@ impl<D: Device> StageBlocks<D> {
     /// Starts without blocks; a rank of a tensor-parallel group declares its part of the parameters.
     #[must_use]
     pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
+        // a group of one needs no sums
         let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
         let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
         let declaration = Declaration::of(tp_rank);

@@ -80,6 +80,7 @@ impl TensorParallel {
     /// # Errors
     /// [`Error::Comm`] if the job has ended.
     pub fn all_reduce<D: Device>(&self, device: &D, at: StepContext, buffer: &mut D::Floats) -> Result<()> {
+        // all ranks have the same rows, so all of them skip the sum
         if buffer.is_empty() {
             return Ok(());
         }
@@ -117,6 +118,7 @@ impl TensorParallel {
         let mut whole = vec![0.0; spec.shape.iter().product()];
         for (rank, part) in parts.iter().enumerate() {
             let original = spec.shard.original(rank);
+            // bits instead of values: NaN equals itself, and 0 differs from -0
             let same = part.iter().zip(&parts[original]).all(|(a, b)| a.to_bits() == b.to_bits());
             if !same {
                 let (tensor, world) = (spec.name.clone(), |rank| self.comm.world_rank(rank));

@@ -33,6 +33,7 @@ impl Activation {
         let half = F::from_f64(0.5);
         match self {
             Self::GeluExact => {
+                // `below` is Phi(x), the distribution function of the normal distribution
                 let below = half * (F::ONE + (x * F::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf());
                 let density = (-half * x * x).exp() * F::from_f64(0.5 * SQRT_2_OVER_PI);
                 (x * below, below + x * density)

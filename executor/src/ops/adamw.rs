@@ -47,7 +47,9 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
     assert!(weights.len() == gradients.len(), "every weight has a gradient");
     assert!(mean.len() == weights.len() && square.len() == weights.len(), "every weight has its means");
     let power = |beta: f64| 1.0 - libm::pow(beta, adamw.step as f64);
+    // bias corrections: both moments start at 0
     let (mean_left, square_left) = (power(adamw.beta1), power(adamw.beta2));
+    // decoupled: the decay applies to the weight, not to the gradient
     let decay = F::from_f64(1.0 - adamw.learning_rate * adamw.weight_decay);
     let rate = F::from_f64(adamw.learning_rate / mean_left);
     let root = F::from_f64(1.0 / square_left.sqrt());

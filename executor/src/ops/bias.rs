@@ -41,6 +41,7 @@ pub fn backward<F: Real>(dy: &[F], columns: Columns, d_bias: &mut [F]) {
     let until = columns.first + d_bias.len();
     assert!(until <= columns.stride && dy.len().is_multiple_of(columns.stride), "columns lie in the rows");
     let rows = dy.len() / columns.stride;
+    // chunks depend on the shape alone, so the order of the sum does
     let chunk = chunk_rows(columns.stride);
     sum_chunks(rows.div_ceil(chunk), d_bias, |index, sums| {
         let rows = dy.chunks(columns.stride).skip(index * chunk).take(chunk);

@@ -40,12 +40,14 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
             )
         })
         .collect();
+    // in order of chunks, for any number of threads
     losses.iter().sum()
 }
 
 /// Returns the loss of one row; its logits become `scale (p - 1 at the target)`.
 #[inline(always)]
 fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
+    // the maximum keeps exponentials from overflowing
     let most = max(logits);
     let of_target = (logits[target] - most).to_f64();
     for value in logits.iter_mut() {

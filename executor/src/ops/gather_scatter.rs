@@ -33,6 +33,7 @@ pub fn add<F: Real>(matrix: SparseView<'_>, columns: usize, x: &[F], y: &mut [F]
     let rows = chunk_rows(columns);
     y.par_chunks_mut(rows * columns).enumerate().for_each(|(chunk, y)| {
         let first = chunk * rows;
+        // targets ascend: a chunk of rows finds its entries without a search over all
         let begin = matrix.targets.partition_point(|&target| (target as usize) < first);
         for (index, &target) in matrix.targets.iter().enumerate().skip(begin) {
             let Some(y) = y.chunks_mut(columns).nth(target as usize - first) else { break };

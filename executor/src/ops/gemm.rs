@@ -57,6 +57,7 @@ impl MatrixLayout {
         if rows == 0 || columns == 0 {
             return 0;
         }
+        // overlapping rows of a result would be written by several threads
         assert!(stored_columns <= self.stride || stored_rows == 1, "rows overlap");
         (stored_rows - 1)
             .checked_mul(self.stride)
@@ -106,6 +107,7 @@ pub(crate) fn gemm<F: Real>(
         threads if threads > 1 && !is_small => gemm::Parallelism::Rayon(threads),
         _ => gemm::Parallelism::None,
     };
+    // an empty operand may have an offset beyond its slice
     let first = |layout: MatrixLayout| if inner == 0 { 0 } else { layout.offset };
     let (a_at, b_at) = (first(a_layout), first(b_layout));
     // SAFETY: the three matrices are within their slices, as asserted above; rows of the result do not

@@ -24,6 +24,8 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
                 let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(statistics.chunks_mut(2));
                 for ((y, x), statistics) in rows {
                     let mean = sum(x) * over;
+                    // two passes: subtracting the mean first avoids the cancellation of
+                    // `mean(x^2) - mean(x)^2`
                     for (y, &x) in y.iter_mut().zip(x) {
                         *y = x - mean;
                     }
@@ -54,6 +56,7 @@ pub fn backward<F: Real>(
     }
     let Some((d_weight, d_bias)) = parameters else { return };
     let rows = chunk_rows(columns);
+    // one pass over the rows for both sums
     let mut both = vec![F::ZERO; 2 * columns];
     sum_chunks((x.len() / columns).div_ceil(rows), &mut both, |index, sums| {
         vectorized(

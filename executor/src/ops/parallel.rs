@@ -67,6 +67,7 @@ pub(crate) fn sum<F: Real>(a: &[F]) -> F {
             sums[lane] += block[lane];
         }
     }
+    // a fixed tree over the lanes, then the remainder in order
     fold(sums) + rest.iter().copied().sum()
 }
 
@@ -112,6 +113,7 @@ pub(crate) fn sum_chunks<F: Real>(chunks: usize, total: &mut [F], add: impl Fn(u
     if columns == 0 || chunks == 0 {
         return;
     }
+    // every chunk sums into its own row; adding them afterwards in order keeps the bits
     let mut partial = vec![F::ZERO; chunks * columns];
     partial.par_chunks_mut(columns).enumerate().for_each(|(chunk, sums)| add(chunk, sums));
     for sums in partial.chunks(columns) {

@@ -126,6 +126,7 @@ fn exp_f32(x: f32) -> f32 {
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let x = if x < LEAST { LEAST } else { x };
     let is_over = x > MOST;
+    // NaN passes both comparisons unchanged
     let bounded = if is_over { MOST } else { x };
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;

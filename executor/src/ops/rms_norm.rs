@@ -82,6 +82,7 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &
                         for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
                             *scaled = dy * weight;
                         }
+                        // `n = x * inverse`, so both factors of `n mean(dn n)` contribute an `inverse`
                         let along = dot(scaled, x) * mean * inverse * inverse;
                         for ((dx, &scaled), &x) in dx.iter_mut().zip(&*scaled).zip(x) {
                             *dx += (scaled - x * along) * inverse;

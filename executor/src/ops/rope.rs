@@ -41,6 +41,7 @@ pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F
     let half = head_dim / 2;
     assert!(heads * head_dim <= stride && cos.len() == sin.len(), "heads lie in the rows");
     assert_eq!(cos.len() * stride, x.len() * half, "every token has its angles");
+    // chunks of length 0 would panic
     if half == 0 {
         return;
     }

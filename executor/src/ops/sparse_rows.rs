@@ -85,6 +85,7 @@ impl SparseRows {
                 entries.push((self.sources[entry], target, self.weights.get(entry).copied().unwrap_or(1.0)));
             }
         }
+        // a fixed order within each row, so that gradients have one order of sums
         entries.sort_by_key(|&(source, target, _)| (source, target));
         let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (source, target, weight) in entries {

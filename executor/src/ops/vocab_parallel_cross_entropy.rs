@@ -76,6 +76,7 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
 #[must_use]
 pub fn join<F: Real>(parts: &[PartialSoftmax<F>], own: usize, scale: f64) -> (f64, F) {
     let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.max.to_f64()));
+    // rescales the sums of a part from its own maximum to the common one
     let above = |part: &PartialSoftmax<F>| libm::exp(part.max.to_f64() - most);
     let total: f64 = parts.iter().map(|part| part.sum.to_f64() * above(part)).sum();
     let target: f64 = parts.iter().map(|part| part.target.to_f64()).sum();

@@ -18,6 +18,7 @@ pub fn assemble<D: Device>(stage: &Stage<D>) -> Result<Option<Vec<Tensor>>> {
     for (spec, values) in stage.parameters().owned() {
         let values = stage.device().download(values)?;
         let whole = match stage.tensor_parallel() {
+            // collective: ranks other than the first send their part and get `None`
             Some(group) => group.assemble(spec, &values)?,
             None => Some(values),
         };

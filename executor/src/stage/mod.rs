@@ -307,6 +307,7 @@ impl<D: Device> Stage<D> {
             let mut pass = BackwardPass { device: &self.device, parameters, context: &context, tensor };
             gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
             let first = self.first_parameters[index];
+            // blocks that were declared together complete together
             if index == 0 || self.first_parameters[index - 1] != first {
                 done(&self.parameters, first)?;
             }

@@ -217,6 +217,7 @@ fn pieces(directory: &Path) -> Result<Vec<PathBuf>> {
     let map = map.ok_or_else(|| format("`weight_map` must be an object".to_owned()))?;
     let mut files = BTreeSet::new();
     for (name, file) in map {
+        // only plain file names: an index must not point outside the directory
         let file = file.as_str().filter(|file| Path::new(file).file_name() == Some(file.as_ref()));
         files.insert(file.ok_or_else(|| format(format!("tensor `{name}` has no file in the directory")))?);
     }
@@ -232,6 +233,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
+    // the length comes from the file: check before allocating
     if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
         return Err(format(format!("header of {length} bytes exceeds the file of {file_bytes} bytes")));
     }

@@ -24,6 +24,7 @@ impl WeightSource for Seed {
             Init::Constant(value) => vec![value as f32; elements],
             Init::Sinusoids => spec.part_of(&sinusoids(&spec.shape)),
             Init::Normal(deviation) => {
+                // by name, not by order, so that every division into stages draws the same values
                 let state = xxh3_64_with_seed(spec.name.as_bytes(), self.0);
                 let mut values = Vec::with_capacity(elements);
                 spec.spans().into_iter().for_each(|span| normal(state, deviation, span, &mut values));
@@ -40,6 +41,7 @@ impl WeightSource for Seed {
 /// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64`
 /// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
 fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f32>) {
+    // skips to the first pair: the state is linear in the number of draws
     let mut state = state.wrapping_add(GAMMA.wrapping_mul(2 * (elements.start / 2) as u64));
     let mut uniform = || {
         state = state.wrapping_add(GAMMA);
@@ -48,6 +50,7 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     };
     for pair in elements.start / 2..elements.end.div_ceil(2) {
+        // `1 - u` is above 0, so that the logarithm is finite
         let (first, second) = (1.0 - uniform(), uniform());
         let radius = deviation * (-2.0 * libm::log(first)).sqrt();
         let (sin, cos) = libm::sincos(2.0 * std::f64::consts::PI * second);

@@ -37,6 +37,7 @@ impl Tensor {
 /// # Errors
 /// [`Error::File`] if a file cannot be written.
 pub fn write(directory: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> Result<()> {
+    // the same files for any order in which stages return their tensors
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut pieces: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;
@@ -93,8 +94,10 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
     let part = Path::new(&part);
     let all = || {
         write(part)?;
+        // before the rename, so that a crash leaves the old file or the complete new one
         File::open(part)?.sync_all()?;
         std::fs::rename(part, path)?;
+        // the rename itself is durable only once the directory is synced
         path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
     };
     all().map_err(|source| Error::File { action: "write", path: path.to_owned(), source })

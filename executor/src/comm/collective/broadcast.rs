@@ -15,6 +15,7 @@ pub(in crate::comm) fn broadcast(
 ) -> Result<()> {
     let size = group.size();
     let place = (group.rank + size - root) % size;
+    // positions are ranks rotated so that the root is 0
     let rank_of = |place: usize| (place + root) % size;
     // the lowest set bit of a position is the round in which it receives; the root never receives
     let received_bit = if place == 0 { size.next_power_of_two() } else { 1 << place.trailing_zeros() };

@@ -63,12 +63,14 @@ fn reduce(
         return Ok(None);
     }
     let mut outgoing = copy_of(group, values, &parts[(rank + size - 1) % size]);
+    // in round `r` the sum of part `rank - r` passes through, and in the last one the rank's own part
     for round in 2..=size {
         let part = &parts[(rank + size - round % size) % size];
         let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
         let before = (rank + size - 1) % size;
         let mut incoming = call.recv(group, before, values.dtype(), part.len())?;
         values.add_to(part.clone(), &mut incoming)?;
+        // at most one message per rank is in flight
         sending.finish()?;
         outgoing = incoming;
     }

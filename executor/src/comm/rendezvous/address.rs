@@ -100,6 +100,7 @@ fn try_call(
     token: &JobToken,
     deadline: &Deadline,
 ) -> Result<TcpStream, Rejection> {
+    // a zero timeout is an error of the system call, and a dead address must not use up the deadline
     let patience = deadline.left().clamp(Duration::from_millis(1), CALL);
     let mut stream = TcpStream::connect_timeout(address, patience)?;
     stream.set_nodelay(true)?;
@@ -117,6 +118,7 @@ pub(in crate::comm) fn accept_until(
     while !is_done() {
         match listener.accept() {
             Ok((stream, _)) => {
+                // on some systems accepted sockets inherit the mode of the listener
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
                 take(stream);

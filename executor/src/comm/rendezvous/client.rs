@@ -87,6 +87,7 @@ impl RendezvousClient {
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let (_, count) = self.ask(RequestKind::Count, name, &[], Duration::ZERO)?;
         let open = format!("barrier/{name}");
+        // the last rank to enter opens the barrier for all
         if count == (self.size as u64).to_le_bytes() {
             self.set(&open, &[])?;
         }

@@ -103,14 +103,17 @@ pub(in crate::comm) fn accept_handshake(
 ) -> io::Result<Option<Hello>> {
     set_patience(stream, Some(PATIENCE))?;
     let said: [u8; HELLO_BYTES] = read(stream)?;
+    // without the version byte: a rank of another version gets a readable refusal below
     if said[..3] != MAGIC[..3] {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not the protocol of this job"));
     }
     let theirs: [u8; 32] = read(stream)?;
+    // a fresh nonce per connection, so that a recorded handshake cannot be replayed
     let own = nonce().map_err(io::Error::other)?;
     stream.write_all(&own)?;
     let proof: [u8; 32] = read(stream)?;
     let peer = stream.peer_addr()?;
+    // the prefixes differ by direction, so that a proof cannot be reflected to its author
     if !token.is_proof(&proof, &[b"call", &said, &theirs, &own]) {
         tracing::warn!(%peer, "refused a connection with a wrong job token");
         stream.write_all(&[1])?;

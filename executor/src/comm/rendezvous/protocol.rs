@@ -87,6 +87,7 @@ pub(super) fn read_answer(stream: &mut impl Read) -> io::Result<(ReplyKind, Vec<
 }
 
 fn read_value(stream: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {
+    // lengths come from the network: check before allocating
     if bytes > VALUE_BYTES_MAX {
         return Err(invalid());
     }

@@ -86,6 +86,7 @@ impl Shared {
     /// Accepts callers until all ranks have joined.
     fn serve(self: &Arc<Self>, listener: &TcpListener) {
         let take = |stream: TcpStream| {
+            // each handshake has a thread: strangers must not be able to start any number of them
             if self.greeting.fetch_add(1, Ordering::Relaxed) >= RendezvousServer::GREETINGS_MAX {
                 self.greeting.fetch_sub(1, Ordering::Relaxed);
                 return;
@@ -110,6 +111,7 @@ impl Shared {
                 return;
             }
         };
+        // a rank that disconnects without leaving fails the waits of all others immediately
         if let Err(error) = self.answer(&mut stream) {
             tracing::debug!(rank = hello.rank, %error, "a rank left the rendezvous");
             self.lock().lost.get_or_insert(hello.rank);

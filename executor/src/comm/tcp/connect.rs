@@ -40,6 +40,7 @@ pub struct Session {
 /// [`Error::Refused`], [`Error::InvalidSetting`].
 pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
+    // one rank needs no connections: threads give the same interface
     let Some(rendezvous) = &identity.rendezvous else {
         let mut ranks = threads::world(1, settings)?;
         return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
@@ -102,6 +103,7 @@ impl Joining<'_> {
         let calls = self.accept(listener)?;
         let addresses = self.addresses()?;
         let mut pairs: Vec<Option<Pair>> = (0..size).map(|_| None).collect();
+        // the higher rank of a pair connects, so that each pair connects exactly once
         for (peer, address) in addresses.into_iter().enumerate().take(rank) {
             let call = |purpose| {
                 let hello = Hello { purpose, rank, size };
@@ -117,6 +119,7 @@ impl Joining<'_> {
     fn listen(&self, ip: IpAddr) -> Result<TcpListener> {
         let rank = self.identity.rank;
         let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
+        // port 0: the system chooses, and the store publishes the choice
         let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         self.store.set(&format!("address/{rank}"), address.to_string().as_bytes())?;
@@ -186,6 +189,7 @@ impl Joining<'_> {
             };
             let peer = hello.rank;
             halves[peer][usize::from(hello.purpose == Purpose::Control)] = Some(stream);
+            // the two connections of a peer may arrive in either order
             if let [data @ Some(_), control @ Some(_)] = &mut halves[peer] {
                 pairs[peer] = data.take().zip(control.take()).map(|(data, control)| Pair { data, control });
             }

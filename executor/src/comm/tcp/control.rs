@@ -31,6 +31,8 @@ impl Control {
                 body.extend(wire_rank(Some(failure.by)).to_le_bytes());
                 put_at(&mut body, failure.at);
                 let mut length = failure.message.len().min(TEXT_BYTES_MAX);
+                // bounded, so that a reader can refuse longer messages; cut at a character to stay valid
+                // UTF-8
                 while !failure.message.is_char_boundary(length) {
                     length -= 1;
                 }

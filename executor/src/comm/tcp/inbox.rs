@@ -40,6 +40,7 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
 
 fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Read) -> io::Result<()> {
     let mailbox = &links.mailbox;
+    // not reading is the back pressure: TCP then blocks the sender
     while !mailbox.has_room(peer) {
         if mailbox.failure().is_some() {
             return Err(io::ErrorKind::ConnectionAborted.into());

@@ -45,6 +45,7 @@ impl Links {
         controls: Vec<Option<TcpStream>>,
     ) -> std::io::Result<Self> {
         for control in controls.iter().flatten() {
+            // a stopped peer must not block the notification of the others
             control.set_write_timeout(Some(Self::CONTROL_PATIENCE))?;
         }
         Ok(Self {
@@ -74,6 +75,7 @@ impl Links {
     /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
     /// notice the end of that rank before its reason.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
+        // held while peers are notified, so that a second failure cannot overtake the first
         let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = &*kept {
             return kept.clone();
@@ -92,6 +94,7 @@ impl Links {
         let id = self.asked.fetch_add(1, Ordering::Relaxed);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.insert(id, None);
+        // sending may block, and the thread that reads the answer needs this lock
         drop(answers);
         let was_told = self.tell(peer, &Control::StatusRequest(id));
         answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -97,6 +97,7 @@ impl Drop for Mesh {
         let is_panicking = std::thread::panicking();
         let has_failed = self.links.mailbox.failure().is_some();
         let outboxes = || self.outboxes.iter().flatten();
+        // without a farewell, peers notice that this rank failed
         if !has_failed && !is_panicking {
             outboxes().for_each(Outbox::farewell);
         }

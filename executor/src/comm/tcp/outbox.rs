@@ -56,6 +56,7 @@ impl Outbox {
     /// Writes as much as the socket takes without blocking, if the queue is empty, and queues the rest.
     pub(super) fn post(&self, message: Message) -> SendState {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // messages must stay in order: write directly only if nothing is queued
         let is_idle = self.links.mailbox.written(self.peer) == state.queued;
         if !is_idle || message.buffer.as_bytes().len() > INLINE_BYTES_MAX {
             return state.queue(Job::Message(message));

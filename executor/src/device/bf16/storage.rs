@@ -105,6 +105,7 @@ impl CpuBf16 {
         match &mut y.0 {
             Storage::F32(full) => run(full),
             Storage::Bf16(halves) => {
+                // widened although it may be overwritten: an operation may change only a part of the buffer
                 let mut full = self.widen(&halves.values)?;
                 let result = run(&mut full)?;
                 self.round(&full, &mut halves.values);

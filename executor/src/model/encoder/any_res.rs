@@ -110,6 +110,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     };
     let limit = usize::from(rule.feature_tiles_max) * side * side;
     let ratio = ((columns * rows) as f64 / limit as f64).sqrt();
+    // slightly larger maps stay as they are, as in transformers
     if ratio <= SCALED_ABOVE {
         for row in 0..rows {
             (0..columns).for_each(|column| tokens.row(place(row, column) as usize));
@@ -117,6 +118,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
         }
         return Ok(());
     }
+    // as in transformers, the length is first reduced to a multiple of the ratio
     let scaled = |length: usize| ((length as f64 - length as f64 % ratio) / ratio).round() as usize;
     let (out_columns, out_rows) = (scaled(columns), scaled(rows));
     for row in 0..out_rows {

@@ -44,12 +44,14 @@ pub(super) fn arrange(
     let (mut medium_rows, mut first_rows, mut rows) = (0, 0, 0);
     for (values, &frames) in features.chunks(mels * longest).zip(frames) {
         let window = WindowRows::new(frames as usize, longest);
+        // features are stored by mel bin, rows are frames
         for frame in 0..window.frames {
             plan.medium.extend((0..mels).map(|mel| values[mel * longest + frame]));
         }
         unfold(window.first, 1, window.frames, medium_rows, &mut first);
         unfold(window.second, 2, window.first, first_rows, &mut second);
         placed.extend((0..window.second).map(|row| Some(row as u32)));
+        // average of two neighboring rows; an odd last row is dropped, as in transformers
         pooled.extend(
             (0..window.second / 2).map(|row| [0, 1].map(|next| ((rows + 2 * row + next) as u32, 0.5))),
         );

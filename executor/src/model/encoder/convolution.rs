@@ -79,6 +79,7 @@ impl Convolution {
         device.activate_backward(Activation::GeluExact, &before, &mut d)?;
         let out_rows = unfold.rows / TAPS;
         let (by_output, by_tap) = (MatrixLayout::rows(self.outputs), MatrixLayout::rows(width));
+        // frozen parameters have no gradient
         if let Some(gradient) = pass.parameters.gradient_mut(self.bias) {
             device.bias_backward(&d, Columns::all(self.outputs), gradient)?;
         }
@@ -91,6 +92,7 @@ impl Convolution {
             device.transpose(&d_kernels, TAPS, self.inputs, true, gradient)?;
         }
         let Some(rows) = rows else { return Ok(None) };
+        // transposed again instead of saved: kernels are small next to activations
         let kernels = self.kernels(device, weight)?;
         let mut d_unfolded = unfolded;
         let shape = GemmShape { rows: out_rows, columns: width, inner: self.outputs };

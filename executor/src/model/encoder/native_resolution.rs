@@ -56,11 +56,13 @@ impl NativeResolution {
         plan.medium_rows = rows.len();
         plan.projected_rows = order.len();
         if self.window.is_some() {
+            // patches move block by block, so that merged rows stay contiguous
             let patch = |index: usize| order[index / block] * block + index % block;
             let patches = || (0..rows.len()).map(patch);
             plan.stem = vec![SparseRows::gather(patches().map(|patch| Some(patch as u32)))];
             let ordered = |axis: &[u32]| patches().map(|patch| axis[patch]).collect();
             plan.rotation = Some([ordered(&rows), ordered(&columns)]);
+            // the inverse permutation, because the LLM reads blocks in image order
             let mut back = vec![None; order.len()];
             (0..).zip(&order).for_each(|(place, &block)| back[block] = Some(place));
             plan.arranged = Some(SparseRows::gather(back));
@@ -90,6 +92,7 @@ impl NativeResolution {
         order: &mut Vec<usize>,
         ends: &mut Vec<u32>,
     ) {
+        // without windows, blocks stay in image order
         let Some(window) = self.window else { return order.extend(first..first + height * width) };
         for (top, left) in pairs(height.div_ceil(window), width.div_ceil(window)) {
             let (top, left) = (top * window, left * window);

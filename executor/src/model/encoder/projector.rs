@@ -113,6 +113,7 @@ impl<D: Device> Block<D> for Projector {
                 y
             }
         };
+        // families without newlines or windows use the projected rows in order
         let Some(arranged) = &inputs.arranged else { return Ok(BlockOutput::Rows(projected)) };
         let mut y = device.zeros(arranged.rows * self.outputs)?;
         device.gather_scatter(&arranged.forward, self.outputs, &projected, &mut y)?;

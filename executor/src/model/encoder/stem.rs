@@ -75,6 +75,7 @@ impl<D: Device> Block<D> for PatchStem {
         let inputs = pass.context.inputs.encoder()?;
         debug_assert_eq!(inputs.medium.len(), inputs.medium_rows * self.patch_inputs);
         let mut rows = self.patches.forward(pass, &inputs.medium, inputs.medium_rows)?;
+        // only encoders with a class row or windows rearrange their rows
         if let Some(stem) = inputs.stem.first() {
             let mut arranged = device.zeros(pass.context.layers.rows * self.hidden)?;
             device.gather_scatter(&stem.forward, self.hidden, &rows, &mut arranged)?;
@@ -123,6 +124,7 @@ impl<D: Device> Block<D> for PatchStem {
         let columns = Columns::all(self.hidden);
         let rows = inputs.medium_rows;
         self.patches.backward_weights(device, pass.parameters, &inputs.medium, &d, rows, columns)?;
+        // the pixels have no gradient
         Ok(None)
     }
 }

@@ -100,6 +100,7 @@ impl Tiles {
                 let place = |patch| place(patch / self.patches(), patch % self.patches());
                 (Some(SparseRows::gather(patches.clone().map(place))), patches.end)
             }
+            // pixel shuffle: patches of a block become neighbors, so that the projector reads them as one row
             TileRule::Shuffled(block) => {
                 let per_side = side / block;
                 let shuffled = patches.clone().map(|index| {

@@ -81,6 +81,7 @@ impl LlmConfig {
         let mut is_medium = vec![false; batch.input_ids.len()];
         for &place in batch.media_places {
             match is_medium.get_mut(place as usize) {
+                // two media tokens in one row would be added to each other
                 Some(taken) if !*taken => *taken = true,
                 _ => {
                     let problem = format!("position {place} is taken twice or is beyond the tokens");
@@ -103,6 +104,7 @@ impl LlmConfig {
         }
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         for segment in segments.windows(2).filter(|segment| segment[0] < segment[1]) {
+            // from the second token on: a row predicts its successor within the sample
             for token in segment[0] + 1..segment[1] {
                 let label = batch.labels[token as usize];
                 if label != IGNORED {

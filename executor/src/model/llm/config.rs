@@ -98,6 +98,7 @@ impl LlmConfig {
         if act != crate::ops::activation::Activation::Silu {
             return Err(text.refused("hidden_act", "must be \"silu\" in a gated MLP"));
         }
+        // the outer field counts in multimodal configurations, as in transformers
         spec.details.has_tied_embeddings = if top.has("tie_word_embeddings") {
             top.flag("tie_word_embeddings", false)?
         } else {

@@ -45,6 +45,7 @@ impl Head {
 
     /// Number of rows of a chunk; all rows if the logits are saved.
     fn chunk(&self, rows: usize) -> usize {
+        // by the largest part of any rank, so that all ranks have the same number of chunks, and exchanges
         if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.size_max()).max(1) }
     }
 

@@ -109,6 +109,7 @@ impl Vocabulary {
         for row in 0..rows {
             let mut first = 0;
             for size in &self.sizes {
+                // gathered parts are blocks of rows by rank; logits are rows of all ranks
                 logits.extend_from_slice(&all[first * rows + row * size..][..*size]);
                 first += size;
             }

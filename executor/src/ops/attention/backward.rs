@@ -47,6 +47,7 @@ pub fn backward<F: Real>(
     let mut rest = &mut *scratch;
     for segment in segments.windows(2).filter(|segment| segment[0] < segment[1]) {
         let (start, end) = (segment[0] as usize, segment[1] as usize);
+        // a task per key head, so that no two tasks add to the same gradient and sums keep one order
         for kv_head in 0..shape.kv_heads {
             let (mine, others) = rest.split_at_mut((end - start) * width);
             rest = others;
@@ -139,6 +140,7 @@ fn softmax_backward<F: Real>(
             *weight = (*weight - log_sum).exp();
             *d_weight = *weight * (*d_weight - along);
         }
+        // masked entries take part in the products below
         weights[seen..].fill(F::ZERO);
         d_weights[seen..].fill(F::ZERO);
     }

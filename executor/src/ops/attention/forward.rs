@@ -31,6 +31,7 @@ pub fn forward<F: Real>(
             tasks.push((tile, rows, sums));
         }
     }
+    // tiles near the end of a segment have more keys: let threads steal single tiles
     tasks.into_par_iter().with_max_len(1).for_each_init(Vec::new, |buffer, (tile, rows, sums)| {
         for head in 0..shape.heads {
             run(shape, tile, head, qkv, buffer, rows, sums);
@@ -57,6 +58,7 @@ fn run<F: Real>(
             for (row, weights) in weights.chunks_mut(keys).enumerate() {
                 let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
                 log_sums[row * shape.heads + head] = softmax(seen);
+                // masked entries take part in the product with the values
                 unseen.fill(F::ZERO);
             }
         },

@@ -116,6 +116,7 @@ fn config(
     window_pixels: Option<usize>,
 ) -> Result<EncoderConfig> {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
+    // half of the pairs of columns rotate by row, half by column
     if !(hidden / heads).is_multiple_of(4) {
         let problem =
             format!("must give heads a width that is a multiple of 4 to rotate, found {}", hidden / heads);
@@ -147,6 +148,7 @@ fn config(
     let arrangement = Arrangement::Native(NativeResolution {
         patch_inputs: stem.patch_inputs(),
         merge,
+        // at least one block, for windows smaller than a block
         window: window_pixels.map(|pixels| (pixels / merge / patch).max(1)),
         rope: Rope::of_images(theta, hidden / heads),
     });

@@ -95,6 +95,7 @@ pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
     let vision = top.child("vision_config");
     let is_clip = vision.text("model_type")? == Some("clip_vision_model");
     let mut tower = square_tower(&vision, spec, is_clip, "vision_tower.", TileRule::AnyRes(rule))?;
+    // LLaVA-OneVision takes the rows before the last norm
     tower.ignored.push("vision_tower.post_layernorm.".to_owned());
     let outputs = part.llm.map_or(0, |llm| llm.hidden as usize);
     let names = ["multi_modal_projector.linear_1", "multi_modal_projector.linear_2"].map(str::to_owned);
@@ -184,6 +185,7 @@ fn square_tower(
     let layers: Vec<LayerSpec> = layers.collect();
     let unused = (layers.len()..spec.layers as usize).map(|layer| name(&format!("encoder.layers.{layer}.")));
     let mut ignored: Vec<String> = unused.collect();
+    // SigLIP's pooling head
     ignored.push(name("head."));
     let last = name("post_layernorm");
     if is_clip {
@@ -237,6 +239,7 @@ fn intern_vit(fields: &ConfigFields<'_>, spec: EncoderSpec, rule: TileRule) -> R
     let layers = layers.collect();
     let mut ignored: Vec<String> =
         (used..spec.layers).map(|layer| name(&format!("encoder.layer.{layer}."))).collect();
+    // only used in pretraining with masked patches
     ignored.push(name("embeddings.mask_token"));
     let has_last_norm = !fields.flag("use_mean_pooling", true)?;
     let last = name("layernorm");
