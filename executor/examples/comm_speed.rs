@@ -5,7 +5,9 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
-use dflop_executor::comm::{StepContext, Buffer, Comm, Dtype, Payload, Result, Settings, Shape, tcp, threads};
+use dflop_executor::comm::{
+    Buffer, Comm, Dtype, Payload, PayloadShape, Result, Settings, StepContext, tcp, threads,
+};
 use dflop_executor::launch::{Launcher, Layout};
 use std::time::{Duration, Instant};
 
@@ -15,9 +17,9 @@ const SUM_ELEMENTS: usize = 1 << 20;
 const SUM_ROUNDS: usize = 20;
 
 fn main() -> Result<()> {
-    let layout = Layout::from_environment()?;
-    if layout.size > 1 {
-        let session = tcp::connect(&layout, Settings::default())?;
+    let identity = identity_from_environment()?;
+    if identity.size > 1 {
+        let session = tcp::connect(&identity, Settings::default())?;
         return measure("tcp", &session.comm);
     }
     for size in [2, 4] {
@@ -48,7 +50,7 @@ fn measure(transport: &str, comm: &dyn Comm) -> Result<()> {
 
 /// Measures the seconds of one way, round by round.
 fn there_and_back(comm: &dyn Comm, bytes: usize, rounds: usize) -> Result<Vec<f64>> {
-    let (other, shape) = (1 - comm.rank(), Shape::flat(Dtype::U8, bytes));
+    let (other, shape) = (1 - comm.rank(), PayloadShape::flat(Dtype::U8, bytes));
     let mut ball = Payload::flat(Buffer::U8(vec![1; bytes]));
     let mut seconds = Vec::new();
     for round in 0..rounds as u64 {

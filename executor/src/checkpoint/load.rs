@@ -9,13 +9,14 @@ use super::directory;
 use super::manifest::Manifest;
 use super::save::CheckpointDirectory;
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::optimizer::JobOptimizer;
 use crate::optimizer::{ParameterState, Precision};
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
+use crate::weights::ParameterSpec;
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A checkpoint that a run can resume from.

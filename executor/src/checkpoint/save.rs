@@ -11,14 +11,15 @@ use super::directory;
 use super::manifest::{FileDigest, Manifest, write_file};
 use super::tensors::{FileTensor, TensorData, write};
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::optimizer::Decay;
 use crate::optimizer::JobOptimizer;
 use crate::optimizer::Precision;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
+use crate::weights::ParameterSpec;
 use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 
 /// Number of words in which a rank reports its files.
@@ -256,7 +257,9 @@ fn rows<'a, D: Device>(
             // `model_config` is a collective of the tensor-parallel group, so it runs also for tensors that others
             // write.
             for (prefix, buffer, dtype) in buffers {
-                let Some(numbers) = model_config(stage, spec, buffer)?.filter(|_| is_written) else { continue };
+                let Some(numbers) = model_config(stage, spec, buffer)?.filter(|_| is_written) else {
+                    continue;
+                };
                 let (name, shape) = (format!("{prefix}{}", spec.name), spec.shape.clone());
                 let rows = if prefix.is_empty() { &mut weights } else { &mut states };
                 rows.push(FileTensor { name, shape, numbers, dtype });
@@ -309,8 +312,11 @@ fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) ->
         Ok(own) => row.copy_from_slice(own),
         Err(_) => row[0] = 1,
     }
-    let gathered =
-        comm.all_gather(StepContext::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
+    let gathered = comm.all_gather(
+        StepContext::step(step, action),
+        words.as_mut_slice().into(),
+        &vec![WORDS; comm.size()],
+    );
     own?;
     gathered?;
     let all = words.as_chunks::<WORDS>().0.to_vec();

@@ -18,7 +18,7 @@ use super::{media_context, text_context};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
+use crate::model::context::MicrobatchContext;
 use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
 
@@ -133,7 +133,7 @@ impl<D: Device> InputReader<D> {
         counts: &TokenCounts,
         plan: &PipelineStepPlan,
         own: &mut BTreeMap<u32, PreparedSample>,
-    ) -> Result<BTreeMap<u32, Arc<Context<D>>>> {
+    ) -> Result<BTreeMap<u32, Arc<MicrobatchContext<D>>>> {
         let RankPlacement { module, replica, .. } = self.placement;
         let mut contexts = BTreeMap::new();
         let encoded = match module {
@@ -168,7 +168,7 @@ impl<D: Device> InputReader<D> {
     fn encoder(&self) -> Result<&crate::model::encoder::EncoderConfig> {
         let model = self.job.model();
         let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
-        let problem = || format!("have {:?}, which the model lacks", self.placement.module);
+        let problem = || format!("the model has no encoder for {:?}", self.placement.module);
         encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
     }
 

@@ -98,7 +98,7 @@ impl StepMedia {
         // sample.
         let plan = self.plan(job, 0, |_| 2, |_| 1)?;
         let Some(route) = plan.route(job, module) else {
-            let problem = format!("have no {module:?}");
+            let problem = format!("the job does not run {module:?}");
             return Err(Error::InvalidSetting { setting: "modules", reason: problem });
         };
         let of_microbatch = |source: u32| {

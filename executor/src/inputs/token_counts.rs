@@ -4,7 +4,7 @@ use dflop_loader::prepare::PreparedSample;
 use dflop_loader::text::MediumSlot;
 
 use super::step_media::StepMedia;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::Result;
 use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, RankPlacement};

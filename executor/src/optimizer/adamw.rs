@@ -9,9 +9,9 @@ use std::collections::btree_map::Entry;
 
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::ops::adamw::AdamW;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 
 /// Number format that weights are stored in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -158,7 +158,7 @@ impl<D: Device> AdamWOptimizer<D> {
                     Entry::Vacant(place) => {
                         let what = || format!("optimizer state of tensor `{}`", spec.name);
                         let state = ParameterState::new(&device, weights, precision);
-                        place.insert(state.map_err(|error| error.for_what(what))?)
+                        place.insert(state.map_err(|error| error.while_allocating(what))?)
                     }
                 };
                 state.step(&device, &adamw, weights, gradient)?;

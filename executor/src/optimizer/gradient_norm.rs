@@ -9,7 +9,7 @@
 //! arXiv:1211.5063, as in `torch.nn.utils.clip_grad_norm_`.
 
 use super::ownership::Ownership;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;

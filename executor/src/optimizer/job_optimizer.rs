@@ -4,7 +4,7 @@ use super::adamw::{AdamWOptimizer, AdamWSettings};
 use super::gradient_norm::{clip_factor, gradient_norm};
 use super::learning_rate::LearningRate;
 use super::ownership::Ownership;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;

@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 
 /// Separates names in a message; no tensor name contains it.
 const SEPARATOR: u8 = b'\n';
@@ -95,7 +95,7 @@ fn key(spec: &ParameterSpec) -> String {
     if spec.shard.is_whole() {
         return spec.name.clone();
     }
-    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.place().rank))
+    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.tp_rank().rank))
 }
 
 /// Gathers bytes of all ranks, which may differ in length, on all ranks.

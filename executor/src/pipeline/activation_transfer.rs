@@ -7,7 +7,7 @@ use super::rank_map::RankPlacement;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
 use crate::model::model_config::ModuleKind;

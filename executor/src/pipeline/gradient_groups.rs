@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::job::Job;
 use super::rank_map::RankPlacement;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::Result;
 
 /// Communicators of one rank, in addition to the one of all ranks.

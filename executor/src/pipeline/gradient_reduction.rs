@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
-use crate::comm::{StepContext, Buffer, Comm, Handle};
+use crate::comm::{Buffer, Comm, Handle, StepContext};
 use crate::device::{Buffer as _, Device};
 use crate::error::Result;
 use crate::model::parameters::Parameters;
@@ -279,7 +279,8 @@ mod tests {
         let device = Cpu::new(1)?;
         let placement = job.placement(comm.rank())?;
         let range = &job.ranges(&placement)[0];
-        let mut stage = job.model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
+        let mut stage =
+            job.model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
         let batch = TextBatch {
             input_ids: &[1, 2, 3],
             labels: &[1, 2, 3],

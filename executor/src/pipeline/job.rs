@@ -194,16 +194,19 @@ fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<(
             if range.start != next || range.end <= range.start {
                 return refuse(
                     "stages",
-                    format!("of {module:?} must continue with layer {next}, found {range:?}"),
+                    format!("{module:?} must continue with layer {next}, found {range:?}"),
                 );
             }
             next = range.end;
         }
         if next != layers || layers == 0 {
-            return refuse("stages", format!("of {module:?} have {next} layers, the model {layers}"));
+            return refuse(
+                "stages",
+                format!("the stages of {module:?} have {next} layers, the model has {layers}"),
+            );
         }
         if layout.dp_size == 0 || layout.tp_size == 0 {
-            return refuse("dp_size", format!("and `tp_size` of {module:?} must be above 0"));
+            return refuse("dp_size", format!("{module:?} needs `dp_size` and `tp_size` above 0"));
         }
     }
     Ok(())
@@ -234,7 +237,7 @@ fn describe(
     let is_last = layers.end == model.layers(layout.module);
     let range = StageRange { module: layout.module, layers };
     // A stage without trained parameters still passes gradients back to a trained stage before it.
-    let is_trained = model.parts::<Cpu>(&range, frozen, None)?.is_trained();
+    let is_trained = model.stage_blocks::<Cpu>(&range, frozen, None)?.is_trained();
     let has_backward = is_trained || model.is_input_trained(&range, frozen);
     let encoder = match layout.module {
         ModuleKind::Vision => model.vision.as_ref(),
@@ -253,7 +256,7 @@ fn tied(model: &ModelConfig, frozen: FrozenModules, stages: &[JobStage]) -> Resu
     let llm: Vec<&JobStage> = stages.iter().filter(|stage| stage.range.module == ModuleKind::Llm).collect();
     let [first, .., last] = llm.as_slice() else { return Ok(Vec::new()) };
     let specs = |stage: &JobStage| -> Result<Vec<_>> {
-        Ok(model.parts::<Cpu>(&stage.range, frozen, None)?.into_declaration().into_specs())
+        Ok(model.stage_blocks::<Cpu>(&stage.range, frozen, None)?.into_declaration().into_specs())
     };
     let (first, last) = (specs(first)?, specs(last)?);
     let is_shared = |name: &str| last.iter().any(|spec| spec.name == name);

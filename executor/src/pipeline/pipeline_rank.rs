@@ -13,7 +13,7 @@ use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::timeline::TimedAction;
 use super::topology::Topology;
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -54,7 +54,8 @@ impl<D: Device> PipelineRank<D> {
     /// ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
-        let placement = checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
+        let placement =
+            checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
         let groups = GradientGroups::split(&job, &placement, comm.as_ref())?;
         let stages = placement.stages.iter().copied().zip(stages).collect();
         Ok(Self {
@@ -186,18 +187,23 @@ fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
 
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<RankPlacement> {
     if comm.size() != job.world_size() {
-        let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
+        let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let placement = job.placement(comm.rank())?;
     let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
     if stages.len() != placement.stages.len() {
-        return refuse(format!("of rank {} are {:?}, found {}", comm.rank(), placement.stages, stages.len()));
+        return refuse(format!(
+            "expected {:?} on rank {}, found {} stages",
+            placement.stages,
+            comm.rank(),
+            stages.len()
+        ));
     }
     for (&number, stage) in placement.stages.iter().zip(stages) {
         if job.stages[usize::from(number)].has_backward != stage.has_backward() {
             return refuse(format!(
-                "of rank {}: {} and stage {number} differ in what is trained",
+                "on rank {}, {} and stage {number} differ in what is trained",
                 comm.rank(),
                 stage.name()
             ));

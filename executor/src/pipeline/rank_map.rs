@@ -59,7 +59,10 @@ impl Job {
             world += ranks * module.tp_size;
             pipeline += ranks;
         }
-        Err(Error::InvalidSetting { setting: "world size", reason: format!("is {world}, found rank {world_rank}") })
+        Err(Error::InvalidSetting {
+            setting: "world size",
+            reason: format!("expected a rank below {world}, found {world_rank}"),
+        })
     }
 
     /// Returns the layers of a rank's stages, to build them from.

@@ -8,7 +8,7 @@ use super::rank_map::RankPlacement;
 use super::step_plan::{PipelineStepPlan, name};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::{Context, Inputs};
+use crate::model::context::{MicrobatchContext, ModuleInputs};
 use crate::model::model_config::ModuleKind;
 
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
@@ -20,12 +20,12 @@ pub struct RankStep<D: Device> {
     pub plan: Arc<PipelineStepPlan>,
     /// Contexts by microbatch of the module ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for
     /// a microbatch without tokens; its context may be left out.
-    pub contexts: BTreeMap<u32, Arc<Context<D>>>,
+    pub contexts: BTreeMap<u32, Arc<MicrobatchContext<D>>>,
 }
 
 impl<D: Device> RankStep<D> {
     /// Returns the context of a microbatch that is computed.
-    pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<Context<D>>> {
+    pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<MicrobatchContext<D>>> {
         self.contexts
             .get(&microbatch)
             .ok_or_else(|| self.refused(module, microbatch, "has no context".to_owned()))
@@ -57,7 +57,7 @@ impl<D: Device> RankStep<D> {
         job: &Job,
         module: ModuleKind,
         microbatch: u32,
-        context: &Context<D>,
+        context: &MicrobatchContext<D>,
     ) -> Result<()> {
         let planned = tokens(&self.plan, job, module, microbatch);
         let agree = |what: &str, found: usize, planned: usize| {
@@ -67,7 +67,7 @@ impl<D: Device> RankStep<D> {
             Err(self.refused(module, microbatch, format!("has {found} {what}, the plan has {planned}")))
         };
         match &context.inputs {
-            Inputs::Text(text) if module == ModuleKind::Llm => {
+            ModuleInputs::Text(text) if module == ModuleKind::Llm => {
                 // A microbatch planned without tokens is not computed, so its context must be empty.
                 if planned == 0 {
                     agree("tokens", context.layers.rows, 0)?;
@@ -82,7 +82,7 @@ impl<D: Device> RankStep<D> {
                 }
                 Ok(())
             }
-            Inputs::Encoder(encoder) if module != ModuleKind::Llm => {
+            ModuleInputs::Encoder(encoder) if module != ModuleKind::Llm => {
                 agree("tokens of media", encoder.tokens, planned)
             }
             _ => Err(self.refused(module, microbatch, "has the context of another module".to_owned())),

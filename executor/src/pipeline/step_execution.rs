@@ -13,7 +13,7 @@ use super::transfer_buffers::TransferBuffers;
 use crate::comm::StepContext;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::Output;
+use crate::model::BlockOutput;
 use crate::model::parameters::Parameters;
 use crate::stage::Stage;
 
@@ -86,7 +86,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
             Action::Backward(part) => self.backward(part),
             Action::BackwardInput(part) | Action::BackwardWeight(part) => Err(Error::InvalidSetting {
                 setting: "schedule",
-                problem: format!("splits the backward pass of {part}"),
+                reason: format!("splits the backward pass of {part}"),
             }),
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
@@ -97,7 +97,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
                 let Some(transfer) = self.view.transfer(action) else {
                     return Err(Error::InvalidSetting {
                         setting: "schedule",
-                        problem: format!("has no edge for {action}"),
+                        reason: format!("has no edge for {action}"),
                     });
                 };
                 let (done, cpu_ns) = cpu_timed(|| self.transfers.transfer(&self.view, transfer));
@@ -117,10 +117,10 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let microbatch = part.microbatch as usize;
         let (output, cpu_ns) = device.run(|| cpu_timed(|| stage.forward(microbatch, context, input)));
         match output? {
-            Output::Rows(rows) => {
+            BlockOutput::Rows(rows) => {
                 self.transfers.put_output(&self.view, &device, Flow::Activations, part, Some(rows))?;
             }
-            Output::Loss(loss) => self.losses[microbatch] = loss,
+            BlockOutput::Loss(loss) => self.losses[microbatch] = loss,
         }
         Ok(cpu_ns)
     }
@@ -146,5 +146,5 @@ impl<'a, D: Device> StepExecution<'a, D> {
 }
 
 fn missing(stage: u16) -> Error {
-    Error::InvalidSetting { setting: "stages", reason: format!("of this rank lack stage {stage}") }
+    Error::InvalidSetting { setting: "stages", reason: format!("this rank lacks stage {stage}") }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dflop_balancer::schedule::{Action, Part};
 
 use super::activation_transfer::{Flow, StageEdge, StepView, Transfer};
-use crate::comm::{Handle, Payload, Shape};
+use crate::comm::{Handle, Payload, PayloadShape};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -55,7 +55,7 @@ impl<D: Device> TransferBuffers<D> {
             // A message without rows is never sent, so nothing is posted for it.
             if rows > 0 {
                 let from = view.job.source(peer, view.placement);
-                let shape = Shape::f32(rows, view.width(edge));
+                let shape = PayloadShape::f32(rows, view.width(edge));
                 let handle = view.comm.start_recv(from, edge.tag(flow), view.at_edge(transfer), shape)?;
                 self.posted.insert((flow, edge), handle);
             }

@@ -23,7 +23,7 @@ use super::synthetic_inputs::{numbers, text_context};
 use super::{MeasuredModel, kind_of};
 use crate::device::{Cpu, Device};
 use crate::error::{Error, Result};
-use crate::model::context::Context;
+use crate::model::context::MicrobatchContext;
 use crate::model::model_config::{FrozenModules, StageRange};
 use crate::stage::{Activations, Stage};
 use crate::weights::Seed;
@@ -175,7 +175,7 @@ pub fn check(
 /// A microbatch and its measured times.
 struct MicrobatchRuns {
     drawn: RandomMicrobatch,
-    contexts: Vec<(Module, Arc<Context<Cpu>>)>,
+    contexts: Vec<(Module, Arc<MicrobatchContext<Cpu>>)>,
     media_rows: usize,
     /// Nanoseconds by context, then by run.
     taken_ns: Vec<Vec<u64>>,

@@ -15,14 +15,14 @@ use super::synthetic_inputs::{SampleTokens, numbers, text_context};
 use super::{MeasuredModel, kind_of};
 use crate::device::{Buffer, Cpu, CpuFloats, Device};
 use crate::error::{Error, Result};
-use crate::model::attention::Sight;
-use crate::model::context::Context;
+use crate::model::attention::AttentionMask;
+use crate::model::context::MicrobatchContext;
 use crate::model::layer::{Layer, LayerSpec};
 use crate::model::model_config::{FrozenModules, ModuleKind, StageRange};
-use crate::model::{Block, Output};
+use crate::model::{Block, BlockOutput, StageBlocks};
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
-use crate::stage::{Activations, Stage, StageOptions, StageParts};
+use crate::stage::{Activations, Stage, StageOptions};
 use crate::weights::Seed;
 
 /// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
@@ -49,15 +49,15 @@ pub struct PassDurations {
 pub fn time_passes(
     clock: Clock,
     stage: &mut Stage<Cpu>,
-    context: &Arc<Context<Cpu>>,
+    context: &Arc<MicrobatchContext<Cpu>>,
     input: Option<CpuFloats>,
 ) -> Result<PassDurations> {
     let device = stage.device().clone();
     let context = Arc::clone(context);
     let (output, forward) = clock.time(&device, || stage.forward(0, context, input));
     let gradient = match output? {
-        Output::Rows(rows) => Some(rows),
-        Output::Loss(_) => None,
+        BlockOutput::Rows(rows) => Some(rows),
+        BlockOutput::Loss(_) => None,
     };
     let kept_bytes = stage.kept_bytes();
     let (gradient, backward) = clock.time(&device, || stage.backward(0, gradient));
@@ -142,13 +142,13 @@ impl<'a> ModuleUnderTest<'a> {
             module,
             sequences: Sequences::of(&model.spec, module)?,
             layers,
-            windowed: specs.iter().filter(|spec| spec.attention.sight == Sight::Window).count(),
+            windowed: specs.iter().filter(|spec| spec.attention.mask == AttentionMask::Window).count(),
             shape: AttentionShape {
                 heads: attention.heads,
                 kv_heads: attention.kv_heads,
                 head_dim: attention.head_dim,
                 scale: 1.0 / (attention.head_dim as f64).sqrt(),
-                is_causal: attention.sight == Sight::Causal,
+                is_causal: attention.mask == AttentionMask::Causal,
             },
             hidden: attention.hidden,
             first: end(0)?,
@@ -165,7 +165,7 @@ impl<'a> ModuleUnderTest<'a> {
         Ok(self.run_body(&context)?.kept_bytes)
     }
 
-    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<Context<Cpu>>> {
+    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<MicrobatchContext<Cpu>>> {
         let context = match self.sequences.media(batch, tokens) {
             None => {
                 let samples = vec![SampleTokens::text(tokens as usize); batch as usize];
@@ -176,7 +176,7 @@ impl<'a> ModuleUnderTest<'a> {
         Ok(Arc::new(context))
     }
 
-    fn run_body(&mut self, context: &Arc<Context<Cpu>>) -> Result<PassDurations> {
+    fn run_body(&mut self, context: &Arc<MicrobatchContext<Cpu>>) -> Result<PassDurations> {
         let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
         time_passes(self.clock, &mut self.body, context, Some(input))
     }
@@ -292,12 +292,12 @@ impl<'a> ModuleUnderTest<'a> {
 
 /// Builds a stage of layers alone, as inside a pipeline.
 fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<Stage<Cpu>> {
-    let mut parts = StageParts::default();
+    let mut parts = StageBlocks::default();
     parts.add(false, |declaration| {
         let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
         Ok(specs.iter().map(layer).collect())
     })?;
-    parts.build(device.clone(), StageOptions::new(format!("{module} layers")), &Seed(seed))
+    Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))
 }
 
 fn both(passes: PassDurations) -> [f64; 2] {

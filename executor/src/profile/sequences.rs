@@ -6,7 +6,7 @@ use dflop_costmodel::tokens::VisionRule;
 
 use super::synthetic_inputs::Media;
 use crate::error::{Error, Result};
-use crate::model::encoder::Shown;
+use crate::model::encoder::TiledMedium;
 
 /// Tokens per sequence in linear measurements, if the length is free: one tile of attention, so that
 /// attention takes little of the time.
@@ -94,7 +94,7 @@ impl Sequences {
         match self {
             Self::Text => None,
             Self::Tiles(_) => {
-                let tile = Shown::Image { height: 1, width: 1, tiles: 1 };
+                let tile = TiledMedium::Image { height: 1, width: 1, tiles: 1 };
                 Some(Media::Tiles(vec![tile; batch as usize]))
             }
             Self::Windows(_) => Some(Media::Windows(batch as usize)),

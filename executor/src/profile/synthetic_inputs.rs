@@ -2,8 +2,8 @@
 
 use crate::device::Cpu;
 use crate::error::Result;
-use crate::model::context::Context;
-use crate::model::encoder::{EncoderConfig, MediaKind, Medium, Shown};
+use crate::model::context::MicrobatchContext;
+use crate::model::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use crate::model::llm::{IGNORED, LlmConfig, TextBatch};
 
 /// Tokens of a sample in the LLM.
@@ -46,7 +46,7 @@ pub(super) fn text_context(
     device: &Cpu,
     config: &LlmConfig,
     samples: &[SampleTokens],
-) -> Result<Context<Cpu>> {
+) -> Result<MicrobatchContext<Cpu>> {
     let vocabulary = i64::from(config.spec.vocab.max(1));
     let (mut labels, mut positions, mut places, mut ends) = (Vec::new(), Vec::new(), Vec::new(), vec![0]);
     for sample in samples {
@@ -75,7 +75,7 @@ pub(super) fn text_context(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Media {
     /// Runs of tiles.
-    Tiles(Vec<Shown>),
+    Tiles(Vec<TiledMedium>),
     /// Frames, rows and columns of patches.
     Grids(Vec<[u32; 3]>),
     /// Number of full windows.
@@ -84,22 +84,22 @@ pub(super) enum Media {
 
 impl Media {
     /// Returns the context of an encoder for these media.
-    pub(super) fn context(&self, device: &Cpu, config: &EncoderConfig) -> Result<Context<Cpu>> {
-        let elements = match config.media_kind() {
-            MediaKind::Tiles { elements }
-            | MediaKind::Patches { elements }
-            | MediaKind::Windows { elements, .. } => elements,
+    pub(super) fn context(&self, device: &Cpu, config: &EncoderConfig) -> Result<MicrobatchContext<Cpu>> {
+        let elements = match config.input_kind() {
+            EncoderInputKind::Tiles { elements }
+            | EncoderInputKind::Patches { elements }
+            | EncoderInputKind::Windows { elements, .. } => elements,
         };
         let values = numbers(self.items() * elements);
         match self {
-            Self::Tiles(shown) => config.context(device, &Medium::Tiles { pixels: &values, shown }),
-            Self::Grids(grids) => config.context(device, &Medium::Patches { values: &values, grids }),
+            Self::Tiles(shown) => config.context(device, &EncoderInput::Tiles { pixels: &values, shown }),
+            Self::Grids(grids) => config.context(device, &EncoderInput::Patches { values: &values, grids }),
             Self::Windows(windows) => {
-                let MediaKind::Windows { frames, .. } = config.media_kind() else {
-                    return config.context(device, &Medium::Windows { features: &values, frames: &[] });
+                let EncoderInputKind::Windows { frames, .. } = config.input_kind() else {
+                    return config.context(device, &EncoderInput::Windows { features: &values, frames: &[] });
                 };
                 let frames = vec![frames as u32; *windows];
-                config.context(device, &Medium::Windows { features: &values, frames: &frames })
+                config.context(device, &EncoderInput::Windows { features: &values, frames: &frames })
             }
         }
     }
@@ -119,7 +119,7 @@ impl Media {
     /// Returns the number of tiles, patches or windows.
     pub(super) fn items(&self) -> usize {
         match self {
-            Self::Tiles(shown) => shown.iter().map(Shown::tiles).sum(),
+            Self::Tiles(shown) => shown.iter().map(TiledMedium::tiles).sum(),
             Self::Grids(grids) => grids.iter().map(|grid| grid.iter().product::<u32>() as usize).sum(),
             Self::Windows(windows) => *windows,
         }

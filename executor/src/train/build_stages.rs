@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::model_config::FrozenModules;
+use crate::model::model_config::FrozenModules;
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::model_config::{FrozenModules, StageSettings};
 use crate::pipeline::{Job, PipelineRank};
-use crate::stage::{Activations, Stage};
+use crate::stage::{Activations, Stage, StageSettings};
 use crate::weights::WeightSource;
 
 /// Builds the stages of this rank; all ranks of the job call it together.
@@ -24,7 +25,7 @@ pub fn build_stages<D: Device>(
     source: &dyn WeightSource,
 ) -> Result<Vec<Stage<D>>> {
     if comm.size() != job.world_size() {
-        let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
+        let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let place = job.placement(comm.rank())?;

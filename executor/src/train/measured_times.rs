@@ -1,6 +1,6 @@
 //! Sums measured times of modules over the ranks that hold their stages.
 
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::{Job, RankPlacement, TimedAction};

@@ -16,7 +16,7 @@ use super::skip_warnings::SkipWarnings;
 use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, RunState};
-use crate::comm::{StepContext, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
 use crate::inputs::{InputReader, StepInputs};

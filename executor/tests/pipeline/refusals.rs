@@ -22,21 +22,21 @@ fn jobs_that_cannot_run_are_refused_by_setting() {
     let one = ScheduleKind::OneForwardOneBackward;
     let cut = |ranges: Vec<std::ops::Range<usize>>| vec![ModuleParallelism::new(ModuleKind::Llm, ranges)];
     for (modules, schedule, expected) in [
-        (vec![], one, "job: `modules` must be encoders in the order vision, audio, then the LLM"),
+        (vec![], one, "invalid `modules`: must be encoders in the order vision, audio, then the LLM"),
         (vec![vision.clone()], one, "then the LLM; found [Vision]"),
-        (vec![llm_alone.clone(), vision.clone()], one, "job: `modules` must be"),
+        (vec![llm_alone.clone(), vision.clone()], one, "invalid `modules`: must be"),
         (
             vec![ModuleParallelism::even(ModuleKind::Audio, 2, 1), llm_alone.clone()],
             one,
-            "2 layers, the model 0",
+            "2 layers, the model has 0",
         ),
-        (cut(vec![0..2, 3..4]), one, "job: `stages` of Llm must continue with layer 2, found 3..4"),
+        (cut(vec![0..2, 3..4]), one, "invalid `stages`: Llm must continue with layer 2, found 3..4"),
         (cut(vec![0..2, 2..2, 2..4]), one, "not 2..2"),
-        (cut(vec![0..3]), one, "job: `stages` of Llm have 3 layers, the model 4"),
+        (cut(vec![0..3]), one, "invalid `stages`: the stages of Llm have 3 layers, the model has 4"),
         (cut(vec![]), one, "have 0 layers"),
-        (vec![llm(1).dp_size(0)], one, "must be above 0"),
-        (vec![llm(1).tp_size(0)], one, "must be above 0"),
-        (vec![llm(2)], ScheduleKind::ZeroBubble, "job: `schedule` zb-h1 splits backward passes"),
+        (vec![llm(1).dp_size(0)], one, "`dp_size` and `tp_size` above 0"),
+        (vec![llm(1).tp_size(0)], one, "`dp_size` and `tp_size` above 0"),
+        (vec![llm(2)], ScheduleKind::ZeroBubble, "invalid `schedule`: zb-h1 splits backward passes"),
         (
             vec![vision, llm(2)],
             ScheduleKind::Interleaved { chunks: 2 },
@@ -82,12 +82,15 @@ fn a_world_or_stages_of_another_job_are_refused() {
             .unwrap()
             .to_string()
     };
-    assert_eq!(join(Vec::new()), "job: `world size` is 2, found 1 ranks");
+    assert_eq!(join(Vec::new()), "invalid `world size`: expected 2 ranks, found 1");
     let one = std::sync::Arc::new(Setting::new(&model, vec![llm(1)]).job().unwrap());
     let comm = threads::world(1, Settings::default()).unwrap().remove(0);
     let error = PipelineRank::<Cpu>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
-    assert_eq!(error, "job: `stages` of rank 0 are [0], found 0");
-    assert_eq!(job.placement(2).unwrap_err().to_string(), "job: `world size` is 2, found rank 2");
+    assert_eq!(error, "invalid `stages`: expected [0] on rank 0, found 0 stages");
+    assert_eq!(
+        job.placement(2).unwrap_err().to_string(),
+        "invalid `world size`: expected a rank below 2, found 2"
+    );
 }
 
 /// Ranks are numbered module by module, replica by replica, stage by stage, and by TP rank last.

@@ -3,9 +3,9 @@
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::{Buffer, Cpu, CpuBf16, Device};
-use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_executor::stage::Stage;
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::Seed;
 
 use super::model::{LAYERS, config, context, mean_loss, run_whole, settings, stage, weights};

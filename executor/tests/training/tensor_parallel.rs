@@ -7,8 +7,9 @@ use std::sync::Arc;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::tensor_parallel::TensorParallel;
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange};
 use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange, StageSettings};
+use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::{Seed, WeightSource};
@@ -20,7 +21,7 @@ type Whole = BTreeMap<String, Vec<f32>>;
 
 fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
     let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
-    let shared = (group.place().size > 1).then(|| Arc::clone(group));
+    let shared = (group.tp_rank().size > 1).then(|| Arc::clone(group));
     let settings = StageSettings { activations: Activations::Stored, tensor_parallel: shared };
     config().stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, source).unwrap()
 }
@@ -49,7 +50,8 @@ fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
         let mut model_config = Whole::new();
         for (spec, values) in stage.parameters().owned() {
             let values = stage.device().download(values).unwrap();
-            model_config.extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
+            model_config
+                .extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
         }
         (norms, model_config)
     });

@@ -186,7 +186,8 @@ fn three_steps_with_clipping_are_those_of_torch() {
     let context = Arc::new(config.llm.context(&device, &batch).unwrap());
     let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
     let source = Checkpoint::open(&directory).unwrap();
-    let mut stage = config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &source).unwrap();
+    let mut stage =
+        config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &source).unwrap();
     let settings = JobOptimizerSettings {
         learning_rate: LearningRate::cosine(0.01, 2, 6),
         adamw: AdamWSettings::default(),

@@ -226,7 +226,8 @@ impl MeasuredJson {
             attention_lengths: report.attention.as_ref().map_or(0, |lengths| lengths.points.len()),
             rounds: report.rounds,
             error_max: report.error_max(),
-            intervals_open: report.model_config.open + report.attention.as_ref().map_or(0, |lengths| lengths.open),
+            intervals_open: report.model_config.open
+                + report.attention.as_ref().map_or(0, |lengths| lengths.open),
             tokens: report.tokens,
             kept_bytes_per_token: report.kept_bytes_per_token,
             flops: report.flops,
