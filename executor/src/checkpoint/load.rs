@@ -16,7 +16,6 @@ use crate::optimizer::JobOptimizer;
 use crate::optimizer::{ParameterState, Precision};
 use crate::stage::Stage;
 use crate::weights::ParameterSpec;
-use crate::weights::ParameterSpec;
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A checkpoint that a run can resume from.

@@ -19,7 +19,6 @@ use crate::optimizer::JobOptimizer;
 use crate::optimizer::Precision;
 use crate::stage::Stage;
 use crate::weights::ParameterSpec;
-use crate::weights::ParameterSpec;
 use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 
 /// Number of words in which a rank reports its files.

@@ -32,6 +32,6 @@ impl Share for ReplicaShare {
         let dealt = StepMedia::new(&self.job, &self.planner, plan);
         dealt
             .encoded_by(&self.job, self.module, self.replica)
-            .map_err(|error| dflop_loader::Error::ModelConfig { setting: "share", reason: error.to_string() })
+            .map_err(|error| dflop_loader::Error::Config { setting: "share", reason: error.to_string() })
     }
 }

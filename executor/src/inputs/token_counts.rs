@@ -1,7 +1,7 @@
 //! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
 
 use dflop_loader::prepare::PreparedSample;
-use dflop_loader::text::MediumSlot;
+use dflop_loader::sample::text::MediumSlot;
 
 use super::step_media::StepMedia;
 use crate::comm::{Comm, StepContext};

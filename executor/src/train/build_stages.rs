@@ -6,7 +6,6 @@ use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::model_config::FrozenModules;
-use crate::model::model_config::FrozenModules;
 use crate::model::tensor_parallel::TensorParallel;
 use crate::pipeline::{Job, PipelineRank};
 use crate::stage::{Activations, Stage, StageSettings};

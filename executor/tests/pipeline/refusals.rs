@@ -31,7 +31,7 @@ fn jobs_that_cannot_run_are_refused_by_setting() {
             "2 layers, the model has 0",
         ),
         (cut(vec![0..2, 3..4]), one, "invalid `stages`: Llm must continue with layer 2, found 3..4"),
-        (cut(vec![0..2, 2..2, 2..4]), one, "not 2..2"),
+        (cut(vec![0..2, 2..2, 2..4]), one, "found 2..2"),
         (cut(vec![0..3]), one, "invalid `stages`: the stages of Llm have 3 layers, the model has 4"),
         (cut(vec![]), one, "have 0 layers"),
         (vec![llm(1).dp_size(0)], one, "`dp_size` and `tp_size` above 0"),
