@@ -1,4 +1,4 @@
-//! Plans for ranks without a pipeline: all modules run one after the other on a rank's device.
+//! Plans for ranks without a pipeline, whose modules run one after the other on one device.
 //!
 //! That is how DDP and FSDP run a model. A microbatch takes the sum of its modules, and a rank the sum of its microbatches;
 //! what the step takes depends on when ranks wait for one another.
@@ -7,16 +7,16 @@ use dflop_costmodel::SampleCost;
 
 use super::{StepPlan, StepPlanner};
 
-/// When data-parallel ranks wait for one another.
+/// Point at which data-parallel ranks wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Synchronization {
     /// At the end of a step, to add up gradients, as DDP does with accumulated gradients: the step takes as long as the
     /// slowest rank.
     #[default]
-    Step,
+    PerStep,
     /// In every microbatch, to gather parameters, as FSDP and `ZeRO-3` do: the step takes the sum, over microbatches, of
     /// the slowest rank's. So all microbatches are made alike, and those that run at the same time more so.
-    Microbatch,
+    PerMicrobatch,
 }
 
 /// Time of all modules of a sample, in nanoseconds; saturates.
