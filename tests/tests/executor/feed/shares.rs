@@ -1,4 +1,4 @@
-//! What each rank reads of the dataset.
+//! Checks what each rank reads of the dataset.
 
 use dflop_executor::model::whole::ModuleKind;
 use dflop_loader::metrics::Stage;
