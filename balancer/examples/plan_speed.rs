@@ -8,8 +8,8 @@
 //! of CPU: the best and the worst of the repeats.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
-use dflop_balancer::plan::{
-    Cluster, EncoderShare, Freedom, ItemSize, ModelCostsBuilder, PlanProblem, Workload, plan,
+use dflop_balancer::planner::{
+    Cluster, EncoderSplit, ItemSize, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
 };
 use dflop_costmodel::{DeviceRate, ModelSpec};
 use rustix::time::{ClockId, clock_gettime};
@@ -30,13 +30,13 @@ fn main() -> Result<(), Error> {
         llm: &costs[1],
         workload: &workload,
         cluster: Cluster { gpus: gpus.parse()?, gpus_per_node: 8, memory_bytes: 80 << 30, links: None },
-        freedom: Freedom {
+        options: SearchSpaceOptions {
             is_disaggregated: true,
             is_colocated: false,
             has_uneven_layers: false,
             has_recomputation: false,
         },
-        share: EncoderShare::Tile,
+        encoder_split: EncoderSplit::Tile,
         memory_margin: 1.1,
     };
     let mut seconds = Vec::new();

@@ -7,7 +7,7 @@
 //! Counted are forward and backward passes, the schedule compiled once, one time changed before every call.
 //! Time is CPU time of the thread where Linux tells it (best of the repeats), else wall time.
 
-use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind};
+use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
 use std::error::Error;
 use std::hint::black_box;
@@ -19,7 +19,7 @@ const REPEATS: usize = 5;
 const PASSES: usize = 60_000_000;
 
 /// A name, a schedule and what it is made for.
-type Shape = (String, ScheduleKind, Layout);
+type Shape = (String, ScheduleKind, PipelineLayout);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut out = std::io::stdout().lock();
@@ -46,10 +46,10 @@ fn shapes() -> Result<Vec<Shape>, Box<dyn Error>> {
     ];
     let mut shapes = Vec::new();
     for (kind, ranks, microbatches) in chains {
-        let layout = Layout::chain(ranks, kind.chunks(), microbatches)?;
+        let layout = PipelineLayout::chain(ranks, kind.chunks(), microbatches)?;
         shapes.push((format!("{kind} {ranks} x {microbatches}"), kind, layout));
     }
-    let layout = Layout::of_modules(&[ModuleStages::new(1, 2), ModuleStages::new(3, 4)], 16)?;
+    let layout = PipelineLayout::of_modules(&[ModuleStages::new(1, 2), ModuleStages::new(3, 4)], 16)?;
     shapes.push(("1f1b 2 x 1 + 4 x 3, 16".to_owned(), ScheduleKind::OneForwardOneBackward, layout));
     Ok(shapes)
 }
@@ -58,7 +58,7 @@ fn report(
     out: &mut impl Write,
     name: &str,
     kind: ScheduleKind,
-    layout: &Layout,
+    layout: &PipelineLayout,
     communication: &Communication,
 ) -> Result<(), Box<dyn Error>> {
     let (stages, microbatches) = (layout.stages(), layout.microbatches());

@@ -1,7 +1,5 @@
 //! The one error type of this crate.
 
-use crate::schedule::Action;
-
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -55,5 +53,5 @@ pub enum Error {
     NothingFits { reason: String },
     /// The action lists wait for one another, or one asks for what never comes.
     #[error("rank {rank} waits for ever at `{action}`")]
-    Deadlock { rank: usize, action: Action },
+    Deadlock { rank: usize, action: String },
 }

@@ -57,7 +57,7 @@ impl Instance {
     /// multiple of `modules`; [`Error::TooFewItems`]; [`Error::Overflow`] if all times together do not fit
     /// 63 bits.
     pub fn new(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
-        let instance = Self::groups_may_be_empty(groups, modules, times_ns)?;
+        let instance = Self::with_empty_groups(groups, modules, times_ns)?;
         if instance.items < groups {
             return Err(Error::TooFewItems { items: instance.items, groups });
         }
@@ -70,7 +70,7 @@ impl Instance {
     ///
     /// # Errors
     /// Those of [`Instance::new`], less [`Error::TooFewItems`].
-    pub fn groups_may_be_empty(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
+    pub fn with_empty_groups(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
         check_count("groups", groups)?;
         check_count("modules", modules)?;
         let items = times_ns.len() / modules;
@@ -310,8 +310,8 @@ mod tests {
     #[test]
     fn fewer_items_than_groups_need_the_other_constructor() {
         assert!(matches!(Instance::new(3, 1, vec![1, 2]), Err(Error::TooFewItems { items: 2, groups: 3 })));
-        assert_eq!(Instance::groups_may_be_empty(3, 1, vec![1, 2]).unwrap().items(), 2);
-        assert_eq!(Instance::groups_may_be_empty(3, 1, vec![]).unwrap().items(), 0);
+        assert_eq!(Instance::with_empty_groups(3, 1, vec![1, 2]).unwrap().items(), 2);
+        assert_eq!(Instance::with_empty_groups(3, 1, vec![]).unwrap().items(), 0);
     }
 
     #[test]

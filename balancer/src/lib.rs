@@ -14,7 +14,7 @@
 //! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`]
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]
 //! - pipelines: [`schedule`](mod@schedule), [`simulate`], [`CompiledSchedule`], [`assign_ranks`],
-//!   [`small_ends`]
+//!   [`peak_order`]
 //!
 //! # Examples
 //! ```
@@ -30,41 +30,28 @@
 //! # Ok::<(), dflop_balancer::Error>(())
 //! ```
 
-mod assignment;
-mod balance;
-mod bound;
 mod budget;
-mod constraint;
+mod caps;
 mod digest;
 mod error;
-mod fluid;
-mod fluid_start;
 mod instance;
-mod makespan;
-mod order;
 mod partition;
 mod pipeline;
-mod pipeline_bound;
-mod pipeline_search;
-pub mod plan;
-mod problem;
+pub mod planner;
 mod rng;
 pub mod schedule;
 mod simulate;
-mod strategy;
 
-pub use assignment::Assignment;
-pub use balance::balance;
-pub use bound::{BoundKind, LowerBound, lower_bound};
 pub use budget::Budget;
-pub use constraint::Caps;
+pub use caps::Caps;
 pub use digest::PlanDigest;
 pub use error::{Error, Result};
 pub use instance::Instance;
-pub use makespan::CompiledSchedule;
-pub use order::{assign_ranks, small_ends};
-pub use pipeline::{PipelineAssignment, PipelineConfig, PipelineObjective, balance_pipeline};
-pub use simulate::{
-    Activity, Communication, CriticalStep, Event, Simulation, StageTimes, simulate, split_time,
+pub use partition::{Assignment, BoundKind, LowerBound, Strategy, balance, lower_bound};
+pub use pipeline::{
+    PipelineAssignment, PipelineConfig, PipelineObjective, assign_ranks, balance_pipeline, peak_order,
 };
-pub use strategy::Strategy;
+pub use simulate::{
+    Activity, Communication, CompiledSchedule, CriticalStep, Event, Simulation, StageTimes, simulate,
+    split_time,
+};

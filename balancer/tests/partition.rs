@@ -44,7 +44,7 @@ proptest! {
     #[test]
     fn every_item_is_in_exactly_one_group_and_none_is_empty(times_ns in times(1..80), groups in 1..40_usize) {
         let items = times_ns.len() / MODULES;
-        let instance = Instance::groups_may_be_empty(groups, MODULES, times_ns).unwrap();
+        let instance = Instance::with_empty_groups(groups, MODULES, times_ns).unwrap();
         for strategy in Strategy::OF_ANY_SIZE {
             let found = solve(&instance, strategy, Caps::default());
             prop_assert_eq!(found.groups.len(), groups);
@@ -112,7 +112,7 @@ proptest! {
         times_ns in prop::collection::vec(0..1_000_000_u64, 1..80),
         groups in 1..20_usize,
     ) {
-        let instance = Instance::groups_may_be_empty(groups, 1, times_ns.clone()).unwrap();
+        let instance = Instance::with_empty_groups(groups, 1, times_ns.clone()).unwrap();
         let (sum, longest) = (times_ns.iter().sum::<u64>(), *times_ns.iter().max().unwrap());
         for strategy in [Strategy::Lpt, Strategy::MultiLpt, Strategy::Search] {
             let found = solve(&instance, strategy, Caps::default());
@@ -125,7 +125,7 @@ proptest! {
     /// The greedy bound on several modules: where the last item fits best, all groups' sums do.
     #[test]
     fn multi_lpt_makespan_is_at_most_mean_of_all_modules_plus_longest(times_ns in times(1..80), groups in 1..20_usize) {
-        let instance = Instance::groups_may_be_empty(groups, MODULES, times_ns.clone()).unwrap();
+        let instance = Instance::with_empty_groups(groups, MODULES, times_ns.clone()).unwrap();
         let (sum, longest) = (times_ns.iter().sum::<u64>(), *times_ns.iter().max().unwrap());
         let found = solve(&instance, Strategy::MultiLpt, Caps::default());
         prop_assert!(found.makespan_ns <= sum / groups as u64 + longest + (sum >> 18));
@@ -216,7 +216,7 @@ fn a_nanosecond_above_the_bound_is_not_the_optimum() {
 
 #[test]
 fn an_empty_batch_has_an_empty_answer() {
-    let instance = Instance::groups_may_be_empty(3, 2, vec![]).unwrap();
+    let instance = Instance::with_empty_groups(3, 2, vec![]).unwrap();
     for strategy in Strategy::OF_ANY_SIZE {
         let found = solve(&instance, strategy, Caps::default());
         assert_eq!((found.groups, found.makespan_ns), (vec![vec![]; 3], 0));

@@ -107,7 +107,7 @@ proptest! {
         microbatches in 1..9_usize,
         encoder_dp in 1..5_usize,
     ) {
-        let instance = Instance::groups_may_be_empty(dp_size * microbatches, 3, times_ns).unwrap();
+        let instance = Instance::with_empty_groups(dp_size * microbatches, 3, times_ns).unwrap();
         let instance = instance.tokens((0..30).map(|item| item % 5).collect()).unwrap();
         let config = PipelineConfig::new(dp_size, vec![1, 2, 1]).module_dp_sizes(vec![encoder_dp, dp_size, 2]);
         let caps = Caps { tokens_max: Some(60 * 3 / 2 / (dp_size * microbatches) as u64 + 4), bytes_max: None };

@@ -2,8 +2,8 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_balancer::plan::{Cluster, EncoderShare, Freedom, PlanProblem, plan};
-use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind, schedule};
+use dflop_balancer::planner::{Cluster, EncoderSplit, PlanProblem, SearchSpaceOptions, plan};
+use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind, schedule};
 use dflop_balancer::{
     Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, PipelineObjective, StageTimes,
     Strategy, balance, balance_pipeline, lower_bound, simulate,
@@ -139,12 +139,12 @@ const SCHEDULES: [(ScheduleKind, usize, usize); 6] = [
 fn bench_compiled(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/compiled_passes");
     for (kind, ranks, microbatches) in SCHEDULES {
-        let layout = Layout::chain(ranks, kind.chunks(), microbatches).expect("it is small");
+        let layout = PipelineLayout::chain(ranks, kind.chunks(), microbatches).expect("it is small");
         let free = Communication::free(layout.stages(), microbatches);
         bench_layout(&mut group, &format!("{kind}/{ranks}x{microbatches}"), kind, &layout, &free);
     }
     let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
-    let layout = Layout::of_modules(&modules, MICROBATCHES).expect("it is small");
+    let layout = PipelineLayout::of_modules(&modules, MICROBATCHES).expect("it is small");
     let per_stage = vec![100; layout.stages()];
     let timed = Communication::free(layout.stages(), layout.microbatches())
         .messages(&per_stage, &per_stage)
@@ -158,7 +158,7 @@ fn bench_layout(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
     kind: ScheduleKind,
-    layout: &Layout,
+    layout: &PipelineLayout,
     communication: &Communication,
 ) {
     let (stages, microbatches) = (layout.stages(), layout.microbatches());
@@ -195,8 +195,8 @@ fn bench_plan(c: &mut Criterion) {
             llm: &case.costs[1],
             workload: &workload,
             cluster: Cluster { gpus, ..case.cluster },
-            freedom: Freedom::default(),
-            share: EncoderShare::Tile,
+            options: SearchSpaceOptions::default(),
+            encoder_split: EncoderSplit::Tile,
             memory_margin: 1.1,
         };
         group.bench_function(BenchmarkId::new("gpus", gpus), |b| {

@@ -3,7 +3,7 @@
 //! Simulated seconds are the cost model's predictions summed by a schedule, nothing else: no
 //! communication, no jitter.
 
-use dflop_balancer::schedule::{Layout, ScheduleKind};
+use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
 use dflop_balancer::{Simulation, Strategy, simulate};
 
 use crate::error::{Error, Result};
@@ -96,7 +96,7 @@ pub fn simulate_plan(
     let simulate_rank = |microbatches: &Vec<Vec<u32>>| {
         let times = pipeline.stage_times(&instance, microbatches)?;
         let chunks = schedule.chunks();
-        let lists = Layout::chain(stages / chunks, chunks, microbatches.len())?.schedule(schedule)?;
+        let lists = PipelineLayout::chain(stages / chunks, chunks, microbatches.len())?.schedule(schedule)?;
         simulate(&lists, &times)
     };
     ranks.iter().map(simulate_rank).collect::<Result<_, _>>().map_err(plan_error)

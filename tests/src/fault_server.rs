@@ -63,7 +63,7 @@ impl Behavior {
     }
 }
 
-/// Counts of the server.
+/// RequestCounts of the server.
 #[derive(Debug, Default)]
 pub struct RequestCounts {
     requests: AtomicU64,

@@ -20,7 +20,7 @@ use crate::run;
 /// Key of a sample, and extension, length and SHA-256 of each of its fields.
 pub type DeliveredSample = (String, Vec<(String, usize, Vec<u8>)>);
 
-/// Delivered samples, and the error that ended the run, causes included.
+/// DeliveredSample samples, and the error that ended the run, causes included.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LoaderOutput {
     /// Samples, in the order of delivery.

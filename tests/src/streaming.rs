@@ -6,7 +6,7 @@ use dflop_loader::plan::StepPlanner;
 use dflop_loader::state::LoaderState;
 use futures::{StreamExt, TryStreamExt};
 
-/// Delivered sample: shard, key and epoch.
+/// DeliveredId sample: shard, key and epoch.
 pub type DeliveredId = (String, String, u64);
 
 /// Streams every rank for at most `steps` steps.

@@ -1,7 +1,7 @@
 //! `GPipe`: all forward passes, then all backward passes.
 
-use super::PassKind::{Backward, Forward};
 use super::action::Pass;
+use super::action::PassKind::{Backward, Forward};
 use super::window::Share;
 
 /// Lists one rank's passes.

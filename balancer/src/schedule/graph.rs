@@ -1,7 +1,7 @@
 //! The passes of all ranks, and which waits for which.
 
 use super::action::{Part, Pass, PassKind};
-use super::layout::Layout;
+use super::layout::PipelineLayout;
 use crate::error::{Error, Result};
 
 /// Marks a pass that no rank runs.
@@ -12,7 +12,7 @@ const PLACES: usize = 3;
 /// Passes numbered rank by rank, each rank's in the order in which it runs them.
 #[derive(Debug)]
 pub(crate) struct PassGraph<'a> {
-    layout: &'a Layout,
+    layout: &'a PipelineLayout,
     pub(crate) passes: Vec<Pass>,
     /// The first pass of every rank, then the number of passes.
     starts: Vec<usize>,
@@ -22,7 +22,7 @@ pub(crate) struct PassGraph<'a> {
 
 impl<'a> PassGraph<'a> {
     /// Numbers the passes, `[ranks]` lists of parts that the layout has.
-    pub(crate) fn new(layout: &'a Layout, lists: &[Vec<Pass>]) -> Self {
+    pub(crate) fn new(layout: &'a PipelineLayout, lists: &[Vec<Pass>]) -> Self {
         let mut numbers = vec![NONE; layout.stages() * layout.microbatches() * PLACES];
         let mut starts = vec![0];
         let mut passes = Vec::new();
@@ -94,7 +94,9 @@ impl<'a> PassGraph<'a> {
             }
         }
         let stuck = (0..ranks).find(|&rank| next[rank] < self.starts[rank + 1]);
-        stuck.map_or(Ok(ticks), |rank| Err(Error::Deadlock { rank, action: self.passes[next[rank]].into() }))
+        stuck.map_or(Ok(ticks), |rank| {
+            Err(Error::Deadlock { rank, action: self.passes[next[rank]].to_string() })
+        })
     }
 
     /// When the last backward pass of every stage has ended, on all ranks that hold it, `[stages]`.
@@ -122,7 +124,7 @@ fn ways(kind: PassKind) -> (bool, bool) {
     }
 }
 
-fn place(layout: &Layout, part: Part, kind: PassKind) -> usize {
+fn place(layout: &PipelineLayout, part: Part, kind: PassKind) -> usize {
     let place = match kind {
         PassKind::Forward => 0,
         PassKind::Backward | PassKind::BackwardInput => 1,

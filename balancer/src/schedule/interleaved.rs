@@ -1,6 +1,6 @@
 //! Interleaved 1F1B: every rank holds several chunks of layers, so the pipeline fills faster.
 
-use super::PassKind::{Backward, Forward};
+use super::action::PassKind::{Backward, Forward};
 use super::action::{Part, Pass, PassKind};
 
 /// Lists one rank's passes; rank `r` of `ranks` holds the stages `r`, `r + ranks`, `r + 2 ranks`, …

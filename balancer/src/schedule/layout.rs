@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Stages, ranks and microbatches of a step: what a schedule is made for.
 ///
 /// Ranks here are pipeline ranks: the devices that share a stage by tensor parallelism count as one.
-/// A [`Layout::chain`] is one pipeline. A [`Layout::of_modules`] is a whole job, with modules that differ
+/// A [`PipelineLayout::chain`] is one pipeline. A [`PipelineLayout::of_modules`] is a whole job, with modules that differ
 /// in stages and in DP size; its stages, its ranks and its microbatches are numbered through:
 ///
 /// - stages: module by module
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// - microbatches: `u = k * D + d` is microbatch `k` of DP rank `d` of the last module, `D` its DP size;
 ///   the microbatches of one `k` are a *round*
 ///
-/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless [`Layout::route`]
+/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless [`PipelineLayout::route`]
 /// says otherwise. So each replica gets as many microbatches as any other, or one more, whatever the two
 /// sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more each LLM rank is fed
 /// by several in turn. Where items go to replicas without regard to their microbatch, a module
@@ -27,11 +27,11 @@ use crate::error::{Error, Result};
 ///
 /// # Examples
 /// ```
-/// use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind};
+/// use dflop_balancer::schedule::{PipelineLayout, ModuleStages, ScheduleKind};
 ///
 /// // two encoder ranks feed four LLM pipelines of three stages, two microbatches each
 /// let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
-/// let layout = Layout::of_modules(&modules, 2)?;
+/// let layout = PipelineLayout::of_modules(&modules, 2)?;
 /// let lists = layout.schedule(ScheduleKind::OneForwardOneBackward)?;
 /// assert_eq!((lists.len(), layout.microbatches()), (2 + 3 * 4, 8));
 /// assert_eq!(lists[0][1].to_string(), "send 0 in stage 0 to 2");
@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 /// # Ok::<(), dflop_balancer::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct PipelineLayout {
     ranks: usize,
     /// Of the module that has the most.
     microbatches: usize,
@@ -60,7 +60,7 @@ struct Stage {
     after: usize,
 }
 
-impl Layout {
+impl PipelineLayout {
     /// Describes one pipeline; rank `r` holds the stages `r`, `r + ranks`, …, one for each chunk.
     ///
     /// # Errors

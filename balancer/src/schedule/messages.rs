@@ -7,7 +7,7 @@
 
 use super::action::{Action, Message, Pass, PassKind};
 use super::graph::PassGraph;
-use super::layout::Layout;
+use super::layout::PipelineLayout;
 use crate::error::Result;
 
 /// Place in the order of all events: tick, phase, then what makes it unique.
@@ -22,7 +22,7 @@ enum Phase {
 }
 
 /// Adds messages and sums to the passes of all ranks.
-pub(super) fn insert(layout: &Layout, lists: &[Vec<Pass>]) -> Result<Vec<Vec<Action>>> {
+pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec<Vec<Action>>> {
     let graph = PassGraph::new(layout, lists);
     let ticks = graph.ticks()?;
     let mut events: Vec<Vec<(Place, Action)>> = vec![Vec::new(); layout.ranks()];

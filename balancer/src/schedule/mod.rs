@@ -5,7 +5,7 @@
 //! are put between the passes in one way for all of them (`messages.rs`), such that lists are safe whether a
 //! send returns at once or waits for its receive.
 //!
-//! A [`Layout`] says who holds which stage: one pipeline, with several chunks of layers a rank if need be,
+//! A [`PipelineLayout`] says who holds which stage: one pipeline, with several chunks of layers a rank if need be,
 //! or a whole job of modules that differ in stages and DP size.
 
 mod action;
@@ -23,7 +23,7 @@ mod zero_bubble;
 pub use action::{Action, Message, Part, Pass, PassKind};
 pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
-pub use layout::Layout;
+pub use layout::PipelineLayout;
 pub use module_stages::ModuleStages;
 
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ use window::Share;
 /// Lists what one rank of a pipeline does in a step of `microbatches` microbatches.
 ///
 /// Each microbatch is computed once forward and once backward in each of the rank's stages; nobody sends
-/// activations to the first stage or gradients to the last. [`Layout::schedule`] lists all ranks at once.
+/// activations to the first stage or gradients to the last. [`PipelineLayout::schedule`] lists all ranks at once.
 ///
 /// # Panics
 /// If `rank` is not below `ranks`, or the layout would be too large.
@@ -50,11 +50,12 @@ use window::Share;
 #[must_use]
 pub fn schedule(kind: ScheduleKind, rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
     assert!(rank < ranks, "rank {rank} of {ranks}");
-    let lists = Layout::chain(ranks, kind.chunks(), microbatches).and_then(|layout| layout.schedule(kind));
+    let lists =
+        PipelineLayout::chain(ranks, kind.chunks(), microbatches).and_then(|layout| layout.schedule(kind));
     lists.map_or_else(|error| panic!("{error}"), |mut lists| lists.swap_remove(rank))
 }
 
-impl Layout {
+impl PipelineLayout {
     /// Lists what every rank does, `[ranks]`.
     ///
     /// # Errors

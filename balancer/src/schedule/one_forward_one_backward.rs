@@ -1,7 +1,7 @@
 //! 1F1B: forward passes to fill the pipeline, then one forward and one backward in turn.
 
-use super::PassKind::{Backward, Forward};
 use super::action::Pass;
+use super::action::PassKind::{Backward, Forward};
 use super::window::{Share, windowed};
 
 /// Lists one rank's passes: a backward pass runs as many rounds behind its forward pass as there are stages

@@ -1,7 +1,7 @@
 //! ZB-H1: 1F1B with the weights' gradients put off to where a stage would wait.
 
-use super::PassKind::{BackwardInput, BackwardWeight, Forward};
 use super::action::Pass;
+use super::action::PassKind::{BackwardInput, BackwardWeight, Forward};
 use super::window::{Share, windowed};
 
 /// Lists one rank's passes.

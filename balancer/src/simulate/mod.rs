@@ -3,75 +3,24 @@
 //! Ranks run their lists in order; a rank waits where its input is not there yet. A message leaves when
 //! the pass that makes it ends, wherever its send stands in the list: an executor starts it there and then, and
 //! only a transport whose sends wait cares for the place. All times are whole nanoseconds.
-//! [`crate::makespan`] is the fast way to the makespan alone.
+//! [`CompiledSchedule`] is the fast way to the makespan alone.
 
 mod communication;
 mod critical_path;
+mod makespan;
 mod run;
+mod simulation;
 mod times;
 
 pub use communication::Communication;
 pub use critical_path::{Activity, CriticalStep};
+pub use makespan::CompiledSchedule;
+pub use simulation::{Event, Simulation};
 pub use times::{StageTimes, split_time};
 
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Layout, PassKind};
+use crate::schedule::{Action, PipelineLayout};
 use run::Run;
-
-/// One pass of one microbatch through one stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    /// Index of the rank.
-    pub rank: usize,
-    /// Index of the stage; the rank itself where ranks hold one stage each.
-    pub stage: usize,
-    /// Index of the microbatch.
-    pub microbatch: u32,
-    /// What the pass computes.
-    pub kind: PassKind,
-    /// When the pass begins, nanoseconds since the step's begin.
-    pub start_ns: u64,
-    /// When the pass ends.
-    pub end_ns: u64,
-}
-
-/// What running a schedule takes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Simulation {
-    /// When the last pass, message or sum of gradients ends, nanoseconds.
-    pub makespan_ns: u64,
-    /// How long each rank computes, `[ranks]` nanoseconds.
-    pub busy_ns: Vec<u64>,
-    /// All passes, rank by rank, each in the order of time.
-    pub events: Vec<Event>,
-    /// What the makespan is made of: one thing after the other from 0 to its end, without a gap.
-    pub critical_path: Vec<CriticalStep>,
-}
-
-impl Simulation {
-    /// Returns how long each rank waits or communicates, `[ranks]` nanoseconds.
-    #[must_use]
-    pub fn idle_ns(&self) -> Vec<u64> {
-        self.busy_ns.iter().map(|busy| self.makespan_ns - busy).collect()
-    }
-
-    /// Returns the share of each rank's time in which it does not compute, `[ranks]` in `0..=1`.
-    #[must_use]
-    pub fn bubbles(&self) -> Vec<f64> {
-        let makespan_ns = self.makespan_ns.max(1) as f64;
-        self.idle_ns().into_iter().map(|idle| idle as f64 / makespan_ns).collect()
-    }
-
-    /// Returns the share of all ranks' time in which they do not compute, in `0..=1`.
-    #[must_use]
-    pub fn bubble_fraction(&self) -> f64 {
-        if self.makespan_ns == 0 {
-            return 0.0;
-        }
-        let busy: f64 = self.busy_ns.iter().map(|busy| *busy as f64).sum();
-        1.0 - busy / (self.makespan_ns as f64 * self.busy_ns.len() as f64)
-    }
-}
 
 /// Runs the action lists of one pipeline, one per rank, with messages that take no time.
 ///
@@ -102,14 +51,14 @@ pub fn simulate(lists: &[Vec<Action>], times: &StageTimes) -> Result<Simulation>
     if ranks == 0 || !stages.is_multiple_of(ranks) {
         return Err(Error::Length { field: "lists", found: ranks, expected: stages });
     }
-    let layout = Layout::chain(ranks, stages / ranks, times.microbatches())?;
+    let layout = PipelineLayout::chain(ranks, stages / ranks, times.microbatches())?;
     Run::new(&layout, times, None).run(lists)
 }
 
-impl Layout {
+impl PipelineLayout {
     /// Runs the action lists of all ranks.
     ///
-    /// - `lists`: `[ranks]`, those of [`Layout::schedule`] or others
+    /// - `lists`: `[ranks]`, those of [`PipelineLayout::schedule`] or others
     /// - `times`: of all stages and microbatches
     ///
     /// # Errors
@@ -117,11 +66,11 @@ impl Layout {
     ///
     /// # Examples
     /// ```
-    /// use dflop_balancer::schedule::{Layout, ScheduleKind};
+    /// use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
     /// use dflop_balancer::{Communication, StageTimes};
     ///
     /// // two stages, one microbatch, messages of 10 ns, 5 ns to sum the gradients of the first stage
-    /// let layout = Layout::chain(2, 1, 1)?;
+    /// let layout = PipelineLayout::chain(2, 1, 1)?;
     /// let lists = layout.schedule(ScheduleKind::OneForwardOneBackward)?;
     /// let times = StageTimes::split(2, 1, &[3, 3])?;
     /// let communication =

@@ -1,9 +1,11 @@
 //! The run itself: ranks step through their lists until nobody can go on.
 
+use super::communication::Communication;
 use super::critical_path::{Activity, CriticalStep, History};
-use super::{Communication, Event, Simulation, StageTimes};
+use super::simulation::{Event, Simulation};
+use super::times::StageTimes;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Layout, Message, Part, Pass, PassKind};
+use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
 
 /// Which steps of the history a part has behind it.
 #[derive(Clone, Copy, Default)]
@@ -35,7 +37,7 @@ struct Sum {
 }
 
 pub(super) struct Run<'a> {
-    layout: &'a Layout,
+    layout: &'a PipelineLayout,
     times: &'a StageTimes,
     communication: Option<&'a Communication>,
     history: History,
@@ -55,7 +57,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(super) fn new(
-        layout: &'a Layout,
+        layout: &'a PipelineLayout,
         times: &'a StageTimes,
         communication: Option<&'a Communication>,
     ) -> Self {
@@ -89,7 +91,7 @@ impl<'a> Run<'a> {
         }
         for (rank, list) in lists.iter().enumerate() {
             if let Some(&action) = list.get(next[rank]) {
-                return Err(Error::Deadlock { rank, action });
+                return Err(Error::Deadlock { rank, action: action.to_string() });
             }
         }
         Ok(self.finish())

@@ -31,7 +31,7 @@ fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Ve
     if costs_ns.is_empty() || replicas == 1 {
         return Ok(vec![0; costs_ns.len()]);
     }
-    let instance = Instance::groups_may_be_empty(replicas, 1, costs_ns.to_vec())?;
+    let instance = Instance::with_empty_groups(replicas, 1, costs_ns.to_vec())?;
     let groups = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(work))?.groups;
     let load_ns = |group: &[u32]| group.iter().map(|&medium| costs_ns[medium as usize]).sum::<u64>();
     let mut heaviest: Vec<usize> = (0..groups.len()).collect();

@@ -81,7 +81,7 @@ impl JobStage {
 /// A model, what of it is trained, and how its modules are spread over ranks. The same on all ranks.
 ///
 /// Stages are numbered module by module, encoders first; *pipeline ranks* module by module, in a module replica by replica, in a
-/// replica stage by stage ([`dflop_balancer::schedule::Layout`]); world ranks pipeline rank by pipeline rank, as many
+/// replica stage by stage ([`dflop_balancer::schedule::PipelineLayout`]); world ranks pipeline rank by pipeline rank, as many
 /// each as the module's TP size.
 #[derive(Debug, Clone)]
 pub struct Job {

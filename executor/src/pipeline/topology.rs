@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dflop_balancer::schedule::{Action, Layout, Message, ModuleStages, Part, Pass, ScheduleKind};
+use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, Pass, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, StageTimes};
 
 use super::job::Job;
@@ -13,7 +13,7 @@ use crate::error::Result;
 /// A schedule with chunks is one of a single pipeline; its replicas are laid side by side here. Microbatch `k` of replica
 /// `d` of `D` is `k * D + d`, as in jobs of modules.
 pub(super) struct Topology {
-    layout: Layout,
+    layout: PipelineLayout,
     /// Pipelines side by side; 1 if the layout is that of the whole job.
     replicas: usize,
     schedule: ScheduleKind,
@@ -25,7 +25,7 @@ impl Topology {
         let (schedule, llm) = (job.schedule, job.llm());
         if let ScheduleKind::Interleaved { chunks } = schedule {
             let chunks = usize::from(chunks);
-            let layout = Layout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
+            let layout = PipelineLayout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
             return Ok(Self { layout, replicas: llm.dp_size, schedule });
         }
         let last = job.modules.len() - 1;
@@ -34,7 +34,7 @@ impl Topology {
             if index < last { stages.share_rounds().feeds(last) } else { stages }
         };
         let modules: Vec<ModuleStages> = job.modules.iter().enumerate().map(stages).collect();
-        Ok(Self { layout: Layout::of_modules(&modules, microbatches)?, replicas: 1, schedule })
+        Ok(Self { layout: PipelineLayout::of_modules(&modules, microbatches)?, replicas: 1, schedule })
     }
 
     /// The actions of a pipeline rank.

@@ -1,6 +1,6 @@
 //! A language model alone: stages, schedules, replicas.
 
-use dflop_balancer::schedule::{Layout, ModuleStages, ScheduleKind};
+use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_executor::model::whole::{Frozen, ModuleKind};
 use dflop_executor::pipeline::ModuleLayout;
 use dflop_executor::stage::Activations;
@@ -35,7 +35,7 @@ fn what_runs_is_the_list_of_the_balancer() {
     let (model, samples, cut) = (language_model(false), texts(6), round_robin(6, 4));
     let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
     let ran = run_job(&setting, &samples, &cut);
-    let layout = Layout::of_modules(&[ModuleStages::new(2, 2)], 2).unwrap();
+    let layout = PipelineLayout::of_modules(&[ModuleStages::new(2, 2)], 2).unwrap();
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
     for (timeline, list) in ran.timelines.iter().zip(&lists) {
         assert!(timeline.iter().map(|timed| timed.action).eq(list.iter().copied()));

@@ -338,7 +338,7 @@ impl StepPlanner {
         let groups = self.config.dp_size * self.config.microbatches;
         // Only the short last batch of an epoch has fewer samples than groups.
         let instance = if samples.len() < groups {
-            Instance::groups_may_be_empty(groups, stages.len(), times_ns)?
+            Instance::with_empty_groups(groups, stages.len(), times_ns)?
         } else {
             Instance::new(groups, stages.len(), times_ns)?
         };

@@ -253,7 +253,7 @@ impl StepPlanner {
             times_ns.extend(std::iter::repeat_n(0, modules - 1).chain([llm_ns]));
             places.push((items + number) as u32);
         }
-        Ok((Instance::groups_may_be_empty(plain.groups(), modules, times_ns)?, ranks))
+        Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?, ranks))
     }
 
     /// Makespan of the slowest rank, padding and all.

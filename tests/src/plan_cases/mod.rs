@@ -8,7 +8,7 @@ pub mod rules;
 
 use std::path::PathBuf;
 
-use dflop_balancer::plan::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, Workload};
+use dflop_balancer::planner::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, Workload};
 use dflop_costmodel::profile::{Profile, reference_model};
 
 pub use profile::files;

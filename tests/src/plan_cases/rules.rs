@@ -8,7 +8,7 @@
 //! # Source
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.
 
-use dflop_balancer::plan::{Degrees, ItemSize, ModuleCosts, Placement, Plan, StagePart};
+use dflop_balancer::planner::{Degrees, ItemSize, ModuleCosts, ParallelismPlan, Placement, StagePart};
 use dflop_costmodel::Module;
 use dflop_costmodel::memory::MeasuredMemory;
 use dflop_costmodel::profile::{Part, Phase, reference_model};
@@ -58,7 +58,7 @@ struct Configuration {
 /// # Panics
 /// If the case's profile has no memory; synthetic profiles have it.
 #[must_use]
-pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<Plan> {
+pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<ParallelismPlan> {
     let count = prepared.sizes.len() as f64;
     let sum = |of: fn(&ItemSize) -> u32| prepared.sizes.iter().map(|size| f64::from(of(size))).sum::<f64>();
     let most = |of: fn(&ItemSize) -> u32| f64::from(prepared.sizes.iter().map(of).max().unwrap_or(0));
@@ -215,12 +215,12 @@ fn interpolated_by_rate(time_ns: &dyn Fn(u64) -> f64, units: f64, places: &[u64]
     units / (rate(low) + slope * (units - low as f64)).max(1e-12)
 }
 
-fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> Plan {
+fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> ParallelismPlan {
     let split = |costs: &dyn ModuleCosts, pp: u32| {
         let layers = costs.layers();
         (0..pp).map(|stage| layers / pp + u32::from(stage < layers % pp)).collect::<Vec<u32>>()
     };
-    Plan {
+    ParallelismPlan {
         encoder: found.encoder,
         llm: found.llm,
         microbatches,

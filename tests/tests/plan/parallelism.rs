@@ -1,6 +1,8 @@
 //! Compares the planner with the reference implementation's rule and the paper's, all on the same simulation.
 
-use dflop_balancer::plan::{EncoderShare, Evaluation, Freedom, Plan, PlanProblem, Workload, evaluate, plan};
+use dflop_balancer::planner::{
+    EncoderSplit, Evaluation, ParallelismPlan, PlanProblem, SearchSpaceOptions, Workload, evaluate, plan,
+};
 use dflop_tests::plan_cases::rules::{Rule, choose, is_complete};
 use dflop_tests::plan_cases::{CASES, Case, Prepared};
 
@@ -10,14 +12,14 @@ fn problem<'a>(prepared: &'a Prepared, workload: &'a Workload) -> PlanProblem<'a
         llm: &prepared.costs[1],
         workload,
         cluster: prepared.cluster,
-        freedom: Freedom::default(),
-        share: EncoderShare::Tile,
+        options: SearchSpaceOptions::default(),
+        encoder_split: EncoderSplit::Tile,
         memory_margin: 1.1,
     }
 }
 
 /// Returns the seconds of a plan on the batches of a case.
-fn seconds(case: &Case, prepared: &Prepared, batches: usize, plan: &Plan) -> f64 {
+fn seconds(case: &Case, prepared: &Prepared, batches: usize, plan: &ParallelismPlan) -> f64 {
     let workload = prepared.workload(case.global_batch, batches);
     evaluate(&problem(prepared, &workload), plan).as_ref().map(Evaluation::mean_seconds).unwrap()
 }

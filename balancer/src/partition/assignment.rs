@@ -1,0 +1,51 @@
+//! An answer to a partition problem, with its certificate.
+
+use crate::partition::bound::LowerBound;
+
+/// Which items make up each group, and how good that is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assignment {
+    /// The items of every group, ascending; every item of the instance exactly once.
+    pub groups: Vec<Vec<u32>>,
+    /// Largest sum of one module in one group, nanoseconds.
+    pub makespan_ns: u64,
+    /// What no partition can beat.
+    pub bound: LowerBound,
+    /// Work units that the search took; see [`Budget`](crate::Budget).
+    pub work_spent: u64,
+    /// Whether every machine finds this answer: false only if a deadline cut the search short.
+    pub is_reproducible: bool,
+}
+
+impl Assignment {
+    /// Returns makespan / lower bound - 1, a fraction: the optimum is at most this much better.
+    #[must_use]
+    pub fn gap(&self) -> f64 {
+        gap(self.makespan_ns, self.bound.ns)
+    }
+
+    /// Whether the certificate proves that nothing is better.
+    #[must_use]
+    pub fn is_optimal(&self) -> bool {
+        self.makespan_ns == self.bound.ns
+    }
+}
+
+/// makespan / bound - 1; a makespan at its bound has gap 0, even if both are 0.
+pub(crate) fn gap(makespan_ns: u64, bound_ns: u64) -> f64 {
+    if makespan_ns == bound_ns {
+        return 0.0;
+    }
+    (makespan_ns - bound_ns) as f64 / bound_ns as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gap_is_the_excess_over_the_bound() {
+        assert!((gap(110, 100) - 0.1).abs() < 1e-12);
+        assert_eq!(gap(0, 0).to_bits(), 0);
+    }
+}

@@ -1,0 +1,22 @@
+//! Partitions the items of an instance into balanced groups, with a lower bound as certificate.
+//!
+//! [`balance`] is the entry point: a [`Strategy`] makes the groups, a [`LowerBound`] limits the best makespan of
+//! any partition. Inside, `problem` joins an instance with its caps, `groups` holds a partition under
+//! construction, `bound` proves and `strategy` has one algorithm a file.
+
+mod assignment;
+mod balance;
+mod bound;
+mod groups;
+mod problem;
+mod strategy;
+
+pub use assignment::Assignment;
+pub(crate) use assignment::gap;
+pub use balance::balance;
+pub(crate) use bound::lower_bound_for;
+pub use bound::{BoundKind, LowerBound, lower_bound};
+pub(crate) use groups::Partition;
+pub(crate) use problem::Problem;
+pub use strategy::Strategy;
+pub(crate) use strategy::assign;

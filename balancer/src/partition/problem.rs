@@ -1,0 +1,122 @@
+//! An instance with its caps, as the strategies see it.
+//!
+//! Every item is a row of *columns*: its time in each module, then what it takes of each cap. A column
+//! has a *limit* that no group may exceed; a module's is unbounded. The *value* of a group is its largest
+//! module, and the makespan the largest value.
+
+use crate::caps::{Capped, Caps};
+use crate::error::Result;
+use crate::instance::Instance;
+use crate::partition::bound::{self, LowerBound};
+use std::borrow::Cow;
+
+/// Fixed-point one, for caps that have to be compared with one another.
+const ONE: u64 = 1 << 32;
+
+#[derive(Debug)]
+pub(crate) struct Problem<'a> {
+    pub(crate) items: usize,
+    pub(crate) groups: usize,
+    /// The first columns are modules, the others are capped.
+    pub(crate) modules: usize,
+    /// Per column, the most that a group may hold.
+    pub(crate) limits: Vec<u64>,
+    pub(crate) bound: LowerBound,
+    /// Seed of all random choices.
+    pub(crate) seed: u64,
+    /// `[items * width]`.
+    rows: Cow<'a, [u64]>,
+}
+
+impl<'a> Problem<'a> {
+    /// Joins an instance with its caps.
+    pub(crate) fn new(instance: &'a Instance, caps: &Caps) -> Result<Self> {
+        let capped = caps.columns(instance)?;
+        let modules = instance.modules();
+        let bound = bound::lower_bound(instance);
+        let mut limits = vec![u64::MAX; modules];
+        limits.extend(capped.iter().map(|cap| cap.max));
+        Ok(Self {
+            items: instance.items(),
+            groups: instance.groups(),
+            modules,
+            limits,
+            bound,
+            seed: instance.seed(),
+            rows: join_columns(instance, &capped),
+        })
+    }
+
+    /// The problem of meeting the caps alone: its answers of value `bound.ns` or less meet them.
+    pub(crate) fn of_caps(&self) -> Problem<'static> {
+        let limits = &self.limits[self.modules..];
+        let goal = if let [limit] = limits { *limit } else { ONE };
+        // Rounded up: a group within the goal is within every limit.
+        let share = |value: u64, limit: u64| {
+            if limits.len() == 1 || value == 0 {
+                return value;
+            }
+            (u128::from(value) * u128::from(ONE)).div_ceil(u128::from(limit)) as u64
+        };
+        let rows = self.rows.chunks_exact(self.width());
+        let rows = rows.flat_map(|row| row[self.modules..].iter().zip(limits).map(|(v, l)| share(*v, *l)));
+        Problem {
+            items: self.items,
+            groups: self.groups,
+            modules: limits.len(),
+            limits: vec![u64::MAX; limits.len()],
+            bound: LowerBound { ns: goal, kind: bound::BoundKind::MeanLoad },
+            seed: self.seed,
+            rows: rows.collect(),
+        }
+    }
+
+    /// Columns of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.limits.len()
+    }
+
+    /// Whether any cap is set.
+    pub(crate) fn has_caps(&self) -> bool {
+        self.limits.len() > self.modules
+    }
+
+    /// One item's columns, `[width]`.
+    pub(crate) fn row(&self, item: u32) -> &[u64] {
+        let start = item as usize * self.width();
+        &self.rows[start..start + self.width()]
+    }
+
+    /// The value of a load: its largest module.
+    pub(crate) fn value(&self, load: &[u64]) -> u64 {
+        load[..self.modules].iter().copied().max().unwrap_or(0)
+    }
+
+    /// The limits of a group whose modules may not exceed `target`, `[width]`.
+    pub(crate) fn limits_within(&self, target: u64) -> Vec<u64> {
+        let is_module = |column: usize| column < self.modules;
+        let limits = self.limits.iter().enumerate();
+        limits.map(|(column, limit)| if is_module(column) { target } else { *limit }).collect()
+    }
+
+    /// Whether a load, less one of its rows, keeps within the given limits.
+    pub(crate) fn fits(&self, load: &[u64], less: Option<&[u64]>, limits: &[u64]) -> bool {
+        let fits = |column: usize| load[column] - less.map_or(0, |less| less[column]) <= limits[column];
+        (0..self.width()).all(fits)
+    }
+
+    /// Whether a load keeps within all limits.
+    pub(crate) fn is_within(&self, load: &[u64]) -> bool {
+        load.iter().zip(&self.limits).all(|(load, limit)| load <= limit)
+    }
+}
+
+/// Appends the capped columns to every item's times; borrows when there are none.
+fn join_columns<'a>(instance: &'a Instance, capped: &[Capped<'_>]) -> Cow<'a, [u64]> {
+    if capped.is_empty() {
+        return Cow::Borrowed(instance.rows_ns());
+    }
+    let rows = instance.rows_ns().chunks_exact(instance.modules()).enumerate();
+    rows.flat_map(|(item, row)| row.iter().copied().chain(capped.iter().map(move |cap| cap.column[item])))
+        .collect()
+}

@@ -1,0 +1,297 @@
+//! Local search at the slowest group.
+//!
+//! Only the slowest group can lower the makespan, so every step relieves that one, by the first operator that
+//! does: an exchange with a partner, a new split of two groups, detours through splits of other groups, an
+//! ejection chain, a new split of three. The target is ambitious first (half of the way to the lower bound),
+//! then anything better. When nothing helps, a few random swaps shake the groups and the search goes on from
+//! there; where groups hold few items, an excess search takes turns with that. The best answer is kept.
+//!
+//! Every comparison that decides is one of integers, the generator is seeded from the instance, and
+//! effort is counted in work units: the answer is the same on every machine.
+
+mod ejection_chain;
+mod exchange;
+mod perturbation;
+mod resplit;
+mod subset_sums;
+mod target_descent;
+mod three_way;
+
+use crate::budget::Budget;
+use crate::partition::groups::Partition;
+use crate::partition::problem::Problem;
+use crate::rng::SplitMix64;
+use ejection_chain::ChainFinder;
+use resplit::{Resplitter, Wanted};
+
+/// Random partners tried before all of them are.
+const PARTNERS: usize = 64;
+/// Pairs of other groups that are split anew on a detour.
+const DETOURS_MAX: usize = 256;
+/// Random threes that are split anew.
+const THREES: usize = 6;
+/// Shakes in a row, without a better answer, before the search goes back to the best.
+const PERTURBATIONS_FROM_BEST: u32 = 50;
+/// Shakes in a row, without a better answer, before the search gives up.
+const PERTURBATIONS_MAX: u32 = 4096;
+/// The same, once the answer is as good as at its bound.
+const PERTURBATIONS_MAX_NEAR: u32 = 8;
+/// Within 2 to the power of minus this above the bound, 240 ns in a second, an answer is as good as at it: so
+/// much may be lost to the rounding of tiles.
+const NEAR_SHIFT: u32 = 22;
+/// Groups of this many items at most, in the mean, are few: the excess search takes turns.
+const FEW_ITEMS: usize = 5;
+/// Steps that an excess search may take at least.
+const DESCENT_STEPS_MIN: u64 = 20_000;
+
+/// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
+///
+/// # Source
+/// The neighborhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
+/// on several dimensions; restarts as in Lourenço, Martin and Stützle, "Iterated local search", 2003.
+pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: &mut Budget) {
+    let mut search = Search::new(problem, budget);
+    search.descend(partition);
+    if search.budget.is_spent() {
+        return;
+    }
+    let mut best = partition.clone();
+    let (mut perturbations, mut turn) = (0, search.budget.steps());
+    let has_few_items = problem.items <= FEW_ITEMS * problem.groups;
+    while best.makespan() > problem.bound.ns
+        && perturbations < patience(problem, &best)
+        && !search.budget.is_spent()
+    {
+        if perturbations % PERTURBATIONS_FROM_BEST == 0 {
+            if has_few_items && search.descend_to_targets(&mut best, &mut turn) {
+                perturbations = 0;
+            }
+            partition.clone_from(&best);
+        }
+        perturbations += 1;
+        perturbation::perturb(problem, partition, &mut search.rng);
+        search.descend(partition);
+        if partition.makespan() < best.makespan() {
+            best.clone_from(partition);
+            perturbations = 0;
+        }
+    }
+    partition.clone_from(&best);
+}
+
+/// How many perturbations in a row may fail. Times are rounded, so an optimum may sit nanoseconds above its bound.
+fn patience(problem: &Problem<'_>, best: &Partition) -> u32 {
+    let is_near = best.makespan() - problem.bound.ns <= problem.bound.ns >> NEAR_SHIFT;
+    if is_near { PERTURBATIONS_MAX_NEAR } else { PERTURBATIONS_MAX }
+}
+
+struct Search<'a> {
+    problem: &'a Problem<'a>,
+    budget: &'a mut Budget,
+    rng: SplitMix64,
+    resplitter: Resplitter,
+    chains: ChainFinder,
+}
+
+/// How two groups are looked at.
+#[derive(Clone, Copy)]
+enum Means {
+    Exchange,
+    Resplit,
+    Both,
+}
+
+impl<'a> Search<'a> {
+    fn new(problem: &'a Problem<'a>, budget: &'a mut Budget) -> Self {
+        let (resplitter, chains) = (Resplitter::default(), ChainFinder::default());
+        Self { problem, budget, rng: SplitMix64::new(problem.seed), resplitter, chains }
+    }
+
+    /// Relieves the slowest group, again and again, until nothing helps.
+    fn descend(&mut self, partition: &mut Partition) {
+        while partition.makespan() > self.problem.bound.ns && !self.budget.is_spent() {
+            if !self.relieve(partition) {
+                return;
+            }
+        }
+    }
+
+    /// Lowers the value of the slowest group; returns whether that worked.
+    fn relieve(&mut self, partition: &mut Partition) -> bool {
+        let slow = partition.slowest();
+        let (value, goal) = (partition.value(slow), self.problem.bound.ns);
+        let halfway = goal + (value - goal) / 2;
+        let some = self.some_partners(slow);
+        let some = || some.iter().copied();
+        let groups = self.problem.groups;
+        let all = || (0..groups).filter(|&other| other != slow);
+        self.resplitter.redraw(slow);
+        self.try_partners(partition, slow, some(), halfway, Means::Both)
+            || self.try_partners(partition, slow, some(), value - 1, Means::Both)
+            || self.try_partners(partition, slow, all(), value - 1, Means::Exchange)
+            || self.try_partners(partition, slow, all(), value - 1, Means::Resplit)
+            || self.try_detours(partition, slow)
+            || self.try_chains(partition, slow)
+            || self.try_threes(partition, slow)
+    }
+
+    /// Draws random partners.
+    fn some_partners(&mut self, slow: usize) -> Vec<usize> {
+        (0..PARTNERS.min(self.problem.groups - 1)).map(|_| self.other_group(slow)).collect()
+    }
+
+    /// Draws another group.
+    fn other_group(&mut self, group: usize) -> usize {
+        let drawn = self.rng.below(self.problem.groups - 1);
+        drawn + usize::from(drawn >= group)
+    }
+
+    /// Changes the slowest group and the first partner that helps.
+    fn try_partners(
+        &mut self,
+        partition: &mut Partition,
+        slow: usize,
+        partners: impl IntoIterator<Item = usize>,
+        target: u64,
+        means: Means,
+    ) -> bool {
+        for other in partners {
+            if self.budget.is_spent() {
+                return false;
+            }
+            if partition.value(other) <= target && self.try_pair(partition, (slow, other), target, means) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Changes two groups so that both end at or below the target, if there is a way.
+    fn try_pair(
+        &mut self,
+        partition: &mut Partition,
+        pair: (usize, usize),
+        target: u64,
+        means: Means,
+    ) -> bool {
+        let problem = self.problem;
+        if !matches!(means, Means::Resplit)
+            && let Some(found) = exchange::find(problem, partition, pair, target, self.budget)
+        {
+            exchange::apply(problem, partition, pair, found);
+            return true;
+        }
+        !matches!(means, Means::Exchange) && self.try_resplit(partition, pair, target, Wanted::Best)
+    }
+
+    /// Splits two groups anew, if there is a wanted split.
+    fn try_resplit(
+        &mut self,
+        partition: &mut Partition,
+        pair: (usize, usize),
+        target: u64,
+        wanted: Wanted,
+    ) -> bool {
+        let (problem, target) = (self.problem, (target, wanted));
+        let of = (problem, &*partition);
+        let found = self.resplitter.find(of, pair, target, &mut self.rng, self.budget);
+        let Some([first, second]) = found else { return false };
+        partition.set(problem, pair.0, first);
+        partition.set(problem, pair.1, second);
+        true
+    }
+
+    /// Splits pairs of other groups anew, no slower than the slowest: either may be the partner that was missing.
+    fn try_detours(&mut self, partition: &mut Partition, slow: usize) -> bool {
+        if self.problem.groups < 3 {
+            return false;
+        }
+        let target = partition.value(slow) - 1;
+        for _ in 0..DETOURS_MAX {
+            let first = self.other_group(slow);
+            let second = self.other_group(first);
+            if second == slow || partition.value(first).max(partition.value(second)) > target {
+                continue;
+            }
+            if self.budget.is_spent() {
+                return false;
+            }
+            if self.try_resplit(partition, (first, second), target, Wanted::Another)
+                && self.try_partners(partition, slow, [first, second], target, Means::Resplit)
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Passes items on from group to group, by most of the way to the bound first.
+    fn try_chains(&mut self, partition: &mut Partition, slow: usize) -> bool {
+        let (problem, value, goal) = (self.problem, partition.value(slow), self.problem.bound.ns);
+        for target in [goal + (u128::from(value - goal) * 7 / 10) as u64, value - 1] {
+            let of = (problem, &*partition);
+            if let Some(moves) = self.chains.find(of, slow, target, &mut self.rng, self.budget) {
+                ejection_chain::apply(problem, partition, &moves);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Splits the slowest and two random groups anew.
+    fn try_threes(&mut self, partition: &mut Partition, slow: usize) -> bool {
+        if self.problem.groups < 3 {
+            return false;
+        }
+        let target = partition.value(slow) - 1;
+        for _ in 0..THREES {
+            let groups = [slow, self.other_group(slow), self.other_group(slow)];
+            if groups[1] == groups[2] || self.budget.is_spent() {
+                continue;
+            }
+            let found = three_way::find((self.problem, partition), groups, target, self.budget);
+            for (group, items) in groups.into_iter().zip(found.into_iter().flatten()) {
+                partition.set(self.problem, group, items);
+            }
+            if partition.value(slow) <= target {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Lets the excess search have as many steps as were taken since its last turn.
+    fn descend_to_targets(&mut self, best: &mut Partition, turn: &mut u64) -> bool {
+        let steps_max = (self.budget.steps() - *turn).max(DESCENT_STEPS_MIN);
+        let has_found = target_descent::lower(self.problem, best, steps_max, &mut self.rng, self.budget);
+        *turn = self.budget.steps();
+        has_found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::partition::strategy::multi_lpt;
+    use crate::{Caps, Instance};
+
+    #[test]
+    fn a_split_that_lpt_misses_is_found() {
+        let instance = Instance::new(2, 1, vec![5, 4, 3, 3, 3]).unwrap();
+        let problem = Problem::new(&instance, &Caps::default()).unwrap();
+        let mut partition = multi_lpt::assign(&problem).unwrap();
+        assert_eq!(partition.makespan(), 10);
+        improve(&problem, &mut partition, &mut Budget::work(1000));
+        assert_eq!(partition.makespan(), 9);
+    }
+
+    #[test]
+    fn an_empty_budget_changes_nothing() {
+        let instance = Instance::new(2, 1, vec![5, 4, 3, 3, 3]).unwrap();
+        let problem = Problem::new(&instance, &Caps::default()).unwrap();
+        let mut partition = multi_lpt::assign(&problem).unwrap();
+        let before = partition.groups.clone();
+        improve(&problem, &mut partition, &mut Budget::work(0));
+        assert_eq!(partition.groups, before);
+    }
+}

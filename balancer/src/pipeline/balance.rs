@@ -1,0 +1,227 @@
+//! Who does what when: ordered microbatches for every DP rank of a pipeline.
+
+use super::bound::pipeline_lower_bound;
+use super::config::{PipelineConfig, PipelineObjective};
+use super::order;
+use super::relaxation::Relaxation;
+use super::relaxation_start;
+use super::search::{self, MoveSet, ScheduleState};
+use crate::budget::Budget;
+use crate::caps::Caps;
+use crate::error::Result;
+use crate::instance::Instance;
+use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
+
+/// Passes that the lower bound walks over at least and at most.
+const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
+/// Elementary steps of a search for each that its bound takes.
+const BOUND_SHARE: u64 = 16;
+/// Most elementary steps of a partition search before the order is looked at, for each item.
+const MIN_MAX_STEPS: u64 = 1 << 13;
+
+/// Ordered microbatches of every DP rank, and how good that is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineAssignment {
+    /// Items, ascending, by rank and by microbatch in the order to run.
+    pub ranks: Vec<Vec<Vec<u32>>>,
+    /// Makespan of every rank, `[dp_size]` nanoseconds.
+    pub ranks_ns: Vec<u64>,
+    /// Makespan of the slowest rank, nanoseconds.
+    pub makespan_ns: u64,
+    /// What no assignment can beat.
+    pub bound: LowerBound,
+    /// Work units that the search took; see [`Budget`].
+    pub work_spent: u64,
+    /// Whether every machine finds this answer: false only if a deadline cut the search short.
+    pub is_reproducible: bool,
+}
+
+impl PipelineAssignment {
+    /// Returns makespan / lower bound - 1, a fraction: the optimum is at most this much better.
+    #[must_use]
+    pub fn gap(&self) -> f64 {
+        partition::gap(self.makespan_ns, self.bound.ns)
+    }
+}
+
+/// Partitions an instance into ordered microbatches of every DP rank.
+///
+/// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`,
+/// and nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic
+/// as [`balance`](crate::balance); caps hold for every microbatch. Of a search's budget, a sixteenth goes
+/// into the bound, and what the search starts from counts as well.
+///
+/// # Errors
+/// [`Error::Config`] if the configuration does not fit the instance; else those of
+/// [`balance`](crate::balance).
+///
+/// # Examples
+/// ```
+/// use dflop_balancer::{Budget, Caps, Instance, PipelineConfig, Strategy, balance_pipeline};
+///
+/// let instance = Instance::new(4, 2, vec![9, 1, 9, 1, 1, 9, 1, 9])?;
+/// let config = PipelineConfig::new(2, vec![1, 1]);
+/// let blind = balance_pipeline(
+///     &instance, &config, Strategy::RoundRobin, &Caps::default(), &mut Budget::work(0),
+/// )?;
+/// assert_eq!(blind.ranks, [[[0], [2]], [[1], [3]]]);
+/// # Ok::<(), dflop_balancer::Error>(())
+/// ```
+pub fn balance_pipeline(
+    instance: &Instance,
+    config: &PipelineConfig,
+    strategy: Strategy,
+    caps: &Caps,
+    budget: &mut Budget,
+) -> Result<PipelineAssignment> {
+    config.check(instance)?;
+    let problem = Problem::new(instance, caps)?;
+    let work_before = budget.work_spent();
+    let partition = start(&problem, config, strategy, budget)?;
+    let slots = match strategy {
+        Strategy::RoundRobin | Strategy::Random => assign_round_robin(partition.groups, config.dp_size),
+        _ => assign_balanced(&problem, partition, config.dp_size),
+    };
+    let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, slots), config)?;
+    let passes_max = bound_passes(strategy, budget);
+    let relaxation = Relaxation::new(instance, config, passes_max)?;
+    let bound = pipeline_lower_bound(instance, config, &relaxation)?;
+    if strategy == Strategy::Search {
+        budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
+        state = refine(&problem, config, state, &relaxation, bound.ns, budget)?;
+    }
+    let (groups, ranks_ns) = state.into_parts();
+    Ok(PipelineAssignment {
+        ranks: groups.chunks(instance.groups() / config.dp_size).map(<[_]>::to_vec).collect(),
+        makespan_ns: ranks_ns.iter().copied().max().unwrap_or(0),
+        ranks_ns,
+        bound,
+        work_spent: budget.work_spent() - work_before,
+        is_reproducible: budget.is_reproducible(),
+    })
+}
+
+/// How many passes the bound may walk over: a share of a search, and as many as in a small one without.
+fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
+    if strategy != Strategy::Search {
+        return BOUND_PASSES.start;
+    }
+    (budget.steps_left() / BOUND_SHARE).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
+}
+
+/// The partition that is dealt out.
+fn start(
+    problem: &Problem<'_>,
+    config: &PipelineConfig,
+    strategy: Strategy,
+    budget: &mut Budget,
+) -> Result<Partition> {
+    if strategy != Strategy::Search {
+        return partition::assign(problem, strategy, budget);
+    }
+    match config.objective {
+        PipelineObjective::Makespan => partition::assign(problem, Strategy::MultiLpt, budget),
+        PipelineObjective::MinMax => {
+            let steps = (budget.steps_left() / 2).min(MIN_MAX_STEPS * problem.items as u64);
+            budget.within(steps, |budget| partition::assign(problem, strategy, budget))
+        }
+    }
+}
+
+/// Searches from a plan, or from one that follows the fluid if that is better.
+fn refine<'a>(
+    problem: &'a Problem<'a>,
+    config: &PipelineConfig,
+    mut state: ScheduleState<'a>,
+    relaxation: &Relaxation,
+    goal_ns: u64,
+    budget: &mut Budget,
+) -> Result<ScheduleState<'a>> {
+    let moves = match config.objective {
+        PipelineObjective::Makespan => MoveSet::Contents,
+        PipelineObjective::MinMax => MoveSet::Order,
+    };
+    if moves == MoveSet::Contents
+        && let Some(slots) = relaxation_start::assign(problem, relaxation, budget)
+    {
+        let other = ScheduleState::new(problem, slots, config)?;
+        if other.makespan_ns() < state.makespan_ns() {
+            state = other;
+        }
+    }
+    search::improve(&mut state, moves, goal_ns, budget);
+    Ok(state)
+}
+
+/// Group `g` to rank `g mod ranks`; returns the groups rank by rank.
+fn assign_round_robin(mut groups: Vec<Vec<u32>>, ranks: usize) -> Vec<Vec<u32>> {
+    let count = groups.len();
+    let order = (0..ranks).flat_map(|rank| (rank..count).step_by(ranks));
+    order.map(|group| std::mem::take(&mut groups[group])).collect()
+}
+
+/// Even ranks, each with small ends; returns the groups rank by rank.
+fn assign_balanced(problem: &Problem<'_>, mut partition: Partition, ranks: usize) -> Vec<Vec<u32>> {
+    let times = |group: usize| &partition.load(problem, group)[..problem.modules];
+    let loads: Vec<u64> = (0..problem.groups).flat_map(times).copied().collect();
+    let sizes: Vec<u64> = loads.chunks_exact(problem.modules).map(|load| load.iter().sum()).collect();
+    let mut slots = Vec::with_capacity(problem.groups);
+    for rank in order::assign_ranks(&loads, problem.modules, ranks) {
+        let rank_sizes: Vec<u64> = rank.iter().map(|&group| sizes[group as usize]).collect();
+        for slot in order::peak_order(&rank_sizes) {
+            slots.push(std::mem::take(&mut partition.groups[rank[slot as usize] as usize]));
+        }
+    }
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+    use crate::schedule::{ScheduleKind, schedule};
+    use crate::simulate::simulate;
+
+    fn pipeline(
+        instance: &Instance,
+        dp_size: usize,
+        stages: &[usize],
+        strategy: Strategy,
+    ) -> PipelineAssignment {
+        let config = PipelineConfig::new(dp_size, stages.to_vec());
+        balance_pipeline(instance, &config, strategy, &Caps::default(), &mut Budget::work(5_000)).unwrap()
+    }
+
+    #[test]
+    fn data_blind_deals_over_ranks_first() {
+        let instance = Instance::new(6, 1, vec![1; 14]).unwrap();
+        let ranks = pipeline(&instance, 2, &[2], Strategy::RoundRobin).ranks;
+        assert_eq!(ranks[0], [vec![0, 6, 12], vec![2, 8], vec![4, 10]]);
+        assert_eq!(ranks[1], [vec![1, 7, 13], vec![3, 9], vec![5, 11]]);
+    }
+
+    #[test]
+    fn makespan_is_that_of_the_simulated_timeline() {
+        let times_ns: Vec<u64> = (0..60).map(|i| i * 7919 % 101).collect();
+        let instance = Instance::new(8, 2, times_ns).unwrap();
+        let config = PipelineConfig::new(2, vec![1, 2]);
+        let found = pipeline(&instance, 2, &[1, 2], Strategy::Search);
+        for (rank, makespan_ns) in found.ranks.iter().zip(&found.ranks_ns) {
+            let lists: Vec<_> =
+                (0..3).map(|s| schedule(ScheduleKind::OneForwardOneBackward, s, 3, 4)).collect();
+            let times = config.stage_times(&instance, rank).unwrap();
+            assert_eq!(simulate(&lists, &times).unwrap().makespan_ns, *makespan_ns);
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_does_not_fit_is_refused() {
+        let instance = Instance::new(4, 2, vec![1; 8]).unwrap();
+        for (dp_size, stages) in [(0, vec![1, 1]), (3, vec![1, 1]), (2, vec![1]), (2, vec![1, 0])] {
+            let config = PipelineConfig::new(dp_size, stages);
+            let caps = Caps::default();
+            let found = balance_pipeline(&instance, &config, Strategy::Lpt, &caps, &mut Budget::work(0));
+            assert!(matches!(found, Err(Error::Config { .. })));
+        }
+    }
+}

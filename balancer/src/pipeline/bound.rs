@@ -1,0 +1,84 @@
+//! Lower bounds of a pipeline's makespan: what no order of any microbatches can beat.
+//!
+//! A bound is a proof, so it is computed in integers and rounded up. [`lower_bound`](crate::lower_bound) has
+//! the bounds of plain partitions.
+
+use super::config::PipelineConfig;
+use super::relaxation::Relaxation;
+use crate::error::Result;
+use crate::instance::Instance;
+use crate::partition::{BoundKind, LowerBound, lower_bound_for};
+use crate::simulate::split_time;
+
+/// Returns the best lower bound of a pipeline's makespan; `config` fits the instance.
+///
+/// Whatever bounds a partition into `dp_size` groups bounds the slowest rank, one stage of which works
+/// through a whole group; that is so for modules with the pipelines' DP size. One with `E` ranks of its own
+/// takes at least its total / `E`, in every pipeline. Besides, for modules of either kind:
+/// - *Fill and drain.* The last stage of a module starts after the first microbatch passed all stages
+///   before, and its last gradient still has to pass them back. Every microbatch holds an item (if there
+///   are enough), first and last ones of different ranks different items, and no microbatch is faster
+///   than one of its items. So the ranks together take at least the module's total and the `dp_size`
+///   smallest fills and drains of an item, and the slowest takes the mean of that.
+/// - *Longest path.* A microbatch passes all stages twice, no faster than any of its items would.
+/// - *Relaxation.* See [`super::relaxation`].
+pub(crate) fn pipeline_lower_bound(
+    instance: &Instance,
+    config: &PipelineConfig,
+    relaxation: &Relaxation,
+) -> Result<LowerBound> {
+    let mut best = own_modules_bound(instance, config)?;
+    let mut offer = |ns: u64, kind: BoundKind| {
+        if ns > best.ns {
+            best = LowerBound { ns, kind };
+        }
+    };
+    for module in 0..instance.modules() {
+        let total: u64 = instance.module_ns(module).sum();
+        offer(total.div_ceil(config.module_dp_size(module) as u64), BoundKind::MeanLoad);
+        offer(instance.module_ns(module).max().unwrap_or(0), BoundKind::LargestItem);
+        if instance.items() >= instance.groups() {
+            offer(fill_and_drain(instance, config, module), BoundKind::FillAndDrain);
+        }
+    }
+    let path = |row: &[u64]| row.iter().zip(&config.stages).map(|(time, count)| time * *count as u64).sum();
+    let paths = instance.rows_ns().chunks_exact(instance.modules()).map(path);
+    offer(paths.max().unwrap_or(0), BoundKind::LongestPath);
+    offer(relaxation.bound_ns, BoundKind::Relaxation);
+    Ok(best)
+}
+
+/// The bound of a partition into `dp_size` groups, of the modules that have as many ranks.
+fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<LowerBound> {
+    let is_own = |module: usize| config.module_dp_size(module) == config.dp_size;
+    let own = (0..instance.modules()).filter(|&module| is_own(module)).count();
+    if own == instance.modules() {
+        return Ok(lower_bound_for(instance, config.dp_size));
+    }
+    if own == 0 {
+        return Ok(LowerBound { ns: 0, kind: BoundKind::MeanLoad });
+    }
+    let rows = instance.rows_ns().iter().enumerate();
+    let times_ns = rows.filter(|(cell, _)| is_own(cell % instance.modules())).map(|(_, time)| *time);
+    let instance = Instance::with_empty_groups(config.dp_size, own, times_ns.collect())?;
+    Ok(lower_bound_for(&instance, config.dp_size))
+}
+
+/// The mean over ranks of a module's load and the cheapest ways to and from its last stage.
+fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -> u64 {
+    let mut stages_before = config.stages[..=module].to_vec();
+    stages_before[module] -= 1;
+    let cheapest = |part: fn(u64) -> u64| -> u128 {
+        let way = |row: &[u64]| {
+            row.iter().zip(&stages_before).map(|(time, count)| part(*time) * *count as u64).sum()
+        };
+        let mut ways: Vec<u64> = instance.rows_ns().chunks_exact(instance.modules()).map(way).collect();
+        ways.sort_unstable();
+        ways[..config.dp_size].iter().copied().map(u128::from).sum()
+    };
+    let total: u128 = instance.module_ns(module).map(u128::from).sum();
+    let ways = cheapest(|time| split_time(time).0) + cheapest(|time| split_time(time).1);
+    // Mean over the ranks of total / E and a way each, rounded up once.
+    let (ranks, module_ranks) = (config.dp_size as u128, config.module_dp_size(module) as u128);
+    (total * ranks + ways * module_ranks).div_ceil(ranks * module_ranks) as u64
+}

@@ -1,0 +1,178 @@
+//! Describes the pipelines of a step: stages, DP sizes and what a search minimizes.
+
+use crate::error::{Error, Result};
+use crate::instance::Instance;
+use crate::simulate::StageTimes;
+
+/// Most stages of one pipeline; a simulation takes time in proportion.
+const STAGES_MAX: usize = 4_096;
+/// The devices that a step runs on, and what a search on them minimizes.
+///
+/// A module may have another DP size than the pipelines, as an encoder has whose GPUs are split apart from
+/// the LLM's. Its items are then dealt out anew: those of all ranks' microbatches of the same slot are one
+/// *pool*, shared by the module's own DP ranks. A stage of it takes, for the slot of every pipeline, the
+/// pool's time divided by that DP size, rounded up, or the pool's longest item if that is longer. So the
+/// module is bound by the sum over the DP groups of a step, not by any group of its own.
+///
+/// # Examples
+/// ```
+/// use dflop_balancer::PipelineConfig;
+///
+/// // four pipelines of three LLM stages, fed by eight ranks of one encoder stage
+/// let config = PipelineConfig::new(4, vec![1, 3]).module_dp_sizes(vec![8, 4]);
+/// assert_eq!((config.module_dp_size(0), config.module_dp_size(1)), (8, 4));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineConfig {
+    /// DP ranks; the instance's groups are a multiple of it.
+    pub dp_size: usize,
+    /// Pipeline stages of every module, each at least 1; as many as the instance has modules.
+    pub stages: Vec<usize>,
+    /// DP ranks of every module, each at least 1; nothing where all are `dp_size`.
+    pub module_dp_sizes: Vec<usize>,
+    /// What [`Strategy::Search`](crate::Strategy::Search) minimizes.
+    pub objective: PipelineObjective,
+}
+
+/// What a search for pipelines minimizes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PipelineObjective {
+    /// The slowest rank's simulated makespan, by moving items as well as microbatches.
+    #[default]
+    Makespan,
+    /// The largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
+    /// microbatches alone. What min-max balancers do at best; here to compare with.
+    MinMax,
+}
+
+impl PipelineConfig {
+    /// Describes pipelines whose modules all have their DP size, for the least makespan.
+    #[must_use]
+    pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
+        let objective = PipelineObjective::default();
+        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective }
+    }
+
+    /// Sets the DP size of every module. Default: that of the pipelines.
+    #[must_use]
+    pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
+        self.module_dp_sizes = dp_sizes;
+        self
+    }
+
+    /// Sets what a search minimizes. Default: [`PipelineObjective::Makespan`].
+    #[must_use]
+    pub fn objective(mut self, objective: PipelineObjective) -> Self {
+        self.objective = objective;
+        self
+    }
+
+    /// Returns the DP ranks that share a module's work.
+    #[must_use]
+    pub fn module_dp_size(&self, module: usize) -> usize {
+        self.module_dp_sizes.get(module).copied().unwrap_or(self.dp_size)
+    }
+
+    /// Returns the times of one rank's microbatches in every stage, ready to simulate.
+    ///
+    /// - `microbatches`: items by microbatch, as in [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks)
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this configuration does not fit the instance, the times overflow, or a module
+    /// has a DP size of its own: then they depend on the other ranks, see [`PipelineConfig::ranks_times`].
+    ///
+    /// # Panics
+    /// If a microbatch names an item that the instance does not have.
+    pub fn stage_times(&self, instance: &Instance, microbatches: &[Vec<u32>]) -> Result<StageTimes> {
+        self.check(instance)?;
+        if (0..instance.modules()).any(|module| self.module_dp_size(module) != self.dp_size) {
+            let reason = "the times of one rank depend on the others".to_owned();
+            return Err(Error::Config { setting: "module_dp_sizes", reason });
+        }
+        self.split_loads(&slot_loads(instance, microbatches))
+    }
+
+    /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
+    ///
+    /// - `ranks`: items by rank and microbatch, as in [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks); as many ranks as
+    ///   `dp_size`, with equally many microbatches
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this configuration does not fit the instance, or the times overflow;
+    /// [`Error::Length`] if there are other ranks or microbatches than these.
+    ///
+    /// # Panics
+    /// If a microbatch names an item that the instance does not have.
+    pub fn ranks_times(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<Vec<StageTimes>> {
+        self.check(instance)?;
+        let microbatches = instance.groups() / self.dp_size;
+        for (field, found, expected) in std::iter::once(("ranks", ranks.len(), self.dp_size))
+            .chain(ranks.iter().map(|rank| ("microbatches", rank.len(), microbatches)))
+        {
+            if found != expected {
+                return Err(Error::Length { field, found, expected });
+            }
+        }
+        let mut loads: Vec<_> = ranks.iter().map(|rank| slot_loads(instance, rank)).collect();
+        for module in (0..instance.modules()).filter(|&module| self.module_dp_size(module) != self.dp_size) {
+            for slot in 0..microbatches {
+                let pool_ns: u64 = loads.iter().map(|rank| rank[slot][module]).sum();
+                let items = ranks.iter().flat_map(|rank| &rank[slot]);
+                let longest_ns = items.map(|&item| instance.times_ns(item)[module]).max().unwrap_or(0);
+                let time_ns = pool_ns.div_ceil(self.module_dp_size(module) as u64).max(longest_ns);
+                for rank in &mut loads {
+                    rank[slot][module] = time_ns;
+                }
+            }
+        }
+        loads.iter().map(|rank| self.split_loads(rank)).collect()
+    }
+
+    fn split_loads(&self, loads: &[Vec<u64>]) -> Result<StageTimes> {
+        let rows = self.rows();
+        let times: Vec<u64> =
+            rows.iter().flat_map(|&module| loads.iter().map(move |load| load[module])).collect();
+        StageTimes::split(rows.len(), loads.len(), &times)
+    }
+
+    /// The module of every stage.
+    pub(crate) fn rows(&self) -> Vec<usize> {
+        let stages = self.stages.iter().enumerate();
+        stages.flat_map(|(module, count)| std::iter::repeat_n(module, *count)).collect()
+    }
+
+    pub(super) fn check(&self, instance: &Instance) -> Result<()> {
+        let invalid = |setting, reason| Err(Error::Config { setting, reason });
+        let (groups, modules) = (instance.groups(), instance.modules());
+        if self.dp_size == 0 || !groups.is_multiple_of(self.dp_size) {
+            return invalid("dp_size", format!("{groups} groups do not divide by {}", self.dp_size));
+        }
+        let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        if stages > STAGES_MAX {
+            return invalid("stages", format!("{stages} in one pipeline, more than {STAGES_MAX}"));
+        }
+        if self.stages.len() != modules || self.stages.contains(&0) {
+            let reason = format!("{:?} is not one number above 0 for each of {modules} modules", self.stages);
+            return invalid("stages", reason);
+        }
+        let sizes = &self.module_dp_sizes;
+        if !sizes.is_empty() && (sizes.len() != modules || sizes.contains(&0)) {
+            let reason = format!("{sizes:?} is not one number above 0 for each of {modules} modules");
+            return invalid("module_dp_sizes", reason);
+        }
+        let total = |(module, count): (usize, &usize)| {
+            instance.module_ns(module).map(u128::from).sum::<u128>() * *count as u128
+        };
+        let total: u128 = self.stages.iter().enumerate().map(total).fold(0, u128::saturating_add);
+        if i64::try_from(total).is_err() {
+            return invalid("stages", "the time of all stages together overflows".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Sums by microbatch and module.
+fn slot_loads(instance: &Instance, microbatches: &[Vec<u32>]) -> Vec<Vec<u64>> {
+    microbatches.iter().map(|items| instance.load_ns(items)).collect()
+}

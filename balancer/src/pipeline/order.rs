@@ -1,0 +1,161 @@
+//! Which rank gets which microbatch, and in which order it runs them.
+//!
+//! A partition makes groups alike; what is left is dealt out here. Rank loads are evened in every module,
+//! then small microbatches go to both ends of the step, where they shorten filling and draining the
+//! pipeline.
+
+use std::cmp::Reverse;
+
+/// Most swaps between the slowest rank and another.
+const SWAPS_MAX: usize = 256;
+
+/// Deals groups out to ranks, equally many each, so that the slowest rank is fast.
+///
+/// - `loads_ns`: `[groups * modules]`, nanoseconds; `groups` is a multiple of `ranks`
+/// - returns the groups of every rank
+///
+/// Groups go by their largest module, longest first, to the rank with the smallest resulting maximum that
+/// has room; then swaps between the slowest rank and any other improve on it. Ties go to the lower index.
+///
+/// # Panics
+/// If `modules` or `ranks` is 0, or the groups do not divide by `ranks`.
+#[must_use]
+pub fn assign_ranks(loads_ns: &[u64], modules: usize, ranks: usize) -> Vec<Vec<u32>> {
+    let groups = loads_ns.len() / modules;
+    assert!(groups.is_multiple_of(ranks), "{groups} groups for {ranks} ranks");
+    let mut dealt =
+        Ranks { loads_ns, modules, groups: vec![Vec::new(); ranks], sums: vec![0; ranks * modules] };
+    let mut order: Vec<u32> = (0..groups as u32).collect();
+    order.sort_by_key(|&group| Reverse(dealt.load(group).iter().copied().max()));
+    for group in order {
+        let has_room = |rank: &usize| dealt.groups[*rank].len() < groups / ranks;
+        let rank = (0..ranks).filter(has_room).min_by_key(|&rank| dealt.value_with(rank, group));
+        dealt.add(rank.unwrap_or(0), group);
+    }
+    for _ in 0..SWAPS_MAX {
+        if !dealt.relieve_slowest() {
+            break;
+        }
+    }
+    dealt.groups
+}
+
+/// Orders microbatches so that small ones run first and last ("valley" of the pipeline's fill and drain).
+///
+/// - `sizes_ns`: `[microbatches]`, nanoseconds
+/// - returns the microbatches in the order to run: ascending up to the largest, then descending
+///
+/// Ties keep the lower index outside.
+#[must_use]
+pub fn peak_order(sizes_ns: &[u64]) -> Vec<u32> {
+    let mut ascending: Vec<u32> = (0..sizes_ns.len() as u32).collect();
+    ascending.sort_by_key(|&microbatch| sizes_ns[microbatch as usize]);
+    let front = ascending.iter().step_by(2);
+    let back = ascending.iter().skip(1).step_by(2).rev();
+    front.chain(back).copied().collect()
+}
+
+/// Ranks under construction.
+struct Ranks<'a> {
+    loads_ns: &'a [u64],
+    modules: usize,
+    groups: Vec<Vec<u32>>,
+    /// `[ranks * modules]`.
+    sums: Vec<u64>,
+}
+
+impl Ranks<'_> {
+    fn load(&self, group: u32) -> &[u64] {
+        let start = group as usize * self.modules;
+        &self.loads_ns[start..start + self.modules]
+    }
+
+    fn sum(&self, rank: usize) -> &[u64] {
+        &self.sums[rank * self.modules..(rank + 1) * self.modules]
+    }
+
+    fn value(&self, rank: usize) -> u64 {
+        self.sum(rank).iter().copied().max().unwrap_or(0)
+    }
+
+    /// The rank's largest module with one group more.
+    fn value_with(&self, rank: usize, group: u32) -> u64 {
+        let sums = self.sum(rank).iter().zip(self.load(group));
+        sums.map(|(sum, load)| sum + load).max().unwrap_or(0)
+    }
+
+    /// The rank's largest module with one group less and another more.
+    fn value_swapped(&self, rank: usize, less: u32, more: u32) -> u64 {
+        let loads = self.load(less).iter().zip(self.load(more));
+        let sums = self.sum(rank).iter().zip(loads);
+        sums.map(|(sum, (less, more))| sum - less + more).max().unwrap_or(0)
+    }
+
+    fn add(&mut self, rank: usize, group: u32) {
+        let start = group as usize * self.modules;
+        for (module, load) in self.loads_ns[start..start + self.modules].iter().enumerate() {
+            self.sums[rank * self.modules + module] += load;
+        }
+        self.groups[rank].push(group);
+    }
+
+    fn take(&mut self, rank: usize, position: usize) -> u32 {
+        let group = self.groups[rank].swap_remove(position);
+        let start = group as usize * self.modules;
+        for (module, load) in self.loads_ns[start..start + self.modules].iter().enumerate() {
+            self.sums[rank * self.modules + module] -= load;
+        }
+        group
+    }
+
+    /// Makes the best swap of the slowest rank's groups; returns whether one helps.
+    fn relieve_slowest(&mut self) -> bool {
+        let ranks = self.groups.len();
+        let Some(slow) = (0..ranks).min_by_key(|&rank| Reverse(self.value(rank))) else { return false };
+        let mut best = (self.value(slow), None);
+        for other in (0..ranks).filter(|&rank| rank != slow) {
+            for (gives, &given) in self.groups[slow].iter().enumerate() {
+                for (takes, &taken) in self.groups[other].iter().enumerate() {
+                    let slow_value = self.value_swapped(slow, given, taken);
+                    if slow_value < best.0 {
+                        let value = slow_value.max(self.value_swapped(other, taken, given));
+                        if value < best.0 {
+                            best = (value, Some((other, gives, takes)));
+                        }
+                    }
+                }
+            }
+        }
+        let Some((other, gives, takes)) = best.1 else { return false };
+        let (given, taken) = (self.take(slow, gives), self.take(other, takes));
+        self.add(slow, taken);
+        self.add(other, given);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_get_equal_counts_and_loads() {
+        let loads_ns = [9, 8, 6, 4, 2, 1];
+        let ranks = assign_ranks(&loads_ns, 1, 2);
+        let sums: Vec<u64> =
+            ranks.iter().map(|rank| rank.iter().map(|&group| loads_ns[group as usize]).sum()).collect();
+        assert_eq!(sums, [15, 15]);
+        assert!(ranks.iter().all(|rank| rank.len() == 3));
+    }
+
+    #[test]
+    fn both_modules_are_evened() {
+        assert_eq!(assign_ranks(&[9, 1, 9, 1, 1, 9, 1, 9], 2, 2), [[0, 2], [1, 3]]);
+    }
+
+    #[test]
+    fn small_microbatches_run_first_and_last() {
+        assert_eq!(peak_order(&[5, 1, 4, 2, 3]), [1, 4, 0, 2, 3]);
+        assert_eq!(peak_order(&[]), [0_u32; 0]);
+    }
+}

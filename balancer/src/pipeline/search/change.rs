@@ -1,0 +1,70 @@
+//! A change of two slots, as drawn by an operator and carried out by the plan.
+
+use crate::partition::Partition;
+use crate::partition::Problem;
+
+/// What happens to two slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) first: usize,
+    pub(super) second: usize,
+    pub(super) kind: ChangeKind,
+}
+
+/// How.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChangeKind {
+    /// They change places.
+    Slots,
+    /// The first gives the item at a position, and takes one in return unless nothing is said.
+    Items { gives: usize, takes: Option<usize> },
+}
+
+impl Change {
+    /// Exchanges two different slots, in one rank (order) or in two (rank balance).
+    pub(super) fn swap_slots(first: usize, second: usize) -> Self {
+        Self { first, second, kind: ChangeKind::Slots }
+    }
+
+    /// Works out the columns of both slots afterwards; returns whether they keep within all limits.
+    pub(super) fn loads_after(
+        self,
+        problem: &Problem<'_>,
+        slots: &Partition,
+        after: &mut [Vec<u64>; 2],
+    ) -> bool {
+        let [first, second] = after;
+        first.copy_from_slice(slots.load(problem, self.first));
+        second.copy_from_slice(slots.load(problem, self.second));
+        let ChangeKind::Items { gives, takes } = self.kind else {
+            std::mem::swap(first, second);
+            return true;
+        };
+        shift(first, second, problem.row(slots.groups[self.first][gives]));
+        if let Some(takes) = takes {
+            shift(second, first, problem.row(slots.groups[self.second][takes]));
+        }
+        !problem.has_caps() || (problem.is_within(first) && problem.is_within(second))
+    }
+
+    /// Carries it out.
+    pub(super) fn apply(self, problem: &Problem<'_>, slots: &mut Partition) {
+        let ChangeKind::Items { gives, takes } = self.kind else {
+            return slots.swap_groups(problem, self.first, self.second);
+        };
+        let given = slots.take(problem, self.first, gives);
+        if let Some(takes) = takes {
+            let taken = slots.take(problem, self.second, takes);
+            slots.add(problem, self.first, taken);
+        }
+        slots.add(problem, self.second, given);
+    }
+}
+
+/// Takes a row from one load to another.
+fn shift(from: &mut [u64], to: &mut [u64], row: &[u64]) {
+    for ((from, to), value) in from.iter_mut().zip(to).zip(row) {
+        *from -= value;
+        *to += value;
+    }
+}

@@ -1,0 +1,107 @@
+//! Samples dealt round robin, no cost looked at.
+
+use super::outcome::{self, Outcome};
+use crate::planner::score::slot_assignment::SlotAssignment;
+use crate::planner::score::step_timeline::StepTimeline;
+use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
+use crate::planner::workload::ItemSize;
+use crate::rng::{SplitMix64, seed_from};
+
+/// One job whose encoder ranks take whole samples in turn.
+pub(super) fn run_one_job(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Outcome {
+    let batch = &in_random_order(batch);
+    let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
+    let cell_of = |item: usize| cell(item, ranks, slots) as u32;
+    let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
+    assignment.share_tiles = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
+    outcome::run(space, candidate, &assignment, timeline)
+}
+
+/// As many jobs as DP ranks, each with an encoder and an LLM of its own: the slowest one is the step.
+pub(super) fn run_pipelines(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Outcome {
+    let batch = &in_random_order(batch);
+    let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
+    let alone = Candidate { family: Family { encoder_dp: 1, llm_dp: 1, ..candidate.family }, ..*candidate };
+    let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, bytes: 0.0 };
+    for rank in 0..ranks {
+        let own: Vec<ItemSize> = batch.iter().skip(rank).step_by(ranks).copied().collect();
+        let cell_of = |item: usize| (item % slots) as u32;
+        let assignment = SlotAssignment::new(space, &alone, &own, cell_of, EncoderSplit::Tile);
+        let outcome = outcome::run(space, &alone, &assignment, timeline);
+        all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
+        all.busy_ns += outcome.busy_ns;
+        all.bytes = all.bytes.max(outcome.bytes);
+    }
+    all.makespan_ns += reduce_of_ranks_ns(space, candidate);
+    all
+}
+
+/// All-reduce of the gradients over the DP ranks, behind the last pass.
+fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
+    let empty = SlotAssignment::new(space, candidate, &[], |_| 0, EncoderSplit::Tile);
+    empty.times(space, candidate).reduce_ns.into_iter().max().unwrap_or(0)
+}
+
+/// The order in which a loader that knows nothing draws the samples; batches are kept by size.
+fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
+    let words = batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)]);
+    let mut shuffled = batch.to_vec();
+    SplitMix64::new(seed_from(words)).shuffle_front(&mut shuffled, batch.len());
+    shuffled
+}
+
+/// Item `i` goes to rank `i mod ranks`, slot `(i / ranks) mod slots`; slot by slot.
+fn cell(item: usize, ranks: usize, slots: usize) -> usize {
+    (item / ranks) % slots * ranks + item % ranks
+}
+
+/// Tiles of the fullest encoder rank in each slot, whose samples with media are dealt to the ranks in turn.
+fn shares_in_turn(batch: &[ItemSize], ranks: usize, slots: usize, encoder_ranks: usize) -> Vec<u64> {
+    let mut shares = vec![vec![0; encoder_ranks]; slots];
+    let mut next = vec![0; slots];
+    for (item, size) in batch.iter().enumerate().filter(|(_, size)| size.tiles > 0) {
+        let slot = cell(item, ranks, slots) / ranks;
+        shares[slot][next[slot] % encoder_ranks] += u64::from(size.tiles);
+        next[slot] += 1;
+    }
+    shares.into_iter().map(|of_slot| of_slot.into_iter().max().unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_go_round_ranks_and_then_slots() {
+        let cells: Vec<usize> = (0..8).map(|item| cell(item, 2, 3)).collect();
+        assert_eq!(cells, [0, 1, 2, 3, 4, 5, 0, 1]);
+    }
+
+    #[test]
+    fn encoder_ranks_take_samples_in_turn() {
+        let batch: Vec<ItemSize> = [9, 0, 1, 3, 2, 8].map(|tiles| ItemSize { tiles, tokens: 1 }).to_vec();
+        // One rank, two slots: tiles 9, 1, 2 and 0, 3, 8.
+        assert_eq!(shares_in_turn(&batch, 1, 2, 2), [11, 8]);
+        assert_eq!(shares_in_turn(&batch, 1, 2, 9), [9, 8]);
+    }
+
+    #[test]
+    fn a_batch_is_shuffled_alike_each_time_and_nothing_is_lost() {
+        let batch: Vec<ItemSize> = (1..=50).map(|tokens| ItemSize { tiles: 0, tokens }).collect();
+        let mut shuffled = in_random_order(&batch);
+        assert_eq!(shuffled, in_random_order(&batch));
+        assert_ne!(shuffled, batch);
+        shuffled.sort_unstable_by_key(|item| item.tokens);
+        assert_eq!(shuffled, batch);
+    }
+}

@@ -1,0 +1,154 @@
+//! Methods side by side on the same batches: what planning gains, what balancing gains, and what is left.
+//!
+//! Each method is a plan and a way to cut batches, judged by the same simulation:
+//!
+//! | method | plan | batches |
+//! | --- | --- | --- |
+//! | data-blind, uniform | the best with one TP and one DP degree for both modules | dealt round robin |
+//! | data-blind | ours | dealt round robin |
+//! | LPT | ours | longest processing time first, on each sample's slower module |
+//! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | the least largest sum of a module in a microbatch |
+//! | ours | ours | the makespan itself |
+//!
+//! The *ideal* is a lower bound of every plan on these batches, whatever the balancing.
+
+mod by_makespan;
+mod data_blind;
+mod outcome;
+mod paper;
+mod uniform;
+
+use super::parallelism_plan::ParallelismPlan;
+use super::problem::PlanProblem;
+use super::report::PlanReport;
+use super::score::Score;
+use super::score::step_timeline::StepTimeline;
+use super::space::{Candidate, SearchSpace};
+use super::workload::ItemSize;
+use crate::error::{Error, Result};
+use crate::partition::Strategy;
+use outcome::Outcome;
+
+/// A way to plan and to balance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Method {
+    /// One TP and one DP degree for both modules, samples dealt round robin.
+    DataBlindUniform,
+    /// Our plan, samples dealt round robin.
+    DataBlind,
+    /// Our plan, microbatches by LPT.
+    Lpt,
+    /// The paper's plan and its min-max microbatches.
+    Paper,
+    /// Our plan, microbatches by makespan.
+    Ours,
+}
+
+impl Method {
+    /// All methods, ours last.
+    pub const ALL: [Self; 5] = [Self::DataBlindUniform, Self::DataBlind, Self::Lpt, Self::Paper, Self::Ours];
+
+    /// Returns the name that is printed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DataBlindUniform => "data-blind, uniform",
+            Self::DataBlind => "data-blind",
+            Self::Lpt => "lpt",
+            Self::Paper => "paper",
+            Self::Ours => "dflop",
+        }
+    }
+}
+
+/// One method in figures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MethodScore {
+    /// The method.
+    pub method: Method,
+    /// Its plan.
+    pub plan: ParallelismPlan,
+    /// Mean makespan of the batches.
+    pub step_seconds: f64,
+    /// The makespan that 95 % of the batches do not exceed.
+    pub step_seconds_p95: f64,
+    /// Share of the plan's GPU time in which nothing is computed, in `0..=1`.
+    pub idle_fraction: f64,
+    /// Whether every batch fits into memory; data-blind microbatches may not.
+    pub fits: bool,
+}
+
+/// Methods on the batches of one problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MethodComparison {
+    /// Those for which there is a plan, in the order of [`Method::ALL`].
+    pub methods: Vec<MethodScore>,
+    /// What no plan and no balancing can beat on average.
+    pub ideal_seconds: f64,
+}
+
+/// Compares all methods on the batches of a problem whose plan was found.
+///
+/// Data-blind samples come in a random order that depends on nothing but the batch.
+///
+/// # Errors
+/// [`Error::Config`] if the plan is not one of the problem's space; those of [`super::plan`].
+pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
+    let space = problem.space()?;
+    let outside = || Error::Config { setting: "plan", reason: "it is not one of the space".to_owned() };
+    let ours = found.plan.candidate(&space).ok_or_else(outside)?;
+    let mut methods = Vec::new();
+    for method in Method::ALL {
+        let candidates = match method {
+            Method::DataBlindUniform => uniform::best(&space).into_iter().collect(),
+            Method::Paper => paper::plans(&space),
+            _ => vec![ours],
+        };
+        let scores = candidates.iter().map(|candidate| judge(&space, method, candidate));
+        let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
+        let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
+        methods.extend(scores.into_iter().min_by(|a, b| {
+            let (a, b) = (rank(a), rank(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        }));
+    }
+    Ok(MethodComparison { methods, ideal_seconds: found.lower_bound_seconds })
+}
+
+fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Result<MethodScore> {
+    let batches = space.workload.batches();
+    let mut timeline = StepTimeline::default();
+    let (mut score, mut busy_ns, mut bytes) = (Score::default(), 0.0, 0.0_f64);
+    for batch in batches {
+        let outcome = run_batch(space, method, candidate, batch, &mut timeline)?;
+        score.makespans_ns.push(outcome.makespan_ns);
+        busy_ns += outcome.busy_ns;
+        bytes = bytes.max(outcome.bytes);
+    }
+    let all_ns = score.mean_ns() * batches.len() as f64 * f64::from(space.gpus(&candidate.family));
+    Ok(MethodScore {
+        method,
+        plan: ParallelismPlan::new(space, candidate),
+        step_seconds: score.mean_ns() / 1e9,
+        step_seconds_p95: score.p95_ns() as f64 / 1e9,
+        idle_fraction: if all_ns > 0.0 { (1.0 - busy_ns / all_ns).clamp(0.0, 1.0) } else { 0.0 },
+        fits: bytes <= space.budget_bytes,
+    })
+}
+
+fn run_batch(
+    space: &SearchSpace<'_>,
+    method: Method,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Result<Outcome> {
+    match method {
+        Method::DataBlindUniform => Ok(data_blind::run_pipelines(space, candidate, batch, timeline)),
+        Method::DataBlind => Ok(data_blind::run_one_job(space, candidate, batch, timeline)),
+        Method::Lpt => outcome::run_partitioned(space, candidate, batch, Strategy::Lpt, timeline),
+        Method::Paper => outcome::run_partitioned(space, candidate, batch, Strategy::Search, timeline),
+        Method::Ours => by_makespan::run_best(space, candidate, batch, timeline),
+    }
+}

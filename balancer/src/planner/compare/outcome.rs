@@ -1,0 +1,83 @@
+//! Runs one batch by one method.
+
+use crate::budget::Budget;
+use crate::caps::Caps;
+use crate::error::Result;
+use crate::instance::Instance;
+use crate::partition::{Strategy, balance};
+use crate::planner::cluster::Placement;
+use crate::planner::score;
+use crate::planner::score::slot_assignment::SlotAssignment;
+use crate::planner::score::step_timeline::{StepTimeline, StepTimes};
+use crate::planner::space::{Candidate, SearchSpace};
+use crate::planner::workload::ItemSize;
+
+/// Work units for one batch.
+pub(super) const WORK: u64 = 20_000;
+
+/// One batch by one method.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Outcome {
+    pub(super) makespan_ns: u64,
+    /// Nanoseconds in which a GPU computes, summed over GPUs.
+    pub(super) busy_ns: f64,
+    /// What the fullest GPU holds.
+    pub(super) bytes: f64,
+}
+
+/// Microbatches of a strategy in the order in which it numbers them.
+pub(super) fn run_partitioned(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    strategy: Strategy,
+    timeline: &mut StepTimeline,
+) -> Result<Outcome> {
+    let instance =
+        Instance::new(candidate.groups(), 2, score::item_sizes_ns(space, candidate, batch).concat())?;
+    let found = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?;
+    let cell_of = group_of(&found.groups, batch.len());
+    let assignment = SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split);
+    Ok(run(space, candidate, &assignment, timeline))
+}
+
+/// Runs assignment as they are.
+pub(super) fn run(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    assignment: &SlotAssignment,
+    timeline: &mut StepTimeline,
+) -> Outcome {
+    Outcome {
+        makespan_ns: score::makespan_ns(space, candidate, assignment, timeline),
+        busy_ns: busy_gpu_ns(space, candidate, assignment),
+        bytes: assignment.requirement(space, candidate).most(),
+    }
+}
+
+/// Nanoseconds of computing, each times the GPUs that take part; encoder ranks work as long as the busiest.
+fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &SlotAssignment) -> f64 {
+    let family = &candidate.family;
+    let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
+    let step: StepTimes = assignment.times(space, candidate);
+    let sum = |stages: &[usize], rows: &[[Vec<u64>; 2]]| -> f64 {
+        stages.iter().map(|row| rows[*row].iter().flatten().sum::<u64>() as f64).sum()
+    };
+    let of_encoder = match family.placement {
+        Placement::Disaggregated => sum(&step.encoder_stages, &step.encoder_ns),
+        Placement::Colocated => assignment.phase_ns(space, candidate) as f64,
+    };
+    of_encoder * f64::from(family.encoder_dp * encoder.tp)
+        + sum(&step.llm_stages, &step.llm_ns) * f64::from(llm.tp)
+}
+
+/// The group of each item.
+pub(super) fn group_of(groups: &[Vec<u32>], items: usize) -> Vec<u32> {
+    let mut group_of = vec![0; items];
+    for (group, own) in groups.iter().enumerate() {
+        for &item in own {
+            group_of[item as usize] = group as u32;
+        }
+    }
+    group_of
+}

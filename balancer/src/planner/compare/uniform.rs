@@ -1,0 +1,76 @@
+//! The best plan with one TP and one DP degree for both modules: what trainers do that know of one model only.
+//!
+//! Every DP rank is a pipeline of its own, encoder stages first. The promising ones of all such plans, by the mean
+//! microbatch, are simulated on the data-blind batches themselves; so is a plan tuned by hand.
+
+use super::{data_blind, paper};
+use crate::planner::cluster::Placement;
+use crate::planner::score::step_timeline::StepTimeline;
+use crate::planner::space::{Candidate, Family, SearchSpace};
+
+/// Plans that are simulated.
+const TRIED: usize = 48;
+/// Batches that they are simulated on.
+const BATCHES: usize = 8;
+
+/// Finds the plan; one that fits into memory before one that does not; `None` if there is none at all.
+pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
+    let mut timeline = StepTimeline::default();
+    let mut best: Option<((bool, u128), Candidate)> = None;
+    for candidate in promising(space) {
+        let (mut sum_ns, mut bytes) = (0_u128, 0.0_f64);
+        for batch in space.workload.batches().iter().take(BATCHES) {
+            let outcome = data_blind::run_pipelines(space, &candidate, batch, &mut timeline);
+            sum_ns += u128::from(outcome.makespan_ns);
+            bytes = bytes.max(outcome.bytes);
+        }
+        let rank = (bytes > space.budget_bytes, sum_ns);
+        if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+            best = Some((rank, candidate));
+        }
+    }
+    best.map(|(_, candidate)| candidate)
+}
+
+/// The shortest by the mean microbatch that it fits, shortest first.
+fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
+    let mut found: Vec<(f64, Candidate)> = Vec::new();
+    for (encoder, of_encoder) in space.encoder.shapes.iter().enumerate() {
+        for (llm, of_llm) in space.llm.shapes.iter().enumerate().filter(|(_, llm)| llm.tp == of_encoder.tp) {
+            let ranks = space.cluster.gpus / (of_encoder.gpus() + of_llm.gpus());
+            let ranks = ranks.min(space.workload.global_batch());
+            if ranks == 0 || of_encoder.is_recomputed != of_llm.is_recomputed {
+                continue;
+            }
+            let placement = Placement::Disaggregated;
+            let family = Family { placement, encoder, encoder_dp: ranks, llm, llm_dp: ranks };
+            for microbatches in counts(space.workload.global_batch() / ranks) {
+                let candidate = Candidate { family, microbatches };
+                if paper::fits(space, &candidate) {
+                    found.push((paper::makespan_ns(space, &candidate), candidate));
+                }
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    found.into_iter().take(TRIED).map(|(_, candidate)| candidate).collect()
+}
+
+/// Powers of two up to the most, and the most.
+fn counts(most: u32) -> Vec<u32> {
+    let mut counts: Vec<u32> = (0..31).map(|power| 1 << power).take_while(|count| *count < most).collect();
+    counts.push(most);
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_end_with_the_most() {
+        assert_eq!(counts(1), [1]);
+        assert_eq!(counts(6), [1, 2, 4, 6]);
+        assert_eq!(counts(8), [1, 2, 4, 8]);
+    }
+}

@@ -1,0 +1,244 @@
+//! Costs of a model's modules, from a measured profile or a stated rate.
+
+use super::{ModuleCosts, StageBytes, StagePart};
+use crate::error::{Error, Result};
+use crate::planner::cluster::Link;
+use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
+use dflop_costmodel::profile::Profile;
+use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::{DeviceRate, LayerTimes, ModelSpec, Module};
+use std::num::NonZeroU32;
+
+/// Bytes of an activation, and of a gradient.
+const BYTES: f64 = 2.0;
+/// All-reduces of a tensor-parallel layer, forward and backward.
+///
+/// # Source
+/// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+const REDUCES_PER_LAYER: f64 = 4.0;
+
+/// Costs of one module of a model.
+#[derive(Debug, Clone)]
+pub struct ModelCosts {
+    layers: u32,
+    degrees: Vec<Degree>,
+    memory: ModuleMemory,
+    /// Tokens of a unit inside the module: of a tile, 1 in an LLM.
+    unit_tokens: f64,
+    border_bytes: f64,
+    is_llm: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Degree {
+    tp: u32,
+    times: LayerTimes,
+    /// Over which tensor-parallel all-reduces go, where times do not hold them already.
+    link: Option<Link>,
+}
+
+/// Says where costs come from.
+#[derive(Debug, Clone)]
+pub struct ModelCostsBuilder<'a> {
+    spec: &'a ModelSpec,
+    rate: Option<DeviceRate>,
+    profile: Option<&'a Profile>,
+    link: Option<Link>,
+    state: StateBytes,
+}
+
+impl<'a> ModelCostsBuilder<'a> {
+    /// Starts from a model; times need a rate or a profile.
+    #[must_use]
+    pub const fn new(spec: &'a ModelSpec) -> Self {
+        Self { spec, rate: None, profile: None, link: None, state: StateBytes::ADAM }
+    }
+
+    /// Takes times from a stated rate.
+    #[must_use]
+    pub const fn rate(mut self, rate: DeviceRate) -> Self {
+        self.rate = Some(rate);
+        self
+    }
+
+    /// Takes times from a profile, and memory where it has memory points.
+    #[must_use]
+    pub const fn profile(mut self, profile: &'a Profile) -> Self {
+        self.profile = Some(profile);
+        self
+    }
+
+    /// Adds tensor-parallel all-reduces over this link to times of a stated rate; measured times hold them. Default:
+    /// free.
+    #[must_use]
+    pub const fn tensor_parallel_link(mut self, link: Option<Link>) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// Sets the bytes that are held for each parameter where memory is computed. Default: [`StateBytes::ADAM`].
+    #[must_use]
+    pub const fn state(mut self, state: StateBytes) -> Self {
+        self.state = state;
+        self
+    }
+
+    /// Builds the costs of the encoder and of the LLM.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the model has not exactly one encoder, the encoder takes no tiles of equal size, there is
+    /// neither a rate nor a profile, or the profile does not reach.
+    pub fn build(self) -> Result<[ModelCosts; 2]> {
+        let (module, tile_tokens) = encoder(self.spec)?;
+        Ok([self.module(module, tile_tokens)?, self.module(Module::Llm, 1)?])
+    }
+
+    fn module(&self, module: Module, unit_tokens: u32) -> Result<ModelCosts> {
+        let invalid = |reason: String| Error::Config { setting: "profile", reason };
+        let encoder = match module {
+            Module::Vision => self.spec.vision.map(|vision| vision.encoder),
+            Module::Audio => self.spec.audio.map(|audio| audio.encoder),
+            Module::Llm => None,
+        };
+        let llm = &self.spec.llm;
+        let (layers, hidden, heads, kv_heads) = encoder
+            .map_or((llm.layers, llm.hidden, llm.heads, llm.kv_heads), |encoder| {
+                (encoder.layers, encoder.hidden, encoder.heads, encoder.heads)
+            });
+        let mut memory = ModuleMemory::from_spec(self.spec, module, self.state)
+            .ok_or_else(|| invalid(format!("the model has no module {module}")))?;
+        let points = self.profile.map(|profile| MeasuredMemory::from_profile(profile, self.spec, module));
+        if let Some(points) = points.transpose().map_err(|error| invalid(error.to_string()))?.flatten() {
+            memory = memory.measured(points);
+        }
+        let fits = |tp: &u32| {
+            let has_heads = heads.is_multiple_of(*tp);
+            has_heads
+                && (kv_heads.is_multiple_of(*tp) || tp.is_multiple_of(kv_heads))
+                && has_memory(&memory, *tp)
+        };
+        let candidates = match self.profile {
+            Some(profile) => LayerTimes::measured_degrees(self.spec, profile, module),
+            None => (1..=heads).collect(),
+        };
+        let degrees = candidates.into_iter().filter(fits).map(|tp| self.degree(module, tp, unit_tokens));
+        let degrees = degrees.collect::<Result<Vec<Degree>>>()?;
+        if degrees.is_empty() {
+            return Err(invalid(format!("no tensor-parallel degree of {module} has both times and memory")));
+        }
+        let unit_tokens = f64::from(unit_tokens);
+        Ok(ModelCosts {
+            layers,
+            degrees,
+            memory,
+            unit_tokens,
+            border_bytes: unit_tokens * f64::from(hidden) * BYTES,
+            is_llm: module == Module::Llm,
+        })
+    }
+
+    fn degree(&self, module: Module, tp: u32, tokens: u32) -> Result<Degree> {
+        let invalid = |reason: String| Error::Config { setting: "profile", reason };
+        let (times, link) = match (self.profile, &self.rate) {
+            (Some(profile), _) => {
+                let times = LayerTimes::from_profile(self.spec, profile, module, tp, tokens)
+                    .map_err(|error| invalid(error.to_string()))?;
+                (times, None)
+            }
+            (None, Some(rate)) => (LayerTimes::from_rate(self.spec, module, tp, rate, tokens), self.link),
+            (None, None) => return Err(invalid("times need a profile or a device".to_owned())),
+        };
+        Ok(Degree { tp, times, link })
+    }
+}
+
+/// The one encoder of a model, and the tokens of what it takes one by one.
+fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
+    let invalid =
+        |reason: &str| Err(Error::Config { setting: "model", reason: format!("`{}` {reason}", spec.name) });
+    match (&spec.vision, &spec.audio) {
+        (Some(vision), None) => match vision.rule {
+            VisionRule::AnyRes(rule) => {
+                Ok((Module::Vision, u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side)))
+            }
+            VisionRule::DynamicTiles(rule) => Ok((Module::Vision, u32::from(rule.tile_patches))),
+            VisionRule::Fixed(rule) => Ok((Module::Vision, rule.tile_patches)),
+            VisionRule::Native(_) => {
+                invalid("sees images in their own resolution: plans need tiles of one size")
+            }
+        },
+        (None, Some(audio)) => Ok((Module::Audio, audio.rule.window_tokens)),
+        (Some(_), Some(_)) => invalid("has two encoders: plans are made for one encoder and the LLM"),
+        (None, None) => invalid("has no encoder: there is nothing to split the GPUs between"),
+    }
+}
+
+fn has_memory(memory: &ModuleMemory, tp: u32) -> bool {
+    let part = StageLayers { layers: 1, is_first: true, is_last: true };
+    NonZeroU32::new(tp).is_some_and(|tp| memory.stage(tp, part, SavedActivations::All).is_ok())
+}
+
+impl ModelCosts {
+    fn degree(&self, tp: u32) -> &Degree {
+        let known = self.degrees.iter().find(|degree| degree.tp == tp);
+        known.unwrap_or(&self.degrees[0])
+    }
+}
+
+impl ModuleCosts for ModelCosts {
+    fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    fn tp_degrees(&self) -> Vec<u32> {
+        self.degrees.iter().map(|degree| degree.tp).collect()
+    }
+
+    fn layer_ns(&self, tp: u32, units: u64) -> f64 {
+        let degree = self.degree(tp);
+        let units = units as f64;
+        let reduce = |link: &Link| REDUCES_PER_LAYER * link.all_reduce_ns(units * self.border_bytes, tp);
+        let reduced_ns = degree.link.as_ref().map_or(0.0, reduce);
+        if self.is_llm {
+            return degree.times.layer_ns(1.0, units) + reduced_ns;
+        }
+        let tile = self.unit_tokens;
+        degree.times.layer_ns(units, tile) + degree.times.attention_ns(units, tile) + reduced_ns
+    }
+
+    fn sample_ns(&self, tp: u32, units: u64) -> f64 {
+        if self.is_llm { self.degree(tp).times.attention_ns(1.0, units as f64) } else { 0.0 }
+    }
+
+    fn ends_ns(&self, tp: u32, units: u64) -> f64 {
+        let times = &self.degree(tp).times;
+        if self.is_llm {
+            times.outside_layers_ns(1.0, units as f64)
+        } else {
+            times.outside_layers_ns(units as f64, self.unit_tokens)
+        }
+    }
+
+    fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes {
+        let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
+        let kept = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };
+        let StagePart { layers, is_first, is_last } = part;
+        let stage = self.memory.stage(tp, StageLayers { layers, is_first, is_last }, kept);
+        // A degree without memory is none of `tp_degrees`.
+        stage.map_or(StageBytes { fixed: f64::INFINITY, ..StageBytes::default() }, |stage| StageBytes {
+            fixed: stage.fixed_bytes,
+            kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
+            working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
+        })
+    }
+
+    fn border_bytes(&self) -> f64 {
+        self.border_bytes
+    }
+
+    fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64 {
+        let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
+        let StagePart { layers, is_first, is_last } = part;
+        self.memory.parameters(tp, StageLayers { layers, is_first, is_last }) as f64 * BYTES
+    }
+}

@@ -1,0 +1,133 @@
+//! A time over units, looked up in a few operations.
+//!
+//! The planner's times *are* these tables: piecewise linear between knots that lie 1/16 of an octave apart, so that
+//! a lower bound made from the knots is a bound of every simulated time.
+
+/// Knots of an octave.
+const STEPS: u64 = 16;
+
+/// Times at knots, linear between them, non-decreasing, 0 at 0.
+#[derive(Debug, Clone)]
+pub(in crate::planner) struct TimeTable {
+    ns: Vec<f64>,
+    /// From each knot to the next, nanoseconds a unit.
+    slopes: Vec<f64>,
+}
+
+impl TimeTable {
+    /// Tabulates a time up to `units_max`; a time that falls is held.
+    pub(in crate::planner) fn new(units_max: u64, time_ns: impl Fn(u64) -> f64) -> Self {
+        let mut ns = vec![0.0];
+        for at in 1..=index(units_max.max(1)) + 1 {
+            let before: f64 = ns[at - 1];
+            ns.push(time_ns(knot(at)).max(before));
+        }
+        Self::of(ns)
+    }
+
+    fn of(ns: Vec<f64>) -> Self {
+        let slope = |at: usize| (ns[at + 1] - ns[at]) / (knot(at + 1) - knot(at)) as f64;
+        Self { slopes: (0..ns.len() - 1).map(slope).collect(), ns }
+    }
+
+    /// The time of this many units; beyond the table with the slope of its end.
+    pub(in crate::planner) fn at(&self, units: f64) -> f64 {
+        let low = index(units as u64).min(self.slopes.len() - 1);
+        self.ns[low] + self.slopes[low] * (units - knot(low) as f64)
+    }
+
+    /// The greatest convex function below the times from `units_min` units on, and below no time at none.
+    ///
+    /// `count * hull(total / count)` is at most the sum of times over any `count` parts of `total`, each at least
+    /// `units_min` or, if that is 0, empty (Jensen).
+    pub(in crate::planner) fn hull(&self, units_min: u64) -> Self {
+        let first = index(units_min).min(self.ns.len() - 2);
+        let mut corners: Vec<usize> = Vec::new();
+        for at in first..self.ns.len() {
+            while let [.., before, last] = corners[..] {
+                if self.slope(before, last) <= self.slope(before, at) {
+                    break;
+                }
+                corners.pop();
+            }
+            corners.push(at);
+        }
+        let mut hull = self.ns.clone();
+        for pair in corners.windows(2) {
+            let slope = self.slope(pair[0], pair[1]);
+            for (at, below) in hull.iter_mut().enumerate().take(pair[1]).skip(pair[0]) {
+                *below = self.ns[pair[0]] + slope * (knot(at) - knot(pair[0])) as f64;
+            }
+        }
+        // Below the least part the first slope goes on, never below 0.
+        let slope = hull[first + 1] - hull[first];
+        let slope = slope / (knot(first + 1) - knot(first)) as f64;
+        let least = hull[first];
+        for (at, below) in hull.iter_mut().enumerate().take(first) {
+            *below = (least - slope * (knot(first) - knot(at)) as f64).max(0.0);
+        }
+        Self::of(hull)
+    }
+
+    fn slope(&self, low: usize, high: usize) -> f64 {
+        (self.ns[high] - self.ns[low]) / (knot(high) - knot(low)) as f64
+    }
+}
+
+/// Units at a knot: 0 to 15, then 16 to 31 times powers of two.
+fn knot(at: usize) -> u64 {
+    let at = at as u64;
+    if at < STEPS { at } else { (STEPS + at % STEPS) << (at / STEPS - 1) }
+}
+
+/// The last knot that is not above this many units.
+fn index(units: u64) -> usize {
+    if units < STEPS {
+        return units as usize;
+    }
+    let octave = u64::from(units.ilog2()) - 4;
+    (octave * STEPS + (units >> octave)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn knots_and_indices_agree() {
+        for at in 0..400 {
+            assert_eq!(index(knot(at)), at);
+            assert_eq!(index(knot(at + 1) - 1), at);
+            assert!(knot(at) < knot(at + 1));
+        }
+    }
+
+    #[test]
+    fn a_line_is_met_everywhere() {
+        let table = TimeTable::new(10_000, |units| 3.0 * units as f64);
+        for units in [0.0, 0.5, 17.25, 999.0, 10_000.0, 1e6] {
+            assert!((table.at(units) - 3.0 * units).abs() < 1e-9 * (1.0 + units), "{units}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_hull_is_below_every_split(
+            steps in prop::collection::vec(0.0f64..100.0, 1..60),
+            parts in prop::collection::vec(1u64..5000, 1..12), launch in 0.0f64..500.0,
+        ) {
+            let table = TimeTable::new(60_000, |units| {
+                launch + (0..units.min(2000) / 40).map(|at| steps[at as usize % steps.len()]).sum::<f64>()
+            });
+            let total: u64 = parts.iter().sum();
+            let count = parts.len() as f64;
+            let sum: f64 = parts.iter().map(|part| table.at(*part as f64)).sum();
+            let least = *parts.iter().min().unwrap();
+            for units_min in [0, 1, least] {
+                let bound = count * table.hull(units_min).at(total as f64 / count);
+                prop_assert!(bound <= sum * (1.0 + 1e-9) + 1e-6, "{bound} {sum} {units_min}");
+            }
+        }
+    }
+}

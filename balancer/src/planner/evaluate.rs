@@ -1,0 +1,60 @@
+//! Scores a given parallelism plan as the planner scores its own.
+
+use super::bound;
+use super::memory::MemoryRequirement;
+use super::parallelism_plan::ParallelismPlan;
+use super::problem::PlanProblem;
+use super::score;
+use super::score::step_timeline::StepTimeline;
+use crate::error::{Error, Result};
+
+/// What a given plan takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// Makespan of each batch, nanoseconds.
+    pub makespans_ns: Vec<u64>,
+    /// Fullest GPU of the encoder over all batches, bytes.
+    pub encoder_bytes: u64,
+    /// Fullest GPU of the LLM.
+    pub llm_bytes: u64,
+    /// What the plan cannot beat on these batches, nanoseconds.
+    pub lower_bound_ns: f64,
+}
+
+impl Evaluation {
+    /// Returns the mean makespan in seconds.
+    #[must_use]
+    pub fn mean_seconds(&self) -> f64 {
+        self.makespans_ns.iter().map(|ns| *ns as f64).sum::<f64>() / self.makespans_ns.len() as f64 / 1e9
+    }
+}
+
+/// Scores a given plan on the batches of a problem, with the balancing of finalizts.
+///
+/// Memory is reported; batches of a plan that does not fit are balanced as if there were enough.
+///
+/// # Errors
+/// [`Error::Config`] if the problem's space has no such plan.
+pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Evaluation> {
+    let (mut space, mut timeline) = (problem.space()?, StepTimeline::default());
+    let outside = || Error::Config { setting: "plan", reason: format!("{plan:?} is not one of the space") };
+    let candidate = plan.candidate(&space).ok_or_else(outside)?;
+    if !space.contains(&candidate) {
+        return Err(outside());
+    }
+    let all = 0..space.workload.batches().len();
+    let score = score::score(&space, &candidate, all.clone(), &mut timeline);
+    if score.is_none() {
+        space.budget_bytes = f64::INFINITY;
+    }
+    let score = score.or_else(|| score::score(&space, &candidate, all.clone(), &mut timeline));
+    let mut score = score.ok_or_else(outside)?;
+    score::improve(&space, &candidate, all, &mut score, &mut timeline)?;
+    let MemoryRequirement { encoder_bytes, llm_bytes } = score.requirement();
+    Ok(Evaluation {
+        makespans_ns: score.makespans_ns,
+        encoder_bytes: encoder_bytes as u64,
+        llm_bytes: llm_bytes as u64,
+        lower_bound_ns: bound::lower_bound_ns(&space, &candidate),
+    })
+}

@@ -1,0 +1,121 @@
+//! Why a plan is the answer: what bounds its step, what memory it leaves, and why the next one lost.
+
+use super::cluster::Placement;
+use super::memory;
+use super::parallelism_plan::ParallelismPlan;
+use super::report::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
+use super::score::{self, ScoredPlan};
+use super::space::{Candidate, SearchSpace};
+
+/// Batches that stages' work is added up on: one after another differs by a few percent.
+const BATCHES: usize = 12;
+
+/// Explains the first of the finalists; there is at least one.
+pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explanation {
+    let best = &finals[0];
+    let bottleneck = find_bottleneck(space, best);
+    let bytes = |bytes: f64| ModuleBytes {
+        bytes: bytes as u64,
+        headroom_bytes: (space.cluster.memory_bytes as f64 - bytes) as i64,
+    };
+    // Of the sampled batches, and of the longest sample of all.
+    let Candidate { family, microbatches } = best.candidate;
+    let need = best.score.requirement().max(memory::requirement(space, &family, microbatches, microbatches));
+    let next = finals.iter().find(|plan| plan.candidate.family != best.candidate.family);
+    let runner_up = next.or(finals.get(1)).map(|next| RunnerUp {
+        plan: ParallelismPlan::new(space, &next.candidate),
+        step_seconds: next.score.mean_ns() / 1e9,
+        reason: reason(space, best, &bottleneck, next),
+    });
+    Explanation {
+        bottleneck,
+        encoder_memory: bytes(need.encoder_bytes),
+        llm_memory: bytes(need.llm_bytes),
+        runner_up,
+    }
+}
+
+/// The busiest stage of all, its rank that computes longest, mean over the first batches.
+fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
+    let batches = BATCHES.min(space.workload.batches().len());
+    let [encoder, llm] = busy_ns(space, &plan.candidate, batches);
+    let makespan_ns = plan.score.range(0..batches).mean_ns().max(1.0);
+    let busiest = |stages: &[f64]| {
+        let stage = (0..stages.len()).max_by(|a, b| stages[*a].total_cmp(&stages[*b]).then(b.cmp(a)));
+        stage.map_or((0, 0.0), |stage| (stage, stages[stage] / makespan_ns))
+    };
+    let (of_encoder, of_llm) = (busiest(&encoder), busiest(&llm));
+    let is_encoder = of_encoder.1 > of_llm.1;
+    let (module, stages, (stage, busy_fraction), other) = if is_encoder {
+        ("encoder", encoder.len(), of_encoder, of_llm)
+    } else {
+        ("llm", llm.len(), of_llm, of_encoder)
+    };
+    Bottleneck { module, stage, stages, busy_fraction, other_busy_fraction: other.1 }
+}
+
+/// How long each stage of both modules computes, mean over the first batches, dealt out greedily.
+fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [Vec<f64>; 2] {
+    let mut busy = [Vec::new(), Vec::new()];
+    for batch in &space.workload.batches()[..batches] {
+        let assignment = score::balance_greedily(space, candidate, batch);
+        let step = assignment.times(space, candidate);
+        let sum = |row: &[Vec<u64>; 2], rank: usize, ranks: usize| {
+            row.iter().flat_map(|pass| pass.iter().skip(rank).step_by(ranks)).sum::<u64>() as f64
+        };
+        let encoder = match candidate.family.placement {
+            Placement::Disaggregated => {
+                step.encoder_stages.iter().map(|row| sum(&step.encoder_ns[*row], 0, 1)).collect()
+            }
+            Placement::Colocated => vec![assignment.phase_ns(space, candidate) as f64],
+        };
+        let slowest = |row: &usize| {
+            let rows = &step.llm_ns[*row];
+            (0..step.ranks).map(|rank| sum(rows, rank, step.ranks)).fold(0.0, f64::max)
+        };
+        let llm: Vec<f64> = step.llm_stages.iter().map(slowest).collect();
+        for (all, of_batch) in busy.iter_mut().zip([encoder, llm]) {
+            all.resize(of_batch.len(), 0.0);
+            all.iter_mut().zip(of_batch).for_each(|(all, ns)| *all += ns / batches as f64);
+        }
+    }
+    busy
+}
+
+/// What the next plan loses by: longer work on its busiest stage, or more waiting.
+fn reason(space: &SearchSpace<'_>, best: &ScoredPlan, bottleneck: &Bottleneck, next: &ScoredPlan) -> String {
+    let (best_ns, next_ns) = (best.score.mean_ns(), next.score.mean_ns());
+    let other = find_bottleneck(space, next);
+    let busy_ns = [bottleneck.busy_fraction * best_ns, other.busy_fraction * next_ns];
+    let [more_work, more_waiting] =
+        [busy_ns[1] - busy_ns[0], (next_ns - busy_ns[1]) - (best_ns - busy_ns[0])];
+    let percent = |ns: f64| 100.0 * ns / best_ns;
+    let slower = percent(next_ns - best_ns);
+    if more_work >= more_waiting {
+        format!(
+            "{slower:.2} % slower: its busiest stage, {} {} of {}, computes {:.2} % of the step longer",
+            other.module,
+            other.stage + 1,
+            other.stages,
+            percent(more_work)
+        )
+    } else {
+        let pipeline = |plan: &ScoredPlan| {
+            let family = &plan.candidate.family;
+            let llm = space.llm.shapes[family.llm].pp;
+            match family.placement {
+                Placement::Disaggregated => llm + space.encoder.shapes[family.encoder].pp,
+                Placement::Colocated => llm,
+            }
+        };
+        format!(
+            "{slower:.2} % slower: its busiest stage waits {:.2} % of the step longer ({} stages and {} \
+             microbatches against {} and {})",
+            percent(more_waiting),
+            pipeline(next),
+            next.candidate.microbatches,
+            pipeline(best),
+            best.candidate.microbatches
+        )
+    }
+}

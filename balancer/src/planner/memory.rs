@@ -1,0 +1,93 @@
+//! Whether plans fit into memory, before anything is simulated.
+//!
+//! A 1F1B stage holds the microbatches that are on their way to the stages behind it and back. From mean figures
+//! follows what they hold at least; the simulation looks at the microbatches that really occur.
+
+use super::cluster::Placement;
+use super::costs::StageBytes;
+use super::space::shape::StageShape;
+use super::space::{Family, SearchSpace};
+
+/// Bytes that the fullest GPU of each module takes; of the same GPU where modules are colocated.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct MemoryRequirement {
+    pub(super) encoder_bytes: f64,
+    pub(super) llm_bytes: f64,
+}
+
+impl MemoryRequirement {
+    /// The larger of both for each module.
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            encoder_bytes: self.encoder_bytes.max(other.encoder_bytes),
+            llm_bytes: self.llm_bytes.max(other.llm_bytes),
+        }
+    }
+
+    /// The fuller module.
+    pub(super) fn most(&self) -> f64 {
+        self.encoder_bytes.max(self.llm_bytes)
+    }
+}
+
+/// What plans of a family with `few` to `many` microbatches need, at least, on the fullest batch.
+///
+/// The longest sample comes one day; in flight with it are average microbatches, times the space's slack.
+pub(super) fn requirement(
+    space: &SearchSpace<'_>,
+    family: &Family,
+    few: u32,
+    many: u32,
+) -> MemoryRequirement {
+    let llm = &space.llm.shapes[family.llm];
+    let encoder = &space.encoder.shapes[family.encoder];
+    let llm_bytes = llm_bytes(space, family.llm, family.llm_dp, few, many);
+    match family.placement {
+        Placement::Disaggregated => {
+            let batch_tiles = space.slack * space.workload.batch_tiles_max as f64;
+            let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
+            let largest = (space.workload.tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
+            let encoder_bytes = fullest(encoder, encoder.pp + llm.pp, few, tiles, largest);
+            MemoryRequirement { encoder_bytes, llm_bytes }
+        }
+        Placement::Colocated => {
+            let all = llm_bytes + phase_bytes(space, family, space.workload.batch_tiles_max as f64);
+            MemoryRequirement { encoder_bytes: all, llm_bytes: all }
+        }
+    }
+}
+
+/// What an LLM with `few` to `many` microbatches of `ranks` ranks needs, at least.
+pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u32, many: u32) -> f64 {
+    let shape = &space.llm.shapes[llm];
+    let batch_tokens = space.slack * space.workload.batch_tokens_max as f64;
+    let tokens = batch_tokens / (f64::from(many) * f64::from(ranks));
+    fullest(shape, shape.pp, few, tokens, space.workload.tokens_max as f64)
+}
+
+/// What the encoder holds of a batch of so many tiles that runs in one phase.
+pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, batch_tiles: f64) -> f64 {
+    let shape = &space.encoder.shapes[family.encoder];
+    let tiles = (batch_tiles / f64::from(family.encoder_dp)).ceil();
+    shape.memory.iter().map(|(_, bytes)| bytes.at(tiles, tiles)).fold(0.0, f64::max)
+}
+
+/// Whether some plan of the range may fit.
+pub(super) fn may_fit(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> bool {
+    requirement(space, family, few, many).most() <= space.budget_bytes
+}
+
+/// The fullest stage with `mean` units a microbatch, one of them at least `largest`.
+fn fullest(shape: &StageShape, stages_to_end: u32, microbatches: u32, mean: f64, largest: f64) -> f64 {
+    let of = |(stage, bytes): &(u32, StageBytes)| {
+        let in_flight = f64::from(in_flight(stages_to_end, *stage, microbatches));
+        let once = mean.max(largest);
+        bytes.at(once + (in_flight - 1.0) * mean, once)
+    };
+    shape.memory.iter().map(of).fold(0.0, f64::max)
+}
+
+/// Microbatches in flight at a stage with `stages_to_end - stage` stages from itself to the end.
+pub(super) fn in_flight(stages_to_end: u32, stage: u32, microbatches: u32) -> u32 {
+    (stages_to_end - stage).min(microbatches).max(1)
+}

@@ -1,0 +1,34 @@
+//! Finds the fastest parallelism plan of a problem.
+
+use super::explain::explain;
+use super::parallelism_plan::ParallelismPlan;
+use super::problem::PlanProblem;
+use super::remedy::remedy;
+use super::report::PlanReport;
+use super::search::{Search, sweep};
+use crate::error::{Error, Result};
+
+/// Finds the fastest plan.
+///
+/// # Errors
+/// [`Error::NothingFits`] with the smallest change that would, [`Error::Config`] if the problem makes no sense,
+/// [`Error::Overflow`] if times are too long to compute with.
+pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
+    let space = problem.space()?;
+    let search = Search::run(&space)?;
+    let Some(best) = search.finals.first() else {
+        return Err(Error::NothingFits { reason: remedy(problem, &space) });
+    };
+    let mean_ns = best.score.mean_ns();
+    Ok(PlanReport {
+        plan: ParallelismPlan::new(&space, &best.candidate),
+        step_seconds: mean_ns / 1e9,
+        step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
+        lower_bound_seconds: sweep::least_bound_ns(&space, mean_ns) / 1e9,
+        plans_bounded: search.bounded,
+        plans_simulated: search.simulated,
+        is_exhaustive: search.is_exhaustive,
+        batches: best.score.makespans_ns.len(),
+        explanation: explain(&space, &search.finals),
+    })
+}

@@ -1,0 +1,131 @@
+//! Why nothing fits, and the smallest change with which something would.
+
+use super::cluster::Cluster;
+use super::memory;
+use super::problem::PlanProblem;
+use super::space::{Family, SearchSpace, SearchSpaceOptions};
+
+const BYTES_PER_GIB: f64 = 1_073_741_824.0;
+/// Doublings of the cluster that are tried.
+const DOUBLINGS: u32 = 8;
+
+/// Says what plans need at least, and what would make one fit.
+pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
+    let Some((least_bytes, family)) = least_requirement(space) else {
+        return no_plan(problem, space);
+    };
+    let have = space.budget_bytes;
+    let plan = {
+        let encoder = &space.encoder.shapes[family.encoder];
+        let llm = &space.llm.shapes[family.llm];
+        format!(
+            "encoder tp {} pp {} dp {}, llm tp {} pp {} dp {}",
+            encoder.tp, encoder.pp, family.encoder_dp, llm.tp, llm.pp, family.llm_dp
+        )
+    };
+    let gib = |bytes: f64| (bytes / BYTES_PER_GIB * 10.0).ceil() / 10.0;
+    let mut changes = Vec::new();
+    if least_bytes > have {
+        changes
+            .push(format!("{:.1} GiB more memory a GPU", gib((least_bytes - have) * problem.memory_margin)));
+    } else {
+        changes.push("a little more memory: balanced microbatches are above the mean".to_owned());
+    }
+    if !problem.options.has_recomputation {
+        let options = SearchSpaceOptions { has_recomputation: true, ..problem.options };
+        if would_fit(problem, problem.cluster, options) {
+            changes.push("recomputation of activations".to_owned());
+        }
+    }
+    if let Some(gpus) = gpus_that_fit(problem) {
+        changes.push(format!("{gpus} GPUs"));
+    }
+    let refused = refused_degrees(problem, space);
+    format!(
+        "the least that a plan needs is {:.1} GiB a GPU ({plan}), there are {:.1}, of which {:.1} count with the \
+         margin; what would do: {}{refused}",
+        gib(least_bytes),
+        problem.cluster.memory_bytes as f64 / BYTES_PER_GIB,
+        have / BYTES_PER_GIB,
+        changes.join(", or ")
+    )
+}
+
+/// There is no plan at all, whatever the memory.
+fn no_plan(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
+    let Cluster { gpus, gpus_per_node, .. } = problem.cluster;
+    for (module, shapes) in [("encoder", &space.encoder.shapes), ("llm", &space.llm.shapes)] {
+        if shapes.is_empty() {
+            let costs = if module == "llm" { problem.llm } else { problem.encoder };
+            let degrees = costs.tp_degrees();
+            return format!(
+                "no tensor-parallel degree of the {module} divides a node of {gpus_per_node} GPUs and is at most \
+                 {gpus}; its heads and the profile allow {degrees:?}"
+            );
+        }
+    }
+    format!("{gpus} GPUs are too few for both modules apart; what would do: 2 GPUs, or colocated placement")
+}
+
+fn would_fit(problem: &PlanProblem<'_>, cluster: Cluster, options: SearchSpaceOptions) -> bool {
+    let other = PlanProblem { cluster, options, ..*problem };
+    let least = other.space().ok().and_then(|space| least_requirement(&space));
+    least.is_some_and(|(bytes, _)| bytes <= cluster.memory_bytes as f64 / problem.memory_margin)
+}
+
+/// The smallest doubled cluster with a plan, refined by whole nodes.
+fn gpus_that_fit(problem: &PlanProblem<'_>) -> Option<u32> {
+    let fits = |gpus: u32| would_fit(problem, Cluster { gpus, ..problem.cluster }, problem.options);
+    let mut few = problem.cluster.gpus;
+    let mut many = None;
+    for doubling in 1..=DOUBLINGS {
+        let gpus = problem.cluster.gpus.checked_mul(1 << doubling)?;
+        if fits(gpus) {
+            many = Some(gpus);
+            break;
+        }
+        few = gpus;
+    }
+    let (mut many, node) = (many?, problem.cluster.gpus_per_node);
+    while many - few > node {
+        let middle = few + (many - few) / 2 / node * node;
+        if middle <= few {
+            break;
+        }
+        if fits(middle) { many = middle } else { few = middle }
+    }
+    Some(many)
+}
+
+/// Degrees that would fit a node, but are not known: measuring them may help.
+fn refused_degrees(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
+    let largest = space.llm.times.iter().map(|times| times.tp).max().unwrap_or(1);
+    if largest < problem.cluster.gpus_per_node {
+        return format!(
+            "; the largest tensor-parallel degree that the llm has costs and heads for is {largest} of {}",
+            problem.cluster.gpus_per_node
+        );
+    }
+    String::new()
+}
+
+/// The family that needs least memory, and how much; `None` if there is no family.
+pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)> {
+    let mut least: Option<(f64, Family)> = None;
+    space.visit_llms(|llm, llm_dp| {
+        // Memory hardly changes between: powers of two, and the most ranks that there can be.
+        let is_most = (llm_dp + 1) * space.llm.shapes[llm].gpus() >= space.cluster.gpus;
+        if !llm_dp.is_power_of_two() && !is_most {
+            return;
+        }
+        space.visit_encoders(llm, llm_dp, &mut |family| {
+            for microbatches in [1, space.microbatches_max(family)] {
+                let need = memory::requirement(space, family, microbatches, microbatches).most();
+                if least.is_none_or(|(bytes, _)| need < bytes) {
+                    least = Some((need, *family));
+                }
+            }
+        });
+    });
+    least
+}

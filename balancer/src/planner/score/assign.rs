@@ -1,0 +1,98 @@
+//! From samples to cells: which slot of which LLM rank each sample of a batch goes to.
+//!
+//! Groups are made greedily, the longest samples first, dealt out to ranks so that these are even, and ordered with small ends, so that slot `k` of
+//! all ranks is of about the same size.
+
+use crate::pipeline::peak_order;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Cuts items into groups, one after another, each to the group with the smallest sum; returns each item's group.
+///
+/// LPT if the items come by size. There are at least as many items as groups; the first items seed the groups, so none
+/// is empty. Ties go to the lower index.
+pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
+    let seeds = sizes_ns.iter().take(groups).enumerate();
+    let seeds: Vec<Reverse<(u64, u32)>> = seeds.map(|(group, size)| Reverse((*size, group as u32))).collect();
+    let mut group_of: Vec<u32> = (0..groups as u32).collect();
+    let mut heap = BinaryHeap::from(seeds);
+    for size in &sizes_ns[groups.min(sizes_ns.len())..] {
+        if let Some(mut least) = heap.peek_mut() {
+            group_of.push(least.0.1);
+            least.0.0 += size;
+        }
+    }
+    group_of
+}
+
+/// Deals groups out to ranks and slots; returns each group's cell, `slot * ranks + rank`.
+pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize) -> Vec<u32> {
+    let slots = group_ns.len() / ranks;
+    let mut order: Vec<u32> = (0..group_ns.len() as u32).collect();
+    order.sort_unstable_by_key(|&group| (Reverse(group_ns[group as usize]), group));
+    let mut dealt: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
+    let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
+        (0..ranks as u32).map(|rank| Reverse((0, rank))).collect();
+    for group in order {
+        // A rank leaves the heap when it is full, so there is one as long as groups are left.
+        let Some(Reverse((load, rank))) = heap.pop() else { break };
+        let own = &mut dealt[rank as usize];
+        own.push(group);
+        if own.len() < slots {
+            heap.push(Reverse((load + group_ns[group as usize], rank)));
+        }
+    }
+    let mut cells = vec![0; group_ns.len()];
+    for (rank, own) in dealt.iter().enumerate() {
+        let own_ns: Vec<u64> = own.iter().map(|&group| group_ns[group as usize]).collect();
+        for (slot, at) in peak_order(&own_ns).into_iter().enumerate() {
+            cells[own[at as usize] as usize] = (slot * ranks + rank) as u32;
+        }
+    }
+    cells
+}
+
+/// The largest sum when whole samples are dealt out to `ranks` ranks by LPT.
+pub(super) fn largest_share(mut tiles: Vec<u64>, ranks: usize) -> u64 {
+    tiles.sort_unstable_by_key(|&tiles| Reverse(tiles));
+    let mut heap: BinaryHeap<Reverse<u64>> = vec![Reverse(0); ranks.min(tiles.len().max(1))].into();
+    for tiles in tiles {
+        if let Some(mut least) = heap.peek_mut() {
+            least.0 += tiles;
+        }
+    }
+    heap.into_iter().map(|Reverse(sum)| sum).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn shares_by_sample_are_whole_samples() {
+        assert_eq!(largest_share(vec![5, 3, 3, 1], 2), 6);
+        assert_eq!(largest_share(vec![5, 1], 4), 5);
+        assert_eq!(largest_share(Vec::new(), 3), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn every_group_gets_an_item_and_every_cell_a_group(
+            sizes in prop::collection::vec(0u64..50, 24..60), ranks in 1usize..5, slots in 1usize..6,
+        ) {
+            let groups = ranks * slots;
+            let group_of = greedy_groups(&sizes, groups);
+            let mut loads = vec![0; groups];
+            let mut counts = vec![0; groups];
+            for (item, &group) in group_of.iter().enumerate() {
+                loads[group as usize] += sizes[item];
+                counts[group as usize] += 1;
+            }
+            prop_assert!(counts.iter().all(|count| *count > 0));
+            let mut cells = cells_of_groups(&loads, ranks);
+            cells.sort_unstable();
+            prop_assert_eq!(cells, (0..groups as u32).collect::<Vec<_>>());
+        }
+    }
+}

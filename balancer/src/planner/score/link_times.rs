@@ -1,0 +1,66 @@
+//! What links add to a step: messages between stages, and the all-reduce of gradients at its end.
+//!
+//! Activations go forward and their gradients back, as many bytes. From the encoder to the LLM goes at most the whole
+//! sequence of the fullest rank, text included: which of its tokens are media is not known here. Messages travel
+//! while stages compute; what waits for one waits for all of it. Tensor-parallel all-reduces are part of a layer's time.
+
+use super::step_timeline::StepTimes;
+use crate::planner::cluster::{Link, Links};
+use crate::planner::space::shape::StageShape;
+use crate::planner::space::{Candidate, SearchSpace};
+
+/// Adds hops and all-reduces to a step, if links are given.
+pub(super) fn add_links(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    tokens: &[u64],
+    share_tiles: &[u64],
+    step: &mut StepTimes,
+) {
+    let Some(links) = &space.cluster.links else { return };
+    let family = &candidate.family;
+    let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
+    let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
+    let llm_link = links.spanning(llm.gpus(), space.cluster.gpus_per_node);
+    let llm_bytes = space.llm.border_bytes;
+    step.llm_hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
+    step.reduce_ns = Vec::new();
+    if !step.encoder_stages.is_empty() {
+        let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
+        let bytes = space.encoder.border_bytes;
+        step.encoder_hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
+        let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
+        let fullest = |slot: usize| {
+            let of_slot = &tokens[slot * step.ranks..(slot + 1) * step.ranks];
+            of_slot.iter().copied().max().unwrap_or(0)
+        };
+        let between = |slot: usize| send(widest, fullest(slot), llm_bytes);
+        step.between_hop_ns = (0..step.slots).map(between).collect();
+        let gradients = &space.encoder.gradient_bytes[family.encoder];
+        step.reduce_ns = reduce_ns(space, links, encoder, family.encoder_dp, gradients);
+    }
+    let gradients = &space.llm.gradient_bytes[family.llm];
+    step.reduce_ns.extend(reduce_ns(space, links, llm, family.llm_dp, gradients));
+}
+
+/// All-reduce of a colocated encoder's gradients, nanoseconds.
+pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
+    let Some(links) = &space.cluster.links else { return 0 };
+    let family = &candidate.family;
+    let gradients = &space.encoder.gradient_bytes[family.encoder];
+    let shape = &space.encoder.shapes[family.encoder];
+    reduce_ns(space, links, shape, family.encoder_dp, gradients).into_iter().max().unwrap_or(0)
+}
+
+/// Of each stage.
+fn reduce_ns(
+    space: &SearchSpace<'_>,
+    links: &Links,
+    shape: &StageShape,
+    ranks: u32,
+    gradients: &[f64],
+) -> Vec<u64> {
+    let gpus = shape.gpus().saturating_mul(ranks);
+    let link = links.spanning(gpus, space.cluster.gpus_per_node);
+    gradients.iter().map(|bytes| link.all_reduce_ns(*bytes, ranks).ceil() as u64).collect()
+}

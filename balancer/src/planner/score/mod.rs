@@ -1,0 +1,254 @@
+//! What a plan takes on sampled batches: each is balanced, dealt out and simulated.
+
+mod assign;
+mod link_times;
+pub(super) mod slot_assignment;
+pub(super) mod step_timeline;
+
+use super::cluster::Placement;
+use super::memory::MemoryRequirement;
+use super::space::{Candidate, SearchSpace};
+use super::workload::ItemSize;
+use crate::budget::Budget;
+use crate::caps::Caps;
+use crate::error::Result;
+use crate::instance::Instance;
+use crate::partition::{Strategy, balance};
+use assign::{cells_of_groups, greedy_groups};
+use slot_assignment::SlotAssignment;
+use std::ops::Range;
+use step_timeline::StepTimeline;
+
+/// Work units of balancing one batch of a finalist.
+const SEARCH_WORK: u64 = 400;
+/// Samples times groups up to which finalists are searched for; its first partition takes time in proportion.
+const SEARCH_CELLS_MAX: usize = 4_000_000;
+
+/// What is called far behind, as a factor: plans differ by about a percent more or less from batch to batch.
+const FAR_BEHIND: f64 = 1.05;
+
+/// A plan's makespans, and what it requirements, in the order of the batches.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Score {
+    pub(super) makespans_ns: Vec<u64>,
+    requirements: Vec<MemoryRequirement>,
+}
+
+impl Score {
+    /// Adds the score of a further batch.
+    pub(super) fn push(&mut self, makespan_ns: u64, required: MemoryRequirement) {
+        self.makespans_ns.push(makespan_ns);
+        self.requirements.push(required);
+    }
+
+    /// Adds the scores of further batches.
+    pub(super) fn append(&mut self, mut more: Self) {
+        self.makespans_ns.append(&mut more.makespans_ns);
+        self.requirements.append(&mut more.requirements);
+    }
+
+    /// Whether a score on the first batches is so much worse than another's on the same ones that more would not turn it.
+    pub(super) fn is_far_behind(&self, other: &Self) -> bool {
+        let batches = 0..self.makespans_ns.len().min(other.makespans_ns.len());
+        self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()
+    }
+
+    /// The score on some of the batches.
+    pub(super) fn range(&self, batches: Range<usize>) -> Self {
+        Self {
+            makespans_ns: self.makespans_ns[batches.clone()].to_vec(),
+            requirements: self.requirements[batches].to_vec(),
+        }
+    }
+
+    /// Over all batches.
+    pub(super) fn requirement(&self) -> MemoryRequirement {
+        self.requirements.iter().copied().fold(MemoryRequirement::default(), MemoryRequirement::max)
+    }
+
+    pub(super) fn mean_ns(&self) -> f64 {
+        let sum: u128 = self.makespans_ns.iter().map(|ns| u128::from(*ns)).sum();
+        sum as f64 / self.makespans_ns.len().max(1) as f64
+    }
+
+    /// The smallest makespan that 95 % of the batches do not exceed.
+    pub(super) fn p95_ns(&self) -> u64 {
+        let mut sorted = self.makespans_ns.clone();
+        sorted.sort_unstable();
+        let rank = (sorted.len() * 95).div_ceil(100);
+        rank.checked_sub(1).map_or(0, |at| sorted[at])
+    }
+}
+
+/// A plan with its score.
+#[derive(Debug, Clone)]
+pub(super) struct ScoredPlan {
+    pub(super) candidate: Candidate,
+    pub(super) score: Score,
+}
+
+/// Scores a plan on some batches, balanced greedily; `None` if a batch of them does not fit into memory.
+pub(super) fn score(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batches: Range<usize>,
+    timeline: &mut StepTimeline,
+) -> Option<Score> {
+    let mut score = Score::default();
+    for batch in &space.workload.batches()[batches] {
+        let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
+        let dealt = fitting(space, candidate, balance_by(space, candidate, batch, &sizes_ns)).or_else(|| {
+            // Even tokens take least memory.
+            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+            fitting(space, candidate, balance_by(space, candidate, batch, &tokens))
+        });
+        let (assignment, required) = dealt?;
+        score.push(makespan_ns(space, candidate, &assignment, timeline), required);
+    }
+    Some(score)
+}
+
+/// Replaces a score on some batches by that of [`Strategy::Search`], where that is better and fits.
+///
+/// # Errors
+/// [`crate::Error`] if times overflow.
+pub(super) fn improve(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batches: Range<usize>,
+    score: &mut Score,
+    timeline: &mut StepTimeline,
+) -> Result<()> {
+    for at in batches {
+        let searched = balance_by_search(space, candidate, &space.workload.batches()[at])?;
+        let Some((assignment, required)) =
+            searched.and_then(|assignment| fitting(space, candidate, assignment))
+        else {
+            continue;
+        };
+        let makespan_ns = makespan_ns(space, candidate, &assignment, timeline);
+        if makespan_ns < score.makespans_ns[at] {
+            (score.makespans_ns[at], score.requirements[at]) = (makespan_ns, required);
+        }
+    }
+    Ok(())
+}
+
+/// What a batch requirements as it is dealt out, if it fits.
+fn fitting(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    assignment: SlotAssignment,
+) -> Option<(SlotAssignment, MemoryRequirement)> {
+    let required = assignment.requirement(space, candidate);
+    (required.most() <= space.budget_bytes).then_some((assignment, required))
+}
+
+/// A batch balanced greedily on the sum of both modules' times, the longest samples first.
+pub(super) fn balance_greedily(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+) -> SlotAssignment {
+    balance_by(space, candidate, batch, &sums(&item_sizes_ns(space, candidate, batch)))
+}
+
+fn balance_by(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    sizes: &[u64],
+) -> SlotAssignment {
+    assign_slots(space, candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()))
+}
+
+/// A batch balanced by [`Strategy::Search`]; `None` where that would take too long or has no choice.
+pub(super) fn balance_by_search(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+) -> Result<Option<SlotAssignment>> {
+    let groups = candidate.groups();
+    if groups >= batch.len() || batch.len() * groups > SEARCH_CELLS_MAX {
+        return Ok(None);
+    }
+    let sizes_ns = item_sizes_ns(space, candidate, batch);
+    let sums_ns = sums(&sizes_ns);
+    let instance = Instance::new(groups, 2, sizes_ns.concat())?;
+    let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(SEARCH_WORK))?;
+    let mut group_of = vec![0; batch.len()];
+    for (group, items) in found.groups.iter().enumerate() {
+        for &item in items {
+            group_of[item as usize] = group as u32;
+        }
+    }
+    Ok(Some(assign_slots(space, candidate, batch, &sums_ns, &group_of)))
+}
+
+pub(super) fn makespan_ns(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    assignment: &SlotAssignment,
+    timeline: &mut StepTimeline,
+) -> u64 {
+    let pipeline_ns = timeline.makespan_ns(&assignment.times(space, candidate));
+    match candidate.family.placement {
+        Placement::Disaggregated => pipeline_ns,
+        Placement::Colocated => {
+            pipeline_ns
+                + assignment.phase_ns(space, candidate)
+                + link_times::phase_reduce_ns(space, candidate)
+        }
+    }
+}
+
+/// What a sample adds to the slowest stage of each module, about; the encoder's ranks serve all LLM ranks.
+pub(super) fn item_sizes_ns(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+) -> Vec<[u64; 2]> {
+    let family = &candidate.family;
+    let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
+    let llm_times = &space.llm.times[llm.times];
+    let tokens = space.workload.batch_tokens / candidate.groups() as f64;
+    let token_ns = llm_times.layer.at(tokens) / tokens;
+    let layers = llm.inner.max(llm.last);
+    let tile_ns = match family.placement {
+        Placement::Colocated => 0.0,
+        Placement::Disaggregated => {
+            let times = &space.encoder.times[encoder.times];
+            let slots = f64::from(candidate.microbatches) * f64::from(family.encoder_dp);
+            let share = (space.workload.batch_tiles / slots).max(1.0);
+            let slowest = encoder.inner.max(encoder.last);
+            let ranks = f64::from(family.llm_dp) / f64::from(family.encoder_dp);
+            slowest * times.layer.at(share) / share * ranks
+        }
+    };
+    let size = |item: &ItemSize| {
+        let tokens = f64::from(item.tokens);
+        let llm_ns = layers * (tokens * token_ns + llm_times.sample.at(tokens));
+        [(f64::from(item.tiles) * tile_ns) as u64, llm_ns as u64]
+    };
+    batch.iter().map(size).collect()
+}
+
+fn assign_slots(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    sums_ns: &[u64],
+    group_of: &[u32],
+) -> SlotAssignment {
+    let mut group_ns = vec![0; candidate.groups()];
+    for (&group, &sum_ns) in group_of.iter().zip(sums_ns) {
+        group_ns[group as usize] += sum_ns;
+    }
+    let cell_of = cells_of_groups(&group_ns, candidate.family.llm_dp as usize);
+    SlotAssignment::new(space, candidate, batch, |item| cell_of[group_of[item] as usize], space.encoder_split)
+}
+
+/// Both modules' times together.
+fn sums(sizes_ns: &[[u64; 2]]) -> Vec<u64> {
+    sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect()
+}

@@ -1,0 +1,55 @@
+//! Searches the space: a sweep by estimates, then simulations of the promising plans.
+
+mod halving;
+pub(super) mod sweep;
+
+use super::score::ScoredPlan;
+use super::space::SearchSpace;
+use crate::error::Result;
+use halving::Halving;
+
+/// Plans that are simulated in the first round of halving, at most.
+const SWEEP_MAX: usize = 128;
+/// Samples that the first round may simulate for each GPU; large batches start with fewer plans.
+const SWEEP_UNITS: u64 = 512;
+/// Up to so much, in samples of all batches of all plans, every plan is looked at.
+const ALL_UNITS: u64 = 2_000_000;
+
+/// Room in memory for microbatches above the mean, tried one after another.
+const SLACKS: [f64; 4] = [1.0, 1.15, 1.35, 1.7];
+
+/// What a search found.
+pub(super) struct Search {
+    pub(super) finals: Vec<ScoredPlan>,
+    pub(super) bounded: u64,
+    pub(super) simulated: u64,
+    pub(super) is_exhaustive: bool,
+}
+
+impl Search {
+    /// Sweeps and halves, once more with room in memory as long as most of the plans turn out not to fit.
+    pub(super) fn run(space: &SearchSpace<'_>) -> Result<Self> {
+        let items = u64::from(space.workload.global_batch());
+        let batches = space.workload.batches().len() as u64;
+        let gpus = u64::from(space.cluster.gpus.max(64));
+        let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
+        let mut halving = Halving::new(space);
+        let mut search = Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false };
+        for slack in SLACKS {
+            let with_slack = SearchSpace { slack, ..space.clone() };
+            let swept = sweep::sweep(&with_slack, length, (ALL_UNITS / (items * batches)) as usize);
+            search.bounded = swept.plans;
+            search.is_exhaustive = swept.is_all;
+            if swept.is_all {
+                search.finals = halving.run_all(swept.candidates)?;
+                break;
+            }
+            let has_room = halving.run(swept.candidates, &mut search.finals)?;
+            if has_room && !search.finals.is_empty() {
+                break;
+            }
+        }
+        search.simulated = halving.simulated();
+        Ok(search)
+    }
+}

@@ -1,0 +1,166 @@
+//! From the whole space to the plans that are worth simulating, by branch and bound.
+//!
+//! Every family's numbers of microbatches are halved as long as the range may hold a plan that enters the list: the
+//! estimate of a range is at most that of its plans, and whole families fall by one look.
+
+use crate::planner::space::{Candidate, Family, SearchSpace};
+use crate::planner::{bound, memory};
+use std::collections::BinaryHeap;
+
+/// Plans of the sweep, and how many there were.
+#[derive(Debug, Clone, Default)]
+pub(in crate::planner) struct SweepResult {
+    /// By estimate, the best first.
+    pub(in crate::planner) candidates: Vec<Candidate>,
+    /// Plans that a bound of theirs, or of a range around them, was computed for.
+    pub(in crate::planner) plans: u64,
+    /// Whether the candidates are all plans that may fit.
+    pub(in crate::planner) is_all: bool,
+}
+
+/// Plans by estimate, the worst on top.
+struct Shortlist {
+    heap: BinaryHeap<(u64, Candidate)>,
+    length_max: usize,
+    /// What is known to be no better than the last of the list.
+    limit_ns: f64,
+}
+
+impl Shortlist {
+    fn new(length_max: usize, limit_ns: f64) -> Self {
+        Self { heap: BinaryHeap::with_capacity(length_max + 1), length_max, limit_ns }
+    }
+
+    fn push(&mut self, estimate_ns: f64, candidate: Candidate) {
+        self.heap.push((estimate_ns as u64, candidate));
+        if self.heap.len() > self.length_max {
+            self.heap.pop();
+        }
+        if let Some((last_ns, _)) = self.heap.peek().filter(|_| self.heap.len() == self.length_max) {
+            // A nanosecond more, so that what is as good as the last is looked at.
+            self.limit_ns = self.limit_ns.min(*last_ns as f64 + 1.0);
+        }
+    }
+}
+
+/// Part of the LLM ranks that the first look takes.
+const FIRST_LOOK: u32 = 8;
+
+/// Lists the best plans by estimate, one of a family, or all plans if these are at most `all_max`.
+pub(in crate::planner) fn sweep(space: &SearchSpace<'_>, length_max: usize, all_max: usize) -> SweepResult {
+    let plans = count_plans(space);
+    if plans <= all_max as u64 {
+        return SweepResult { candidates: all_that_may_fit(space), plans, is_all: true };
+    }
+    // A first look at some of the families says about how good the list will be.
+    let mut first = Shortlist::new(length_max, f64::INFINITY);
+    fill(space, &mut first, |ranks| ranks.is_multiple_of(ranks.div_ceil(FIRST_LOOK)), |pp| pp == 1);
+    let limit_ns = if first.heap.len() == length_max { first.limit_ns } else { f64::INFINITY };
+    let mut shortlist = Shortlist::new(length_max, limit_ns);
+    fill(space, &mut shortlist, |_| true, |_| true);
+    let sorted = shortlist.heap.into_sorted_vec();
+    SweepResult { candidates: sorted.into_iter().map(|(_, plan)| plan).collect(), plans, is_all: false }
+}
+
+/// Looks at the families whose LLM ranks and encoder stages are wanted.
+fn fill(
+    space: &SearchSpace<'_>,
+    shortlist: &mut Shortlist,
+    ranks: impl Fn(u32) -> bool,
+    stages: impl Fn(u32) -> bool,
+) {
+    space.visit_llms(|llm, llm_dp| {
+        let many = space.workload.global_batch() / llm_dp;
+        let estimate = bound::llm_estimate(space, llm, llm_dp, 1, many);
+        let fits = memory::llm_bytes(space, llm, llm_dp, 1, many) <= space.budget_bytes;
+        if !ranks(llm_dp) || !fits || estimate.least_ns() >= shortlist.limit_ns {
+            return;
+        }
+        space.visit_encoders(llm, llm_dp, &mut |family| {
+            if !stages(space.encoder.shapes[family.encoder].pp) {
+                return;
+            }
+            let mut best = (shortlist.limit_ns, None);
+            let estimate_ns = bound::estimate_with(space, &estimate, family, 1, many).estimate_ns;
+            least(space, family, (1, many), estimate_ns, &mut best);
+            if let (estimate_ns, Some(microbatches)) = best {
+                shortlist.push(estimate_ns, Candidate { family: *family, microbatches });
+            }
+        });
+    });
+}
+
+/// Plans of the whole space.
+fn count_plans(space: &SearchSpace<'_>) -> u64 {
+    let mut plans = 0;
+    space.visit(|family| plans += u64::from(space.microbatches_max(family)));
+    plans
+}
+
+/// The number of microbatches in a range with the least estimate below `best`; the range's own is given.
+fn least(
+    space: &SearchSpace<'_>,
+    family: &Family,
+    (few, many): (u32, u32),
+    estimate_ns: f64,
+    best: &mut (f64, Option<u32>),
+) {
+    if estimate_ns >= best.0 || !memory::may_fit(space, family, few, many) {
+        return;
+    }
+    if few == many {
+        *best = (estimate_ns, Some(few));
+        return;
+    }
+    let middle = few + (many - few) / 2;
+    let halves = [(few, middle), (middle + 1, many)];
+    let estimates = halves.map(|(few, many)| bound::estimate(space, family, few, many).estimate_ns);
+    // The half that looks better first, so that the other may fall at once.
+    let order = if estimates[1] < estimates[0] { [1, 0] } else { [0, 1] };
+    for half in order {
+        least(space, family, halves[half], estimates[half], best);
+    }
+}
+
+/// The least bound of all plans that may fit: no plan of the space takes less.
+pub(in crate::planner) fn least_bound_ns(space: &SearchSpace<'_>, start_ns: f64) -> f64 {
+    let mut least_ns = start_ns;
+    space.visit_llms(|llm, llm_dp| {
+        let many = space.workload.global_batch() / llm_dp;
+        let estimate = bound::llm_estimate(space, llm, llm_dp, 1, many);
+        let fits = memory::llm_bytes(space, llm, llm_dp, 1, many) <= space.budget_bytes;
+        if !fits || estimate.bound_ns() >= least_ns {
+            return;
+        }
+        space.visit_encoders(llm, llm_dp, &mut |family| {
+            let whole = (1, many, bound::estimate_with(space, &estimate, family, 1, many).bound_ns);
+            let mut ranges = vec![whole];
+            while let Some((few, many, bound_ns)) = ranges.pop() {
+                if bound_ns >= least_ns || !memory::may_fit(space, family, few, many) {
+                    continue;
+                }
+                if few == many {
+                    least_ns = bound_ns;
+                    continue;
+                }
+                let middle = few + (many - few) / 2;
+                for (few, many) in [(middle + 1, many), (few, middle)] {
+                    ranges.push((few, many, bound::estimate(space, family, few, many).bound_ns));
+                }
+            }
+        });
+    });
+    least_ns
+}
+
+fn all_that_may_fit(space: &SearchSpace<'_>) -> Vec<Candidate> {
+    let mut all = Vec::new();
+    space.visit(|family| {
+        for microbatches in 1..=space.microbatches_max(family) {
+            if memory::may_fit(space, family, microbatches, microbatches) {
+                all.push(Candidate { family: *family, microbatches });
+            }
+        }
+    });
+    all
+}

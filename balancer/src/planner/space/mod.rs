@@ -1,0 +1,284 @@
+//! Every plan that node size, heads, layers and the global batch allow.
+//!
+//! Plans come in *families* that differ in nothing but the number of microbatches. Beside a given LLM the encoder
+//! takes all GPUs that are left: with more ranks its shares of a microbatch are smaller, so fewer are never faster.
+
+pub(super) mod shape;
+
+use super::cluster::{Cluster, Placement};
+use super::costs::ModuleCosts;
+use super::workload::Workload;
+use shape::{StageShape, TpTimes};
+
+/// What may be planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each switches one options on, by itself")]
+pub struct SearchSpaceOptions {
+    /// Encoder and LLM on GPUs of their own.
+    pub is_disaggregated: bool,
+    /// The encoder on the LLM's GPUs.
+    pub is_colocated: bool,
+    /// Stages of unequal layers.
+    pub has_uneven_layers: bool,
+    /// Activations computed again in the backward pass.
+    pub has_recomputation: bool,
+}
+
+impl Default for SearchSpaceOptions {
+    fn default() -> Self {
+        Self {
+            is_disaggregated: true,
+            is_colocated: false,
+            has_uneven_layers: false,
+            has_recomputation: false,
+        }
+    }
+}
+
+/// How encoder ranks share the media of a slot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum EncoderSplit {
+    /// Tile by tile, whatever sample it belongs to.
+    #[default]
+    Tile,
+    /// Whole samples, by LPT.
+    Sample,
+}
+
+impl EncoderSplit {
+    /// Returns `tile` or `sample`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tile => "tile",
+            Self::Sample => "sample",
+        }
+    }
+}
+
+/// Plans that differ in the number of microbatches alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Family {
+    pub(super) placement: Placement,
+    /// Index of the encoder's shape.
+    pub(super) encoder: usize,
+    pub(super) encoder_dp: u32,
+    /// Index of the LLM's shape.
+    pub(super) llm: usize,
+    pub(super) llm_dp: u32,
+}
+
+/// One plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    pub(super) family: Family,
+    pub(super) microbatches: u32,
+}
+
+impl Candidate {
+    /// Microbatches of all LLM ranks.
+    pub(super) fn groups(&self) -> usize {
+        self.family.llm_dp as usize * self.microbatches as usize
+    }
+}
+
+/// One module's side of the search space.
+#[derive(Debug, Clone)]
+pub(super) struct ModuleSpace {
+    /// Times at every tensor-parallel degree.
+    pub(super) times: Vec<TpTimes>,
+    /// All ways to cut the module into stages.
+    pub(super) shapes: Vec<StageShape>,
+    /// Bytes of one unit that a stage sends to the next one.
+    pub(super) border_bytes: f64,
+    /// Bytes of gradients by shape and stage.
+    pub(super) gradient_bytes: Vec<Vec<f64>>,
+}
+
+/// Both modules with all their shapes, and the cluster that they are placed on.
+#[derive(Debug, Clone)]
+pub(super) struct SearchSpace<'a> {
+    pub(super) encoder: ModuleSpace,
+    pub(super) llm: ModuleSpace,
+    pub(super) cluster: Cluster,
+    /// Memory of a GPU that plans may count on.
+    pub(super) budget_bytes: f64,
+    pub(super) options: SearchSpaceOptions,
+    pub(super) encoder_split: EncoderSplit,
+    /// Room for microbatches above the mean, a factor on it, in what is expected to fit.
+    pub(super) slack: f64,
+    pub(super) workload: &'a Workload,
+}
+
+impl ModuleSpace {
+    fn new(
+        costs: &dyn ModuleCosts,
+        times: Vec<TpTimes>,
+        item_units: f64,
+        gpus: u32,
+        options: SearchSpaceOptions,
+    ) -> Self {
+        let shapes = shapes(costs, &times, item_units, gpus, options);
+        Self { gradient_bytes: gradients(costs, &shapes), border_bytes: costs.border_bytes(), times, shapes }
+    }
+}
+
+impl<'a> SearchSpace<'a> {
+    pub(super) fn new(
+        encoder: &dyn ModuleCosts,
+        llm: &dyn ModuleCosts,
+        workload: &'a Workload,
+        cluster: Cluster,
+        options: SearchSpaceOptions,
+    ) -> Self {
+        let degrees = |costs: &dyn ModuleCosts| {
+            let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
+            costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
+        };
+        let encoder_times =
+            degrees(encoder).into_iter().map(|tp| TpTimes::of_encoder(encoder, tp, workload)).collect();
+        let llm_times = degrees(llm).into_iter().map(|tp| TpTimes::of_llm(llm, tp, workload)).collect();
+        let items = f64::from(workload.global_batch());
+        let (item_tiles, item_tokens) = (workload.batch_tiles / items, workload.batch_tokens / items);
+        Self {
+            encoder: ModuleSpace::new(encoder, encoder_times, item_tiles, cluster.gpus, options),
+            llm: ModuleSpace::new(llm, llm_times, item_tokens, cluster.gpus, options),
+            cluster,
+            budget_bytes: cluster.memory_bytes as f64,
+            options,
+            encoder_split: EncoderSplit::Tile,
+            slack: 1.0,
+            workload,
+        }
+    }
+
+    /// Calls `visit` with every family.
+    pub(super) fn visit(&self, mut visit: impl FnMut(&Family)) {
+        self.visit_llms(|llm, llm_dp| self.visit_encoders(llm, llm_dp, &mut visit));
+    }
+
+    /// Calls `visit` with every LLM: the index of its shape, and its ranks from many to few.
+    pub(super) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
+        for llm in 0..self.llm.shapes.len() {
+            let ranks_max =
+                (self.cluster.gpus / self.llm.shapes[llm].gpus()).min(self.workload.global_batch());
+            for llm_dp in (1..=ranks_max).rev() {
+                visit(llm, llm_dp);
+            }
+        }
+    }
+
+    /// Calls `visit` with the families of one LLM.
+    pub(super) fn visit_encoders(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(&Family)) {
+        for encoder in 0..self.encoder.shapes.len() {
+            for placement in [Placement::Disaggregated, Placement::Colocated] {
+                let encoder_dp = match placement {
+                    Placement::Disaggregated => self.encoder_ranks(encoder, llm, llm_dp),
+                    Placement::Colocated => self.colocated_ranks(encoder, llm, llm_dp),
+                };
+                if let Some(encoder_dp) = encoder_dp {
+                    visit(&Family { placement, encoder, encoder_dp, llm, llm_dp });
+                }
+            }
+        }
+    }
+
+    /// Whether a family is one of this space; of families that a search made up.
+    pub(super) fn contains(&self, candidate: &Candidate) -> bool {
+        let Family { placement, encoder, encoder_dp, llm, llm_dp } = candidate.family;
+        let items = u64::from(self.workload.global_batch());
+        if llm_dp == 0 || encoder_dp == 0 || candidate.microbatches == 0 {
+            return false;
+        }
+        if u64::from(candidate.microbatches) * u64::from(llm_dp) > items {
+            return false;
+        }
+        match placement {
+            Placement::Disaggregated => {
+                self.encoder_ranks(encoder, llm, llm_dp).is_some_and(|most| encoder_dp <= most)
+            }
+            Placement::Colocated => self.colocated_ranks(encoder, llm, llm_dp) == Some(encoder_dp),
+        }
+    }
+
+    /// Most microbatches of an LLM rank.
+    pub(super) fn microbatches_max(&self, family: &Family) -> u32 {
+        self.workload.global_batch() / family.llm_dp
+    }
+
+    /// GPUs that a family takes.
+    pub(super) fn gpus(&self, family: &Family) -> u32 {
+        let llm = self.llm.shapes[family.llm].gpus() * family.llm_dp;
+        match family.placement {
+            Placement::Disaggregated => llm + self.encoder.shapes[family.encoder].gpus() * family.encoder_dp,
+            Placement::Colocated => llm,
+        }
+    }
+
+    /// Most encoder ranks beside an LLM.
+    fn encoder_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
+        if !self.options.is_disaggregated {
+            return None;
+        }
+        let (encoder, llm) = (&self.encoder.shapes[encoder], &self.llm.shapes[llm]);
+        let left = self.cluster.gpus.checked_sub(llm.gpus().checked_mul(llm_dp)?)?;
+        let llm_groups = (llm.tp, u64::from(llm.pp) * u64::from(llm_dp));
+        let mut ranks = left / encoder.gpus();
+        while ranks > 0 {
+            if self.cluster.has_room(llm_groups, (encoder.tp, u64::from(encoder.pp) * u64::from(ranks))) {
+                return Some(ranks);
+            }
+            ranks -= 1;
+        }
+        None
+    }
+
+    /// Encoder ranks on the GPUs of an LLM: all of them, each a tensor-parallel group.
+    fn colocated_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
+        if !self.options.is_colocated {
+            return None;
+        }
+        let (encoder, llm) = (&self.encoder.shapes[encoder], &self.llm.shapes[llm]);
+        let gpus = llm.gpus().checked_mul(llm_dp).filter(|gpus| *gpus <= self.cluster.gpus)?;
+        let is_whole = encoder.pp == 1 && gpus.is_multiple_of(encoder.tp);
+        let groups = u64::from(gpus / llm.tp);
+        (is_whole && self.cluster.has_room((llm.tp, groups), (1, 0))).then_some(gpus / encoder.tp)
+    }
+}
+
+/// Every shape of a module: degrees, stages, and what else is free.
+fn shapes(
+    costs: &dyn ModuleCosts,
+    times: &[TpTimes],
+    units: f64,
+    gpus: u32,
+    options: SearchSpaceOptions,
+) -> Vec<StageShape> {
+    let mut shapes = Vec::new();
+    let recomputations: &[bool] = if options.has_recomputation { &[false, true] } else { &[false] };
+    for (index, of_degree) in times.iter().enumerate() {
+        for pp in 1..=costs.layers().min(gpus / of_degree.tp) {
+            for &is_recomputed in recomputations {
+                let cut = (index, of_degree.tp, pp);
+                shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
+                if options.has_uneven_layers {
+                    let layer = of_degree.layer.at(units) + of_degree.sample.at(units);
+                    let factor = if is_recomputed { 4.0 / 3.0 } else { 1.0 };
+                    let ends_layers =
+                        if layer > 0.0 { of_degree.ends.at(units) / layer / factor } else { 0.0 };
+                    shapes.extend(StageShape::new(costs, cut, is_recomputed, Some(ends_layers)));
+                }
+            }
+        }
+    }
+    shapes
+}
+
+/// Bytes of gradients by shape and stage.
+fn gradients(costs: &dyn ModuleCosts, shapes: &[StageShape]) -> Vec<Vec<f64>> {
+    let of = |shape: &StageShape| {
+        let stages = 0..shape.pp as usize;
+        stages.map(|stage| costs.gradient_bytes(shape.tp, shape.part(stage))).collect()
+    };
+    shapes.iter().map(of).collect()
+}

@@ -1,0 +1,159 @@
+//! The makespan of a schedule and nothing else, fast.
+//!
+//! A search asks for millions of makespans of one schedule on other times. A [`CompiledSchedule`] lists
+//! all passes once in an order in which every pass comes after what it waits for; a makespan is then one
+//! walk over that list, two look-ups and a maximum for each pass.
+
+mod compile;
+
+use crate::error::{Error, Result};
+use crate::schedule::{PipelineLayout, ScheduleKind};
+use crate::simulate::communication::Communication;
+use crate::simulate::times::StageTimes;
+
+/// A schedule whose passes are sorted by what waits for what.
+///
+/// Stages that share their times (those of one module) share a *row* of times, so that a time is written
+/// once for all of them.
+///
+/// # Examples
+/// ```
+/// use dflop_balancer::schedule::ScheduleKind;
+/// use dflop_balancer::{CompiledSchedule, StageTimes};
+///
+/// // an encoder stage and two LLM stages, two microbatches
+/// let mut compiled = CompiledSchedule::new(ScheduleKind::OneForwardOneBackward, &[0, 1, 1], 2)?;
+/// let times = StageTimes::split(2, 2, &[3, 3, 6, 6])?;
+/// assert_eq!(compiled.makespan_ns(&times), 21);
+/// # Ok::<(), dflop_balancer::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct CompiledSchedule {
+    rows: usize,
+    microbatches: usize,
+    steps: Vec<Step>,
+    /// What the input of each step takes on its way.
+    delay_ns: Vec<u64>,
+    /// Whether every step is a forward pass or a whole backward pass, and no input takes time.
+    is_plain: bool,
+    /// The steps that nothing waits for.
+    last: Vec<u32>,
+    /// When each step ends; the last cell, always 0, is what the first steps wait for.
+    end_ns: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    /// The step before on the same rank, and the one that sends the input.
+    waits_for: [u32; 2],
+    /// Index in the rows of times.
+    time: u32,
+    kind: StepKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StepKind {
+    Forward,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    /// Takes no time itself, but its input may.
+    Wait,
+}
+
+impl CompiledSchedule {
+    /// Sorts the passes of one pipeline's schedule, messages taking no time.
+    ///
+    /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes; if ranks hold several chunks, the
+    ///   stages are those of all chunks
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `rows` is empty, or no multiple of the chunks.
+    pub fn new(kind: ScheduleKind, rows: &[usize], microbatches: usize) -> Result<Self> {
+        if rows.is_empty() || !rows.len().is_multiple_of(kind.chunks()) {
+            let reason = format!("{} stages for {} chunks a rank", rows.len(), kind.chunks());
+            return Err(Error::Config { setting: "rows", reason });
+        }
+        let layout = PipelineLayout::chain(rows.len() / kind.chunks(), kind.chunks(), microbatches)?;
+        Self::of_layout(kind, &layout, rows, &Communication::free(rows.len(), microbatches))
+    }
+
+    /// Sorts the passes of a whole layout, with times of everything that ranks exchange.
+    ///
+    /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes
+    ///
+    /// # Errors
+    /// Those of [`PipelineLayout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit the layout.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_balancer::schedule::{PipelineLayout, ModuleStages, ScheduleKind};
+    /// use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
+    ///
+    /// // one encoder rank feeds two LLM ranks, one microbatch each
+    /// let layout = PipelineLayout::of_modules(&[ModuleStages::new(1, 1), ModuleStages::new(1, 2)], 1)?;
+    /// let kind = ScheduleKind::OneForwardOneBackward;
+    /// let mut compiled = CompiledSchedule::of_layout(kind, &layout, &[0, 1], &Communication::free(2, 2))?;
+    /// let times = StageTimes::split(2, 2, &[3, 3, 6, 6])?;
+    /// assert_eq!(compiled.makespan_ns(&times), 1 + 2 + 4 + 2 + 2);
+    /// # Ok::<(), dflop_balancer::Error>(())
+    /// ```
+    pub fn of_layout(
+        kind: ScheduleKind,
+        layout: &PipelineLayout,
+        rows: &[usize],
+        communication: &Communication,
+    ) -> Result<Self> {
+        if rows.len() != layout.stages() {
+            return Err(Error::Length { field: "rows", found: rows.len(), expected: layout.stages() });
+        }
+        communication.check(layout.stages(), layout.microbatches())?;
+        compile::Compiler::new(layout, rows, communication).compile(kind)
+    }
+
+    /// Returns when everything has ended, nanoseconds; the same as [`simulate`](crate::simulate) says.
+    ///
+    /// # Panics
+    /// If `times` has fewer rows or another number of microbatches than the schedule.
+    pub fn makespan_ns(&mut self, times: &StageTimes) -> u64 {
+        let fits = times.stages() >= self.rows && times.microbatches() == self.microbatches;
+        assert!(fits, "times of {} rows, {} microbatches", times.stages(), times.microbatches());
+        self.walk(times.forward_ns(), times.backward_ns(), |cell| times.weight_of(cell))
+    }
+
+    fn walk(&mut self, forward_ns: &[u64], backward_ns: &[u64], weight_of: impl Fn(usize) -> u64) -> u64 {
+        if self.is_plain {
+            return self.walk_plain(forward_ns, backward_ns);
+        }
+        let end_ns = &mut self.end_ns[..];
+        for (at, (step, delay_ns)) in self.steps.iter().zip(&self.delay_ns).enumerate() {
+            let [before, input] = step.waits_for;
+            let start = end_ns[before as usize].max(end_ns[input as usize] + delay_ns);
+            let cell = step.time as usize;
+            let of = |times: &[u64]| times.get(cell).copied().unwrap_or(0);
+            let (forward, backward, weight) = (of(forward_ns), of(backward_ns), weight_of(cell));
+            // One of all, without a branch: passes come in no order that a branch could learn.
+            end_ns[at] = start + [forward, backward, backward - weight, weight, 0][step.kind as usize];
+        }
+        self.makespan()
+    }
+
+    /// The common case: nothing but whole passes, messages that take no time.
+    fn walk_plain(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
+        let end_ns = &mut self.end_ns[..];
+        // Both times are loaded and one is taken, again without a branch.
+        let count = forward_ns.len().min(backward_ns.len());
+        let (forward_ns, backward_ns) = (&forward_ns[..count], &backward_ns[..count]);
+        for (at, step) in self.steps.iter().enumerate() {
+            let [before, input] = step.waits_for;
+            let start = end_ns[before as usize].max(end_ns[input as usize]);
+            let (forward, backward) = (forward_ns[step.time as usize], backward_ns[step.time as usize]);
+            end_ns[at] = start + if step.kind == StepKind::Forward { forward } else { backward };
+        }
+        self.makespan()
+    }
+
+    fn makespan(&self) -> u64 {
+        self.last.iter().map(|&step| self.end_ns[step as usize]).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,59 @@
+//! The outcome of a simulated step: passes, busy times, critical path.
+
+use super::critical_path::CriticalStep;
+use crate::schedule::PassKind;
+
+/// One pass of one microbatch through one stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// Index of the rank.
+    pub rank: usize,
+    /// Index of the stage; the rank itself where ranks hold one stage each.
+    pub stage: usize,
+    /// Index of the microbatch.
+    pub microbatch: u32,
+    /// What the pass computes.
+    pub kind: PassKind,
+    /// When the pass begins, nanoseconds since the step's begin.
+    pub start_ns: u64,
+    /// When the pass ends.
+    pub end_ns: u64,
+}
+
+/// What running a schedule takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Simulation {
+    /// When the last pass, message or sum of gradients ends, nanoseconds.
+    pub makespan_ns: u64,
+    /// How long each rank computes, `[ranks]` nanoseconds.
+    pub busy_ns: Vec<u64>,
+    /// All passes, rank by rank, each in the order of time.
+    pub events: Vec<Event>,
+    /// What the makespan is made of: one thing after the other from 0 to its end, without a gap.
+    pub critical_path: Vec<CriticalStep>,
+}
+
+impl Simulation {
+    /// Returns how long each rank waits or communicates, `[ranks]` nanoseconds.
+    #[must_use]
+    pub fn idle_ns(&self) -> Vec<u64> {
+        self.busy_ns.iter().map(|busy| self.makespan_ns - busy).collect()
+    }
+
+    /// Returns the share of each rank's time in which it does not compute, `[ranks]` in `0..=1`.
+    #[must_use]
+    pub fn bubbles(&self) -> Vec<f64> {
+        let makespan_ns = self.makespan_ns.max(1) as f64;
+        self.idle_ns().into_iter().map(|idle| idle as f64 / makespan_ns).collect()
+    }
+
+    /// Returns the share of all ranks' time in which they do not compute, in `0..=1`.
+    #[must_use]
+    pub fn bubble_fraction(&self) -> f64 {
+        if self.makespan_ns == 0 {
+            return 0.0;
+        }
+        let busy: f64 = self.busy_ns.iter().map(|busy| *busy as f64).sum();
+        1.0 - busy / (self.makespan_ns as f64 * self.busy_ns.len() as f64)
+    }
+}
