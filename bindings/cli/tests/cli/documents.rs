@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use dflop_tests::dataset::{TempDataset, Compression};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::markdown::{Mark, documents, expect_current, read, root, snippets, with_generated};
 use dflop_tests::media::jpeg;
 
