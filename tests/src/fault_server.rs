@@ -313,7 +313,7 @@ async fn answer(stream: &mut BufReader<TcpStream>, request: &Request, shared: &S
 fn choose(request: &Request, shared: &Shared) -> (Duration, Option<Fault>) {
     let number = shared.counts.requests.fetch_add(1, Ordering::Relaxed);
     let behavior = shared.behavior.lock().expect("no holder panics");
-    let is_meant = request.target.contains(&behavior.only) && !request.target.contains("moved=1");
+    let is_meant = request.target.contains(&behavior.path_contains) && !request.target.contains("moved=1");
     let hash = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let is_faulty = (hash >> 33) % 100 < behavior.faulty_percent && number >= behavior.faultless_first;
     if !is_meant || !is_faulty || behavior.faults.is_empty() {

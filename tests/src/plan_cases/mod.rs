@@ -136,7 +136,7 @@ impl Shapes {
             };
             text.lines().skip(1).filter_map(row).collect::<Vec<ItemSize>>()
         });
-        real.unwrap_or_else(|| (0..6000).map(|at| self.made_up(at)).collect())
+        real.unwrap_or_else(|| (0..6000).map(|at| self.synthetic(at)).collect())
     }
 
     /// Makes a synthetic sample: 729 tokens per image and 196 per frame, or 256 per tile of a page.
