@@ -1,6 +1,6 @@
 //! Makes media by integer arithmetic, as `tests/record/processors.py` does, and reads the recorded results.
 
-use dflop_loader::decode::{Audio, RgbImage};
+use dflop_loader::media::{Audio, RgbImage};
 use serde_json::Value;
 
 /// Reads a file of recorded cases.

@@ -2,9 +2,9 @@
 //! earlier ones.
 
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::order::Tail;
 use dflop_loader::plan::StepPlan;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::steps::Tail;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 

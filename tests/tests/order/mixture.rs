@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use dflop_loader::dataset::Dataset;
-use dflop_loader::mix::{Mixture, Stop};
-use dflop_loader::steps::Tail;
+use dflop_loader::order::{Mixture, Stop, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::{builder, planner};
 use dflop_tests::streaming::{DeliveredId, stream_all_ranks};
