@@ -8,15 +8,14 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use dflop_benches::archives::{archive, write_headers_only};
 use dflop_benches::images::jpeg;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::decode::{Audio, ImageLimits, Rgb224, decode_rgb};
-use dflop_loader::group::Grouper;
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::media::{Audio, ImageLimits, Rgb224, decode_rgb};
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
 use dflop_loader::prepare::image::ImageProcessor;
-use dflop_loader::shard::{Shard, expand_shards};
-use dflop_loader::tar::Entry;
-use dflop_loader::tar::slice::SliceEntries;
+use dflop_loader::shard::tar::Entry;
+use dflop_loader::shard::tar::slice::SliceEntries;
+use dflop_loader::shard::{Grouper, Shard, expand_shards};
 use dflop_loader::write::ShardWriter;
 
 /// Samples and image bytes of the archive in memory, about 62 MB in all.

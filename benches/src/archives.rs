@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use dflop_loader::index::{Index, IndexOptions};
     use dflop_loader::shard::expand_shards;
-    use dflop_loader::tar::slice::SliceEntries;
+    use dflop_loader::shard::tar::slice::SliceEntries;
 
     #[test]
     fn archives_hold_three_entries_a_sample() {

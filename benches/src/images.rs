@@ -54,7 +54,7 @@ fn texture(width: usize, height: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_loader::decode::{ImageLimits, decode_rgb};
+    use dflop_loader::media::{ImageLimits, decode_rgb};
 
     #[test]
     fn images_decode_and_compress_as_photos_do() {

@@ -12,9 +12,7 @@ pub mod samples;
 pub mod streaming;
 pub mod tar;
 
-use dflop_loader::read::ShardItem;
-use dflop_loader::scan::scan_shards;
-use dflop_loader::shard::expand_shards;
+use dflop_loader::shard::{ShardItem, expand_shards, scan_shards};
 use futures::StreamExt;
 
 /// Reads everything that a pattern names.

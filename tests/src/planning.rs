@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::Index;
-use dflop_loader::mix::Mixture;
+use dflop_loader::order::{Mixture, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_loader::steps::Tail;
 
 /// A planner of `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model with a
 /// vision and an audio encoder.

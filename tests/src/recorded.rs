@@ -1,6 +1,6 @@
 //! Media made by integer arithmetic, as `tests/record/processors.py` makes them, and what was recorded of them.
 
-use dflop_loader::decode::{Audio, RgbImage};
+use dflop_loader::media::{Audio, RgbImage};
 use serde_json::Value;
 
 /// Reads a file of recorded cases.

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use dflop_loader::balanced::BalancedLoader;
-use dflop_loader::batch::Sample;
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::Media;
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::Index;
-use dflop_loader::loader::Loader;
+use dflop_loader::loader::{BalancedLoader, Loader};
+use dflop_loader::media::Media;
+use dflop_loader::order::Tail;
+use dflop_loader::sample::Sample;
 use dflop_loader::shard::Shard;
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::steps::Tail;
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
 

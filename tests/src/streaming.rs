@@ -1,9 +1,9 @@
 //! Whole global batches, as the loaders of all ranks deliver them.
 
-use dflop_loader::balanced::{BalancedLoader, Step};
-use dflop_loader::collate::Decode;
+use dflop_loader::decode::Decode;
+use dflop_loader::loader::{BalancedLoader, Step};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::state::LoaderState;
 use futures::{StreamExt, TryStreamExt};
 
 /// A delivered sample: shard, key and epoch.

@@ -1,8 +1,9 @@
 //! Delivered samples → the classes of `dflop.batches`.
 
-use dflop_loader::batch::{Batch, Field, Sample};
-use dflop_loader::decode::{Audio, Media, NpyArray, RgbImage, Video};
+use dflop_loader::decode::Batch;
+use dflop_loader::media::{Audio, Media, NpyArray, RgbImage, Video};
 use dflop_loader::prepare::{NamedTensor, TensorValues};
+use dflop_loader::sample::{Field, Sample};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -150,7 +151,7 @@ pub(crate) fn tensors(
 /// What was not delivered, as a list of dictionaries.
 pub(crate) fn skipped<'py>(
     py: Python<'py>,
-    of: &[dflop_loader::skip::Skipped],
+    of: &[dflop_loader::error::Skipped],
 ) -> PyResult<Bound<'py, PyAny>> {
     to_python(py, &of)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dflop_costmodel::{Module, ModuleTimes};
-use dflop_loader::decode::BoxError;
+use dflop_loader::error::BoxError;
 use dflop_loader::plan::{CostFunction, CostInput};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_loader::dataset::Dataset;
+use dflop_loader::dataset::Splits;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::mix::{Mixture, Stop};
+use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::{Shard, expand_shards_in};
-use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};

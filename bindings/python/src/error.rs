@@ -1,6 +1,6 @@
 //! Errors of the crates → exceptions of `dflop.errors`, one conversion for each crate.
 
-use dflop_loader::skip::Skipped;
+use dflop_loader::error::Skipped;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use dflop_loader::augment::{Augment, ColorJitter};
+use dflop_loader::media::augment::{Augment, ColorJitter};
 use pyo3::prelude::*;
 
 use crate::error::DflopError;

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::collate::Decode;
-use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
-use dflop_loader::shuffle::ShuffleBuffer;
-use dflop_loader::skip::ErrorBudget;
+use dflop_loader::order::ShuffleBuffer;
+use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
 use pyo3::prelude::*;
 

@@ -8,8 +8,8 @@ use dflop_costmodel::{
     AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape,
     VideoShape,
 };
-use dflop_loader::cost_table::cost_table;
-use dflop_loader::model_source::{profile_options, read_profile, spec_of};
+use dflop_loader::dataset::cost_table;
+use dflop_loader::model::{profile_options, read_profile, spec_of};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dflop_loader::index::Index;
-use dflop_loader::pack::{
+use dflop_loader::flow::NoProgress;
+use dflop_loader::import::{
     PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
 };
-use dflop_loader::progress::NoProgress;
+use dflop_loader::index::Index;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;

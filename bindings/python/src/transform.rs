@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use dflop_loader::decode::{Audio, BoxError, CustomMedia, Media, RgbImage};
-use dflop_loader::field_selection::FieldSelection;
-use dflop_loader::transform::{Transform, TransformInput, Transforms};
+use dflop_loader::decode::{Transform, TransformInput, Transforms};
+use dflop_loader::error::BoxError;
+use dflop_loader::media::{Audio, CustomMedia, Media, RgbImage};
+use dflop_loader::shard::FieldSelection;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;

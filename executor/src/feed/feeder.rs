@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 use dflop_loader::prepare::{PreparedSample, Preparer, PreparerBuilder};
-use dflop_loader::state::LoaderState;
 use futures::StreamExt;
 
 use super::dealt::Dealt;
@@ -202,9 +202,7 @@ impl<D: Device> Feed<D> {
 fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {
-        for (mut sample, place) in microbatch.samples.into_iter().zip(microbatch.places) {
-            all.extend(sample.take_prepared().map(|prepared| (place, prepared)));
-        }
+        all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
     }
     all
 }

@@ -1,7 +1,7 @@
 //! What ranks count of the samples of a step, added up before it begins.
 
 use dflop_loader::prepare::PreparedSample;
-use dflop_loader::text::MediumSlot;
+use dflop_loader::sample::text::MediumSlot;
 
 use super::dealt::Dealt;
 use crate::comm::{At, Comm};

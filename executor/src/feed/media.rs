@@ -1,6 +1,8 @@
 //! Prepared samples to the context of an encoder's microbatch.
 
-use dflop_loader::prepare::{AudioFeatures, PixelValues, PreparedSample};
+use dflop_loader::prepare::PreparedSample;
+use dflop_loader::prepare::audio::AudioFeatures;
+use dflop_loader::prepare::image::PixelValues;
 
 use crate::device::Device;
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dflop_loader::balanced::Share;
+use dflop_loader::fetch::Share;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::dealt::Dealt;

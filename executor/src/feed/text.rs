@@ -1,7 +1,7 @@
 //! Prepared samples to the context of an LLM microbatch.
 
 use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
-use dflop_loader::text::MediumSlot;
+use dflop_loader::sample::text::MediumSlot;
 
 use crate::device::Device;
 use crate::error::{Error, Result};

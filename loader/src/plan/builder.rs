@@ -6,16 +6,15 @@ use std::sync::Arc;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
-use super::padding::PAD_TO_TOKENS_MAX;
-use super::{CostFunction, Meet, PadTo, PlanConfig, Source, StepPlanner};
-use crate::error::{Error, Result, check_at_most};
-use crate::mix::{Mixture, Origin, POSITION_MAX};
-use crate::order::Shuffle;
-use crate::pace::{Pace, PaceInput};
-use crate::prepare::Layout;
-use crate::skip::reason_of;
-use crate::state::{LoaderState, Restored, Run};
-use crate::steps::{Steps, Tail};
+use super::cost_function::CostFunction;
+use super::lockstep::Meet;
+use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
+use super::{PlanConfig, Source, StepPlanner};
+use crate::error::{Error, Result, check_at_most, reason_of};
+use crate::order::{
+    LoaderState, Mixture, Order, Origin, POSITION_MAX, Pace, PaceInput, Restored, Run, Shuffle, Steps, Tail,
+};
+use crate::sample::Layout;
 
 /// Largest global batch, in samples.
 const GLOBAL_BATCH_MAX: u64 = 1 << 24;
@@ -247,7 +246,10 @@ impl StepPlannerBuilder {
             PaceInput { sizes, rules: rules_of, origin: &origin, first_epoch, global_batch, tail, seed };
         let pace = Pace::new(input)?;
         let twins = |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
-        let orders = datasets.iter().enumerate().map(|(at, set)| set.order(shuffle, seed, twins(at) as u64));
+        let orders = datasets
+            .iter()
+            .enumerate()
+            .map(|(at, set)| Order::of_dataset(set, shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let config = PlanConfig { stages, ..self.config };
         let source = Source { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };

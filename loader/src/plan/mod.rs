@@ -4,9 +4,10 @@
 //! Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
 
 mod builder;
+mod compare_strategies;
 mod correction;
 mod cost_function;
-mod one_device;
+mod lockstep;
 mod padding;
 
 use std::sync::atomic::AtomicU64;
@@ -19,21 +20,18 @@ use dflop_balancer::{
 use dflop_costmodel::correction::Corrections;
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
-pub use builder::StepPlannerBuilder;
-pub use cost_function::{CostFault, CostFunction, CostInput};
-pub use one_device::Meet;
-use one_device::{alike_together, one_after_the_other};
-pub use padding::PadTo;
-use padding::Padding;
+pub use self::builder::StepPlannerBuilder;
+pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
+pub use self::cost_function::{CostFault, CostFunction, CostInput};
+pub use self::lockstep::Meet;
+use self::lockstep::{alike_together, one_after_the_other};
+pub use self::padding::PadTo;
+use self::padding::Padding;
 
 use crate::dataset::Dataset;
-use crate::error::{Error, Result, check_at_most};
+use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
-use crate::mix::{MixRules, Mixture};
-use crate::order::Shuffle;
-use crate::skip::reason_of;
-use crate::state::{LoaderState, Run};
-use crate::steps::{StepSample, Steps, Tail};
+use crate::order::{LoaderState, MixRules, Mixture, Run, Shuffle, StepSample, Steps, Tail};
 
 /// How global batches are cut.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,11 +14,11 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
+use super::compare_strategies::simulate_plan;
 use super::{StepPlan, StepPlanner, is_blind};
 use crate::error::{Error, Result};
-use crate::prepare::Layout;
-use crate::simulate::simulate_plan;
-use crate::steps::StepSample;
+use crate::order::StepSample;
+use crate::sample::Layout;
 
 /// Items by rank and microbatch.
 type Ranks = Vec<Vec<Vec<u32>>>;

@@ -6,19 +6,21 @@ use std::time::SystemTime;
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
+use super::audio::AudioProcessor;
 use super::chat_template::ChatTemplate;
 use super::count::MarkerTokens;
 use super::expand::Expander;
 use super::family::Family;
+use super::image::ImageProcessor;
 use super::labels::Labeler;
-use super::media::{
-    AudioProcessor, AudioTensors, CountedAudio, CountedImages, CountedVideos, ImageProcessor, ImageTensors,
-    VideoTensors,
-};
-use super::pack::{Layout, Packer};
+use super::length::LongSample;
+use super::media::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
+use super::pack::Packer;
 use super::tokenizer::Tokenizer;
-use super::{LongSample, PlainText, Preparer};
+use super::video::{CountedVideos, VideoTensors};
+use super::{PlainText, Preparer};
 use crate::error::{Error, Result};
+use crate::sample::Layout;
 
 /// Token by which a vocabulary shows that its turns are written in the manner of Llama 3.
 const HEADER_TOKEN: &str = "<|start_header_id|>";

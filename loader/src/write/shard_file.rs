@@ -5,11 +5,12 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::ShardCompression;
 use super::check::entry_name;
 use super::destination::Destination;
-use super::{ShardCompression, ShardPart};
+use super::part::ShardPart;
 use crate::error::{Error, Result};
-use crate::tar::Entry;
+use crate::shard::tar::Entry;
 
 /// Length of the end mark of an archive.
 pub(super) const END_BYTES: u64 = 2 * BLOCK_BYTES;
@@ -78,7 +79,7 @@ impl ShardFile {
         &self.place.name
     }
 
-    /// Appends a sample that [`super::check::check_sample`] has passed; `entries` says where its fields are to lie.
+    /// Appends a sample that [`super::check_sample`] has passed; `entries` says where its fields are to lie.
     pub(super) fn append(&mut self, entries: &[Entry], fields: &[(&str, &[u8])]) -> Result<()> {
         for (entry, (_, payload)) in entries.iter().zip(fields) {
             let mut header = ::tar::Header::new_gnu();

@@ -2,17 +2,15 @@
 
 use std::path::PathBuf;
 
-use dflop_loader::balanced::BalancedLoader;
-use dflop_loader::batch::Sample;
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::Media;
-use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::{Loader, LoaderBuilder};
-use dflop_loader::sample_media::{MediaFault, Part, SampleMedia};
-use dflop_loader::shard::expand_shards;
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::steps::Tail;
+use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
+use dflop_loader::media::Media;
+use dflop_loader::order::Tail;
+use dflop_loader::sample::Sample;
+use dflop_loader::sample::document::{MediaFault, Part, SampleMedia};
+use dflop_loader::shard::{FieldSelection, expand_shards};
 use dflop_tests::dataset::{Stored, store};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::planning::planner;

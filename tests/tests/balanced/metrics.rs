@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use dflop_loader::balanced::{BalancedLoader, Step};
-use dflop_loader::batch::Batch;
-use dflop_loader::collate::Decode;
-use dflop_loader::loader::Loader;
-use dflop_loader::metrics::{MetricsSnapshot, Stage};
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, Stage};
+use dflop_loader::loader::{BalancedLoader, Loader, Step};
+use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::steps::Tail;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 
 use dflop_loader::Error;
-use dflop_loader::balanced::{BalancedLoader, Step};
-use dflop_loader::loader::Loader;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{BalancedLoader, Loader, Step};
+use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::steps::Tail;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;

@@ -4,12 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dflop_loader::Error;
-use dflop_loader::balanced::BalancedLoader;
-use dflop_loader::loader::Loader;
-use dflop_loader::metrics::Stage;
+use dflop_loader::flow::Stage;
+use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
+use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::steps::Tail;
-use dflop_loader::watchdog::{Stall, StallListener};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use dflop_loader::balanced::{BalancedLoader, Step};
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::Media;
+use dflop_loader::decode::Decode;
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::Index;
+use dflop_loader::loader::{BalancedLoader, Step};
+use dflop_loader::media::Media;
+use dflop_loader::order::Tail;
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::skip::{ErrorBudget, Skipped};
-use dflop_loader::steps::Tail;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::planner;
 use dflop_tests::run;

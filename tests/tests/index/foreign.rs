@@ -83,7 +83,7 @@ impl Place {
     /// webshart's JSON: payloads by name, a name that comes again replacing the first.
     fn webshart(&self, shard: usize) -> Vec<u8> {
         let archive = std::fs::read(self.0.path().join(format!("shard-{shard}.tar"))).unwrap();
-        let entries = dflop_loader::tar::slice::SliceEntries::new(archive.clone().into());
+        let entries = dflop_loader::shard::tar::slice::SliceEntries::new(archive.clone().into());
         let files = entries.map(|entry| entry.unwrap().0).map(|entry| {
             (
                 entry.name.clone(),

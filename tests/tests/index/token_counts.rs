@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
-use dflop_loader::balanced::BalancedLoader;
 use dflop_loader::index::{Index, IndexOptions, TextCounter, TokenCounts};
+use dflop_loader::loader::BalancedLoader;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{PlainText, Preparer, Tokenizer};
 use dflop_loader::shard::expand_shards;

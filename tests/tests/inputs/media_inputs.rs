@@ -4,18 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::augment::Augment;
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Microbatch};
-use dflop_loader::batch::Sample;
-use dflop_loader::decode::{Media, RgbImage};
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch};
+use dflop_loader::media::augment::Augment;
+use dflop_loader::media::{Media, RgbImage};
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::audio::AudioProcessor;
-use dflop_loader::prepare::image::ImageProcessor;
-use dflop_loader::prepare::{
-    AudioFeatures, Layout, ModelInputs, PaddingSide, PixelValues, Preparer, TensorValues, Tokenizer,
-};
-use dflop_loader::sample_media::SampleMedia;
+use dflop_loader::prepare::audio::{AudioFeatures, AudioProcessor};
+use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
+use dflop_loader::prepare::{ModelInputs, Preparer, TensorValues, Tokenizer};
+use dflop_loader::sample::document::SampleMedia;
+use dflop_loader::sample::{Layout, PaddingSide, Sample};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::run;

@@ -7,16 +7,15 @@ use std::sync::Arc;
 
 use dflop_balancer::Caps;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::balanced::{BalancedLoader, Step};
-use dflop_loader::batch::{Field, Sample};
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::{Audio, Media, RgbImage};
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{BalancedLoader, Step};
+use dflop_loader::media::{Audio, Media, RgbImage};
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{
-    IGNORED, Layout, LongSample, ModelInputs, PaddingSide, PlainText, PreparedSample, Preparer, TensorValues,
-    Tokenizer,
+    IGNORED, LongSample, ModelInputs, PlainText, PreparedSample, Preparer, TensorValues, Tokenizer,
 };
-use dflop_loader::skip::ErrorBudget;
+use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::TryStreamExt;

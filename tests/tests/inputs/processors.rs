@@ -1,7 +1,7 @@
 //! Tensors of images, videos and clips are those of the Hugging Face processors, as recorded.
 
 use dflop_costmodel::{ImageSize, ModelSpec};
-use dflop_loader::decode::RgbImage;
+use dflop_loader::media::RgbImage;
 use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
 use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
 use dflop_tests::recorded::{chirp, image, mix, recorded, silence, tones};

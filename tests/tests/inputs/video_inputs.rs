@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 
 use dflop_costmodel::tokens::dynamic_tiles::label_tokens;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape, VideoShape};
-use dflop_loader::batch::{Field, Sample};
-use dflop_loader::decode::{Media, Video};
+use dflop_loader::media::{Media, Video};
 use dflop_loader::prepare::{
-    Layout, ModelInputs, PaddingSide, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues,
-    Tokenizer,
+    ModelInputs, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues, Tokenizer,
 };
+use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
 use dflop_tests::recorded::image;
 use serde_json::{Value, json};
 
@@ -282,7 +281,7 @@ fn counted_videos_give_the_same_ids_and_grids_without_pixels() {
 #[test]
 fn frames_and_images_of_one_sample_keep_the_order_of_the_text() {
     let preparer = preparer("internvl3-8b");
-    let red = dflop_loader::decode::RgbImage {
+    let red = dflop_loader::media::RgbImage {
         width: 448,
         height: 448,
         pixels: [255, 0, 0].repeat(448 * 448),

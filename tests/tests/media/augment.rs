@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use dflop_loader::augment::{Augment, ColorJitter};
-use dflop_loader::balanced::BalancedLoader;
-use dflop_loader::batch::{Batch, Sample};
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::{Media, RgbImage};
-use dflop_loader::loader::{Loader, LoaderBuilder};
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
+use dflop_loader::media::augment::{Augment, ColorJitter};
+use dflop_loader::media::{Media, RgbImage};
+use dflop_loader::order::Tail;
+use dflop_loader::sample::Sample;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::steps::Tail;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::planner;
 use dflop_tests::run;

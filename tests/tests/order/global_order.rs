@@ -1,9 +1,9 @@
 //! The global order and its plans: same samples whatever the ranks, any step without those before it.
 
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::order::Tail;
 use dflop_loader::plan::StepPlan;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::steps::Tail;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::planner;
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use dflop_loader::dataset::Dataset as Source;
-use dflop_loader::mix::{Mixture, Stop};
-use dflop_loader::steps::Tail;
+use dflop_loader::order::{Mixture, Stop, Tail};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::{builder, planner};
 use dflop_tests::streaming::{Delivered, stream_all_ranks};

@@ -1,11 +1,8 @@
 //! Saved states: a run goes on exactly, on any number of ranks, or says what is in its way.
 
 use dflop_loader::dataset::Dataset as Source;
-use dflop_loader::mix::Mixture;
-use dflop_loader::order::Shuffle;
+use dflop_loader::order::{LoaderState, Mixture, Shuffle, StepSample, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_loader::state::LoaderState;
-use dflop_loader::steps::{StepSample, Tail};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;
@@ -44,7 +41,7 @@ fn a_state_counts_what_was_given_out_and_not_what_was_read_ahead() {
     let data = Dataset::new(1, 40, Stored::Plain);
     let planner = builder(data.index(), 4, 1).build().unwrap();
     let loader =
-        dflop_loader::balanced::BalancedLoader::builder(planner.clone(), 0).steps_ahead(5).build().unwrap();
+        dflop_loader::loader::BalancedLoader::builder(planner.clone(), 0).steps_ahead(5).build().unwrap();
     dflop_tests::run(async {
         use futures::StreamExt;
         let mut steps = loader.stream();
@@ -55,7 +52,7 @@ fn a_state_counts_what_was_given_out_and_not_what_was_read_ahead() {
         assert_eq!(loader.state().unwrap(), planner.state(2).unwrap());
     });
     let state = loader.state().unwrap();
-    let again = dflop_loader::balanced::BalancedLoader::builder(planner, 0).restore(state).build().unwrap();
+    let again = dflop_loader::loader::BalancedLoader::builder(planner, 0).restore(state).build().unwrap();
     assert_eq!(again.state().unwrap().step, 2);
 }
 

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use dflop_loader::dataset::Dataset as Source;
+use dflop_loader::dataset::{Dataset as Source, Splits};
 use dflop_loader::order::Shuffle;
-use dflop_loader::split::Splits;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;

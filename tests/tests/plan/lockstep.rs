@@ -2,9 +2,9 @@
 
 use dflop_balancer::Strategy;
 use dflop_loader::Error;
-use dflop_loader::balanced::{BalancedLoader, Microbatch};
+use dflop_loader::loader::{BalancedLoader, Microbatch};
 use dflop_loader::plan::{Meet, StepPlan, StepPlannerBuilder};
-use dflop_loader::prepare::Layout;
+use dflop_loader::sample::Layout;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::{planning, run};
 use futures::StreamExt;

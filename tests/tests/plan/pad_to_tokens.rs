@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
-use dflop_loader::balanced::{BalancedLoader, Microbatch, Step, StepStream};
-use dflop_loader::error::{Error, Result};
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepStream};
 use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::{
-    IGNORED, Layout, ModelInputs, PaddingSide, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer,
+    IGNORED, ModelInputs, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer,
 };
-use dflop_loader::skip::ErrorBudget;
+use dflop_loader::sample::{Layout, PaddingSide};
+use dflop_loader::{Error, Result};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};

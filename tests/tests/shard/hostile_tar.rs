@@ -1,6 +1,6 @@
 //! Archives with random damage: the two readers never panic and always agree.
 
-use dflop_loader::read::{MappedSamples, ShardItem, StreamedSamples};
+use dflop_loader::shard::{MappedSamples, ShardItem, StreamedSamples};
 use dflop_tests::tar::TarBytes;
 use proptest::prelude::*;
 

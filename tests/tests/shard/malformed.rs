@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use dflop_loader::batch::Batch;
+use dflop_loader::decode::Batch;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::Loader;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::skip::ErrorBudget;
 use dflop_tests::dataset::{Stored, store};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;

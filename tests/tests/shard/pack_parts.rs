@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dflop_loader::error::{Error, Result};
-use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::pack::{
+use dflop_loader::import::{
     PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
 };
+use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::{Error, Result};
 use dflop_tests::samples::{Run, plain};
 
 /// A directory for a source beside those for shards.

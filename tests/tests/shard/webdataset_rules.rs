@@ -2,7 +2,7 @@
 //!
 //! Every case is read mapped, through a pipe, gzipped and with Zstandard: the four ways must agree.
 
-use dflop_loader::read::ShardItem;
+use dflop_loader::shard::ShardItem;
 use dflop_tests::dataset::{Stored, store};
 use dflop_tests::scan;
 use dflop_tests::tar::{BLOCK, TarBytes};

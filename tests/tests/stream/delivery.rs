@@ -2,12 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use dflop_loader::batch::Batch;
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::Media;
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder};
+use dflop_loader::media::Media;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::skip::ErrorBudget;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::media::{jpeg, png};
 use dflop_tests::run;

@@ -1,10 +1,10 @@
 //! Plain loaders that begin with a later epoch, as trainers make them that loop over epochs themselves.
 
-use dflop_loader::augment::Augment;
-use dflop_loader::batch::Batch;
+use dflop_loader::decode::Batch;
 use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
+use dflop_loader::media::augment::Augment;
+use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::shuffle::ShuffleBuffer;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};

@@ -1,10 +1,11 @@
 //! A stream that goes on from a state delivers what the uninterrupted one would have.
 
-use dflop_loader::batch::Batch;
+use dflop_loader::decode::Batch;
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
+use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::shuffle::ShuffleBuffer;
-use dflop_loader::skip::{ErrorBudget, Skipped};
 use dflop_tests::dataset::Stored;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;
@@ -23,7 +24,7 @@ struct Part {
 }
 
 fn seen(batches: &[Batch]) -> Seen {
-    let sample = |sample: &dflop_loader::batch::Sample| {
+    let sample = |sample: &dflop_loader::sample::Sample| {
         (sample.key.clone(), sample.epoch, format!("{:?}", sample.fields))
     };
     batches.iter().map(|batch| batch.samples.iter().map(sample).collect()).collect()

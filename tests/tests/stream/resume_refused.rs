@@ -1,9 +1,9 @@
 //! A state of another stream, or of shards that have changed, is refused by name.
 
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
+use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::shuffle::ShuffleBuffer;
-use dflop_loader::skip::ErrorBudget;
 use dflop_tests::dataset::Stored;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use dflop_loader::dataset::Dataset;
 use dflop_loader::index::{IndexOptions, TokenCounts};
-use dflop_loader::mix::{Mixture, Stop};
+use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::expand_shards_in;
 use dflop_loader::store::Stores;
 use serde::Deserialize;

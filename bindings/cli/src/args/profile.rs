@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_costmodel::{CostModel, ModelSpec, ProfileOptions};
-use dflop_loader::model_source::{profile_options, read_profile};
+use dflop_loader::model::{profile_options, read_profile};
 
 use crate::failure::Failure;
 

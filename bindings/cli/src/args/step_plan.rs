@@ -5,12 +5,9 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
-use dflop_loader::mix::Mixture;
-use dflop_loader::order::Shuffle;
+use dflop_loader::order::{LoaderState, Mixture, Shuffle, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::Layout;
-use dflop_loader::state::LoaderState;
-use dflop_loader::steps::Tail;
+use dflop_loader::sample::Layout;
 
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;

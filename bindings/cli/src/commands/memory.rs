@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 const GIB: f64 = 1_073_741_824.0;
 

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use dflop_loader::progress::Progress;
+use dflop_loader::flow::Progress;
 
 use super::rng::Rng;
 use super::sample::{Field, make_sample};

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_void};
 
 use bytes::Bytes;
-use dflop_loader::tensor::Tensor;
+use dflop_loader::decode::Tensor;
 
 /// Memory that Rust made and gives away whole.
 #[derive(Debug)]

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_costmodel::correction::CorrectionTable;
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder};
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::Preparer;
-use dflop_loader::state::LoaderState;
 use pyo3::prelude::*;
 use serde_json::Value;
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
-use dflop_loader::balanced::StepStream;
+use dflop_loader::loader::StepStream;
 use futures::StreamExt;
 use pyo3::prelude::*;
 

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::ModelSpec;
-use dflop_loader::balanced::BalancedLoaderBuilder;
-use dflop_loader::collate::Decode;
+use dflop_loader::decode::Decode;
+use dflop_loader::decode::Transforms;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::model_source::image_processor_of;
+use dflop_loader::loader::BalancedLoaderBuilder;
+use dflop_loader::model::image_processor_of;
 use dflop_loader::order::Shuffle;
+use dflop_loader::order::Tail;
 use dflop_loader::plan::{CostFunction, Meet, StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::{Layout, LongSample, PaddingSide, Preparer};
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::steps::Tail;
-use dflop_loader::transform::Transforms;
+use dflop_loader::prepare::{LongSample, Preparer};
+use dflop_loader::sample::{Layout, PaddingSide};
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dflop_costmodel::CostModel;
-use dflop_loader::balanced::{Microbatch, Step};
+use dflop_loader::loader::{Microbatch, Step};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 

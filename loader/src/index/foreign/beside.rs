@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::energon::{self, parse_info, parse_tar_index};
-use super::read_file;
+use super::energon;
+use super::energon::{parse_info, parse_tar_index};
 use super::webshart::parse_payloads;
-use super::wids::parse_shard_list;
-use crate::shard::Shard;
+use crate::shard::{Shard, parse_shard_list};
+use crate::store::local::read_file;
 
 /// Directories above a shard in which `.nv-meta` is looked for, the shard's own included.
 const DIRECTORIES_UP_MAX: usize = 4;
@@ -69,7 +69,7 @@ pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
 fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]) -> Result<(), String> {
     let source = file.display().to_string();
     let bytes =
-        read_file(file, BYTES_MAX).map_err(|error| crate::skip::reason_of(&error))?.unwrap_or_default();
+        read_file(file, BYTES_MAX).map_err(|error| crate::error::reason_of(&error))?.unwrap_or_default();
     let shard_at = |path: &Path| std::path::absolute(path).ok().and_then(|path| by_path.get(&path).copied());
     if file.ends_with(".info.json") {
         let root = file.parent().and_then(Path::parent).unwrap_or(Path::new(""));
@@ -149,7 +149,7 @@ fn with_file(
     let unusable = |reason: String| {
         format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url)
     };
-    let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::skip::reason_of(&error)))?;
+    let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::error::reason_of(&error)))?;
     let Some(bytes) = bytes else { return Ok(None) };
     let (starts, samples) = parse(&bytes).map_err(unusable)?;
     Ok(Some(Layout { source, starts, samples }))

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::yaml::parse_yaml;
 use crate::error::{Error, Result};
 use crate::shard::expand_braces;
+use crate::store::local::read_file;
 
 /// Directory of the metadata.
 pub(super) const DIRECTORY: &str = ".nv-meta";
@@ -41,7 +42,7 @@ pub struct Split {
 pub fn splits(directory: &Path) -> Result<Option<Vec<Split>>> {
     for name in SPLIT_FILES {
         let path = directory.join(DIRECTORY).join(name);
-        let Some(text) = super::read_file(&path, SPLIT_BYTES_MAX)? else { continue };
+        let Some(text) = read_file(&path, SPLIT_BYTES_MAX)? else { continue };
         let shown = path.display().to_string();
         let parsed = parse_splits(&text, name.ends_with("yaml"));
         return parsed.map(Some).map_err(|reason| Error::Index { path: shown, reason });

@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use dflop_loader::Error;
+use dflop_loader::decode::{Transform, TransformInput};
+use dflop_loader::flow::Stage;
 use dflop_loader::loader::{Loader, LoaderBuilder};
-use dflop_loader::metrics::Stage;
 use dflop_loader::shard::expand_shards;
-use dflop_loader::transform::{Transform, TransformInput};
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;

@@ -1,11 +1,10 @@
 //! User code that fails: a field, a call, all of it.
 
 use dflop_loader::Error;
-use dflop_loader::batch::Batch;
-use dflop_loader::decode::{BoxError, Media};
-use dflop_loader::metrics::Stage;
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::transform::{TransformFault, TransformInput, Transforms};
+use dflop_loader::decode::{Batch, TransformFault, TransformInput, Transforms};
+use dflop_loader::error::BoxError;
+use dflop_loader::flow::{ErrorBudget, Stage};
+use dflop_loader::media::Media;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};

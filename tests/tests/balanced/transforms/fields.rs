@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dflop_loader::batch::Sample;
-use dflop_loader::collate::Decode;
-use dflop_loader::decode::{CustomMedia, Media};
+use dflop_loader::decode::{Decode, TransformInput, Transforms};
 use dflop_loader::loader::{LoaderBuilder, StreamState};
-use dflop_loader::transform::{TransformInput, Transforms};
+use dflop_loader::media::{CustomMedia, Media};
+use dflop_loader::sample::Sample;
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
@@ -22,7 +21,7 @@ fn text(media: &Media) -> String {
 }
 
 /// Adds a word behind a text.
-fn append(word: &'static str) -> std::sync::Arc<dyn dflop_loader::transform::Transform> {
+fn append(word: &'static str) -> std::sync::Arc<dyn dflop_loader::decode::Transform> {
     each(move |input| Ok(Media::Text(format!("{} {word} {}", text(&input.media), input.key))))
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_executor::model::whole::ModelConfig;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::model_directory::ModelDirectory;
+use dflop_loader::model::ModelDirectory;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};

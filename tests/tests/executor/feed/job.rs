@@ -15,9 +15,9 @@ use dflop_executor::pipeline::{Job, ModuleLayout, Place};
 use dflop_executor::run::join;
 use dflop_executor::stage::Activations;
 use dflop_executor::weights::Seed;
-use dflop_loader::metrics::MetricsSnapshot;
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
 use dflop_loader::prepare::PreparerBuilder;
-use dflop_loader::skip::{ErrorBudget, Skipped};
 
 use super::corpus::Corpus;
 

@@ -1,7 +1,7 @@
 //! What each rank reads of the dataset.
 
 use dflop_executor::model::whole::ModuleKind;
-use dflop_loader::metrics::Stage;
+use dflop_loader::flow::Stage;
 
 use super::corpus::{Corpus, Family, mixed};
 use super::job::{RankSeen, Setting, run};

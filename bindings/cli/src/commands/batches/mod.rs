@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use dflop_loader::balanced::{BalancedLoader, Microbatch};
+use dflop_loader::error::Skipped;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::prepare::{
-    Layout, LongSample, ModelInputs, NamedTensor, PaddingSide, PrepareReport, Preparer, TensorValues,
-};
-use dflop_loader::skip::Skipped;
+use dflop_loader::loader::{BalancedLoader, Microbatch};
+use dflop_loader::prepare::{LongSample, ModelInputs, NamedTensor, PrepareReport, Preparer, TensorValues};
+use dflop_loader::sample::{Layout, PaddingSide};
 use futures::StreamExt;
 use serde::Serialize;
 

@@ -16,7 +16,7 @@ use dflop_executor::training::{
     Decay, LearningRate, OptimizerSettings, Precision, TraceWriter, Trainer, TrainerSettings,
 };
 use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
-use dflop_loader::state::LoaderState;
+use dflop_loader::order::LoaderState;
 use serde_json::json;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};

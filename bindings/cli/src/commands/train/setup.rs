@@ -9,16 +9,16 @@ use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::model_directory::ModelDirectory;
+use dflop_loader::model::ModelDirectory;
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::state::LoaderState;
 
 use super::config::{ModuleTable, TrainConfig};
 use super::synthetic::Generated;
 use crate::failure::Failure;
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 /// Parts of a run that every rank prepares alone, before it talks to the others.
 pub(crate) struct Setup {
