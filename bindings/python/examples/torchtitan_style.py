@@ -1,7 +1,8 @@
-"""A dataloader as torchtitan wants one: `(input_dict, labels)` per microbatch, saved by distributed checkpoints.
+"""Builds a dataloader for torchtitan: `(input_dict, labels)` per microbatch, in distributed checkpoints.
 
-For a step it takes `gradient_accumulation_steps * num_pp_microbatches` items, the loader's microbatches, and divides
-summed losses by all labels of the global batch. The state is equal on all ranks: any number of them may resume.
+A step takes `gradient_accumulation_steps * num_pp_microbatches` items, the loader's microbatches, and divides
+summed losses by all labels of the global batch. The state is equal on all ranks, so that any number of ranks
+can resume.
 """
 
 import json
@@ -20,17 +21,19 @@ class BalancedDataLoader(dcp.stateful.Stateful):
     def __init__(self, *, dp_rank=0, dp_world_size=1, global_batch_size=16):
         ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
         rank = {"dp_rank": dp_rank, "dp_size": dp_world_size, "microbatches": MICROBATCHES}
-        loader = dflop.BalancedLoader(ds, model=DIRECTORY / "model", global_batch_size=global_batch_size, **rank)
+        loader = dflop.BalancedLoader(
+            ds, model=DIRECTORY / "model", global_batch_size=global_batch_size, **rank
+        )
         self.microbatches = dflop.torch.Microbatches(loader, MICROBATCHES)
 
     def __iter__(self):
         while True:
-            for microbatch in self.microbatches:  # ends with its epoch
+            for microbatch in self.microbatches:  # ends with the epoch
                 labels = pad(microbatch.pop("labels")[:, 1:], (0, 1), value=IGNORED)
                 inputs = {"input": microbatch.pop("input_ids"), "positions": microbatch.pop("position_ids")}
                 yield inputs | microbatch, labels
 
-    def state_dict(self):  # one string, whatever is in it
+    def state_dict(self):  # one string for any state
         return {"microbatches": json.dumps(self.microbatches.state_dict())}
 
     def load_state_dict(self, state):

@@ -1,4 +1,4 @@
-//! Keywords of a balanced loader → what it is built from.
+//! Converts the keywords of a balanced loader to the settings that it is built from.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use crate::image::AugmentSettings;
 use crate::model::ModelSettings;
 use crate::tokenizer::TokenizerSettings;
 
-/// Runs of neighbors and windows of a block shuffle, where their sizes are not given.
+/// Default sizes of a block shuffle: samples per run of neighbors, and below, runs per window.
 const BLOCK_SAMPLES: u64 = 1024;
 const OPEN_BLOCKS: u64 = 64;
 
-/// How global batches are cut.
+/// Settings of the step planner.
 pub(super) struct PlanSettings {
     pub(super) global_batch_size: u64,
     pub(super) microbatches: usize,
     pub(super) dp_rank: usize,
     pub(super) dp_size: usize,
-    /// Pipeline stages of every module; none where the modules share a device.
+    /// Pipeline stages of every module; `None` if the modules share a device.
     pub(super) stages: Option<Vec<usize>>,
     pub(super) synchronize: String,
     pub(super) strategy: String,
@@ -52,7 +52,7 @@ pub(super) struct PlanSettings {
     pub(super) cost: Option<Arc<dyn CostFunction>>,
 }
 
-/// How samples become tensors.
+/// Settings of preparing samples for the model.
 pub(super) struct PrepareSettings {
     pub(super) tokenizer: TokenizerSettings,
     pub(super) layout: String,
@@ -60,11 +60,11 @@ pub(super) struct PrepareSettings {
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) skip_media_tensors: bool,
-    /// Whether texts are counted for the plan where the dataset does not say; else they are estimated.
+    /// Counting of texts for the plan, `exact` or `estimated`, if the dataset does not name a tokenizer.
     pub(super) token_counts: String,
 }
 
-/// How samples are read.
+/// Settings of reading and decoding samples.
 #[derive(Clone)]
 pub(super) struct ReadSettings {
     pub(super) decode: Decode,
@@ -79,7 +79,7 @@ pub(super) struct ReadSettings {
     pub(super) transforms: Transforms,
 }
 
-/// Everything but the data.
+/// All settings but the data.
 pub(super) struct Settings {
     pub(super) model: ModelSettings,
     pub(super) plan: PlanSettings,
@@ -88,7 +88,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Opens the data and puts everything together.
+    /// Opens the data and combines it with the settings.
     pub(super) fn loader_config<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
         let Self { model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
@@ -100,9 +100,7 @@ impl Settings {
             Ok::<_, DflopError>((model.cost_model()?, preparer))
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
-            return Err(
-                DflopError::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into()
-            );
+            return Err(DflopError::config("pad_to_tokens", "needs a tokenizer: it pads tensors").into());
         }
         let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());
@@ -168,14 +166,14 @@ impl PlanSettings {
             "global" => Ok(Shuffle::Global),
             "none" => Ok(Shuffle::None),
             name => {
-                Err(DflopError::config("shuffle", format!("`{name}` is none of global, blocks and none")))
+                Err(DflopError::config("shuffle", format!("expected global, blocks or none, found `{name}`")))
             }
         }
     }
 }
 
 impl PrepareSettings {
-    /// What makes tensors; `None` where there is no tokenizer.
+    /// Returns the preparer; `None` without a tokenizer.
     fn preparer(
         self,
         model: &ModelSettings,
@@ -200,7 +198,7 @@ impl PrepareSettings {
 }
 
 impl ReadSettings {
-    /// How a loader's builder is set.
+    /// Returns a function that applies the settings to a loader builder.
     fn apply(
         self,
         seed: u64,
@@ -232,7 +230,7 @@ impl ReadSettings {
     }
 }
 
-/// A strategy by its name; the comparison that looks at no cost has another one, too.
+/// Parses a strategy; `data-blind` is accepted for round robin, `balanced` for search.
 pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     match name {
         "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
@@ -245,7 +243,7 @@ fn synchronization(name: &str) -> Result<Meet, DflopError> {
     match name {
         "step" => Ok(Meet::Step),
         "microbatch" => Ok(Meet::Microbatch),
-        _ => Err(DflopError::config("synchronize", format!("`{name}` is neither step nor microbatch"))),
+        _ => Err(DflopError::config("synchronize", format!("expected step or microbatch, found `{name}`"))),
     }
 }
 
@@ -254,7 +252,7 @@ fn tail(name: &str) -> Result<Tail, DflopError> {
         "carry" => Ok(Tail::Carry),
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
-        _ => Err(DflopError::config("tail", format!("`{name}` is none of carry, drop and short"))),
+        _ => Err(DflopError::config("tail", format!("expected carry, drop or short, found `{name}`"))),
     }
 }
 
@@ -264,7 +262,7 @@ fn is_exact(token_counts: &str) -> Result<bool, DflopError> {
         "estimated" => Ok(false),
         _ => Err(DflopError::config(
             "token_counts",
-            format!("`{token_counts}` is neither exact nor estimated"),
+            format!("expected exact or estimated, found `{token_counts}`"),
         )),
     }
 }
@@ -274,7 +272,10 @@ fn layout(name: &str) -> Result<Layout, DflopError> {
         "packed" => Ok(Layout::Packed),
         "padded" => Ok(Layout::Padded { side: PaddingSide::Right }),
         "padded_left" => Ok(Layout::Padded { side: PaddingSide::Left }),
-        _ => Err(DflopError::config("layout", format!("`{name}` is none of packed, padded and padded_left"))),
+        _ => Err(DflopError::config(
+            "layout",
+            format!("expected packed, padded or padded_left, found `{name}`"),
+        )),
     }
 }
 
@@ -283,6 +284,9 @@ fn long_sample(name: &str) -> Result<LongSample, DflopError> {
         "error" => Ok(LongSample::Error),
         "truncate" => Ok(LongSample::TruncateText),
         "drop" => Ok(LongSample::Drop),
-        _ => Err(DflopError::config("long_sample", format!("`{name}` is none of error, truncate and drop"))),
+        _ => Err(DflopError::config(
+            "long_sample",
+            format!("expected error, truncate or drop, found `{name}`"),
+        )),
     }
 }

@@ -1,4 +1,4 @@
-//! Steps as they are delivered.
+//! Converts delivered steps to the classes of `dflop.batches`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
 
-/// A step as `dflop.batches.Step`.
+/// Converts a step to `dflop.batches.Step`.
 pub(super) fn step<'py>(
     py: Python<'py>,
     of: Step,
