@@ -1,19 +1,19 @@
-//! A connection with every other rank, as a wire.
+//! Transport over one pair of connections with every other rank.
 
 use super::inbox::read_messages;
 use super::links::Links;
 use super::outbox::Outbox;
-use crate::comm::at::At;
 use crate::comm::error::Failure;
-use crate::comm::fabric::{Sent, Wire};
 use crate::comm::mailbox::{Interrupt, Mailbox, Status};
 use crate::comm::message::Message;
+use crate::comm::step_context::StepContext;
+use crate::comm::transport::{SendState, Transport};
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The two connections with a peer.
+/// Connections with a peer.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) data: TcpStream,
@@ -28,7 +28,7 @@ pub(super) struct Mesh {
 }
 
 impl Mesh {
-    /// How long a rank that leaves waits for others to take what it sent.
+    /// Time that a leaving rank waits for others to take its messages.
     const FAREWELL: Duration = Duration::from_secs(5);
 
     /// Starts the threads of all connections.
@@ -53,25 +53,31 @@ fn start_pair(links: &Arc<Links>, peer: usize, pair: Pair) -> io::Result<Outbox>
     Outbox::start(peer, links.clone(), pair.data)
 }
 
-impl Wire for Mesh {
-    fn post(&self, to: usize, message: Message) -> Sent {
+impl Transport for Mesh {
+    fn post(&self, to: usize, message: Message) -> SendState {
         match &self.outboxes[to] {
             Some(outbox) if !self.links.mailbox.has_left(to) => outbox.post(message),
-            _ => Sent::Closed,
+            _ => SendState::Closed,
         }
     }
 
-    fn wait_sent(&self, to: usize, sent: &Sent, at: At, timeout: Duration) -> Result<(), Interrupt> {
+    fn wait_sent(
+        &self,
+        to: usize,
+        sent: &SendState,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<(), Interrupt> {
         match sent {
-            Sent::Done | Sent::Delivered => Ok(()),
-            Sent::Closed => Err(Interrupt::Left),
-            Sent::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
+            SendState::Done | SendState::Delivered => Ok(()),
+            SendState::Closed => Err(Interrupt::Left),
+            SendState::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
         }
     }
 
-    fn is_sent(&self, to: usize, sent: &Sent) -> bool {
+    fn is_sent(&self, to: usize, sent: &SendState) -> bool {
         match sent {
-            Sent::Queued(count) => self.links.mailbox.written(to) >= *count,
+            SendState::Queued(count) => self.links.mailbox.written(to) >= *count,
             _ => true,
         }
     }
@@ -91,6 +97,7 @@ impl Drop for Mesh {
         let is_panicking = std::thread::panicking();
         let has_failed = self.links.mailbox.failure().is_some();
         let outboxes = || self.outboxes.iter().flatten();
+        // without a farewell, peers notice that this rank failed
         if !has_failed && !is_panicking {
             outboxes().for_each(Outbox::farewell);
         }

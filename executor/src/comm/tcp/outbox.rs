@@ -2,8 +2,8 @@
 
 use super::frame::{encode, farewell};
 use super::links::Links;
-use crate::comm::fabric::Sent;
 use crate::comm::message::Message;
+use crate::comm::transport::SendState;
 use rustix::net::{SendFlags, send};
 use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,31 +11,31 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Messages of up to so many bytes are written by the thread that sends them.
+/// Largest message in bytes that the sending thread writes itself.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
 enum Job {
     Message(Message),
-    /// Bytes of a message whose beginning was written.
+    /// Bytes of a message, and how many of them are already written.
     Rest(Vec<u8>, usize),
     Farewell,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Jobs that were given to the thread, ever.
+    /// Number of tasks ever given to the thread.
     queued: u64,
     jobs: Sender<Job>,
 }
 
-/// The sending half of a connection.
+/// Sending half of a connection.
 #[derive(Debug)]
 pub(super) struct Outbox {
     peer: usize,
     links: Arc<Links>,
     stream: TcpStream,
     state: Mutex<State>,
-    /// Closed once the thread ended.
+    /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
 }
 
@@ -53,9 +53,10 @@ impl Outbox {
         Ok(Self { peer, links, stream, state, ended: Mutex::new(ended) })
     }
 
-    /// Writes what the socket takes at once, if nothing is queued before it, and queues the rest.
-    pub(super) fn post(&self, message: Message) -> Sent {
+    /// Writes as much as the socket takes without blocking, if the queue is empty, and queues the rest.
+    pub(super) fn post(&self, message: Message) -> SendState {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // messages must stay in order: write directly only if nothing is queued
         let is_idle = self.links.mailbox.written(self.peer) == state.queued;
         if !is_idle || message.buffer.as_bytes().len() > INLINE_BYTES_MAX {
             return state.queue(Job::Message(message));
@@ -64,36 +65,36 @@ impl Outbox {
         // an error is left to the thread, which meets it again
         let written = send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
         if written == bytes.len() {
-            return Sent::Done;
+            return SendState::Done;
         }
         state.queue(Job::Rest(bytes, written))
     }
 
-    /// Says farewell after all that is queued.
+    /// Queues a farewell.
     pub(super) fn farewell(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).queue(Job::Farewell);
     }
 
-    /// Waits until the thread ended, and ends the connection.
+    /// Waits until the thread has ended, and closes the connection.
     pub(super) fn close(&self, timeout: Duration) {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        // the channel never holds anything: it closes, or time is up
+        // nothing is ever sent on the channel: it disconnects, or the time is over
         let _ = ended.recv_timeout(timeout);
-        // what was written still arrives
+        // written bytes still arrive
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl State {
-    fn queue(&mut self, job: Job) -> Sent {
-        // a thread that ended met an error, which its peer's reader reports
+    fn queue(&mut self, job: Job) -> SendState {
+        // the thread ended because of an error, which the reader of this peer reports
         let _ = self.jobs.send(job);
         self.queued += 1;
-        Sent::Queued(self.queued)
+        SendState::Queued(self.queued)
     }
 }
 
-/// Works off the queue; ends with the farewell, or with the connection.
+/// Writes queued messages until the farewell, or until the connection fails.
 fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<Job>) {
     for job in queue {
         let written = match &job {
@@ -107,7 +108,7 @@ fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiv
             return;
         }
         if let Job::Message(message) = job {
-            links.mailbox.recycled.give(message.buffer);
+            links.mailbox.receive_buffers.give(message.buffer);
         } else if matches!(job, Job::Farewell) {
             return;
         }
@@ -115,7 +116,7 @@ fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiv
     }
 }
 
-/// Writes header and elements, without copying them together.
+/// Writes header and elements without joining them in memory.
 fn write_message(mut stream: &TcpStream, message: &Message) -> io::Result<()> {
     let (header, elements) = (encode(&message.header), message.buffer.as_bytes());
     let mut written = 0;

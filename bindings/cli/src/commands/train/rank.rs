@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use dflop_costmodel::correction::CorrectionOptions;
-use dflop_executor::comm::{At, Comm, threads};
+use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
 use dflop_executor::feed::Feed;
 use dflop_executor::measure::gemm_peak_flops;
@@ -94,7 +94,9 @@ fn run_on<D: Device>(
         rank.save(checkpoints)?;
     }
     // Ranks end together: one that left early would cut the connections that others still use.
-    rank.comm().barrier(At::step(rank.steps(), "end the run")).map_err(dflop_executor::Error::from)?;
+    rank.comm()
+        .barrier(StepContext::step(rank.steps(), "end the run"))
+        .map_err(dflop_executor::Error::from)?;
     Ok(rank.finish()?)
 }
 

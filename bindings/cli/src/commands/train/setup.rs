@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::ModelDirectory;
@@ -23,7 +23,7 @@ use dflop_loader::model::read_profile;
 /// Parts of a run that every rank prepares alone, before it talks to the others.
 pub(crate) struct Setup {
     pub(crate) job: Arc<Job>,
-    pub(crate) frozen: Frozen,
+    pub(crate) frozen: FrozenModules,
     /// Directory of the model's files, including weights if it is pretrained.
     pub(crate) model_directory: PathBuf,
     spec: ModelSpec,
@@ -114,12 +114,12 @@ impl Setup {
 }
 
 /// Converts the frozen modules of the cost model to the type of the executor.
-fn frozen(frozen: dflop_costmodel::FrozenParts) -> Frozen {
+fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
     let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
-    Frozen { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
+    FrozenModules { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
 }
 
-fn job(config: &TrainConfig, model: ModelConfig, frozen: Frozen) -> Result<Job, Failure> {
+fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job, Failure> {
     let parallel = &config.parallel;
     let layouts = model.modules().into_iter().map(|module| {
         let table = match module {

@@ -1,23 +1,24 @@
-//! Memory of received messages, used again for the next ones.
+//! Pool of receive buffers.
 
-use super::payload::{Buffer, Dtype};
+use super::dtype::Dtype;
+use super::payload::Buffer;
 use std::sync::{Mutex, PoisonError};
 
-/// Buffers of f32 that are free, the most recent last.
+/// Free f32 buffers, the most recently used last.
 #[derive(Debug, Default)]
-pub(super) struct Recycled(Mutex<Vec<Vec<f32>>>);
+pub(super) struct ReceiveBufferPool(Mutex<Vec<Vec<f32>>>);
 
-impl Recycled {
-    /// At most so many buffers are kept.
+impl ReceiveBufferPool {
+    /// Number of buffers that the pool keeps at most.
     const BUFFERS_MAX: usize = 8;
-    /// Smaller ones are cheaper to allocate than to look for.
+    /// Length below which allocating is cheaper than searching the pool.
     const ELEMENTS_MIN: usize = 4096;
 
     /// Returns a buffer of unspecified elements.
     pub(super) fn take(&self, dtype: Dtype, elements: usize) -> Buffer {
         if dtype == Dtype::F32 && elements >= Self::ELEMENTS_MIN {
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // no more than twice the memory, or small messages would sit in large buffers
+            // at most twice the requested length, so that small messages do not occupy large buffers
             let fits = |buffer: &Vec<f32>| (elements..=2 * elements).contains(&buffer.len());
             if let Some(index) = free.iter().rposition(fits) {
                 let mut buffer = free.remove(index);
@@ -28,11 +29,12 @@ impl Recycled {
         Buffer::zeros(dtype, elements)
     }
 
-    /// Keeps a buffer for later.
+    /// Returns a buffer to the pool.
     pub(super) fn give(&self, buffer: Buffer) {
         if let Buffer::F32(mut elements) = buffer
             && elements.len() >= Self::ELEMENTS_MIN
         {
+            // the full capacity counts, so that a truncated buffer can serve its original length again
             elements.resize(elements.capacity(), 0.0);
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if free.len() == Self::BUFFERS_MAX {

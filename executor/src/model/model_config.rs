@@ -1,4 +1,4 @@
-//! A whole model: its modules, and the stages that they are cut into.
+//! Configuration of a whole model: its modules, and the blocks of each stage.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -8,14 +8,13 @@ use serde_json::Value;
 
 use super::encoder::{EncoderConfig, FrozenEncoder};
 use super::llm::LlmConfig;
-use super::parameters::ParameterSpec;
+use super::stage_blocks::{StageBlocks, single_layers};
 use super::tensor_parallel::TensorParallel;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::{Activations, Stage, StageOptions, StageParts, single_layers};
-use crate::weights::{Checkpoint, WeightSource};
+use crate::weights::{Checkpoint, ParameterSpec};
 
-/// A module of a model, which a pipeline cuts into stages by itself.
+/// Module of a model, which a pipeline divides into stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModuleKind {
     /// Images and videos.
@@ -26,36 +25,27 @@ pub enum ModuleKind {
     Llm,
 }
 
-/// Which modules are not trained.
+/// Frozen modules and parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Frozen {
-    /// The encoder of images and its projector.
+pub struct FrozenModules {
+    /// Image encoder and its projector.
     pub vision: FrozenEncoder,
-    /// The encoder of audio and its projector.
+    /// Audio encoder and its projector.
     pub audio: FrozenEncoder,
     /// The language model.
     pub is_llm_frozen: bool,
 }
 
-/// A stage of a module.
+/// Range of layers of a module that is one stage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StageRange {
     /// The module.
     pub module: ModuleKind,
-    /// Its transformer layers; what stands before the first and behind the last comes with them.
+    /// Transformer layers; the blocks before the first and after the last layer belong to them.
     pub layers: Range<usize>,
 }
 
-/// How a stage is run.
-#[derive(Debug, Clone, Default)]
-pub struct StageSettings {
-    /// What is kept of layers.
-    pub activations: Activations,
-    /// The ranks that share the stage's layers; `None` if this one has all of them.
-    pub tensor_parallel: Option<Arc<TensorParallel>>,
-}
-
-/// What a checkpoint is made of.
+/// Configurations of all modules of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// Encoder of images and videos.
@@ -70,7 +60,7 @@ impl ModelConfig {
     /// Reads the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn from_config(document: &Value) -> Result<Self> {
         Ok(Self {
             vision: EncoderConfig::vision(document)?,
@@ -81,13 +71,13 @@ impl ModelConfig {
 
     fn encoder(&self, module: ModuleKind) -> Result<&EncoderConfig> {
         let encoder = if module == ModuleKind::Vision { &self.vision } else { &self.audio };
-        encoder.as_ref().ok_or_else(|| Error::Config {
+        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
             field: "model_type".to_owned(),
             problem: format!("has no module {module:?}"),
         })
     }
 
-    /// Returns the transformer layers of a module, 0 of one that the model does not have.
+    /// Number of transformer layers of a module; 0 if the model does not have it.
     #[must_use]
     pub fn layers(&self, module: ModuleKind) -> usize {
         match module {
@@ -96,7 +86,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the modules, encoders first.
+    /// Modules of the model, encoders first.
     #[must_use]
     pub fn modules(&self) -> Vec<ModuleKind> {
         let has = |module: &ModuleKind| self.layers(*module) > 0;
@@ -104,74 +94,36 @@ impl ModelConfig {
     }
 
     /// Declares the blocks of a stage.
-    pub(crate) fn parts<D: Device>(
+    pub(crate) fn stage_blocks<D: Device>(
         &self,
         range: &StageRange,
-        frozen: Frozen,
+        frozen: FrozenModules,
         tensor: Option<Arc<TensorParallel>>,
-    ) -> Result<StageParts<D>> {
-        let mut parts = StageParts::new(tensor);
+    ) -> Result<StageBlocks<D>> {
+        let mut blocks = StageBlocks::new(tensor);
         let layers = range.layers.clone();
         match range.module {
             ModuleKind::Vision => {
-                self.encoder(ModuleKind::Vision)?.add_to(layers, frozen.vision, &mut parts)?;
+                self.encoder(ModuleKind::Vision)?.add_to(layers, frozen.vision, &mut blocks)?;
             }
             ModuleKind::Audio => {
-                self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut parts)?;
+                self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut blocks)?;
             }
             ModuleKind::Llm => {
-                // Layers that do not exist are refused in one piece.
+                // declare missing layers in one piece, so that the error names the requested range
                 let is_known = layers.end <= self.llm.layers();
                 for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
-                    parts.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                    blocks.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
                 }
             }
         }
-        Ok(parts)
-    }
-
-    /// Builds a stage.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if the model has no such layers, and those of the source.
-    pub fn stage<D: Device>(
-        &self,
-        device: &D,
-        range: &StageRange,
-        frozen: Frozen,
-        activations: Activations,
-        source: &dyn WeightSource,
-    ) -> Result<Stage<D>> {
-        let settings = StageSettings { activations, tensor_parallel: None };
-        self.stage_with(device, range, frozen, settings, source)
-    }
-
-    /// Builds a stage, or a rank's part of one.
-    ///
-    /// # Errors
-    /// Those of [`ModelConfig::stage`]; [`Error::TensorParallel`] if the ranks cannot share the stage.
-    pub fn stage_with<D: Device>(
-        &self,
-        device: &D,
-        range: &StageRange,
-        frozen: Frozen,
-        settings: StageSettings,
-        source: &dyn WeightSource,
-    ) -> Result<Stage<D>> {
-        let StageSettings { activations, tensor_parallel } = settings;
-        let StageRange { module, layers } = range;
-        let options = StageOptions {
-            name: format!("{module:?} {}..{}", layers.start, layers.end),
-            activations,
-            is_input_trained: self.is_input_trained(range, frozen),
-        };
-        self.parts(range, frozen, tensor_parallel)?.build(device.clone(), options, source)
+        Ok(blocks)
     }
 
     /// Checks that a tensor-parallel group of this degree can share a module.
     ///
     /// # Errors
-    /// [`Error::TensorParallel`] that names the field which does not fit.
+    /// [`Error::ModelConfig`] that names the mismatched field.
     pub fn check_tensor_parallel(&self, module: ModuleKind, degree: NonZeroUsize) -> Result<()> {
         match module {
             ModuleKind::Llm => self.llm.check_tensor_parallel(degree.get()),
@@ -179,10 +131,11 @@ impl ModelConfig {
         }
     }
 
-    /// Whether something is trained before a stage.
-    pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: Frozen) -> bool {
+    /// Returns whether anything before a stage is trained.
+    pub(crate) fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
+            // the pixels have no gradient, so only an earlier layer can make the input trained
             ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,
             ModuleKind::Audio => range.layers.start > 0 && !frozen.audio.encoder,
             ModuleKind::Llm => {
@@ -194,21 +147,21 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the parameters of the whole model.
+    /// Specifications of all parameters of the model.
     ///
     /// # Errors
-    /// None that a model which was read can have.
+    /// None for a configuration that was read successfully.
     pub fn parameters<D: Device>(&self) -> Result<Vec<ParameterSpec>> {
         let mut specs = Vec::new();
         for module in self.modules() {
             let range = StageRange { module, layers: 0..self.layers(module) };
-            let parts: StageParts<D> = self.parts(&range, Frozen::default(), None)?;
-            specs.extend(parts.into_declaration().into_specs());
+            let blocks: StageBlocks<D> = self.stage_blocks(&range, FrozenModules::default(), None)?;
+            specs.extend(blocks.into_declaration().into_specs());
         }
         Ok(specs)
     }
 
-    /// Returns prefixes of tensors of checkpoints that nothing here reads.
+    /// Prefixes of checkpoint tensors that the model does not use.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         let encoders = [&self.vision, &self.audio].into_iter().flatten();
@@ -217,7 +170,7 @@ impl ModelConfig {
         ignored
     }
 
-    /// Checks that a checkpoint has the tensors of this model in their shapes, and no others.
+    /// Checks that a checkpoint has exactly the tensors of this model, in their shapes.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].

@@ -1,25 +1,26 @@
-//! Collectives on a thread of their own, while the caller computes.
+//! Runs collectives on a thread of the communicator, while the caller computes.
 
-use super::at::At;
-use super::communicator::Group;
 use super::error::{Cause, Result};
+use super::group::Group;
 use super::handle::{Completion, Handle};
 use super::payload::Buffer;
+use super::step_context::StepContext;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread of a communicator, started with its first collective. It works them off in order.
+/// Thread of a communicator, started with its first collective; runs collectives in the order they were
+/// queued.
 #[derive(Debug, Default)]
-pub(super) struct Overlap(Mutex<Option<Sender<Job>>>);
+pub(super) struct CollectiveThread(Mutex<Option<Sender<Job>>>);
 
-impl Overlap {
+impl CollectiveThread {
     /// Queues a collective.
     pub(super) fn start(
         &self,
         group: &Arc<Group>,
-        at: At,
+        at: StepContext,
         collective: impl FnOnce() -> Result<Buffer> + Send + 'static,
     ) -> Result<Handle<Buffer>> {
         let (done, result) = channel();
@@ -27,6 +28,7 @@ impl Overlap {
             // the caller may have dropped its handle
             let _ = done.send(collective());
         });
+        // held until the task is queued: queue order must be the order in which collectives were numbered
         let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let jobs = match &*thread {
             Some(jobs) => jobs,
@@ -39,7 +41,7 @@ impl Overlap {
     }
 }
 
-fn spawn(group: &Arc<Group>, at: At) -> Result<Sender<Job>> {
+fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Job>> {
     let (jobs, queue) = channel::<Job>();
     let name = format!("comm-overlap-{}", group.rank);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
@@ -48,27 +50,28 @@ fn spawn(group: &Arc<Group>, at: At) -> Result<Sender<Job>> {
         }
     });
     thread.map(|_| jobs).map_err(|source| {
-        let fabric = &group.fabric;
-        let message = format!("rank {} could not start a thread: {source}", fabric.rank);
-        fabric.fail(fabric.failure(Cause::Caller, Some(fabric.rank), at, message))
+        let endpoint = &group.endpoint;
+        let message = format!("rank {} could not start a thread: {source}", endpoint.rank);
+        endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
     })
 }
 
-fn gone(group: &Group, at: At) -> super::Error {
-    let fabric = &group.fabric;
-    let message = format!("the communication thread of rank {} panicked", fabric.rank);
-    fabric.fail(fabric.failure(Cause::Caller, Some(fabric.rank), at, message))
+fn gone(group: &Group, at: StepContext) -> super::Error {
+    let endpoint = &group.endpoint;
+    let message = format!("the communication thread of rank {} panicked", endpoint.rank);
+    endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
 }
 
-/// A collective that is queued or under way. Its own waits have the time limit.
+/// Collective that is queued or running. Its own waits have the time limit.
 struct Running {
     group: Arc<Group>,
-    at: At,
+    at: StepContext,
     result: Receiver<Result<Buffer>>,
     early: Mutex<Option<Result<Buffer>>>,
 }
 
 impl Completion<Buffer> for Running {
+    // a channel gives its value only once: what an early look takes is kept for `wait`
     fn is_complete(&self) -> bool {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         if early.is_none() {

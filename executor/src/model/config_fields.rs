@@ -1,33 +1,33 @@
-//! Fields of a `config.json`, with errors that name them.
+//! Reads fields of a `config.json`, with errors that name the field.
 //!
-//! Dimensions come from [`dflop_costmodel::config`], which refuses what it does not know; here is read what costs
-//! nothing and changes results: epsilons, activations, frequencies of rotation.
+//! Dimensions come from [`dflop_costmodel::config`], which refuses unknown models. This module reads fields
+//! that do not affect cost but change results: epsilons, activations, rotation frequencies.
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::ops::activation::Activation;
 
-/// An object of a configuration; fields that are `null` count as left out.
+/// JSON object of a configuration; `null` fields count as missing.
 #[derive(Debug, Clone)]
-pub(crate) struct Object<'a> {
+pub(crate) struct ConfigFields<'a> {
     path: String,
     fields: Option<&'a Map<String, Value>>,
 }
 
-impl<'a> Object<'a> {
-    /// The document.
+impl<'a> ConfigFields<'a> {
+    /// Wraps the whole document.
     pub(crate) fn of(document: &'a Value) -> Self {
         Self { path: String::new(), fields: document.as_object() }
     }
 
-    /// The object under a key; an empty one if it is left out.
+    /// Object of a field; empty if the field is missing.
     pub(crate) fn child(&self, key: &str) -> Self {
         let fields = self.value(key).and_then(Value::as_object);
         Self { path: format!("{}{key}.", self.path), fields }
     }
 
-    /// Whether there is such a field.
+    /// Returns whether the field exists.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.value(key).is_some()
     }
@@ -37,7 +37,7 @@ impl<'a> Object<'a> {
     }
 
     pub(crate) fn refused(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::Config { field: format!("{}{key}", self.path), problem: problem.into() }
+        Error::ModelConfig { field: format!("{}{key}", self.path), problem: problem.into() }
     }
 
     fn read<T>(&self, key: &str, what: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
@@ -58,7 +58,7 @@ impl<'a> Object<'a> {
         Ok(self.read(key, "a whole number above 0", count)?.map(|count| count as usize))
     }
 
-    /// A whole number, or a list of two that are equal.
+    /// Reads an integer, or a list of two equal ones.
     pub(crate) fn side(&self, key: &str, default: usize) -> Result<usize> {
         let side = |value: &Value| match value.as_array().map(Vec::as_slice) {
             Some([height, width]) if height == width => height.as_u64(),
@@ -69,7 +69,7 @@ impl<'a> Object<'a> {
         Ok(side.map_or(default, |side| side as usize))
     }
 
-    /// Whole numbers, 0 among them.
+    /// Reads a list of integers, which may be 0.
     pub(crate) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>> {
         let counts = |value: &Value| {
             let numbers = value.as_array()?.iter().map(|number| number.as_u64().map(|n| n as usize));
@@ -93,7 +93,7 @@ impl<'a> Object<'a> {
             Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
             Some("quick_gelu") => Ok(Activation::GeluQuick),
             Some("silu" | "swish") => Ok(Activation::Silu),
-            Some(other) => Err(self.refused(key, format!("= \"{other}\" is no activation that is known"))),
+            Some(other) => Err(self.refused(key, format!("= \"{other}\" is not a supported activation"))),
         }
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         let document = json!({"vision_config": {"eps": -1, "act": "relu", "n": 0, "sides": [1, 2], "on": 3}});
-        let object = Object::of(&document).child("vision_config");
+        let object = ConfigFields::of(&document).child("vision_config");
         let message = |error: Error| error.to_string();
         assert_eq!(
             message(object.number("eps", 1.0).unwrap_err()),

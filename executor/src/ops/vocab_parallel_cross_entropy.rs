@@ -1,7 +1,8 @@
-//! Cross entropy of logits of which every rank has some columns: what a rank computes before and behind the exchange.
+//! Cross entropy of logits whose vocabulary is sharded over ranks: the parts before and after the exchange.
 //!
-//! [`forward`] leaves exponentials of what logits are above their row's largest *here*, and says what that and their sum
-//! are; [`join`] makes losses out of what all ranks said; [`backward`] turns the exponentials into the gradient.
+//! [`forward`] replaces logits by exponentials relative to the *local* maximum of their row, and returns
+//! maxima and sums; [`join`] computes losses from the results of all ranks; [`backward`] turns the
+//! exponentials into the gradient.
 //!
 //! # Source
 //! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -11,28 +12,29 @@ use rayon::prelude::*;
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 
-/// What a row of a part of the logits adds up to.
+/// Softmax of a row over a part of the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RowPart<F> {
+pub struct PartialSoftmax<F> {
     /// Largest logit.
-    pub most: F,
-    /// Sum of the exponentials of what logits are above it.
+    pub max: F,
+    /// Sum of the exponentials relative to the largest logit.
     pub sum: F,
-    /// Logit of the target; 0 if another part has it.
+    /// Logit of the target; 0 if it is in another part.
     pub target: F,
 }
 
-/// Replaces logits, `[targets, columns]`, by exponentials and returns what the rows add up to.
+/// Replaces logits, `[targets, columns]`, by exponentials and returns the partial softmax of every row.
 ///
-/// Targets are columns of this part, `None` for those of others. NaN and infinite logits give sums that are not finite.
+/// Targets are columns of this part, or `None` if in another part. NaN and infinite logits give sums that are
+/// not finite.
 ///
 /// # Panics
-/// If a target is none of the columns.
-pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<RowPart<F>> {
+/// If a target is not among the columns.
+pub fn forward<F: Real>(logits: &mut [F], targets: &[Option<u32>]) -> Vec<PartialSoftmax<F>> {
     let columns = columns(logits, targets);
     let rows = chunk_rows(columns);
     let chunks = logits.par_chunks_mut((rows * columns).max(1)).zip(targets.par_chunks(rows));
-    let parts: Vec<Vec<RowPart<F>>> = chunks
+    let parts: Vec<Vec<PartialSoftmax<F>>> = chunks
         .map(|(logits, targets)| {
             vectorized(
                 #[inline(always)]
@@ -56,37 +58,38 @@ fn columns<F>(logits: &[F], targets: &[Option<u32>]) -> usize {
 }
 
 #[inline(always)]
-fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> RowPart<F> {
+fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     let most = max(logits);
     let target = target.map_or(F::ZERO, |target| logits[target as usize]);
-    // Nothing is above minus infinity.
+    // a row of minus infinities: the difference from their maximum would be NaN
     let base = if most.to_f64() == f64::NEG_INFINITY { F::ZERO } else { most };
     for logit in logits.iter_mut() {
         *logit = (*logit - base).exp();
     }
-    RowPart { most, sum: sum(logits), target }
+    PartialSoftmax { max: most, sum: sum(logits), target }
 }
 
-/// Joins what all parts say of a row: returns its loss, and for one of the parts the factor that turns its exponentials
-/// into `scale` times probabilities.
+/// Joins the partial softmaxes of a row: returns its loss, and for one of the parts the factor that turns its
+/// exponentials into `scale` times probabilities.
 ///
 /// Sums run over the parts in order.
 #[must_use]
-pub fn join<F: Real>(parts: &[RowPart<F>], own: usize, scale: f64) -> (f64, F) {
-    let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.most.to_f64()));
-    let above = |part: &RowPart<F>| libm::exp(part.most.to_f64() - most);
+pub fn join<F: Real>(parts: &[PartialSoftmax<F>], own: usize, scale: f64) -> (f64, F) {
+    let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.max.to_f64()));
+    // rescales the sums of a part from its own maximum to the common one
+    let above = |part: &PartialSoftmax<F>| libm::exp(part.max.to_f64() - most);
     let total: f64 = parts.iter().map(|part| part.sum.to_f64() * above(part)).sum();
     let target: f64 = parts.iter().map(|part| part.target.to_f64()).sum();
-    (libm::log(total) - (target - most), F::of(above(&parts[own]) * scale / total))
+    (libm::log(total) - (target - most), F::from_f64(above(&parts[own]) * scale / total))
 }
 
 /// Replaces exponentials by the gradient of `scale` times the sum of losses.
 ///
 /// # Panics
-/// If a target is none of the columns.
+/// If a target is not among the columns.
 pub fn backward<F: Real>(exponentials: &mut [F], targets: &[Option<u32>], factors: &[F], scale: f64) {
     let columns = columns(exponentials, targets);
-    let scale = F::of(scale);
+    let scale = F::from_f64(scale);
     let rows = exponentials.par_chunks_mut(columns.max(1)).zip(targets.par_iter().zip(factors));
     rows.with_min_len(chunk_rows(columns)).for_each(|(row, (&target, &factor))| {
         for value in row.iter_mut() {
@@ -122,7 +125,7 @@ mod tests {
             first += width;
         }
         let (mut loss, mut gradient) = (0.0, vec![0.0; x.len()]);
-        let sums: Vec<Vec<RowPart<f64>>> = parts.iter().map(|part| part.4.clone()).collect();
+        let sums: Vec<Vec<PartialSoftmax<f64>>> = parts.iter().map(|part| part.4.clone()).collect();
         for (own, (first, width, mut part, local, _)) in parts.into_iter().enumerate() {
             let of_row = |row: usize| sums.iter().map(|sums| sums[row]).collect::<Vec<_>>();
             let (losses, factors): (Vec<f64>, Vec<f64>) =

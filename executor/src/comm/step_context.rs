@@ -1,8 +1,8 @@
-//! Where in a step a rank is: what errors name and receivers check.
+//! Activity of a rank within a step, which errors name and receivers check.
 
 use std::fmt;
 
-/// Name of an action, at most 24 bytes, so that it fits into every header.
+/// Name of an action, at most 24 bytes so that it fits into every header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ActionName {
     bytes: [u8; Self::BYTES_MAX],
@@ -10,7 +10,7 @@ pub struct ActionName {
 }
 
 impl ActionName {
-    /// Longer names are cut here, at the end of a character.
+    /// Longest name in bytes; longer names are cut at a character boundary.
     pub const BYTES_MAX: usize = 24;
 
     /// Returns the name as text.
@@ -19,12 +19,12 @@ impl ActionName {
         std::str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or("?")
     }
 
-    /// The name, filled up with zeros.
+    /// Name padded with zeros.
     pub(super) fn padded(&self) -> &[u8; Self::BYTES_MAX] {
         &self.bytes
     }
 
-    /// Reads what [`padded`](Self::padded) returned.
+    /// Inverse of [`padded`](Self::padded).
     pub(super) fn from_padded(bytes: [u8; Self::BYTES_MAX]) -> Self {
         let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         Self { bytes, length: length as u8 }
@@ -34,6 +34,7 @@ impl ActionName {
 impl From<&str> for ActionName {
     fn from(name: &str) -> Self {
         let mut length = name.len().min(Self::BYTES_MAX);
+        // the name must stay valid UTF-8 when it is cut
         while !name.is_char_boundary(length) {
             length -= 1;
         }
@@ -49,39 +50,39 @@ impl fmt::Debug for ActionName {
     }
 }
 
-/// What a rank says it is doing: a step, perhaps a microbatch, and an action such as `recv`.
+/// Current activity of a rank: a step, optionally a microbatch, and an action such as `recv`.
 ///
-/// Travels with every message. Step and microbatch have to be those of the receiver.
+/// Sent with every message. Step and microbatch must equal the receiver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct At {
+pub struct StepContext {
     /// Step of the run, from 0.
     pub step: u64,
     /// Microbatch of the step, if the action belongs to one.
     pub microbatch: Option<u32>,
-    /// What is done, in words that an error can repeat.
+    /// Action, as errors print it.
     pub action: ActionName,
 }
 
-impl At {
-    /// An action of a whole step.
+impl StepContext {
+    /// Makes the context of an action on a whole step.
     #[must_use]
     pub fn step(step: u64, action: &str) -> Self {
         Self { step, microbatch: None, action: action.into() }
     }
 
-    /// An action on one microbatch; `u32::MAX` is no microbatch.
+    /// Makes the context of an action on one microbatch, which must be below `u32::MAX`.
     #[must_use]
     pub fn microbatch(step: u64, microbatch: u32, action: &str) -> Self {
         Self { step, microbatch: Some(microbatch), action: action.into() }
     }
 
-    /// The same place with another action.
+    /// Replaces the action.
     #[must_use]
     pub fn action(self, action: &str) -> Self {
         Self { action: action.into(), ..self }
     }
 
-    /// Microbatch as it travels.
+    /// Microbatch as sent; `u32::MAX` stands for none.
     pub(super) fn wire_microbatch(self) -> u32 {
         self.microbatch.unwrap_or(u32::MAX)
     }
@@ -92,7 +93,7 @@ impl At {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for StepContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step {}, ", self.step)?;
         if let Some(microbatch) = self.microbatch {
@@ -111,6 +112,6 @@ mod tests {
         let name = ActionName::from("twenty-three bytes long\u{e9}t\u{e9}");
         assert_eq!(name.as_str(), "twenty-three bytes long");
         assert_eq!(ActionName::from_padded(*name.padded()), name);
-        assert_eq!(At::microbatch(3, 2, "recv").to_string(), "step 3, microbatch 2, `recv`");
+        assert_eq!(StepContext::microbatch(3, 2, "recv").to_string(), "step 3, microbatch 2, `recv`");
     }
 }

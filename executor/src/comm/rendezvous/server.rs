@@ -1,9 +1,9 @@
-//! The side of the store that holds the values.
+//! Server side of the rendezvous: holds the keys of a job.
 
 use super::address::accept_until;
-use super::handshake::{Hello, Purpose, greet};
-use super::protocol::{Answer, Ask, Request, write_answer};
-use super::token::Token;
+use super::handshake::{Hello, Purpose, accept_handshake};
+use super::protocol::{ReplyKind, Request, RequestKind, write_answer};
+use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The store of one job. Serves on threads of its own until it is dropped.
+/// Key-value store of one job. Serves on its own threads until it is dropped.
 #[derive(Debug)]
-pub struct Host {
+pub struct RendezvousServer {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -22,7 +22,7 @@ pub struct Host {
 #[derive(Debug)]
 struct Shared {
     size: usize,
-    token: Token,
+    token: JobToken,
     values: Mutex<Values>,
     changed: Condvar,
     is_over: AtomicBool,
@@ -37,15 +37,15 @@ struct Values {
     lost: Option<usize>,
 }
 
-impl Host {
-    /// At most so many callers may be about to prove who they are; more are hung up on.
+impl RendezvousServer {
+    /// Number of concurrent handshakes; further callers are disconnected.
     const GREETINGS_MAX: usize = 256;
 
-    /// Listens on the first of the addresses that can be listened on, and serves `size` ranks.
+    /// Listens on the first usable address and serves `size` ranks.
     ///
     /// # Errors
-    /// [`Error::Listen`] if there is none, as where the port is taken.
-    pub fn start(addresses: &[SocketAddr], size: usize, token: Token) -> Result<Self> {
+    /// [`Error::Listen`] if no address is usable, for example because the port is taken.
+    pub fn start(addresses: &[SocketAddr], size: usize, token: JobToken) -> Result<Self> {
         let failed = |source| {
             let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             Error::Listen { rank: 0, address, source }
@@ -68,14 +68,14 @@ impl Host {
         Ok(Self { address, shared })
     }
 
-    /// Where it listens.
+    /// Address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Host {
+impl Drop for RendezvousServer {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.shared.changed.notify_all();
@@ -83,10 +83,11 @@ impl Drop for Host {
 }
 
 impl Shared {
-    /// Accepts callers until all ranks are here.
+    /// Accepts callers until all ranks have joined.
     fn serve(self: &Arc<Self>, listener: &TcpListener) {
         let take = |stream: TcpStream| {
-            if self.greeting.fetch_add(1, Ordering::Relaxed) >= Host::GREETINGS_MAX {
+            // each handshake has a thread: strangers must not be able to start any number of them
+            if self.greeting.fetch_add(1, Ordering::Relaxed) >= RendezvousServer::GREETINGS_MAX {
                 self.greeting.fetch_sub(1, Ordering::Relaxed);
                 return;
             }
@@ -100,7 +101,7 @@ impl Shared {
     }
 
     fn serve_one(&self, mut stream: TcpStream) {
-        let greeted = greet(&mut stream, &self.token, |hello| self.admit(hello));
+        let greeted = accept_handshake(&mut stream, &self.token, |hello| self.admit(hello));
         self.greeting.fetch_sub(1, Ordering::Relaxed);
         let hello = match greeted {
             Ok(Some(hello)) => hello,
@@ -110,6 +111,7 @@ impl Shared {
                 return;
             }
         };
+        // a rank that disconnects without leaving fails the waits of all others immediately
         if let Err(error) = self.answer(&mut stream) {
             tracing::debug!(rank = hello.rank, %error, "a rank left the rendezvous");
             self.lock().lost.get_or_insert(hello.rank);
@@ -118,14 +120,14 @@ impl Shared {
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), String> {
-        if hello.purpose != Purpose::Store {
-            return Err("this is the rendezvous, not a rank".into());
+        if hello.purpose != Purpose::RendezvousClient {
+            return Err("this is the rendezvous server, not a rank".into());
         }
         if hello.size != self.size {
-            return Err(format!("the job has {} ranks, not {}", self.size, hello.size));
+            return Err(format!("expected a job of {} ranks, found {}", self.size, hello.size));
         }
         if hello.rank >= self.size {
-            return Err(format!("there is no rank {} in a job of {}", hello.rank, self.size));
+            return Err(format!("rank {} does not exist in a job of {} ranks", hello.rank, self.size));
         }
         if !self.lock().ranks.insert(hello.rank) {
             return Err(format!("another process is rank {}", hello.rank));
@@ -133,50 +135,50 @@ impl Shared {
         Ok(())
     }
 
-    /// Answers one rank until it leaves; an error means that it did not say so.
+    /// Answers one rank until it leaves; returns an error if it disconnects without leaving.
     fn answer(&self, stream: &mut TcpStream) -> io::Result<()> {
         loop {
             let request = Request::read(stream)?;
             let (answer, value) = match request.ask {
-                Ask::Set => self.set(request.key, request.value),
-                Ask::Wait => self.wait(&request.key, Duration::from_millis(request.timeout_ms)),
-                Ask::Count => self.count(request.key),
-                Ask::Leave => return Ok(()),
+                RequestKind::Set => self.set(request.key, request.value),
+                RequestKind::Wait => self.wait(&request.key, Duration::from_millis(request.timeout_ms)),
+                RequestKind::Count => self.count(request.key),
+                RequestKind::Leave => return Ok(()),
             };
             write_answer(stream, answer, &value)?;
         }
     }
 
-    fn set(&self, key: String, value: Vec<u8>) -> (Answer, Vec<u8>) {
+    fn set(&self, key: String, value: Vec<u8>) -> (ReplyKind, Vec<u8>) {
         let mut values = self.lock();
         if values.of_key.contains_key(&key) {
-            return (Answer::Taken, Vec::new());
+            return (ReplyKind::Taken, Vec::new());
         }
         values.of_key.insert(key, value);
         self.changed.notify_all();
-        (Answer::Value, Vec::new())
+        (ReplyKind::Value, Vec::new())
     }
 
-    fn count(&self, key: String) -> (Answer, Vec<u8>) {
+    fn count(&self, key: String) -> (ReplyKind, Vec<u8>) {
         let mut values = self.lock();
         let count = values.counts.entry(key).or_default();
         *count += 1;
-        (Answer::Value, count.to_le_bytes().to_vec())
+        (ReplyKind::Value, count.to_le_bytes().to_vec())
     }
 
-    fn wait(&self, key: &str, timeout: Duration) -> (Answer, Vec<u8>) {
+    fn wait(&self, key: &str, timeout: Duration) -> (ReplyKind, Vec<u8>) {
         let deadline = Instant::now() + timeout;
         let mut values = self.lock();
         loop {
             if let Some(value) = values.of_key.get(key) {
-                return (Answer::Value, value.clone());
+                return (ReplyKind::Value, value.clone());
             }
             if let Some(rank) = values.lost {
-                return (Answer::Lost, (rank as u32).to_le_bytes().to_vec());
+                return (ReplyKind::Lost, (rank as u32).to_le_bytes().to_vec());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over.load(Ordering::Relaxed) {
-                return (Answer::TimedOut, Vec::new());
+                return (ReplyKind::TimedOut, Vec::new());
             }
             values = self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -1,4 +1,4 @@
-//! A learned scale of every column, added to a residual: `y = residual + scale x`, the layer scale of `InternViT`.
+//! Layer scale of `InternViT`: adds a branch with one learned scale per column, `y = residual + scale x`.
 
 use rayon::prelude::*;
 
@@ -24,7 +24,8 @@ pub fn forward<F: Real>(x: &[F], scale: &[F], y: &mut [F]) {
     });
 }
 
-/// Writes the gradient of `x` and adds that of the scale, if one is asked for. That of the residual is `dy` itself.
+/// Writes the gradient of `x` and accumulates that of the scale, if requested. The residual's gradient is
+/// `dy` itself.
 pub fn backward<F: Real>(dy: &[F], x: &[F], scale: &[F], dx: &mut [F], d_scale: Option<&mut [F]>) {
     let columns = scale.len();
     assert!(x.len() == dy.len() && dx.len() == dy.len(), "gradients have the shapes of what they are of");

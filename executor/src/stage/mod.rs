@@ -1,116 +1,143 @@
-//! A pipeline stage: consecutive blocks of one module, run microbatch by microbatch.
+//! Pipeline stage: consecutive blocks of one module, run microbatch by microbatch.
 //!
-//! `forward` takes the rows of the stage before (or the encoders' tokens, or nothing) and keeps what backward needs under
-//! the microbatch's number; `backward` takes the gradient of the rows that forward returned, adds the gradients of the
-//! parameters and returns that of the input. Microbatches may be in flight in any number and order.
+//! `forward` takes the rows of the previous stage (or encoder tokens, or nothing) and saves the inputs of
+//! backward by microbatch number. `backward` takes the gradient of the rows that forward returned,
+//! accumulates the gradients of the parameters and returns the gradient of the input. Any number of
+//! microbatches may be in flight, in any order.
 //!
-//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; gradients of microbatches are
-//! added in the order of their backwards. Activations computed anew have the bits of those that were kept. Blocks before
-//! the first trained parameter keep nothing and have no backward.
+//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; gradients of
+//! microbatches are added in the order of their backwards. Recomputed activations have the bits of stored
+//! ones. Blocks before the first trained parameter save nothing and have no backward.
 
-mod parts;
+mod assemble;
+mod build;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
+use crate::model::context::MicrobatchContext;
 use crate::model::parameters::Parameters;
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::{BackwardPass, Block, Output, Pass, Saved};
-pub use parts::StageParts;
+use crate::model::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, StageBlocks};
+use crate::weights::WeightSource;
+pub use assemble::assemble;
+pub use build::StageSettings;
 
-/// What a stage keeps of a layer between forward and backward.
+/// Activations that a stage keeps of a layer between forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// All that backward reads.
+    /// Everything that backward reads.
     #[default]
     Stored,
-    /// The layer's input; the rest is computed anew.
+    /// Only the input of the layer; backward recomputes the rest (activation checkpointing).
     Recomputed,
 }
 
-/// How a stage is built.
+/// Options of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
-    /// Name in errors.
+    /// Name for errors.
     pub name: String,
-    /// What is kept of layers.
+    /// Activations that are kept per layer.
     pub activations: Activations,
-    /// Whether something is trained in what computes the input: a stage before, or an encoder.
+    /// Whether the input has a gradient, because an earlier stage or an encoder is trained.
     pub is_input_trained: bool,
 }
 
 impl StageOptions {
-    /// Returns options of a stage that keeps all and has a trained one before it.
+    /// Makes options of a stage that stores all activations and whose input has a gradient.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), activations: Activations::Stored, is_input_trained: true }
     }
 }
 
-/// Microbatch and name of what a stage does.
+/// Microbatch and action of a pass.
 type PassName<'a> = (Option<usize>, &'a str);
 
-/// What is kept of a microbatch.
+/// Saved state of a microbatch.
 struct InFlight<D: Device> {
-    context: Arc<Context<D>>,
-    saved: Vec<Saved<D>>,
+    context: Arc<MicrobatchContext<D>>,
+    saved: Vec<SavedActivations<D>>,
 }
 
-/// Cuts layers into single ones, so that each is declared, and its gradients are complete, by itself; a range without layers
-/// stays as it is.
-pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
-    if layers.len() < 2 {
-        return vec![layers.clone()];
-    }
-    layers.clone().map(|layer| layer..layer + 1).collect()
-}
-
-/// Consecutive blocks of a module, with their parameters and what they keep of microbatches.
+/// Consecutive blocks of a module, with their parameters and the saved activations of microbatches.
 pub struct Stage<D: Device> {
     device: D,
     options: StageOptions,
     blocks: Vec<Box<dyn Block<D>>>,
-    /// Whether something is trained in a block or before it.
+    /// Whether a block, or anything before it, is trained.
     has_backward: Vec<bool>,
-    /// Whether something is trained before a block.
+    /// Whether anything before a block is trained.
     needs_input: Vec<bool>,
-    /// First parameter of the blocks that were added together with a block.
+    /// Index of the first parameter that was declared together with a block.
     first_parameters: Vec<usize>,
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
-    /// The ranks that have the other parts of the layers.
+    /// Ranks that have the other parts of the layers.
     tensor: Option<Arc<TensorParallel>>,
 }
 
 impl<D: Device> Stage<D> {
-    /// Runs the blocks on a microbatch and keeps what its backward needs.
+    /// Loads the parameters of blocks.
     ///
-    /// - `input`: `[rows, width]` of the stage before; of the LLM's first stage the encoders' tokens, if there are any;
-    ///   of an encoder's first stage nothing
+    /// # Errors
+    /// The errors of the source: a tensor that is missing or has another shape; [`Error::OutOfMemory`].
+    pub fn new(
+        device: D,
+        options: StageOptions,
+        blocks: StageBlocks<D>,
+        source: &dyn WeightSource,
+    ) -> Result<Self> {
+        let parameters = Parameters::new(&device, blocks.declaration.into_specs(), source)?;
+        let mut is_reached = options.is_input_trained;
+        let mut has_backward = Vec::with_capacity(blocks.blocks.len());
+        let mut needs_input = Vec::with_capacity(blocks.blocks.len());
+        for is_trained in blocks.is_trained {
+            needs_input.push(is_reached);
+            is_reached |= is_trained;
+            has_backward.push(is_reached);
+        }
+        Ok(Self {
+            device,
+            options,
+            blocks: blocks.blocks,
+            has_backward,
+            needs_input,
+            first_parameters: blocks.first_parameters,
+            parameters,
+            in_flight: BTreeMap::new(),
+            tensor: blocks.tensor,
+        })
+    }
+
+    /// Runs the blocks on a microbatch and saves the inputs of its backward.
+    ///
+    /// - `input`: `[rows, width]` of the previous stage; encoder tokens, if any, for the first stage of the
+    ///   LLM; nothing for the first stage of an encoder
     /// - returns rows for the next stage, or the sum of losses
     ///
     /// # Errors
-    /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in flight,
-    /// [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a tensor-parallel group failed. A rank
-    /// of a group whose pass fails ends the job, as the others wait for it.
+    /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in
+    /// flight, [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a
+    /// tensor-parallel group failed. If a pass fails on a rank of such a group, the rank ends the job,
+    /// because the others wait for it.
     pub fn forward(
         &mut self,
         microbatch: usize,
-        context: Arc<Context<D>>,
+        context: Arc<MicrobatchContext<D>>,
         input: Option<D::Floats>,
-    ) -> Result<Output<D>> {
+    ) -> Result<BlockOutput<D>> {
         if self.in_flight.contains_key(&microbatch) {
             return Err(self.order(microbatch, "is in flight already"));
         }
         let at = (Some(microbatch), "tensor-parallel forward");
         let result = self.on_device(|| self.run_blocks(&context, at, input));
-        let result = result.map_err(|error| error.for_what(|| self.forward_of(microbatch)));
+        let result = result.map_err(|error| error.while_allocating(|| self.forward_of(microbatch)));
         let (output, saved) = self.or_end_job(at, result)?;
-        if let Output::Loss(loss) = output
+        if let BlockOutput::Loss(loss) = output
             && !loss.is_finite()
         {
             return Err(Error::Loss { stage: self.options.name.clone(), microbatch, loss });
@@ -121,19 +148,29 @@ impl<D: Device> Stage<D> {
         Ok(output)
     }
 
-    /// Runs the blocks on a microbatch and keeps nothing.
-    pub fn evaluate(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Output<D>> {
+    /// Runs the blocks on a microbatch and saves nothing.
+    pub fn evaluate(
+        &self,
+        context: &MicrobatchContext<D>,
+        input: Option<D::Floats>,
+    ) -> Result<BlockOutput<D>> {
         self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
     }
 
-    /// Returns the logits of all rows, `[rows, vocabulary]`; `None` of a stage without the LM head.
-    pub fn logits(&self, context: &Context<D>, input: Option<D::Floats>) -> Result<Option<D::Floats>> {
+    /// Computes the logits of all rows, `[rows, vocabulary]`; `None` for a stage without the LM head.
+    pub fn logits(
+        &self,
+        context: &MicrobatchContext<D>,
+        input: Option<D::Floats>,
+    ) -> Result<Option<D::Floats>> {
         self.on_device(|| {
             let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
             let pass = self.pass(context, (None, "tensor-parallel logits"));
             let mut rows = input;
             for block in before {
-                if let Output::Rows(output) = block.forward(&pass, rows.take(), &mut Saved::default())? {
+                if let BlockOutput::Rows(output) =
+                    block.forward(&pass, rows.take(), &mut SavedActivations::default())?
+                {
                     rows = Some(output);
                 }
             }
@@ -141,13 +178,14 @@ impl<D: Device> Stage<D> {
         })
     }
 
-    /// Runs on the threads of the device, unless the rank waits for others meanwhile: it would hold a thread that ranks which
-    /// share the device need.
+    /// Runs on the threads of the device, unless the rank waits for other ranks meanwhile: it would hold a
+    /// thread that ranks on the same device need.
     fn on_device<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         if self.tensor.is_some() { body() } else { self.device.run(body) }
     }
 
-    /// Ends the job if this rank alone knows that the pass failed: the other ranks of the group wait for its part.
+    /// Ends the job if only this rank knows that the pass failed, because the other ranks of the group wait
+    /// for it.
     fn or_end_job<T>(&self, (microbatch, action): PassName<'_>, result: Result<T>) -> Result<T> {
         if let (Err(error), Some(tensor)) = (&result, &self.tensor)
             && !matches!(error, Error::Comm(_))
@@ -158,46 +196,52 @@ impl<D: Device> Stage<D> {
         result
     }
 
-    fn pass<'a>(&'a self, context: &'a Context<D>, (microbatch, action): PassName<'_>) -> Pass<'a, D> {
+    fn pass<'a>(
+        &'a self,
+        context: &'a MicrobatchContext<D>,
+        (microbatch, action): PassName<'_>,
+    ) -> ForwardPass<'a, D> {
         let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
-        Pass { device: &self.device, parameters: &self.parameters, context, tensor }
+        ForwardPass { device: &self.device, parameters: &self.parameters, context, tensor }
     }
 
     fn run_blocks(
         &self,
-        context: &Context<D>,
+        context: &MicrobatchContext<D>,
         at: PassName<'_>,
         mut input: Option<D::Floats>,
-    ) -> Result<(Output<D>, Vec<Saved<D>>)> {
+    ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
         let pass = self.pass(context, at);
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
-            let mut saved = Saved::default();
+            let mut saved = SavedActivations::default();
             let output = block.forward(&pass, input.take(), &mut saved)?;
             if !self.has_backward[index] {
-                saved = Saved::default();
+                saved = SavedActivations::default();
             } else if self.is_recomputed(index) {
                 saved.keep_input_only();
             }
             all.push(saved);
             match output {
-                Output::Rows(rows) => input = Some(rows),
-                loss @ Output::Loss(_) => return Ok((loss, all)),
+                BlockOutput::Rows(rows) => input = Some(rows),
+                loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
             }
         }
-        let problem = "must have rows for a stage without blocks".to_owned();
+        let problem = "is missing, a stage without blocks needs it".to_owned();
         let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
-        Ok((Output::Rows(rows), all))
+        Ok((BlockOutput::Rows(rows), all))
     }
 
     fn is_recomputed(&self, block: usize) -> bool {
         self.options.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
     }
 
-    /// Runs backward on a microbatch: adds the gradients of parameters and returns that of the input.
+    /// Runs backward on a microbatch: accumulates the gradients of parameters and returns the gradient of the
+    /// input.
     ///
-    /// - `gradient`: of the rows that forward returned, none if it returned a loss
-    /// - returns the gradient of forward's input; `None` if there was none or nothing before it is trained
+    /// - `gradient`: of the rows that forward returned; none if it returned a loss
+    /// - returns the gradient of forward's input; `None` if there was no input, or nothing before it is
+    ///   trained
     ///
     /// # Errors
     /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
@@ -205,14 +249,14 @@ impl<D: Device> Stage<D> {
         self.backward_with(microbatch, gradient, |_, _| Ok(()))
     }
 
-    /// Runs [`backward`](Self::backward) and says on the way which gradients are complete.
+    /// Runs [`backward`](Self::backward) and reports complete gradients on the way.
     ///
-    /// - `done`: is called as layers are done, the last one first, with the index of a parameter: this microbatch adds nothing
-    ///   more to that one and those after it, but for uses of a parameter in two blocks
-    ///   ([`Parameters::fold_shared_gradients`])
+    /// - `done`: called after each group of layers, the last one first, with the index of a parameter: the
+    ///   gradients of this parameter and all later ones are complete for this microbatch, except for
+    ///   parameters that are used in two blocks ([`Parameters::fold_shared_gradients`])
     ///
     /// # Errors
-    /// Those of [`backward`](Self::backward) and of `done`.
+    /// The errors of [`backward`](Self::backward) and of `done`.
     pub fn backward_with(
         &mut self,
         microbatch: usize,
@@ -229,11 +273,11 @@ impl<D: Device> Stage<D> {
         let what = format!("stage {}, backward of microbatch {microbatch}", self.options.name);
         if self.tensor.is_some() {
             let result = self.run_backward(at, in_flight, gradient, done);
-            return self.or_end_job(at, result.map_err(|error| error.for_what(|| what)));
+            return self.or_end_job(at, result.map_err(|error| error.while_allocating(|| what)));
         }
         let device = self.device.clone();
         let result = device.run(|| self.run_backward(at, in_flight, gradient, done));
-        result.map_err(|error| error.for_what(|| what))
+        result.map_err(|error| error.while_allocating(|| what))
     }
 
     fn forward_of(&self, microbatch: usize) -> String {
@@ -263,6 +307,7 @@ impl<D: Device> Stage<D> {
             let mut pass = BackwardPass { device: &self.device, parameters, context: &context, tensor };
             gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
             let first = self.first_parameters[index];
+            // blocks that were declared together complete together
             if index == 0 || self.first_parameters[index - 1] != first {
                 done(&self.parameters, first)?;
             }
@@ -274,62 +319,62 @@ impl<D: Device> Stage<D> {
         Error::Order { stage: self.options.name.clone(), microbatch, problem }
     }
 
-    /// Returns whether anything is trained in this stage or before it: whether it takes and gives gradients.
+    /// Returns whether this stage, or anything before it, is trained, so that it exchanges gradients.
     #[must_use]
     pub fn has_backward(&self) -> bool {
         self.has_backward.last().copied().unwrap_or(self.options.is_input_trained)
     }
 
-    /// Says which step the passes from now on belong to, for messages to the other ranks of a tensor-parallel group.
-    pub fn begin_step(&self, step: u64) {
+    /// Sets the step of the following passes, which messages to other tensor-parallel ranks carry.
+    pub fn start_step(&self, step: u64) {
         if let Some(tensor) = &self.tensor {
-            tensor.begin_step(step);
+            tensor.start_step(step);
         }
     }
 
-    /// Returns the ranks that have the other parts of the layers; `None` if this one has all of them.
+    /// Ranks that have the other parts of the layers; `None` if this rank has all of them.
     #[must_use]
     pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
         self.tensor.as_deref()
     }
 
-    /// Returns the name in errors.
+    /// Name for errors.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.options.name
     }
 
-    /// Returns where the stage computes.
+    /// Device of the stage.
     #[must_use]
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// Returns the parameters.
+    /// Parameters of the stage.
     #[must_use]
     pub fn parameters(&self) -> &Parameters<D> {
         &self.parameters
     }
 
-    /// Returns the parameters, for the optimizer.
+    /// Mutable parameters, for the optimizer.
     pub fn parameters_mut(&mut self) -> &mut Parameters<D> {
         &mut self.parameters
     }
 
-    /// Returns the microbatches that are in flight.
+    /// Number of microbatches in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Returns the bytes that microbatches in flight keep, with 4 bytes an element.
+    /// Size of the saved activations, at 4 bytes per element.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let saved = self.in_flight.values().flat_map(|microbatch| &microbatch.saved);
         saved.map(|saved| 4 * saved.elements() as u64).sum()
     }
 
-    /// Forgets all microbatches in flight.
+    /// Drops the saved activations of all microbatches in flight.
     pub fn forget(&mut self) {
         self.in_flight.clear();
     }

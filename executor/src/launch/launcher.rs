@@ -2,7 +2,7 @@
 
 use super::output::{pass_on, prefix};
 use super::status::RankStatus;
-use crate::comm::{Error, Host, Result, Token};
+use crate::comm::{Error, JobToken, RendezvousServer, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Starts N processes of one command as the ranks of a job.
+/// Starts several processes of one command as the ranks of a job.
 ///
 /// # Examples
 /// ```no_run
@@ -36,19 +36,19 @@ pub struct Launcher {
     is_first_plain: bool,
 }
 
-/// How a job ended.
+/// Outcome of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
-    /// The rank that failed first, where one did. One that only ended because of another one comes last.
+pub struct JobOutcome {
+    /// Rank that failed first, if any. Ranks that ended because of another rank come last.
     pub failed: Option<RankStatus>,
-    /// The signal that ended the job: Ctrl-C, or a request to terminate.
+    /// Signal that ended the job: Ctrl-C, or a request to terminate.
     pub interrupted: Option<i32>,
-    /// How every rank ended, in order.
+    /// Exit of every rank, in rank order.
     pub ranks: Vec<RankStatus>,
 }
 
-impl Outcome {
-    /// Whether every rank ended well, on its own.
+impl JobOutcome {
+    /// Returns whether every rank succeeded without an interruption.
     #[must_use]
     pub fn is_success(&self) -> bool {
         self.failed.is_none() && self.interrupted.is_none()
@@ -57,18 +57,18 @@ impl Outcome {
 
 impl Launcher {
     const POLL: Duration = Duration::from_millis(5);
-    /// After a first failure, so long for others to end on their own and say whether they are to blame.
+    /// Time after a first failure in which other ranks may end and report whether they caused it.
     const SETTLE: Duration = Duration::from_millis(500);
 
-    /// A job of `ranks` processes of a program.
+    /// Prepares a job of `ranks` processes of a program.
     ///
     /// # Errors
-    /// [`Error::Config`] without ranks.
+    /// [`Error::InvalidSetting`] if `ranks` is 0.
     pub fn new(program: impl Into<OsString>, ranks: usize) -> Result<Self> {
         if ranks == 0 {
-            return Err(Error::Config {
+            return Err(Error::InvalidSetting {
                 setting: "local ranks",
-                reason: "a job has at least one rank".into(),
+                reason: "must be at least 1".into(),
             });
         }
         Ok(Self {
@@ -96,40 +96,42 @@ impl Launcher {
         self
     }
 
-    /// Passes what rank 0 prints on standard output on as it is, for programs to read; what others print, and what any says on
-    /// standard error, keeps its rank before every line.
+    /// Passes the standard output of rank 0 on unchanged, for programs that read it. The output of other
+    /// ranks, and the standard error of all ranks, keeps the rank in front of every line.
     #[must_use]
     pub fn first_rank_prints_plainly(mut self) -> Self {
         self.is_first_plain = true;
         self
     }
 
-    /// Sets the address that everything listens on. Default: 127.0.0.1.
+    /// Sets the address that the rendezvous server and all ranks listen on. Default: 127.0.0.1.
     #[must_use]
     pub fn listen(mut self, address: IpAddr) -> Self {
         self.listen = address;
         self
     }
 
-    /// Sets how long ranks that are asked to end may take before they are killed. Default: 3 s.
+    /// Sets the time that ranks have between `SIGTERM` and being killed. Default: 3 s.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Runs the job to its end, with lines of all ranks on this process's output, `[rank]` before each.
+    /// Runs the job to its end. The output of all ranks appears on this process's output, with `[rank]` in
+    /// front of every line.
     ///
-    /// Hosts the job's store on a free port and makes its token. When a rank fails, the others have half a second to
-    /// end on their own, then are asked to (`SIGTERM`), then are killed; the same on Ctrl-C and `SIGTERM`. No
-    /// rank outlives this call.
+    /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have
+    /// half a second to end on their own, then get `SIGTERM`, then are killed; Ctrl-C and `SIGTERM` have the
+    /// same effect. No rank outlives this call.
     ///
     /// # Errors
-    /// [`Error::Listen`] if the store cannot listen; [`Error::Io`] if a process cannot be started.
-    pub fn run(&self) -> Result<Outcome> {
+    /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be
+    /// started.
+    pub fn run(&self) -> Result<JobOutcome> {
         let signals = Signals::register()?;
-        let token = Token::random()?;
-        let host = Host::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
+        let token = JobToken::random()?;
+        let host = RendezvousServer::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
         let mut job = Job { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
         for rank in 0..self.ranks {
             job.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
@@ -150,7 +152,7 @@ impl Launcher {
         Ok(job.outcome(interrupted))
     }
 
-    fn command(&self, rank: usize, store: SocketAddr, token: &Token) -> Command {
+    fn command(&self, rank: usize, store: SocketAddr, token: &JobToken) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
@@ -164,11 +166,11 @@ impl Launcher {
     }
 }
 
-/// The processes of a job. Those that still run are killed when it is dropped.
+/// Processes of a job. Running processes are killed on drop.
 struct Job {
     ranks: Vec<Option<Child>>,
     printers: Vec<JoinHandle<()>>,
-    /// In the order in which they ended.
+    /// Ranks in the order in which they ended.
     ended: Vec<RankStatus>,
 }
 
@@ -179,6 +181,7 @@ impl Job {
             Error::Io { action: format!("start `{program}` as rank {rank}"), source }
         })?;
         if let Some(output) = child.stdout.take() {
+            // prefixed lines are not parseable as JSON
             let before = if rank == 0 && is_first_plain { String::new() } else { prefix(rank) };
             self.printers.push(pass_on(before, output, || Box::new(io::stdout())));
         }
@@ -189,8 +192,8 @@ impl Job {
         Ok(())
     }
 
-    /// Takes note of ranks that ended. Of those found at the same time, one that a signal ended comes first:
-    /// its end is what the others saw.
+    /// Collects ranks that have ended. Of several found at the same time, a rank that was ended by a signal
+    /// comes first: its death is what the others noticed.
     fn collect(&mut self) -> Result<()> {
         let mut found = Vec::new();
         for (rank, slot) in self.ranks.iter_mut().enumerate() {
@@ -201,6 +204,7 @@ impl Job {
                 *slot = None;
             }
         }
+        // `false` sorts first: ranks that ended by a signal have no code
         found.sort_by_key(|ended| ended.status.code().is_some());
         self.ended.append(&mut found);
         Ok(())
@@ -210,7 +214,7 @@ impl Job {
         self.ranks.iter().all(Option::is_none)
     }
 
-    /// Waits for the ranks to end, no longer than this.
+    /// Waits for the ranks to end, at most this long.
     fn wait(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         while !self.is_over() && Instant::now() < deadline {
@@ -220,17 +224,17 @@ impl Job {
         Ok(())
     }
 
-    /// Ends what still runs: asks, waits, kills.
+    /// Ends the running ranks: asks, waits, kills.
     fn end(&mut self, grace: Duration) -> Result<()> {
         for child in self.ranks.iter().flatten() {
-            // the process was not waited for: the number is still its own
+            // the process was not reaped yet, so its id cannot belong to another process
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
                 let _ = kill_process(pid, Signal::TERM);
             }
         }
         self.wait(grace)?;
         for child in self.ranks.iter_mut().flatten() {
-            // one that ended meanwhile is as well
+            // killing a process that has just ended is not an error
             let _ = child.kill();
         }
         while !self.is_over() {
@@ -240,9 +244,9 @@ impl Job {
         Ok(())
     }
 
-    fn outcome(mut self, interrupted: Option<i32>) -> Outcome {
+    fn outcome(mut self, interrupted: Option<i32>) -> JobOutcome {
         for printer in self.printers.drain(..) {
-            // lines that a grandchild still prints are not waited for
+            // do not wait for output of grandchildren that still hold the pipe
             let deadline = Instant::now() + Duration::from_millis(200);
             while !printer.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Launcher::POLL);
@@ -252,7 +256,7 @@ impl Job {
         let failed = failures().find(|ended| !ended.is_secondary()).or_else(|| failures().next()).copied();
         let mut ranks = std::mem::take(&mut self.ended);
         ranks.sort_by_key(|ended| ended.rank);
-        Outcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
+        JobOutcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
     }
 }
 
@@ -265,11 +269,11 @@ impl Drop for Job {
     }
 }
 
-/// Signals that end the job instead of this process alone, while this lives.
+/// Handlers that redirect signals to the job while they exist.
 struct Signals {
     received: Arc<AtomicUsize>,
     ids: Vec<signal_hook::SigId>,
-    /// From then on, signals do what they do by default.
+    /// Restores the default effect of signals once set.
     is_over: Arc<AtomicBool>,
 }
 
@@ -277,7 +281,7 @@ impl Signals {
     fn register() -> Result<Self> {
         let received = Arc::new(AtomicUsize::new(0));
         let mut signals = Self { received, ids: Vec::new(), is_over: Arc::default() };
-        let failed = |source| Error::Io { action: "listen to signals".into(), source };
+        let failed = |source| Error::Io { action: "register signal handlers".into(), source };
         for signal in [SIGINT, SIGTERM] {
             let id = flag::register_usize(signal, signals.received.clone(), signal as usize);
             signals.ids.push(id.map_err(failed)?);

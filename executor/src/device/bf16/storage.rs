@@ -1,4 +1,4 @@
-//! Buffers of bf16 or `f32`, and how operations on `f32` read and change them.
+//! Buffers of bf16 or `f32`, and the conversion of operands around an operation in `f32`.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::error::{Error, Result};
 /// Numbers that a thread converts at a time.
 const CHUNK: usize = 1 << 13;
 
-/// Numbers of [`CpuBf16`].
+/// Buffer of [`CpuBf16`].
 #[derive(Debug)]
-pub struct Bf16Floats(pub(super) Store);
+pub struct Bf16Floats(pub(super) Storage);
 
-/// What a buffer holds.
+/// Representation of a buffer.
 #[derive(Debug)]
-pub(super) enum Store {
-    Half(Halves),
-    Full(CpuFloats),
+pub(super) enum Storage {
+    Bf16(Bf16Values),
+    F32(CpuFloats),
 }
 
 #[derive(Debug)]
-pub(super) struct Halves {
+pub(super) struct Bf16Values {
     pub(super) values: Vec<bf16>,
     used_bytes: Arc<AtomicU64>,
 }
 
-impl Drop for Halves {
+impl Drop for Bf16Values {
     fn drop(&mut self) {
         self.used_bytes.fetch_sub(2 * self.values.len() as u64, Ordering::Relaxed);
     }
@@ -41,36 +41,36 @@ impl Drop for Halves {
 impl Buffer for Bf16Floats {
     fn len(&self) -> usize {
         match &self.0 {
-            Store::Half(halves) => halves.values.len(),
-            Store::Full(full) => Buffer::len(full),
+            Storage::Bf16(halves) => halves.values.len(),
+            Storage::F32(full) => Buffer::len(full),
         }
     }
 }
 
-/// An operand as `f32`.
-pub(super) enum Wide<'a> {
-    There(&'a CpuFloats),
-    Made(CpuFloats),
+/// Operand in `f32`.
+pub(super) enum Widened<'a> {
+    Borrowed(&'a CpuFloats),
+    Owned(CpuFloats),
 }
 
-impl Deref for Wide<'_> {
+impl Deref for Widened<'_> {
     type Target = CpuFloats;
     fn deref(&self) -> &CpuFloats {
         match self {
-            Self::There(full) => full,
-            Self::Made(full) => full,
+            Self::Borrowed(full) => full,
+            Self::Owned(full) => full,
         }
     }
 }
 
 impl CpuBf16 {
-    pub(super) fn halves(&self, len: usize) -> Result<Halves> {
+    pub(super) fn halves(&self, len: usize) -> Result<Bf16Values> {
         let mut values = Vec::new();
-        let memory = |_| Error::Memory { bytes: 2 * len, used: self.memory_used_bytes() };
-        values.try_reserve_exact(len).map_err(memory)?;
+        let pool = |_| Error::out_of_memory(2 * len, self.memory_used_bytes());
+        values.try_reserve_exact(len).map_err(pool)?;
         values.resize(len, if cfg!(debug_assertions) { bf16::NAN } else { bf16::ZERO });
         self.used_bytes.fetch_add(2 * len as u64, Ordering::Relaxed);
-        Ok(Halves { values, used_bytes: Arc::clone(&self.used_bytes) })
+        Ok(Bf16Values { values, used_bytes: Arc::clone(&self.used_bytes) })
     }
 
     fn widen(&self, halves: &[bf16]) -> Result<CpuFloats> {
@@ -89,22 +89,23 @@ impl CpuBf16 {
         });
     }
 
-    pub(super) fn read<'a>(&self, x: &'a Bf16Floats) -> Result<Wide<'a>> {
+    pub(super) fn read<'a>(&self, x: &'a Bf16Floats) -> Result<Widened<'a>> {
         Ok(match &x.0 {
-            Store::Full(full) => Wide::There(full),
-            Store::Half(halves) => Wide::Made(self.widen(&halves.values)?),
+            Storage::F32(full) => Widened::Borrowed(full),
+            Storage::Bf16(halves) => Widened::Owned(self.widen(&halves.values)?),
         })
     }
 
-    /// Runs an operation on what it changes, wholly or in part, and stores the result.
+    /// Runs an operation on a buffer that it changes, wholly or in part, and stores the result.
     pub(super) fn update<R>(
         &self,
         y: &mut Bf16Floats,
         run: impl FnOnce(&mut CpuFloats) -> Result<R>,
     ) -> Result<R> {
         match &mut y.0 {
-            Store::Full(full) => run(full),
-            Store::Half(halves) => {
+            Storage::F32(full) => run(full),
+            Storage::Bf16(halves) => {
+                // widened although it may be overwritten: an operation may change only a part of the buffer
                 let mut full = self.widen(&halves.values)?;
                 let result = run(&mut full)?;
                 self.round(&full, &mut halves.values);
@@ -124,20 +125,20 @@ impl CpuBf16 {
         }
     }
 
-    /// Makes a buffer, whose contents are lost, one of `f32`.
+    /// Turns a buffer into one of `f32`; its contents are lost.
     pub(super) fn exact<'a>(&self, y: &'a mut Bf16Floats) -> Result<&'a mut CpuFloats> {
-        if matches!(y.0, Store::Half(_)) {
-            y.0 = Store::Full(self.cpu.exact_zeros(y.len())?);
+        if matches!(y.0, Storage::Bf16(_)) {
+            y.0 = Storage::F32(self.cpu.zeros_f32(y.len())?);
         }
         match &mut y.0 {
-            Store::Full(full) => Ok(full),
-            Store::Half(_) => unreachable!("it was just made one of `f32`"),
+            Storage::F32(full) => Ok(full),
+            Storage::Bf16(_) => unreachable!("it was just made one of `f32`"),
         }
     }
 
     pub(super) fn store(&self, full: &[f32]) -> Result<Bf16Floats> {
         let mut halves = self.halves(full.len())?;
         self.round(full, &mut halves.values);
-        Ok(Bf16Floats(Store::Half(halves)))
+        Ok(Bf16Floats(Storage::Bf16(halves)))
     }
 }
