@@ -1,13 +1,14 @@
-//! Models that the cost model knows and nothing here runs: refused by name, never read as something else.
+//! Models that the cost model knows but the executor does not run are refused by name, never read as another
+//! model.
 
 use dflop_executor::Error;
 use dflop_executor::model::encoder::EncoderConfig;
-use dflop_executor::model::whole::ModelConfig;
+use dflop_executor::model::model_config::ModelConfig;
 use serde_json::{Value, json};
 
 fn refusal<T>(result: dflop_executor::Result<T>) -> String {
     match result {
-        Err(error @ Error::Config { .. }) => error.to_string(),
+        Err(error @ Error::ModelConfig { .. }) => error.to_string(),
         Err(error) => panic!("another kind of error: {error}"),
         Ok(_) => panic!("not refused"),
     }
@@ -62,5 +63,5 @@ fn encoders_alone_in_other_forms_are_refused() {
         "num_hidden_layers": 1, "intermediate_size": 20, "image_size": 12, "patch_size": 4});
     assert!(EncoderConfig::vision(&tower).unwrap().is_some());
     let problem = refusal(ModelConfig::from_config(&tower));
-    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is no language model's");
+    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is not a language model");
 }

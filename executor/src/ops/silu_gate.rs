@@ -1,4 +1,4 @@
-//! The gate of `SwiGLU`: `y = silu(gate) up`, with gate and up beside each other in a row.
+//! Gate of `SwiGLU`: `y = silu(gate) up`, with gate and up in one row.
 //!
 //! # Source
 //! Shazeer: "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.

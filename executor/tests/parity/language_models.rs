@@ -1,4 +1,4 @@
-//! Decoders alone: Llama 3 with stretched rotation, Qwen2 with biases and a tied head.
+//! Separate decoders: Llama 3 with scaled rotation, Qwen2 with biases and a tied head.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Decoders alone: grouped queries with shared and with copied keys, biases, tied and untied heads, parts of uneven size.
+//! Separate decoders: grouped queries with shared and copied keys, biases, tied and untied heads, uneven
+//! parts.
 
 use dflop_executor::stage::Activations;
 use serde_json::{Value, json};
@@ -7,7 +8,7 @@ use super::fixture::{Fixture, TOLERANCE, difference, norm};
 use super::job::{Anything, Job};
 use super::support::Transport;
 
-/// 4 query heads on 2 of keys, biases on these, a tied head; neither 22 nor 50 can be cut in 4.
+/// 4 query heads on 2 key heads, biases on these, a tied head; neither 22 nor 50 is divisible by 4.
 fn qwen2() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": true})

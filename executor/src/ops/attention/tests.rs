@@ -7,21 +7,21 @@ fn shape(heads: usize, kv_heads: usize, is_causal: bool) -> AttentionShape {
 
 fn run<F: Real>(shape: &AttentionShape, segments: &[u32], qkv: &[F]) -> (Vec<F>, Vec<F>) {
     let tokens = qkv.len() / shape.row();
-    let mut output = vec![F::of(f64::NAN); tokens * shape.output()];
-    let mut log_sums = vec![F::of(f64::NAN); tokens * shape.heads];
+    let mut output = vec![F::from_f64(f64::NAN); tokens * shape.output()];
+    let mut log_sums = vec![F::from_f64(f64::NAN); tokens * shape.heads];
     forward(shape, segments, qkv, &mut output, &mut log_sums);
     (output, log_sums)
 }
 
 fn gradient<F: Real>(shape: &AttentionShape, segments: &[u32], qkv: &[F], d_output: &[F]) -> Vec<F> {
     let (output, log_sums) = run(shape, segments, qkv);
-    let mut scratch = vec![F::of(f64::NAN); qkv.len()];
+    let mut scratch = vec![F::from_f64(f64::NAN); qkv.len()];
     let mut d_qkv = scratch.clone();
     backward(shape, segments, qkv, &output, &log_sums, d_output, &mut scratch, &mut d_qkv);
     d_qkv
 }
 
-/// Attention by its definition, a token at a time.
+/// Attention by its definition, one token at a time.
 fn by_definition(shape: &AttentionShape, segments: &[u32], qkv: &[f64]) -> Vec<f64> {
     let (row, dim) = (shape.row(), shape.head_dim);
     let mut output = vec![0.0; qkv.len() / row * shape.output()];

@@ -10,7 +10,7 @@ use dflop_executor::Result;
 use dflop_executor::comm::{Comm, Settings, threads};
 use dflop_executor::device::Cpu;
 use dflop_executor::feed::{Dropped, Feed};
-use dflop_executor::model::whole::{Frozen, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout, Place};
 use dflop_executor::run::join;
 use dflop_executor::stage::Activations;
@@ -50,7 +50,7 @@ impl Setting {
             ModuleLayout::even(module, corpus.model.layers(module), stages).dp_size(dp_size)
         };
         let modules = corpus.model.modules().into_iter().map(layout).collect();
-        Job::new(corpus.model.clone(), Frozen::default(), modules, ScheduleKind::OneForwardOneBackward)
+        Job::new(corpus.model.clone(), FrozenModules::default(), modules, ScheduleKind::OneForwardOneBackward)
             .expect("the layout fits")
     }
 }
@@ -141,7 +141,7 @@ fn of_rank(
     let mut feed = Feed::new(device.clone(), job.clone(), place.clone(), planner, preparer, |loader| {
         loader.workers(1).steps(setting.steps).error_budget(budget)
     })?;
-    let frozen = Frozen::default();
+    let frozen = FrozenModules::default();
     let mut pipeline =
         join(Box::new(comm), job, &device, frozen, Activations::Stored, &Seed(1))?.check_plans(true);
     let (mut steps, mut gradients) = (Vec::new(), Vec::new());
