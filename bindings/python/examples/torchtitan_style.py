@@ -50,10 +50,9 @@ def train_step(model, optimizer, data_iterator):
 
 
 if __name__ == "__main__":
-    config = transformers.Qwen2VLConfig.from_pretrained(MODEL)
-    model = transformers.Qwen2VLForConditionalGeneration(config)
-    optimizer, dataloader = torch.optim.AdamW(model.parameters(), lr=3e-3), BalancedDataLoader()
-    data_iterator = iter(dataloader)
+    model = transformers.Qwen2VLForConditionalGeneration(transformers.Qwen2VLConfig.from_pretrained(MODEL))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    data_iterator = iter(dataloader := BalancedDataLoader())
     print("losses", *(f"{sum(train_step(model, optimizer, data_iterator)):.4f}" for _ in range(6)))
     with tempfile.TemporaryDirectory() as checkpoint:
         dcp.save({"dataloader": dataloader}, checkpoint_id=checkpoint)
