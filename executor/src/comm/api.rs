@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rarer_digest_is_to_blame() {
+    fn the_rarer_digest_is_blamed() {
         assert_eq!(odd_one(&[7, 7, 7]), None);
         assert_eq!(odd_one(&[7, 8, 8]), Some((0, 1)));
         assert_eq!(odd_one(&[7, 8]), Some((1, 0)));

@@ -1,4 +1,4 @@
-//! What the stages of both loaders count.
+//! Checks the metrics of the stages of both loaders.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use dflop_loader::flow::{ErrorBudget, LoaderStage, MetricsSnapshot};
 use dflop_loader::loader::{BalancedLoader, Loader, Step};
 use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
-/// Every queue is empty and every sample is somewhere once a stream has ended.
+/// Checks that every queue is empty and every sample is accounted for once a stream has ended.
 fn check_ended(metrics: &MetricsSnapshot) {
     for stage in &metrics.stages {
         assert_eq!(stage.depth, 0, "{stage:?}");
@@ -28,7 +28,7 @@ fn check_ended(metrics: &MetricsSnapshot) {
 
 #[test]
 fn a_plain_stream_counts_every_sample_at_every_stage() {
-    let texts = MixedTexts::new(&[20, 30], Stored::Plain);
+    let texts = MixedTexts::new(&[20, 30], Compression::Plain);
     let shards = expand_shards(&[texts.pattern()]).unwrap();
     let budget = ErrorBudget::new(1.0).unwrap();
     let loader = Loader::builder(shards).batch_size(8).workers(2).error_budget(budget).build().unwrap();
@@ -51,7 +51,7 @@ fn a_plain_stream_counts_every_sample_at_every_stage() {
 
 #[test]
 fn a_consumer_that_takes_its_time_is_the_bottleneck() {
-    let texts = MixedTexts::new(&[40], Stored::Plain);
+    let texts = MixedTexts::new(&[40], Compression::Plain);
     let shards = expand_shards(&[texts.pattern()]).unwrap();
     let budget = ErrorBudget::new(1.0).unwrap();
     let builder = Loader::builder(shards).decode(Decode::Raw).batch_size(4).error_budget(budget);
@@ -64,7 +64,7 @@ fn a_consumer_that_takes_its_time_is_the_bottleneck() {
 
 #[test]
 fn a_slow_command_is_the_bottleneck() {
-    let texts = MixedTexts::new(&[20], Stored::Plain);
+    let texts = MixedTexts::new(&[20], Compression::Plain);
     let slow = format!("pipe:sleep 0.5; cat {}", texts.shard(0).display());
     let budget = ErrorBudget::new(1.0).unwrap();
     let builder = Loader::builder(expand_shards(&[slow]).unwrap()).error_budget(budget);
@@ -77,7 +77,7 @@ fn a_slow_command_is_the_bottleneck() {
 
 #[test]
 fn a_balanced_stream_counts_plans_samples_and_steps() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 16, 1, 2, Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).steps(3).workers(2).build().unwrap();
     let steps: Vec<Step> = run(loader.stream().try_collect()).unwrap();
@@ -96,7 +96,7 @@ fn a_balanced_stream_counts_plans_samples_and_steps() {
 
 #[test]
 fn a_balanced_stream_holds_its_budget_or_one_step() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 8, 1, 2, Tail::Carry);
     let held = |from, steps, budget| {
         let builder = BalancedLoader::builder(planner.clone(), 0).from_step(from).steps(steps);

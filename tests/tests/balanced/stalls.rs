@@ -1,4 +1,4 @@
-//! A loader that is stuck says so, and says where.
+//! Checks that a stalled loader reports the stall and its place.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use dflop_loader::flow::LoaderStage;
 use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
 use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
@@ -26,7 +26,7 @@ impl StallListener for Heard {
 
 #[test]
 fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
-    let data = Dataset::new(1, 4, Stored::Plain);
+    let data = TempDataset::new(1, 4, Compression::Plain);
     let hanging = format!("pipe:head -c 4096 {}; exec sleep 600", data.shard(0).display());
     let heard = Arc::new(Heard::default());
     let shards = expand_shards(&[data.shard(0).display().to_string(), hanging.clone()]).unwrap();
@@ -34,16 +34,16 @@ fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
     let loader = builder.stall_seconds_max(0.2).stall_seconds_error(1.0).build().unwrap();
     let started = Instant::now();
     let items: Vec<_> = run(loader.stream().collect());
-    // The command is killed with its stream, or the runtime would wait for it.
+    // Dropping the stream kills the command; otherwise the runtime would wait for it.
     assert!(started.elapsed() < Duration::from_mins(1));
-    assert_eq!(items.len(), 2, "what came before is delivered");
+    assert_eq!(items.len(), 2, "earlier samples are delivered");
     let error = items[1].as_ref().unwrap_err();
     assert!(
         matches!(error, Error::Stalled { stage: "read", shard: Some(shard), .. } if *shard == hanging),
         "{error}"
     );
     let heard = heard.0.lock().unwrap();
-    assert!(heard.len() >= 2, "it is said again");
+    assert!(heard.len() >= 2, "it is reported again");
     assert!(
         heard
             .iter()
@@ -54,7 +54,7 @@ fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
 
 #[test]
 fn a_consumer_that_does_not_ask_is_no_stall() {
-    let data = Dataset::new(1, 60, Stored::Plain);
+    let data = TempDataset::new(1, 60, Compression::Plain);
     let heard = Arc::new(Heard::default());
     let builder = Loader::builder(expand_shards(&[data.pattern()]).unwrap()).batch_size(2);
     let builder = builder.stall_listener(heard.clone()).stall_seconds_max(0.3).stall_seconds_error(0.3);
@@ -112,7 +112,7 @@ fn a_balanced_loader_is_watched_too() {
 
 #[test]
 fn stall_times_that_make_no_sense_are_refused() {
-    let data = Dataset::new(1, 1, Stored::Plain);
+    let data = TempDataset::new(1, 1, Compression::Plain);
     let builder = Loader::builder(expand_shards(&[data.pattern()]).unwrap());
     let error = builder.stall_seconds_max(f64::NAN).build().unwrap_err().to_string();
     assert!(error.contains("stall_seconds_max"), "{error}");

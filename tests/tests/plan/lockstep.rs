@@ -1,28 +1,28 @@
-//! Plans for ranks that run all modules one after the other on one device.
+//! Checks plans for ranks that run all modules one after the other on one device.
 
 use dflop_balancer::Strategy;
 use dflop_loader::Error;
 use dflop_loader::loader::{BalancedLoader, Microbatch};
 use dflop_loader::plan::{StepPlan, StepPlannerBuilder, Synchronization};
 use dflop_loader::sample::BatchLayout;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::{planning, run};
 use futures::StreamExt;
 
-fn data() -> Dataset {
-    Dataset::new(2, 30, Stored::Plain)
+fn data() -> TempDataset {
+    TempDataset::new(2, 30, Compression::Plain)
 }
 
-/// 24 samples over 2 ranks with 3 microbatches each.
-fn builder(data: &Dataset) -> StepPlannerBuilder {
+/// Plans 24 samples over 2 ranks with 3 microbatches each.
+fn builder(data: &TempDataset) -> StepPlannerBuilder {
     planning::builder(data.index(), 24, 2).microbatches(3)
 }
 
-fn plan(data: &Dataset, meet: Synchronization, strategy: Strategy) -> StepPlan {
+fn plan(data: &TempDataset, meet: Synchronization, strategy: Strategy) -> StepPlan {
     builder(data).one_device(meet).strategy(strategy).build().unwrap().plan(0).unwrap()
 }
 
-/// Time of every microbatch, all modules one after the other, by rank.
+/// Returns the time of every microbatch, all modules one after the other, by rank.
 fn microbatches_ns(plan: &StepPlan) -> Vec<Vec<u64>> {
     let sample = |&place: &u32| plan.costs[place as usize].module_ns.as_slice().iter().sum::<u64>();
     let microbatch = |places: &Vec<u32>| places.iter().map(sample).sum();
@@ -63,7 +63,7 @@ fn padding_is_work_of_the_device_as_well() {
     }
 }
 
-/// Cost of every microbatch of rank 0 in step 0, in nanoseconds, and the times of its modules.
+/// Returns the cost of every microbatch of rank 0 in step 0, in nanoseconds, and the times of its modules.
 fn delivered_costs(planner: StepPlannerBuilder) -> Vec<(u64, Vec<u64>)> {
     let loader = BalancedLoader::builder(planner.build().unwrap(), 0).steps(1).build().unwrap();
     let steps: Vec<_> = run(loader.stream().collect());

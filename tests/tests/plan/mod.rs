@@ -1,4 +1,4 @@
-//! Tests of step plans and parallelism plans.
+//! Tests step plans and parallelism plans.
 
 mod corrections;
 mod cost_function;

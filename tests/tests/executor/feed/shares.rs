@@ -1,4 +1,4 @@
-//! What each rank reads of the dataset.
+//! Checks what each rank reads of the dataset.
 
 use dflop_executor::model::model_config::ModuleKind;
 use dflop_loader::flow::LoaderStage;
