@@ -1,6 +1,7 @@
 //! Tests that the order of samples depends on seed, dataset and batch size only.
 
 use dflop_tests::dataset::{Compression, TempDataset};
+use dflop_tests::tar::TarBytes;
 use serde_json::Value;
 
 use crate::command::dflop;
