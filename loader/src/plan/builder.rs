@@ -9,7 +9,7 @@ use dflop_costmodel::{CostModel, SampleShape};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
-use super::{PlanConfig, SampleSource, StepPlanner};
+use super::planner::{PlanConfig, SampleSource, StepPlanner};
 use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::order::{
     LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,

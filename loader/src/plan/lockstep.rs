@@ -5,7 +5,7 @@
 
 use dflop_costmodel::SampleCost;
 
-use super::{StepPlan, StepPlanner};
+use super::step_plan::StepPlan;
 
 /// Point at which data-parallel ranks wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -33,14 +33,6 @@ pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) 
             samples.map(one_after_the_other).fold(0, u64::saturating_add)
         };
         microbatches.sort_by_key(|places| std::cmp::Reverse(ns(places)));
-    }
-}
-
-impl StepPlanner {
-    /// Returns whether all modules of a rank share its device and run one after the other, without a pipeline.
-    #[must_use]
-    pub fn is_lockstep(&self) -> bool {
-        self.config.synchronization.is_some()
     }
 }
 

@@ -15,7 +15,8 @@ use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balan
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 use super::compare_strategies::simulate_plan;
-use super::{StepCut, StepPlan, StepPlanner, is_blind};
+use super::planner::{StepCut, StepPlanner, is_blind};
+use super::step_plan::StepPlan;
 use crate::error::{Error, Result};
 use crate::order::StepSample;
 use crate::sample::BatchLayout;
