@@ -76,7 +76,8 @@ impl PipelineConfig {
 
     /// Returns the times of one rank's microbatches in every stage, ready to simulate.
     ///
-    /// - `microbatches`: items by microbatch, as in [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks)
+    /// - `microbatches`: items by microbatch, as in
+    ///   [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks)
     ///
     /// # Errors
     /// [`Error::Config`] if this configuration does not fit the instance, the times overflow, or a module
@@ -95,8 +96,9 @@ impl PipelineConfig {
 
     /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
     ///
-    /// - `ranks`: items by rank and microbatch, as in [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks); as many ranks as
-    ///   `dp_size`, with equally many microbatches
+    /// - `ranks`: items by rank and microbatch, as in
+    ///   [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks); as many ranks as `dp_size`, with
+    ///   equally many microbatches
     ///
     /// # Errors
     /// [`Error::Config`] if this configuration does not fit the instance, or the times overflow;

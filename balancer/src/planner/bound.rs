@@ -1,12 +1,14 @@
 //! What a range of plans takes at least, and about, from mean figures alone.
 //!
-//! For a family with `m` microbatches of `r` LLM ranks, a batch of `S` tokens is cut into `m r` parts. With `f` the
-//! convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so the slowest rank's
-//! stage is busy for at least a rank's share of that; some microbatch is at least average, and goes through all stages
-//! one after another; so does the longest sample. No makespan is below any of these, whatever the partition, its
-//! order and the links. The first grows with `m`, the second falls, so a whole range of `m` is bounded at once.
+//! For a family with `m` microbatches of `r` LLM ranks, a batch of `S` tokens is cut into `m r` parts. With
+//! `f` the convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so
+//! the slowest rank's stage is busy for at least a rank's share of that; some microbatch is at least average,
+//! and goes through all stages one after another; so does the longest sample. No makespan is below any of
+//! these, whatever the partition, its order and the links. The first grows with `m`, the second falls, so a
+//! whole range of `m` is bounded at once.
 //!
-//! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans, it bounds none.
+//! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans, it bounds
+//! none.
 
 use super::cluster::Placement;
 use super::space::shape::{StageShape, TpTimes};
@@ -32,7 +34,8 @@ pub(super) struct LlmEstimate {
     longest_ns: f64,
 }
 
-/// Busy time of the slowest stage, its time for one microbatch, and the way of one microbatch through all stages.
+/// Busy time of the slowest stage, its time for one microbatch, and the way of one microbatch through all
+/// stages.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_field_names, reason = "units end the names")]
 struct ModuleEstimate {

@@ -82,7 +82,8 @@ impl Link {
 }
 
 impl Links {
-    /// Returns the link between neighbors that are this many GPUs apart: a whole divisor of a node stays inside.
+    /// Returns the link between neighbors that are this many GPUs apart: a whole divisor of a node stays
+    /// inside.
     #[must_use]
     pub fn spanning(&self, gpus: u32, gpus_per_node: u32) -> &Link {
         if gpus_per_node.is_multiple_of(gpus.max(1)) { &self.nvlink } else { &self.infiniband }
@@ -111,7 +112,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns whether tensor-parallel groups of two modules fit into the nodes side by side, none across a border.
+    /// Returns whether tensor-parallel groups of two modules fit into the nodes side by side, none across a
+    /// border.
     ///
     /// - each module: GPUs of a group, and groups
     ///

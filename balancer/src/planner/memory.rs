@@ -1,7 +1,7 @@
 //! Whether plans fit into memory, before anything is simulated.
 //!
-//! A 1F1B stage holds the microbatches that are on their way to the stages behind it and back. From mean figures
-//! follows what they hold at least; the simulation looks at the microbatches that really occur.
+//! A 1F1B stage holds the microbatches that are on their way to the stages behind it and back. From mean
+//! figures follows what they hold at least; the simulation looks at the microbatches that really occur.
 
 use super::cluster::Placement;
 use super::costs::StageBytes;

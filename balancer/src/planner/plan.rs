@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 /// Finds the fastest plan.
 ///
 /// # Errors
-/// [`Error::NothingFits`] with the smallest change that would, [`Error::Config`] if the problem makes no sense,
-/// [`Error::Overflow`] if times are too long to compute with.
+/// [`Error::NothingFits`] with the smallest change that would, [`Error::Config`] if the problem makes no
+/// sense, [`Error::Overflow`] if times are too long to compute with.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
     let search = Search::run(&space)?;

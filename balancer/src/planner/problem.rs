@@ -21,7 +21,8 @@ pub struct PlanProblem<'a> {
     pub options: SearchSpaceOptions,
     /// How encoder ranks share a slot.
     pub encoder_split: EncoderSplit,
-    /// What is allocated over what is counted: fragments, communication buffers. 1 counts on none, and is the least.
+    /// What is allocated over what is counted: fragments, communication buffers. 1 counts on none, and is the
+    /// least.
     pub memory_margin: f64,
 }
 

@@ -6,21 +6,21 @@ use crate::error::{Error, Result};
 
 /// Stages, ranks and microbatches of a step: what a schedule is made for.
 ///
-/// Ranks here are pipeline ranks: the devices that share a stage by tensor parallelism count as one.
-/// A [`PipelineLayout::chain`] is one pipeline. A [`PipelineLayout::of_modules`] is a whole job, with modules that differ
-/// in stages and in DP size; its stages, its ranks and its microbatches are numbered through:
+/// Ranks here are pipeline ranks: the devices that share a stage by tensor parallelism count as one. A
+/// [`PipelineLayout::chain`] is one pipeline. A [`PipelineLayout::of_modules`] is a whole job, with modules
+/// that differ in stages and in DP size; its stages, its ranks and its microbatches are numbered through:
 ///
 /// - stages: module by module
 /// - ranks: module by module, in a module replica by replica, in a replica stage by stage
 /// - microbatches: `u = k * D + d` is microbatch `k` of DP rank `d` of the last module, `D` its DP size;
 ///   the microbatches of one `k` are a *round*
 ///
-/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless [`PipelineLayout::route`]
-/// says otherwise. So each replica gets as many microbatches as any other, or one more, whatever the two
-/// sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more each LLM rank is fed
-/// by several in turn. Where items go to replicas without regard to their microbatch, a module
-/// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is what replica `e` computes in
-/// round `k`, and it feeds all microbatches of the round. Gradients go back the same way.
+/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless
+/// [`PipelineLayout::route`] says otherwise. So each replica gets as many microbatches as any other, or one
+/// more, whatever the two sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more
+/// each LLM rank is fed by several in turn. Where items go to replicas without regard to their microbatch, a
+/// module [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is what replica `e`
+/// computes in round `k`, and it feeds all microbatches of the round. Gradients go back the same way.
 ///
 /// A module that shares its ranks with another (an encoder *colocated* with an LLM stage) is no module
 /// here: the times of both add up in that stage's row of [`StageTimes`](crate::StageTimes).

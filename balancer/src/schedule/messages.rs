@@ -2,8 +2,8 @@
 //!
 //! Every message is one event in one order of all events of the job: it comes when the pass that takes it
 //! would start, were all passes equally long, gradients before activations. Both ends have it at that place
-//! of their lists. So there is an order in which everything can happen, and lists never wait for one another for
-//! ever, even if a send waits for its receive.
+//! of their lists. So there is an order in which everything can happen, and lists never wait for one another
+//! for ever, even if a send waits for its receive.
 
 use super::action::{Action, Message, Pass, PassKind};
 use super::graph::PassGraph;

@@ -5,8 +5,8 @@
 //! are put between the passes in one way for all of them (`messages.rs`), such that lists are safe whether a
 //! send returns at once or waits for its receive.
 //!
-//! A [`PipelineLayout`] says who holds which stage: one pipeline, with several chunks of layers a rank if need be,
-//! or a whole job of modules that differ in stages and DP size.
+//! A [`PipelineLayout`] says who holds which stage: one pipeline, with several chunks of layers a rank if
+//! need be, or a whole job of modules that differ in stages and DP size.
 
 mod action;
 mod gpipe;
@@ -32,7 +32,8 @@ use window::Share;
 /// Lists what one rank of a pipeline does in a step of `microbatches` microbatches.
 ///
 /// Each microbatch is computed once forward and once backward in each of the rank's stages; nobody sends
-/// activations to the first stage or gradients to the last. [`PipelineLayout::schedule`] lists all ranks at once.
+/// activations to the first stage or gradients to the last. [`PipelineLayout::schedule`] lists all ranks at
+/// once.
 ///
 /// # Panics
 /// If `rank` is not below `ranks`, or the layout would be too large.

@@ -1,7 +1,7 @@
 //! Runs a pipeline schedule on predicted times, without devices.
 //!
-//! Ranks run their lists in order; a rank waits where its input is not there yet. A message leaves when
-//! the pass that makes it ends, wherever its send stands in the list: an executor starts it there and then, and
+//! Ranks run their lists in order; a rank waits where its input is not there yet. A message leaves when the
+//! pass that makes it ends, wherever its send stands in the list: an executor starts it there and then, and
 //! only a transport whose sends wait cares for the place. All times are whole nanoseconds.
 //! [`CompiledSchedule`] is the fast way to the makespan alone.
 

@@ -6,12 +6,13 @@ use crate::planner::memory::in_flight;
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, Family, SearchSpace};
 
-/// Finds the plans of Algorithm 1: with every number of microbatches that there may be, and with the one number that
-/// the authors' implementation tries for each configuration.
+/// Finds the plans of Algorithm 1: with every number of microbatches that there may be, and with the one
+/// number that the authors' implementation tries for each configuration.
 ///
-/// For every split of the GPUs and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean shapes of
-/// `m` microbatches, if these fit into memory. The mean knows nothing of uneven batches, so the first plan may have as
-/// many microbatches as samples; the second has the fewest whose mean is no larger than the largest sample.
+/// For every split of the GPUs and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean
+/// shapes of `m` microbatches, if these fit into memory. The mean knows nothing of uneven batches, so the
+/// first plan may have as many microbatches as samples; the second has the fewest whose mean is no larger
+/// than the largest sample.
 ///
 /// # Source
 /// An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3. Times are interpolated here, not rates.
@@ -36,7 +37,8 @@ pub(super) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
     best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
 }
 
-/// The fewest microbatches whose mean has at least a sample for every rank, and is no larger than the largest sample.
+/// The fewest microbatches whose mean has at least a sample for every rank, and is no larger than the largest
+/// sample.
 fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
     let samples = f64::from(space.workload.global_batch());
     let (tiles_max, tokens_max) = (space.workload.tiles_max as f64, space.workload.tokens_max as f64);

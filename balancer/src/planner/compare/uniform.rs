@@ -1,7 +1,8 @@
-//! The best plan with one TP and one DP degree for both modules: what trainers do that know of one model only.
+//! The best plan with one TP and one DP degree for both modules: what trainers do that know of one model
+//! only.
 //!
-//! Every DP rank is a pipeline of its own, encoder stages first. The promising ones of all such plans, by the mean
-//! microbatch, are simulated on the data-blind batches themselves; so is a plan tuned by hand.
+//! Every DP rank is a pipeline of its own, encoder stages first. The promising ones of all such plans, by the
+//! mean microbatch, are simulated on the data-blind batches themselves; so is a plan tuned by hand.
 
 use super::{data_blind, paper};
 use crate::planner::cluster::Placement;

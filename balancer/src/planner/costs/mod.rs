@@ -1,7 +1,7 @@
 //! What the planner asks of a module: time and memory of a pipeline stage.
 //!
-//! A *unit* is what a module counts its work in: tiles of an encoder, tokens of an LLM. Units of one microbatch run
-//! together in a layer; attention of an LLM goes by original sample and is asked for apart.
+//! A *unit* is what a module counts its work in: tiles of an encoder, tokens of an LLM. Units of one
+//! microbatch run together in a layer; attention of an LLM goes by original sample and is asked for apart.
 
 mod model;
 pub(super) mod time_table;
@@ -19,7 +19,8 @@ pub struct StagePart {
     pub is_last: bool,
 }
 
-/// Memory of one GPU of a stage: `fixed + kept * units in flight + working * units of the microbatch computed`.
+/// Memory of one GPU of a stage: `fixed + kept * units in flight + working * units of the microbatch
+/// computed`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StageBytes {
     /// Parameters, gradients, optimizer.
@@ -40,8 +41,8 @@ impl StageBytes {
 
 /// Time and memory of one module.
 ///
-/// Times are nanoseconds of forward and backward together of a whole tensor-parallel group; they must not fall with
-/// units and be finite. Only degrees that [`ModuleCosts::tp_degrees`] names are asked for.
+/// Times are nanoseconds of forward and backward together of a whole tensor-parallel group; they must not
+/// fall with units and be finite. Only degrees that [`ModuleCosts::tp_degrees`] names are asked for.
 pub trait ModuleCosts {
     /// Layers, at least 1.
     fn layers(&self) -> u32;

@@ -68,15 +68,16 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
-    /// Adds tensor-parallel all-reduces over this link to times of a stated rate; measured times hold them. Default:
-    /// free.
+    /// Adds tensor-parallel all-reduces over this link to times of a stated rate; measured times hold them.
+    /// Default: free.
     #[must_use]
     pub const fn tensor_parallel_link(mut self, link: Option<Link>) -> Self {
         self.link = link;
         self
     }
 
-    /// Sets the bytes that are held for each parameter where memory is computed. Default: [`StateBytes::ADAM`].
+    /// Sets the bytes that are held for each parameter where memory is computed. Default:
+    /// [`StateBytes::ADAM`].
     #[must_use]
     pub const fn state(mut self, state: StateBytes) -> Self {
         self.state = state;
@@ -86,8 +87,8 @@ impl<'a> ModelCostsBuilder<'a> {
     /// Builds the costs of the encoder and of the LLM.
     ///
     /// # Errors
-    /// [`Error::Config`] if the model has not exactly one encoder, the encoder takes no tiles of equal size, there is
-    /// neither a rate nor a profile, or the profile does not reach.
+    /// [`Error::Config`] if the model has not exactly one encoder, the encoder takes no tiles of equal size,
+    /// there is neither a rate nor a profile, or the profile does not reach.
     pub fn build(self) -> Result<[ModelCosts; 2]> {
         let (module, tile_tokens) = encoder(self.spec)?;
         Ok([self.module(module, tile_tokens)?, self.module(Module::Llm, 1)?])

@@ -1,7 +1,7 @@
 //! A time over units, looked up in a few operations.
 //!
-//! The planner's times *are* these tables: piecewise linear between knots that lie 1/16 of an octave apart, so that
-//! a lower bound made from the knots is a bound of every simulated time.
+//! The planner's times *are* these tables: piecewise linear between knots that lie 1/16 of an octave apart,
+//! so that a lower bound made from the knots is a bound of every simulated time.
 
 /// Knots of an octave.
 const STEPS: u64 = 16;
@@ -38,8 +38,8 @@ impl TimeTable {
 
     /// The greatest convex function below the times from `units_min` units on, and below no time at none.
     ///
-    /// `count * hull(total / count)` is at most the sum of times over any `count` parts of `total`, each at least
-    /// `units_min` or, if that is 0, empty (Jensen).
+    /// `count * hull(total / count)` is at most the sum of times over any `count` parts of `total`, each at
+    /// least `units_min` or, if that is 0, empty (Jensen).
     pub(in crate::planner) fn hull(&self, units_min: u64) -> Self {
         let first = index(units_min).min(self.ns.len() - 2);
         let mut corners: Vec<usize> = Vec::new();

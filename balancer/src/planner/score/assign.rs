@@ -1,16 +1,17 @@
 //! From samples to cells: which slot of which LLM rank each sample of a batch goes to.
 //!
-//! Groups are made greedily, the longest samples first, dealt out to ranks so that these are even, and ordered with small ends, so that slot `k` of
-//! all ranks is of about the same size.
+//! Groups are made greedily, the longest samples first, dealt out to ranks so that these are even, and
+//! ordered with small ends, so that slot `k` of all ranks is of about the same size.
 
 use crate::pipeline::peak_order;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Cuts items into groups, one after another, each to the group with the smallest sum; returns each item's group.
+/// Cuts items into groups, one after another, each to the group with the smallest sum; returns each item's
+/// group.
 ///
-/// LPT if the items come by size. There are at least as many items as groups; the first items seed the groups, so none
-/// is empty. Ties go to the lower index.
+/// LPT if the items come by size. There are at least as many items as groups; the first items seed the
+/// groups, so none is empty. Ties go to the lower index.
 pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
     let seeds = sizes_ns.iter().take(groups).enumerate();
     let seeds: Vec<Reverse<(u64, u32)>> = seeds.map(|(group, size)| Reverse((*size, group as u32))).collect();

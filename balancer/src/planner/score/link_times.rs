@@ -1,8 +1,9 @@
 //! What links add to a step: messages between stages, and the all-reduce of gradients at its end.
 //!
-//! Activations go forward and their gradients back, as many bytes. From the encoder to the LLM goes at most the whole
-//! sequence of the fullest rank, text included: which of its tokens are media is not known here. Messages travel
-//! while stages compute; what waits for one waits for all of it. Tensor-parallel all-reduces are part of a layer's time.
+//! Activations go forward and their gradients back, as many bytes. From the encoder to the LLM goes at most
+//! the whole sequence of the fullest rank, text included: which of its tokens are media is not known here.
+//! Messages travel while stages compute; what waits for one waits for all of it. Tensor-parallel all-reduces
+//! are part of a layer's time.
 
 use super::step_timeline::StepTimes;
 use crate::planner::cluster::{Link, Links};

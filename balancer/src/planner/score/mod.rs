@@ -47,7 +47,8 @@ impl Score {
         self.requirements.append(&mut more.requirements);
     }
 
-    /// Whether a score on the first batches is so much worse than another's on the same ones that more would not turn it.
+    /// Whether a score on the first batches is so much worse than another's on the same ones that more would
+    /// not turn it.
     pub(super) fn is_far_behind(&self, other: &Self) -> bool {
         let batches = 0..self.makespans_ns.len().min(other.makespans_ns.len());
         self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()

@@ -1,9 +1,9 @@
 //! One step of a pipeline whose encoder and LLM differ in stages and DP degree.
 //!
-//! The encoder's ranks share the media of all LLM ranks' microbatches of a *slot* (the k-th microbatch of each LLM
-//! rank) and hand them on together, so the encoder is one chain with a time for each slot; every LLM rank is a chain
-//! of its own behind it. A slot's gradient goes back into the encoder when the last LLM rank has sent it. Stages
-//! count through from the encoder's first to the LLM's last and run 1F1B.
+//! The encoder's ranks share the media of all LLM ranks' microbatches of a *slot* (the k-th microbatch of
+//! each LLM rank) and hand them on together, so the encoder is one chain with a time for each slot; every LLM
+//! rank is a chain of its own behind it. A slot's gradient goes back into the encoder when the last LLM rank
+//! has sent it. Stages count through from the encoder's first to the LLM's last and run 1F1B.
 //!
 //! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
 
@@ -16,7 +16,8 @@ pub(in crate::planner) struct StepTimes {
     pub(in crate::planner) ranks: usize,
     /// Microbatches of each LLM rank, which are the encoder's slots.
     pub(in crate::planner) slots: usize,
-    /// Row of [`StepTimes::encoder_ns`] that each encoder stage takes; empty if the encoder is no pipeline stage.
+    /// Row of [`StepTimes::encoder_ns`] that each encoder stage takes; empty if the encoder is no pipeline
+    /// stage.
     pub(in crate::planner) encoder_stages: Vec<usize>,
     /// Row of [`StepTimes::llm_ns`] that each LLM stage takes.
     pub(in crate::planner) llm_stages: Vec<usize>,
@@ -24,8 +25,8 @@ pub(in crate::planner) struct StepTimes {
     pub(in crate::planner) encoder_ns: Vec<[Vec<u64>; 2]>,
     /// By row, `[slots * ranks]`, slot by slot.
     pub(in crate::planner) llm_ns: Vec<[Vec<u64>; 2]>,
-    /// From stage to stage of the encoder, `[slots]`, from the encoder to the LLM, `[slots]`, and between stages of the
-    /// LLM, `[slots * ranks]`; empty if links are free.
+    /// From stage to stage of the encoder, `[slots]`, from the encoder to the LLM, `[slots]`, and between
+    /// stages of the LLM, `[slots * ranks]`; empty if links are free.
     pub(in crate::planner) encoder_hop_ns: Vec<u64>,
     pub(in crate::planner) between_hop_ns: Vec<u64>,
     pub(in crate::planner) llm_hop_ns: Vec<u64>,
@@ -46,8 +47,9 @@ pub(in crate::planner) struct StepTimeline {
 impl StepTimeline {
     /// Returns when the step ends.
     ///
-    /// In slots of time as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an order in
-    /// which everything comes behind what it waits for, with 1F1B's order on each stage. The real times follow it.
+    /// In slots of time as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an
+    /// order in which everything comes behind what it waits for, with 1F1B's order on each stage. The real
+    /// times follow it.
     pub(in crate::planner) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
         if step.ranks == 1 {
             return self.chain_ns(step);
@@ -82,7 +84,8 @@ impl StepTimeline {
         (0..stages).map(end).max().unwrap_or(0)
     }
 
-    /// The same with one LLM rank, where every stage has one time for each slot and one neighbor on each side.
+    /// The same with one LLM rank, where every stage has one time for each slot and one neighbor on each
+    /// side.
     fn chain_ns(&mut self, step: &StepTimes) -> u64 {
         let encoder = step.encoder_stages.iter().map(|row| &step.encoder_ns[*row]);
         let rows: Vec<&[Vec<u64>; 2]> =
@@ -276,8 +279,8 @@ mod tests {
         }
     }
 
-    /// Two LLM ranks of 1 and 4 behind an encoder of 1, forward and backward alike: the encoder's backward waits
-    /// for the slower rank.
+    /// Two LLM ranks of 1 and 4 behind an encoder of 1, forward and backward alike: the encoder's backward
+    /// waits for the slower rank.
     #[test]
     fn the_encoder_waits_for_the_slowest_rank() {
         let mut step = StepTimes {

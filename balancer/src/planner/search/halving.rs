@@ -1,8 +1,9 @@
 //! Successive halving: many plans on few batches, few plans on many.
 //!
-//! A plan leaves for good where its bound is not below the best score, and by rank where too many are left: which plan
-//! is best on the first batches is a sample of which is best on all. Around the best, neighbors are tried that the
-//! estimate may have misjudged. The finalists are scored on every batch, with the better balancing.
+//! A plan leaves for good where its bound is not below the best score, and by rank where too many are left:
+//! which plan is best on the first batches is a sample of which is best on all. Around the best, neighbors
+//! are tried that the estimate may have misjudged. The finalists are scored on every batch, with the better
+//! balancing.
 //!
 //! # Source
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
@@ -27,7 +28,8 @@ const WALKS: usize = 5;
 pub(super) struct Halving<'a> {
     space: &'a SearchSpace<'a>,
     timeline: StepTimeline,
-    /// Plans that were simulated at least once, with their quick scores on the first batches; `None` if they do not fit.
+    /// Plans that were simulated at least once, with their quick scores on the first batches; `None` if they
+    /// do not fit.
     seen: BTreeMap<Candidate, Option<Score>>,
     /// Scores of finalists with the better balancing.
     improved: BTreeMap<Candidate, Score>,
@@ -115,8 +117,8 @@ impl<'a> Halving<'a> {
         Ok(Some(score.clone()))
     }
 
-    /// Scores plans on the first batches, the best first. One that is far behind the best leaves early, with the score
-    /// that it has by then.
+    /// Scores plans on the first batches, the best first. One that is far behind the best leaves early, with
+    /// the score that it has by then.
     fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<ScoredPlan> {
         let mut scored = Vec::new();
         let mut best: Option<Score> = None;
@@ -182,7 +184,8 @@ impl<'a> Halving<'a> {
         scored
     }
 
-    /// Tries other numbers of microbatches for the best plan: what it takes is flat in them, and what is best is a sample.
+    /// Tries other numbers of microbatches for the best plan: what it takes is flat in them, and what is best
+    /// is a sample.
     fn recount(&mut self, mut scored: Vec<ScoredPlan>, batches: usize) -> Vec<ScoredPlan> {
         let Some(best) = scored.first().map(|best| best.candidate) else { return scored };
         let step = (best.microbatches / 8).max(1);

@@ -1,7 +1,7 @@
 //! From the whole space to the plans that are worth simulating, by branch and bound.
 //!
-//! Every family's numbers of microbatches are halved as long as the range may hold a plan that enters the list: the
-//! estimate of a range is at most that of its plans, and whole families fall by one look.
+//! Every family's numbers of microbatches are halved as long as the range may hold a plan that enters the
+//! list: the estimate of a range is at most that of its plans, and whole families fall by one look.
 
 use crate::planner::space::{Candidate, Family, SearchSpace};
 use crate::planner::{bound, memory};

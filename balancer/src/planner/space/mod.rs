@@ -1,7 +1,8 @@
 //! Every plan that node size, heads, layers and the global batch allow.
 //!
-//! Plans come in *families* that differ in nothing but the number of microbatches. Beside a given LLM the encoder
-//! takes all GPUs that are left: with more ranks its shares of a microbatch are smaller, so fewer are never faster.
+//! Plans come in *families* that differ in nothing but the number of microbatches. Beside a given LLM the
+//! encoder takes all GPUs that are left: with more ranks its shares of a microbatch are smaller, so fewer are
+//! never faster.
 
 pub(super) mod shape;
 

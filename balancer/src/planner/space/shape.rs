@@ -88,8 +88,8 @@ impl TpTimes {
 impl StageShape {
     /// Cuts a module into `pp` stages; `ends_layers` is the time outside the layers, in layers.
     ///
-    /// Even: as equal as can be, at most `ceil(layers / pp)`. Uneven: as few layers in the last stage as evens out what
-    /// is outside the layers; `None` if that is the even cut.
+    /// Even: as equal as can be, at most `ceil(layers / pp)`. Uneven: as few layers in the last stage as
+    /// evens out what is outside the layers; `None` if that is the even cut.
     pub(in crate::planner) fn new(
         costs: &dyn ModuleCosts,
         (times, tp, pp): (usize, u32, u32),

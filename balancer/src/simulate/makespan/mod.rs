@@ -83,7 +83,8 @@ impl CompiledSchedule {
     /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes
     ///
     /// # Errors
-    /// Those of [`PipelineLayout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit the layout.
+    /// Those of [`PipelineLayout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit the
+    /// layout.
     ///
     /// # Examples
     /// ```

@@ -1,16 +1,16 @@
-//! New splits of three groups at once, depth first.
+//! Splits three groups again at once, depth first.
 //!
 //! Items go longest first, each to the least loaded group first; groups of equal load are tried once. The
-//! number of nodes is bounded, so only small splits are searched to the end.
+//! number of nodes is bounded, so only small splits are searched completely.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 
-/// Nodes of one search.
+/// Most nodes of one search.
 const NODES_MAX: u64 = 6_000;
-/// Nodes after a first split is found, in search of a better one.
+/// Most nodes after the first split is found, in search of a better one.
 const NODES_FOUND_MAX: u64 = NODES_MAX / 4;
 const GROUPS: usize = 3;
 
@@ -18,22 +18,22 @@ const GROUPS: usize = 3;
 struct Split<'a> {
     problem: &'a Problem<'a>,
     items: Vec<u32>,
-    /// Lowered below every split found.
+    /// Limits by column; below every split found.
     limits: Vec<u64>,
     /// `[GROUPS * width]`.
     loads: Vec<u64>,
     sizes: [usize; GROUPS],
-    /// Per item, its group.
+    /// Group of each item.
     choice: Vec<usize>,
     found: Option<Vec<usize>>,
     nodes: u64,
 }
 
-/// Finds groups for the items of three, each within `target`; nothing if none was found.
+/// Finds groups for the items of three, each within `target`; `None` if it finds none.
 ///
 /// # Source
 /// Korf, "A complete anytime algorithm for number partitioning", Artificial Intelligence 106, 1998, section
-/// on several subsets, without its bounds on the rest.
+/// on several subsets, without its bounds on the remaining items.
 pub(super) fn find(
     (problem, partition): (&Problem<'_>, &Partition),
     groups: [usize; GROUPS],
