@@ -93,7 +93,8 @@ pub(crate) fn assert_each_part_runs_once(layout: &PipelineLayout, lists: &[Vec<A
 
 /// Whether two parts exchange messages.
 pub(crate) fn is_link(layout: &PipelineLayout, part: Part, other: Part) -> bool {
-    layout.takers(part).any(|taker| taker == other) || layout.givers(part).any(|giver| giver == other)
+    layout.consumers(part).any(|consumer| consumer == other)
+        || layout.producers(part).any(|producer| producer == other)
 }
 
 /// Runs lists in which a send waits for its receive and a sum for all its ranks; returns whether all end.
