@@ -39,7 +39,7 @@ impl ModuleCosts for ClosedForm {
         self.square_ns * (units * units) as f64 / f64::from(tp)
     }
 
-    fn ends_ns(&self, tp: u32, units: u64) -> f64 {
+    fn outside_layers_ns(&self, tp: u32, units: u64) -> f64 {
         self.ends_ns * units as f64 / f64::from(tp)
     }
 
@@ -310,7 +310,7 @@ fn nothing_fits_names_what_would() {
     let Err(error) = plan(&problem) else { panic!("{:?}", plan(&problem)) };
     assert!(matches!(error, Error::NothingFits { .. }));
     let message = error.to_string();
-    for part in ["GiB more memory a GPU", "recomputation", "GPUs"] {
+    for part in ["GiB more memory per GPU", "recomputation", "GPUs"] {
         assert!(message.contains(part), "{message}");
     }
     problem.options.has_recomputation = true;

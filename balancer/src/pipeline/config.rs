@@ -149,14 +149,18 @@ impl PipelineConfig {
         let invalid = |setting, reason| Err(Error::Config { setting, reason });
         let (groups, modules) = (instance.groups(), instance.modules());
         if self.dp_size == 0 || !groups.is_multiple_of(self.dp_size) {
-            return invalid("dp_size", format!("must divide the number of groups, {groups}, got {}", self.dp_size));
+            return invalid(
+                "dp_size",
+                format!("must divide the number of groups, {groups}, got {}", self.dp_size),
+            );
         }
         let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         if stages > STAGES_MAX {
             return invalid("stages", format!("a pipeline has at most {STAGES_MAX}, got {stages}"));
         }
         if self.stages.len() != modules || self.stages.contains(&0) {
-            let reason = format!("expected {modules} numbers of at least 1, one per module, got {:?}", self.stages);
+            let reason =
+                format!("expected {modules} numbers of at least 1, one per module, got {:?}", self.stages);
             return invalid("stages", reason);
         }
         let sizes = &self.module_dp_sizes;
