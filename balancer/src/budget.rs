@@ -77,6 +77,7 @@ impl Budget {
     /// Runs part of a search, limited to `steps` of the elementary steps left.
     pub(crate) fn within<R>(&mut self, steps: u64, run: impl FnOnce(&mut Self) -> R) -> R {
         let steps_max = self.steps_max;
+        // A part of a search never gets more than the whole has left.
         self.steps_max = steps_max.min(self.steps.saturating_add(steps));
         let answer = run(self);
         self.steps_max = steps_max;

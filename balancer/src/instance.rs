@@ -79,9 +79,11 @@ impl Instance {
             let expected = (items + 1) * modules;
             return Err(Error::Length { field: "times_ns", found: times_ns.len(), expected });
         }
+        // Groups store items as 32-bit numbers.
         if u32::try_from(items).is_err() {
             return Err(Error::Config { setting: "items", reason: format!("{items} is above 2^32 - 1") });
         }
+        // Every later sum is over some of these times, so one check of the total is enough.
         check_sum("times_ns", times_ns.chunks_exact(modules))?;
         Ok(Self { name: String::new(), items, groups, modules, times_ns, tokens: None, bytes: None })
     }
@@ -204,6 +206,7 @@ impl Instance {
 
     /// Returns a number that equal problems share: the seed of all random choices.
     pub(crate) fn seed(&self) -> u64 {
+        // The name and the capped columns are left out: equal times draw equal numbers.
         let shape = [self.items as u64, self.groups as u64, self.modules as u64];
         rng::seed_from(shape.into_iter().chain(self.times_ns.iter().copied()))
     }

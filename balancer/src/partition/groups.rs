@@ -59,6 +59,7 @@ impl Partition {
     /// Removes the item at a position from a group; the last item takes its place.
     pub(crate) fn take(&mut self, problem: &Problem<'_>, group: usize, position: usize) -> u32 {
         let width = problem.width();
+        // The order inside a group has no meaning until `into_groups` sorts it.
         let item = self.groups[group].swap_remove(position);
         let load = &mut self.loads[group * width..(group + 1) * width];
         for (load, value) in load.iter_mut().zip(problem.row(item)) {
@@ -99,6 +100,7 @@ impl Partition {
     pub(crate) fn slowest(&self) -> usize {
         let mut slowest = 0;
         for (group, value) in self.values.iter().enumerate() {
+            // Strictly larger, so that ties go to the lower index on every machine.
             if *value > self.values[slowest] {
                 slowest = group;
             }

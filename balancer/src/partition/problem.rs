@@ -66,6 +66,7 @@ impl<'a> Problem<'a> {
             groups: self.groups,
             modules: limits.len(),
             limits: vec![u64::MAX; limits.len()],
+            // A search ends at its bound, here as soon as all caps are met.
             bound: LowerBound { ns: goal, kind: bound::BoundKind::MeanLoad },
             seed: self.seed,
             rows: rows.collect(),

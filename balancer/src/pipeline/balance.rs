@@ -87,6 +87,7 @@ pub fn balance_pipeline(
     let relaxation = Relaxation::new(instance, config, passes_max)?;
     let bound = pipeline_lower_bound(instance, config, &relaxation)?;
     if strategy == Strategy::Search {
+        // A small budget is charged its share only, although the bound takes a minimum of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
         state = refine(&problem, config, state, &relaxation, bound.ns, budget)?;
     }
@@ -120,6 +121,7 @@ fn start(
         return partition::assign(problem, strategy, budget);
     }
     match config.objective {
+        // The search moves items itself, so a quick partition is enough to start from.
         PipelineObjective::Makespan => partition::assign(problem, Strategy::MultiLpt, budget),
         PipelineObjective::MinMax => {
             let steps = (budget.steps_left() / 2).min(MIN_MAX_STEPS * problem.items as u64);

@@ -37,6 +37,7 @@ pub(crate) fn pipeline_lower_bound(
         let total: u64 = instance.module_ns(module).sum();
         offer(total.div_ceil(config.module_dp_size(module) as u64), BoundKind::MeanLoad);
         offer(instance.module_ns(module).max().unwrap_or(0), BoundKind::LargestItem);
+        // With fewer items the first or last microbatch may be empty, and then fills nothing.
         if instance.items() >= instance.groups() {
             offer(fill_and_drain(instance, config, module), BoundKind::FillAndDrain);
         }

@@ -123,6 +123,7 @@ impl PipelineConfig {
                 let pool_ns: u64 = loads.iter().map(|rank| rank[slot][module]).sum();
                 let items = ranks.iter().flat_map(|rank| &rank[slot]);
                 let longest_ns = items.map(|&item| instance.times_ns(item)[module]).max().unwrap_or(0);
+                // Items are indivisible, so that no pool ends before its longest one.
                 let time_ns = pool_ns.div_ceil(self.module_dp_size(module) as u64).max(longest_ns);
                 for rank in &mut loads {
                     rank[slot][module] = time_ns;
@@ -172,6 +173,7 @@ impl PipelineConfig {
             instance.module_ns(module).map(u128::from).sum::<u128>() * *count as u128
         };
         let total: u128 = self.stages.iter().enumerate().map(total).fold(0, u128::saturating_add);
+        // No makespan exceeds this sum, so differences of makespans fit `i64` as well.
         if i64::try_from(total).is_err() {
             return invalid("stages", "the total time of all stages must be below 2^63 ns".to_owned());
         }

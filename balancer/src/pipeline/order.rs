@@ -30,6 +30,7 @@ pub fn assign_ranks(loads_ns: &[u64], modules: usize, ranks: usize) -> Vec<Vec<u
     for group in order {
         let has_room = |rank: &usize| dealt.groups[*rank].len() < groups / ranks;
         let rank = (0..ranks).filter(has_room).min_by_key(|&rank| dealt.value_with(rank, group));
+        // The groups divide evenly by the ranks, so that some rank always has room.
         dealt.add(rank.unwrap_or(0), group);
     }
     for _ in 0..SWAPS_MAX {
@@ -51,6 +52,7 @@ pub fn peak_order(sizes_ns: &[u64]) -> Vec<u32> {
     let mut ascending: Vec<u32> = (0..sizes_ns.len() as u32).collect();
     ascending.sort_by_key(|&microbatch| sizes_ns[microbatch as usize]);
     let front = ascending.iter().step_by(2);
+    // Alternately to the front and to the back, so that both ends stay small.
     let back = ascending.iter().skip(1).step_by(2).rev();
     front.chain(back).copied().collect()
 }

@@ -124,6 +124,7 @@ impl Cut {
             let cell = self.cell(microbatch);
             let thirds = u64::from(path[cell]) + 2 * u64::from(path[cell + 1]);
             let regret = &mut self.regrets[microbatch];
+            // Regrets never fall below 0, so that a cut recovers from a bad past in one round.
             *regret = (*regret + mean - thirds as f64).max(0.0);
             self.taken[microbatch] += round * thirds;
             self.share_sums[microbatch] += round as f64 * self.shares[microbatch];

@@ -70,7 +70,7 @@ pub(crate) struct RankTimes {
     /// Times of all passes, `[microbatches * modules * 2]`, forward and backward.
     pub(crate) times_ns: Vec<u64>,
     pub(crate) makespan_ns: u64,
-    /// How often the longest path takes each cell of `times_ns`.
+    /// Number of times that the longest path takes each cell of `times_ns`.
     pub(crate) critical: Vec<u32>,
     /// End of every pass, then a zero as the input of the first passes, then space for a window.
     ends_ns: Vec<u64>,
@@ -134,6 +134,7 @@ impl Timeline {
         // The windows of smaller distances come first: `K`, `K - 1`, ... of them.
         let before = distance * self.microbatches - distance * distance.saturating_sub(1) / 2;
         let index = 1 + before + first;
+        // No memory for this window: the window of everything gives the same makespan, slower.
         if index >= self.windows.len() {
             return 0;
         }

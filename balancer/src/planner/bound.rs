@@ -143,6 +143,7 @@ fn module_estimate(
     let layer_ns = times.layer_hull.at(part) + times.samples_ns / (few * ranks);
     let outside_ns = times.outside_hull.at(part);
     let busiest_ns = (shape.inner * layer_ns).max(shape.last * layer_ns + outside_ns);
+    // Busy time is least with few microbatches, the path of one with many: each takes its best case.
     let (small_layer_ns, small_outside_ns) = if many > few {
         let part = units / (many * ranks);
         (times.layer_hull.at(part) + times.samples_ns / (many * ranks), times.outside_hull.at(part))

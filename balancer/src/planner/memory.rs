@@ -82,6 +82,7 @@ pub(super) fn may_fit(space: &SearchSpace<'_>, family: &Family, few: u32, many: 
 fn fullest(shape: &StageShape, stages_to_end: u32, microbatches: u32, mean: f64, largest: f64) -> f64 {
     let of = |(stage, bytes): &(u32, StageBytes)| {
         let in_flight = f64::from(in_flight(stages_to_end, *stage, microbatches));
+        // One of the microbatches in flight is the largest, and it is the one computed.
         let once = mean.max(largest);
         bytes.at(once + (in_flight - 1.0) * mean, once)
     };
@@ -91,5 +92,6 @@ fn fullest(shape: &StageShape, stages_to_end: u32, microbatches: u32, mean: f64,
 /// Returns the microbatches in flight at a stage, `stages_to_end - stage` stages from the end including
 /// itself.
 pub(super) fn in_flight(stages_to_end: u32, stage: u32, microbatches: u32) -> u32 {
+    // 1F1B runs this many forward passes before the first backward pass.
     (stages_to_end - stage).min(microbatches).max(1)
 }

@@ -64,6 +64,7 @@ impl ParallelismPlan {
         let find = |shapes: &[StageShape], degrees: Degrees, layers: &[u32], again: bool| {
             shapes.iter().position(|shape| {
                 (shape.tp, shape.pp) == (degrees.tp, degrees.pp)
+                    // The same degrees may exist with even and with uneven layers.
                     && shape.layers == layers
                     && shape.is_recomputed == again
             })

@@ -91,6 +91,7 @@ fn gpus_that_fit(problem: &PlanProblem<'_>) -> Option<u32> {
     let (mut many, node) = (many?, problem.cluster.gpus_per_node);
     while many - few > node {
         let middle = few + (many - few) / 2 / node * node;
+        // Rounded down to whole nodes, the middle may not move.
         if middle <= few {
             break;
         }

@@ -52,6 +52,7 @@ impl Workload {
         let mut rng = SplitMix64::new(seed_from([seed, sizes.len() as u64, u64::from(global_batch)]));
         let mut next = order.len();
         let mut draw = || {
+            // A new permutation per pass over the sizes, so that all occur equally often.
             if next == order.len() {
                 rng.shuffle_front(&mut order, sizes.len());
                 next = 0;
@@ -61,6 +62,7 @@ impl Workload {
         };
         let mut batch = || {
             let mut batch: Vec<ItemSize> = (0..global_batch).map(|_| draw()).collect();
+            // Largest first: greedy balancing is LPT in this order.
             batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles)));
             batch
         };

@@ -108,6 +108,7 @@ impl PipelineLayout {
         for stage in (0..stages.len()).rev() {
             if let Some(next) = stages[stage].next {
                 stages[stage].after = stages[next as usize].after + 1;
+                // Stages are visited backwards, so inserting in front keeps them ascending.
                 stages[next as usize].before.insert(0, stage as u16);
             }
         }
@@ -234,6 +235,7 @@ impl PipelineLayout {
         let microbatches = if is_inside || !(own.shares_rounds || other.shares_rounds) {
             part.microbatch..part.microbatch + 1
         } else {
+            // A shared round corresponds to the other module's whole round, not to single microbatches.
             let round = part.microbatch as usize / own.round * other.round;
             round as u32..(round + other.round) as u32
         };

@@ -32,6 +32,7 @@ pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec
             events[rank].push(((tick, Phase::Passes, 0, 0), pass.into()));
             for input in graph.inputs(number) {
                 let sender = graph.rank(input);
+                // Stages on one rank pass data in memory.
                 if sender != rank {
                     let place = place(tick, pass.kind, rank, sender);
                     let [send, recv] = message(graph.passes[input], pass, [sender, rank]);

@@ -70,6 +70,7 @@ impl PipelineLayout {
             let reason = format!("{kind} does not fit ranks with {} chunks each", self.chunks());
             return Err(Error::Config { setting: "schedule", reason });
         }
+        // The other kinds order each stage by itself; interleaving mixes the stages of a rank.
         if let ScheduleKind::Interleaved { chunks } = kind {
             let (ranks, microbatches) = (self.ranks(), self.microbatches());
             let of_rank = |rank| interleaved::passes(rank, ranks, usize::from(chunks), microbatches);

@@ -103,7 +103,7 @@ pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
 }
 
 /// Rejects modules that exchange messages with a sharing module but have several microbatches per rank and
-/// round: their messages could not be told apart by their ends.
+/// round: their messages could not be distinguished by their ends.
 fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
     let last = modules.len() - 1;
     let fed = modules[module].feeds.unwrap_or(module + 1);

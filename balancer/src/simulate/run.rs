@@ -84,6 +84,7 @@ impl<'a> Run<'a> {
 
     pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Simulation> {
         let mut next = vec![0; lists.len()];
+        // A rank runs as far as it can; an action that unblocks it queues it again.
         while let Some(rank) = self.waiting.pop() {
             while lists[rank].get(next[rank]).is_some_and(|action| self.try_action(rank, *action).is_some()) {
                 next[rank] += 1;
@@ -179,6 +180,7 @@ impl<'a> Run<'a> {
         let progress = &mut self.progress[cell];
         match pass.kind {
             PassKind::Forward => progress.forward = step,
+            // A whole backward pass is both halves at once.
             PassKind::Backward => (progress.input, progress.weight) = (step, step),
             PassKind::BackwardInput => progress.input = step,
             PassKind::BackwardWeight => progress.weight = step,
@@ -202,9 +204,11 @@ impl<'a> Run<'a> {
             return Some(());
         }
         let sum = &mut self.sums[stage as usize];
+        // The action is tried again once the others arrived; each rank counts once.
         if !sum.arrived.contains(&rank) {
             sum.arrived.push(rank);
             if !times.is_overlapped {
+                // Without overlap, the sum starts when the last rank arrives.
                 sum.ready = self.history.later(sum.ready, self.last[rank]);
             }
             if sum.arrived.len() == layout.holders(stage as usize).count() {
@@ -271,6 +275,7 @@ impl<'a> Run<'a> {
 
     fn finish(self) -> Simulation {
         let mut events: Vec<Event> = self.history.steps().iter().filter_map(event).collect();
+        // A stable sort keeps each rank's events in order of time.
         events.sort_by_key(|event| event.rank);
         let mut busy_ns = vec![0; self.layout.ranks()];
         for event in &events {

@@ -37,6 +37,7 @@ impl StageTimes {
         if stages == 0 {
             return Err(Error::Config { setting: "stages", reason: "expected at least one".to_owned() });
         }
+        // No makespan exceeds the sum of all times, so none can overflow.
         check_sum("stage times", forward_ns.iter().chain(&backward_ns))?;
         Ok(Self { stages, microbatches, forward_ns, backward_ns, weight_ns: Vec::new() })
     }

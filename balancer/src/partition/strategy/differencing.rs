@@ -78,6 +78,7 @@ fn join(tuple: &mut Vec<Set>, other: Vec<Set>, groups: usize, lists: &mut Lists)
             tuple.push(set);
         }
     }
+    // The first item is unique, so that an unstable sort gives one order everywhere.
     tuple.sort_unstable_by_key(|set| (Reverse((set.sum, set.items)), set.first));
 }
 

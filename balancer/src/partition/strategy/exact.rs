@@ -147,6 +147,7 @@ impl Program {
         options.node_limit = Some(NODES_PER_LOOK);
         options.int_tol = TOLERANCE;
         options.tolerances.feasibility = TOLERANCE;
+        // A node is pruned only if it cannot be better at all: the answer is a proof.
         options.tolerances.prune_epsilon = 0.0;
         options.warm_start = Some(self.hint(problem, start));
         let mut outcome = self.problem.solve_with(options).ok()?;
@@ -170,6 +171,7 @@ impl Program {
         let mut hint = vec![(self.excess, (start.makespan() - problem.bound.ns) as f64)];
         for (item, variables) in &self.places {
             let group = group_of(*item);
+            // Numbered like in the program: a new group starts at its first, and longest, item.
             let number = numbers.iter().position(|known| *known == group).unwrap_or_else(|| {
                 numbers.push(group);
                 numbers.len() - 1
@@ -193,6 +195,7 @@ impl Program {
             partition.add(problem, group, *item);
         }
         let excess = partition.makespan() as f64 - problem.bound.ns as f64;
+        // The solver computes in floating point; sums in integers must confirm its objective.
         let is_exact = (excess.max(0.0) - solution.objective()).abs() < 0.5;
         let is_full = partition.groups.iter().all(|items| !items.is_empty());
         (is_exact && is_full && partition.is_within(problem)).then_some(partition)

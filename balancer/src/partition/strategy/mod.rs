@@ -128,6 +128,7 @@ pub(crate) fn solve(
     };
     let mut partition = match start {
         Some(partition) => partition,
+        // A single pass failed at a cap; a search for the caps alone may still succeed.
         None => within_caps::assign(problem)?,
     };
     match strategy {

@@ -25,6 +25,7 @@ const LANES: usize = 16;
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let scales = Scales::new(problem);
     let mut items: Vec<u32> = (0..problem.items as u32).collect();
+    // A stable sort, so that ties go to the lower index.
     items.sort_by_cached_key(|&item| Reverse(scales.size(problem.row(item))));
     let seeds = problem.groups.min(problem.items);
     let mut shortlist = Shortlist::new(problem.groups, problem.width());
@@ -120,6 +121,7 @@ impl Shortlist {
         for (column, value) in row.iter().enumerate() {
             let lanes = self.groups.lanes(block, column);
             lanes[group % LANES] += value;
+            // The whole block again: the changed group may have had the smallest load.
             let smallest = smallest(*lanes);
             self.blocks.lanes(block / LANES, column)[block % LANES] = smallest;
         }
@@ -142,6 +144,7 @@ impl Shortlist {
             }
             for (lane, floor) in floors.iter().enumerate() {
                 let block = chunk * LANES + lane;
+                // A block that only ties matters if it comes first: a full scan would take it.
                 if *floor < best.0 || (*floor <= best.0 && block < best.1) {
                     let value = smallest(worst(self.groups.chunk(block), row));
                     if value < best.0 || (value <= best.0 && block < best.1) {

@@ -54,6 +54,7 @@ impl Change {
         };
         let given = slots.take(problem, self.first, gives);
         if let Some(takes) = takes {
+            // Positions are from before the change, so that both items leave before one arrives.
             let taken = slots.take(problem, self.second, takes);
             slots.add(problem, self.first, taken);
         }

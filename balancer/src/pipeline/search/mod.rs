@@ -98,6 +98,7 @@ fn start_threshold(state: &ScheduleState<'_>, goal_ns: u64) -> u64 {
     let microbatch_ns = state.makespan_ns() / state.microbatches() as u64;
     let (items, groups) = (state.problem().items.max(1) as u128, state.problem().groups as u128);
     let per_item = |time_ns: u128, _| (time_ns * groups / items).min(u128::from(microbatch_ns));
+    // Falls with the cube of the items per group: with many items, changes are fine.
     let coarse_ns = (0..3).fold(u128::from(microbatch_ns), per_item);
     let fine_ns = state.makespan_ns().saturating_sub(goal_ns) / 256;
     fine_ns.min(microbatch_ns / 64).max(coarse_ns as u64)

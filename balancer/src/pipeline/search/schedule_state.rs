@@ -105,6 +105,7 @@ impl<'a> ScheduleState<'a> {
         self.touch(change, budget);
         let slowest = self.trial.touched.iter().map(|touched| self.ranks[touched.rank].makespan_ns).max();
         let limit_ns = slowest.unwrap_or(0).saturating_add(threshold_ns);
+        // Rejects at the cost of a few cells what would otherwise take a simulation.
         if !self.may_fit(change, limit_ns, budget) {
             return;
         }
@@ -113,6 +114,7 @@ impl<'a> ScheduleState<'a> {
             self.keep_best();
             self.apply(change, budget);
         } else {
+            // Rejected: the old times return.
             for &(rank, cell, time_ns) in &self.trial.before {
                 self.ranks[rank].times_ns[cell] = time_ns;
             }
@@ -125,6 +127,7 @@ impl<'a> ScheduleState<'a> {
         let (from, to) = (first.1.min(second.1), first.1.max(second.1));
         let touched = |rank, from, to| Touched { rank, from, to, makespan_ns: 0 };
         self.trial.touched.clear();
+        // A move between pools changes the time of a shared module on every rank.
         if from != to && !self.shared.is_empty() {
             budget.spend(self.shared.compute_change(self.problem, &self.slots, change, &self.trial.after));
             self.trial.touched.extend((0..self.ranks.len()).map(|rank| touched(rank, from, to)));
@@ -188,6 +191,7 @@ impl<'a> ScheduleState<'a> {
             self.new_times(change, rank, |cell, new_ns| before.push((rank, cell, new_ns)));
         }
         for (rank, cell, time_ns) in &mut before {
+            // After the swap, `before` holds the old times.
             std::mem::swap(time_ns, &mut self.ranks[*rank].times_ns[*cell]);
         }
         self.trial.before = before;
@@ -208,6 +212,7 @@ impl<'a> ScheduleState<'a> {
     /// Copies the slots if the state is the best so far and the change on trial makes it worse.
     fn keep_best(&mut self) {
         let touched = self.trial.touched.iter().map(|touched| touched.makespan_ns).max();
+        // Only the step away from the best state is copied; later states need no copy.
         if self.best.is_none() && touched > Some(self.best_ns) {
             self.best = Some(self.slots.clone());
         }

@@ -94,6 +94,7 @@ impl SharedModules {
                 let place = slot % module.microbatches;
                 let pool_ns = module.pool_ns[place] - slots.load(problem, slot)[module.module]
                     + after[side][module.module];
+                // The changed slot's own longest item comes from `longest_after`.
                 let others = module.slots_of(place).filter(|other| *other != slot);
                 let longest_ns = others.map(|other| module.longest_ns[other]).max();
                 module.after_ns[side] = module.time_ns(pool_ns, longest_ns.unwrap_or(0).max(longest[side]));
@@ -136,6 +137,7 @@ impl Pools {
     /// Returns the longest items of both slots after a change.
     fn longest_after(&self, problem: &Problem<'_>, slots: &Partition, change: Change) -> [u64; 2] {
         let ChangeKind::Items { gives, takes } = change.kind else {
+            // Whole slots are exchanged, and their longest items with them.
             return [self.longest_ns[change.second], self.longest_ns[change.first]];
         };
         let time_ns = |slot: usize, position: usize| problem.row(slots.groups[slot][position])[self.module];

@@ -42,6 +42,7 @@ pub(super) fn run_pipelines(
         all.busy_ns += outcome.busy_ns;
         all.bytes = all.bytes.max(outcome.bytes);
     }
+    // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);
     all
 }

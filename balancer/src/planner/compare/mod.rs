@@ -107,6 +107,7 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
         };
         let scores = candidates.iter().map(|candidate| judge(&space, method, candidate));
         let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
+        // A plan that fits beats any plan that does not.
         let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
         methods.extend(scores.into_iter().min_by(|a, b| {
             let (a, b) = (rank(a), rank(b));

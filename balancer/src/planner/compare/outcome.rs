@@ -67,6 +67,7 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
         Placement::Disaggregated => sum(&step.encoder_stages, &step.encoder_ns),
         Placement::Colocated => assignment.phase_ns(space, candidate) as f64,
     };
+    // Each encoder rank is charged the busiest one's time.
     of_encoder * f64::from(family.encoder_dp * encoder.tp)
         + sum(&step.llm_stages, &step.llm_ns) * f64::from(llm.tp)
 }

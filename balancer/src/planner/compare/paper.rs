@@ -19,6 +19,7 @@ use crate::planner::space::{Candidate, Family, SearchSpace};
 pub(super) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut best: [Option<(f64, Candidate)>; 2] = [None, None];
     space.visit(|family| {
+        // Algorithm 1 splits the GPUs between the modules.
         if family.placement == Placement::Colocated {
             return;
         }

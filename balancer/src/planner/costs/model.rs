@@ -114,11 +114,13 @@ impl<'a> ModelCostsBuilder<'a> {
         let fits = |tp: &u32| {
             let has_heads = heads.is_multiple_of(*tp);
             has_heads
+                // Fewer KV heads than ranks are replicated, if they divide evenly.
                 && (kv_heads.is_multiple_of(*tp) || tp.is_multiple_of(kv_heads))
                 && has_memory(&memory, *tp)
         };
         let candidates = match self.profile {
             Some(profile) => LayerTimes::measured_degrees(self.spec, profile, module),
+            // A stated rate gives times for any degree.
             None => (1..=heads).collect(),
         };
         let degrees = candidates.into_iter().filter(fits).map(|tp| self.degree(module, tp, unit_tokens));
@@ -181,6 +183,7 @@ fn has_memory(memory: &ModuleMemory, tp: u32) -> bool {
 impl ModelCosts {
     fn degree(&self, tp: u32) -> &Degree {
         let known = self.degrees.iter().find(|degree| degree.tp == tp);
+        // The fallback is for degrees outside `tp_degrees` only; `build` ensures that there is one.
         known.unwrap_or(&self.degrees[0])
     }
 }

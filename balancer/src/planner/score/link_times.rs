@@ -30,6 +30,7 @@ pub(super) fn add_links(
         let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
         let bytes = space.encoder.border_bytes;
         step.encoder_hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
+        // Encoder and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
         let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
         let fullest = |slot: usize| {
             let of_slot = &tokens[slot * step.ranks..(slot + 1) * step.ranks];

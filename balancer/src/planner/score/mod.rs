@@ -127,6 +127,7 @@ pub(super) fn improve(
             continue;
         };
         let makespan_ns = makespan_ns(space, candidate, &assignment, timeline);
+        // The greedy assignment stays where the search is not better.
         if makespan_ns < score.makespans_ns[at] {
             (score.makespans_ns[at], score.requirements[at]) = (makespan_ns, required);
         }
@@ -212,6 +213,7 @@ pub(super) fn item_sizes_ns(
     let family = &candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
     let llm_times = &space.llm.times[llm.times];
+    // The time per token depends on the microbatch's size, so it is taken at the mean one.
     let tokens = space.workload.batch_tokens / candidate.groups() as f64;
     let token_ns = llm_times.layer.at(tokens) / tokens;
     let layers = llm.inner.max(llm.last);
@@ -222,6 +224,7 @@ pub(super) fn item_sizes_ns(
             let slots = f64::from(candidate.microbatches) * f64::from(family.encoder_dp);
             let share = (space.workload.batch_tiles / slots).max(1.0);
             let slowest = encoder.inner.max(encoder.last);
+            // A group belongs to one LLM rank, but all encoder ranks share its tiles.
             let ranks = f64::from(family.llm_dp) / f64::from(family.encoder_dp);
             slowest * times.layer.at(share) / share * ranks
         }

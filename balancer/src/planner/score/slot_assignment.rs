@@ -55,6 +55,7 @@ impl SlotAssignment {
             cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
             cells.slot_tiles[cell / ranks] += tiles;
             cells.batch_tiles += tiles;
+            // Only a split by sample needs the tiles of every sample.
             if let Some(of_slot) = by_slot.get_mut(cell / ranks) {
                 of_slot.push(tiles);
             }
@@ -138,6 +139,7 @@ fn fullest(shape: &StageShape, stages_to_end: u32, units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
     let mut most = 0.0_f64;
     for (stage, bytes) in &shape.memory {
+        // Neighbors are in flight together, so a window slides over the microbatches.
         let window = in_flight(stages_to_end, *stage, units.len() as u32) as usize;
         let mut sum: u64 = units[..window].iter().sum();
         let mut held = sum;
@@ -168,6 +170,7 @@ fn rows(shape: &StageShape, layer_ns: &[f64], outside_ns: &[f64]) -> (Vec<usize>
             let (own, outside) = (count * layer_ns, outside_factor * outside_ns);
             let third = (own + outside) / 3.0;
             forward.push(whole_ns(third));
+            // Recomputation repeats the forward pass of the layers, without the work outside them.
             backward.push(whole_ns(2.0 * third + recomputed * own));
         }
         stages.push(rows.len());

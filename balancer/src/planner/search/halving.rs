@@ -50,6 +50,7 @@ impl<'a> Halving<'a> {
         let batches = self.space.workload.batches().len();
         let mut left = self.variants(candidates);
         let mut has_room = true;
+        // A run with more slack meets plans of an earlier one again.
         left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
@@ -123,6 +124,7 @@ impl<'a> Halving<'a> {
         let mut scored = Vec::new();
         let mut best: Option<Score> = None;
         for &candidate in candidates {
+            // One batch is enough to discard a plan that is far slower.
             let score = self.quick(candidate, 1).and_then(|first| {
                 let is_behind = best.as_ref().is_some_and(|best| first.is_far_behind(best));
                 if is_behind { Some(first) } else { self.quick(candidate, batches) }
@@ -145,6 +147,7 @@ impl<'a> Halving<'a> {
         if done < batches {
             match score::score(self.space, &candidate, done..batches, &mut self.timeline) {
                 Some(more) => score.append(more),
+                // A plan with a batch that does not fit is never scored again.
                 None => *known = None,
             }
         }

@@ -133,6 +133,7 @@ impl<'a> SearchSpace<'a> {
         options: SearchSpaceOptions,
     ) -> Self {
         let degrees = |costs: &dyn ModuleCosts| {
+            // A group stays within a node, so its degree must divide the node.
             let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
             costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
         };
@@ -198,6 +199,7 @@ impl<'a> SearchSpace<'a> {
             Placement::Disaggregated => {
                 self.encoder_ranks(encoder, llm, llm_dp).is_some_and(|most| encoder_dp <= most)
             }
+            // A colocated encoder uses all of the LLM's GPUs, never fewer.
             Placement::Colocated => self.colocated_ranks(encoder, llm, llm_dp) == Some(encoder_dp),
         }
     }
@@ -229,6 +231,7 @@ impl<'a> SearchSpace<'a> {
             if self.cluster.has_room(llm_groups, (encoder.tp, u64::from(encoder.pp) * u64::from(ranks))) {
                 return Some(ranks);
             }
+            // Nodes may leave gaps that no tensor-parallel group fits.
             ranks -= 1;
         }
         None
@@ -264,6 +267,7 @@ fn shapes(
                 shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
                 if options.has_uneven_layers {
                     let layer = of_degree.layer.at(units) + of_degree.sample.at(units);
+                    // Recomputed layers take longer, so the work outside them is worth fewer layers.
                     let factor = if is_recomputed { 4.0 / 3.0 } else { 1.0 };
                     let outside_as_layers =
                         if layer > 0.0 { of_degree.outside.at(units) / layer / factor } else { 0.0 };

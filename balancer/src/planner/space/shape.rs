@@ -156,6 +156,7 @@ fn uneven_layers(layers: u32, pp: u32, outside_as_layers: f64) -> Vec<u32> {
         let inner = (layers - last).div_ceil(pp - 1);
         f64::from(inner).max(f64::from(last) + outside_as_layers)
     };
+    // The last stage gets at most its even share: work outside the layers only adds to it.
     let most = layers / pp;
     let mut best = most;
     for last in (1..most).rev() {

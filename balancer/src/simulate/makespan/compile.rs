@@ -49,6 +49,7 @@ impl<'a> Compiler<'a> {
         let mut sums: Vec<(u32, usize)> = graph.sum_ticks(&ticks).into_iter().zip(0..).collect();
         sums.sort_unstable();
         let mut order: Vec<usize> = (0..graph.passes.len()).collect();
+        // Ticks follow all dependencies, so that this order is topological.
         order.sort_by_key(|&number| (ticks[number], graph.rank(number)));
 
         let mut sums = sums.into_iter().peekable();
@@ -74,6 +75,7 @@ impl<'a> Compiler<'a> {
             [] => (NOTHING, 0),
             [input] => input,
             [..] => {
+                // A step has two inputs; more are joined by waits.
                 let join =
                     |joined, (input, delay_ns)| self.push([joined, input], 0, StepKind::Wait, delay_ns);
                 (inputs.iter().copied().fold(NOTHING, join), 0)
@@ -139,6 +141,7 @@ impl<'a> Compiler<'a> {
     fn finish(mut self) -> CompiledSchedule {
         let nothing = self.steps.len() as u32;
         for step in &mut self.steps {
+            // `NOTHING` becomes the cell after the last step, which always ends at 0.
             step.waits_for = step.waits_for.map(|other| other.min(nothing));
         }
         let is_plain = |step: &Step| matches!(step.kind, StepKind::Forward | StepKind::Backward);

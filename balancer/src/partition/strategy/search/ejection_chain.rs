@@ -67,6 +67,7 @@ impl ChainFinder {
         // A random first group, so that repeated searches do not favor low indices.
         let first_group = rng.below(problem.groups);
         let (mut place, mut checks) = (0, 0);
+        // The queue holds shorter chains before longer ones.
         while place < self.queue.len() && checks < CHECKS_MAX && !budget.is_spent() {
             let (found, steps) = self.extend(frame, place, first_group);
             if found.is_some() {
@@ -111,6 +112,7 @@ impl ChainFinder {
         let relieved: Vec<u64> = without(partition.load(problem, slow), problem.row(root));
         let mut steps = 0;
         for group in (first_group..problem.groups).chain(0..first_group) {
+            // The chain already goes through this group; its load would be counted twice.
             if self.passed[group] == place {
                 continue;
             }
@@ -129,6 +131,7 @@ impl ChainFinder {
                 }
                 self.pushed_by[pushed as usize] = item;
                 self.queue.push(pushed);
+                // Close the chain: the ejected item replaces the first one in the slowest group.
                 let mut closed = relieved.clone();
                 add(&mut closed, row);
                 if problem.fits(&closed, None, limits) {

@@ -44,12 +44,14 @@ pub(super) fn find(
         }
         budget.spend(other_items.len() as u64 + 1);
         let given = problem.row(given);
+        // A move must not empty the group.
         if slow_items.len() > 1 && pair.accepts(given, None) {
             best = Some(Exchange { gives, takes: None });
         }
         let (least, most) = pair.window(given[pair.tight]);
         for (position, &taken) in other_items.iter().enumerate() {
             let taken = problem.row(taken);
+            // One comparison in the tight column rejects most candidates before the other columns.
             let is_near = (least..=most).contains(&(taken[pair.tight] as i64));
             if is_near && pair.accepts(given, Some(taken)) {
                 best = Some(Exchange { gives, takes: Some(position) });
@@ -110,6 +112,7 @@ impl<'a> Pair<'a> {
                 worst = worst.max(larger);
             }
         }
+        // Only strictly better exchanges count from here on.
         self.target = worst - 1;
         true
     }

@@ -63,6 +63,7 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
         && perturbations < patience(problem, &best)
         && !search.budget.is_spent()
     {
+        // Also at 0: at the start, and after every improvement.
         if perturbations % PERTURBATIONS_FROM_BEST == 0 {
             if has_few_items && search.descend_to_targets(&mut best, &mut turn) {
                 perturbations = 0;
@@ -214,6 +215,7 @@ impl<'a> Search<'a> {
         for _ in 0..DETOURS_MAX {
             let first = self.other_group(slow);
             let second = self.other_group(first);
+            // The detour must leave both groups below the slowest one, or nothing is gained.
             if second == slow || partition.value(first).max(partition.value(second)) > target {
                 continue;
             }
@@ -254,6 +256,7 @@ impl<'a> Search<'a> {
                 continue;
             }
             let found = three_way::find((self.problem, partition), groups, target, self.budget);
+            // If nothing was found, there are no pairs and the groups stay.
             for (group, items) in groups.into_iter().zip(found.into_iter().flatten()) {
                 partition.set(self.problem, group, items);
             }

@@ -69,6 +69,7 @@ impl Resplitter {
         let tight = tight_column(problem, partition, pair, target)?;
         self.slots.resize_with(SLOTS + 1, SubsetSums::default);
         let first = pair.0 % SLOTS;
+        // Two groups with the same remainder would share a slot; the extra one serves the second.
         let second = if pair.1 % SLOTS == first { SLOTS } else { pair.1 % SLOTS };
         for (slot, group) in [(first, pair.0), (second, pair.1)] {
             let items = &partition.groups[group];
@@ -137,6 +138,7 @@ fn another(
 ) -> Option<Masks> {
     let [ups, downs] = lists.map(|list| list.sorted(tight));
     let (least, most) = window.bounds[tight];
+    // The present split and its mirror image, which does not count as new either.
     let present = [lists[0].all(), 0];
     let mirrored = [0, lists[1].all()];
     let start = rng.below(ups.len());

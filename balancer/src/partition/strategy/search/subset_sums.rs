@@ -46,6 +46,7 @@ impl SubsetSums {
         rng: &mut SplitMix64,
         budget: &mut Budget,
     ) {
+        // Items are compared in order: a reordered group is listed again, which costs time only.
         if self.rows.is_empty() || self.group != items {
             self.draw(items, rng);
             self.sum(problem);
@@ -123,6 +124,7 @@ impl SubsetSums {
         self.rows.clear();
         self.rows.resize(self.width << self.pool_items, 0);
         for (bit, &item) in self.items[..self.pool_items].iter().enumerate() {
+            // The subsets with this item follow those without it, in the same order.
             let known = self.width << bit;
             self.rows.copy_within(..known, known);
             for sum in self.rows[known..2 * known].chunks_exact_mut(self.width) {

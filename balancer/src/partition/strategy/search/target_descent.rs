@@ -93,6 +93,7 @@ fn reach(
         }
         let partner = found.partner;
         make(problem, partition, group, &found);
+        // The exchange may lift the partner above the target; then it is relieved in turn.
         if partition.value(partner) > target && !above.contains(&partner) {
             above.push(partner);
         }
@@ -135,6 +136,7 @@ fn best_exchange(
                     best = Some(Exchange { rise, partner, gives, takes });
                 }
             };
+            // A move must not empty the group.
             if items.len() > 1 {
                 offer(None, None);
             }

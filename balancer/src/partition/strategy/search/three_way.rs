@@ -43,6 +43,7 @@ pub(super) fn find(
     let limits = problem.limits_within(target);
     for (column, limit) in limits.iter().enumerate() {
         let total: u64 = groups.iter().map(|&group| partition.load(problem, group)[column]).sum();
+        // Even a perfect split would be above the limit.
         if total.div_ceil(GROUPS as u64) > *limit {
             return None;
         }
@@ -78,6 +79,7 @@ impl Split<'_> {
         let mut order = [0, 1, 2];
         order.sort_by_key(|&group| (self.value(group), group));
         for (rank, &group) in order.iter().enumerate() {
+            // Groups with equal loads are interchangeable, so that one of them is enough.
             let is_repeated = rank > 0 && self.load(group) == self.load(order[rank - 1]);
             if is_repeated || self.is_over() || !self.has_room(group, problem.row(item)) {
                 continue;
@@ -104,6 +106,7 @@ impl Split<'_> {
         self.found = Some(self.choice.clone());
         let value = (0..GROUPS).map(|group| self.value(group)).max().unwrap_or(0);
         for limit in &mut self.limits[..self.problem.modules] {
+            // Only strictly better splits count from here on.
             *limit = value.saturating_sub(1);
         }
     }
