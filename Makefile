@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all fmt clippy docs test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo demo-python record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo demo-python record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -98,12 +98,18 @@ test-video:
 	$(CARGO) test --locked -p dflop-tests --features video video
 	$(CARGO) test --locked -p dflop-cli --features video video
 
-# cargo install cargo-deny cargo-hack cargo-machete typos-cli
-check-all: check
+# Spelling, American, by the rules of `_typos.toml`; pip brings the program.
+SPELLING_VENV ?= $(TARGET)/spelling-venv
+spelling:
+	test -x $(SPELLING_VENV)/bin/typos || { $(PYTHON) -m venv $(SPELLING_VENV) && \
+		$(SPELLING_VENV)/bin/pip install --quiet --disable-pip-version-check typos; }
+	$(SPELLING_VENV)/bin/typos
+
+# cargo install cargo-deny cargo-hack cargo-machete
+check-all: check spelling
 	$(DENY) check licenses bans sources
 	$(CARGO) hack --workspace --each-feature check --locked
 	$(CARGO) machete
-	typos
 	$(CARGO) bench -p dflop-benches --locked --no-run
 
 bench:
@@ -155,3 +161,8 @@ record-executor-parity:
 
 record-flops:
 	$(PYTHON) tests/record/flops.py
+
+# Rewrites the generated parts of the documents: the code map, the tables of options.
+docs-update:
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-tests --locked --test e2e the_code_map_is_current
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_reference_lists_every_command

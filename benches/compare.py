@@ -304,7 +304,7 @@ def figures(runs):
     return {name: values for name, values in rows.items() if values}
 
 
-def summarise(values):
+def summarize(values):
     """Returns the smallest, the median and the largest value."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values), "pairs": len(values)}
 
@@ -359,7 +359,7 @@ def main():
         runs = measure(arguments)
     loads = [run["load_before"] for run in runs]
     about |= {"load_before": load_before, "load_after": os.getloadavg(), "rounds": arguments.rounds}
-    summaries = {name: summarise(values) for name, values in figures(runs).items()}
+    summaries = {name: summarize(values) for name, values in figures(runs).items()}
     samples = next(iter(select(runs, "rgb224", 1).values()))["samples"]
     print(f"{about['cpu']}, {about['cores']} cores; load average {load_before[0]:.2f} before, {min(loads):.2f} to "
           f"{max(loads):.2f} meanwhile, the runs themselves in it; {arguments.rounds} rounds over {samples} samples\n")

@@ -2,6 +2,7 @@
 
 pub mod dataset;
 pub mod fault_server;
+pub mod markdown;
 pub mod media;
 pub mod mixed;
 pub mod plan_cases;
@@ -42,4 +43,15 @@ pub fn shared_data() -> Option<std::path::PathBuf> {
     let root = std::env::var_os("DFLOP_SHARED").map_or_else(|| beside.into(), std::path::PathBuf::from);
     let data = root.join("data");
     data.is_dir().then_some(data)
+}
+
+/// Rust snippets of the documents, compiled as documentation tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../docs/streaming.md")]
+    struct Streaming;
+    #[doc = include_str!("../../docs/balanced-loader.md")]
+    struct BalancedLoader;
+    #[doc = include_str!("../../docs/resume-and-mixtures.md")]
+    struct ResumeAndMixtures;
 }

@@ -2,32 +2,32 @@
 
 use std::io::Write;
 
-/// Prints what the parser of the arguments has to say, help that was asked for included, and returns the exit status.
-pub(crate) fn show_usage(said: &clap::Error) -> u8 {
-    // nobody may be reading: the status says it all
-    let _ = said.print().and_then(|()| std::io::stdout().flush());
-    said.exit_code().try_into().unwrap_or(2)
+/// Prints the message of the argument parser, which may be requested help, and returns the exit status.
+pub(crate) fn show_usage(error: &clap::Error) -> u8 {
+    // A closed pipe is not an error here: the exit status carries the outcome.
+    let _ = error.print().and_then(|()| std::io::stdout().flush());
+    error.exit_code().try_into().unwrap_or(2)
 }
 
-/// Why a command did not do what it was asked for.
+/// Outcome of a command that did not complete, by exit status.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The arguments make no sense: exit status 2.
     Misuse(String),
-    /// It was tried and failed: exit status 1.
+    /// The command started and failed: exit status 1.
     Failed(String),
-    /// A run ended because of another of its ranks, which says why itself: exit status 75.
+    /// The run ended because another rank failed, which reports the cause itself: exit status 75.
     Secondary(String),
-    /// Nobody reads standard output any more, which is how `head` ends a pipe: exit status 0, silently.
+    /// Standard output was closed, as `head` does at the end of a pipe: exit status 0, without a message.
     Closed,
 }
 
-/// Why a command gave no answer.
+/// Error of a command that was run for its output, see [`crate::answer_from`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What is wrong, and its causes, one a line.
+    /// The error and its causes, one per line.
     pub message: String,
-    /// Whether the arguments make no sense; else it was tried and failed.
+    /// Whether the arguments make no sense; otherwise the command started and failed.
     pub is_misuse: bool,
 }
 
@@ -37,7 +37,7 @@ impl Failure {
         self.named(&format!("`{}`", path.display()))
     }
 
-    /// Names the step of training that could not be taken.
+    /// Names the training step that failed.
     pub(crate) fn in_step(self, step: u64) -> Self {
         self.named(&format!("step {step}"))
     }
@@ -52,12 +52,12 @@ impl Failure {
         }
     }
 
-    /// The error as it is printed, and whether the arguments are at fault.
+    /// Converts to the printed message and whether the arguments are at fault.
     pub(crate) fn into_refusal(self) -> Refusal {
         let (message, is_misuse) = match self {
             Self::Misuse(message) => (message, true),
             Self::Failed(message) | Self::Secondary(message) => (message, false),
-            Self::Closed => ("nobody reads the answer".to_owned(), false),
+            Self::Closed => ("standard output was closed".to_owned(), false),
         };
         Refusal { message, is_misuse }
     }
@@ -76,7 +76,7 @@ impl Failure {
     }
 }
 
-/// An error and its causes, one a line.
+/// Joins an error and its causes, one per line.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
@@ -97,6 +97,7 @@ impl From<dflop_costmodel::Error> for Failure {
     fn from(error: dflop_costmodel::Error) -> Self {
         use dflop_costmodel::Error::{ProfileFormat, ProfileLacks, ProfileMixed};
         match error {
+            // The arguments are right, the file that they name is not.
             ProfileFormat { .. } | ProfileLacks { .. } | ProfileMixed { .. } => {
                 Self::Failed(with_causes(&error))
             }
@@ -121,7 +122,7 @@ impl From<dflop_executor::Error> for Failure {
             Model(error) => error.into(),
             Loader(error) => error.into(),
             Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
-            // Another rank could not, and says why.
+            // The rank that could not save reports the reason; this one only ends with it.
             NotSaved { .. } => Self::Secondary(with_causes(&error)),
             Config { .. } | Job { .. } | Setting { .. } | TensorParallel { .. } => {
                 Self::Misuse(with_causes(&error))

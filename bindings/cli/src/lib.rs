@@ -1,12 +1,12 @@
 //! The `dflop` command line as a library, for the program of that name and for the Python package.
 //!
-//! Every command parses its arguments, calls a library and prints what it returns: results on standard output,
-//! progress and errors on standard error. Exit status 0 is success, 1 failure, 2 misuse, 75 a rank that ended because
-//! another rank failed.
+//! Every command parses its arguments, calls a library and prints what it returns: results on standard
+//! output, progress and errors on standard error. Exit status 0 is success, 1 failure, 2 misuse, 75 a rank
+//! that ended because another rank failed.
 //!
-//! [`main_from`] returns the status. It never ends the process, restores every signal handler that it changes, and
-//! leaves nothing in the buffer of standard output. [`Program`] names the executable that `dflop train` starts for
-//! each rank.
+//! [`main_from`] returns the status. It never ends the process, restores every signal handler that it
+//! changes, and leaves nothing in the buffer of standard output. [`Program`] names the executable that `dflop
+//! train` starts for each rank.
 
 mod args;
 mod commands;

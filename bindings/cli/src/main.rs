@@ -1,4 +1,4 @@
-//! The `dflop` command: see the library, which is all of it.
+//! The `dflop` command; all code is in the library.
 
 use std::process::ExitCode;
 

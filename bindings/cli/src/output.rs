@@ -7,13 +7,14 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Where results go, buffered; who runs a command flushes it, so that output which cannot be written is a failure.
+/// Buffered destination of results. The caller of a command flushes it, so that output that cannot be written
+/// is a failure.
 pub(crate) type Output = BufWriter<Sink>;
 
-/// What takes results.
+/// Destination of results.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// Standard output; not locked, because a launcher passes lines of its ranks on meanwhile.
+    /// Standard output, not locked, because a launcher forwards lines of its ranks meanwhile.
     Stdout(Stdout),
     /// Memory, for a caller in this process.
     Memory(Vec<u8>),
@@ -47,12 +48,13 @@ pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> Result
     Ok(())
 }
 
-/// Starts the runtime that drives a loader: I/O and hand-over only, so two threads do.
+/// Starts the runtime of a loader. It does I/O and hands over, so two threads suffice; decoding has its
+/// own threads.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Shows a number of bytes with a unit of three digits or less.
+/// Formats a number of bytes with a decimal unit, such as `1.5 kB`.
 pub(crate) fn shown_bytes(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for next in ["kB", "MB", "GB", "TB", "PB"] {
@@ -64,7 +66,7 @@ pub(crate) fn shown_bytes(bytes: u64) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// Prints a line for everything that was not delivered.
+/// Prints a line for every sample, field or shard that was skipped.
 pub(crate) fn print_skipped(out: &mut impl Write, skipped: &[Skipped]) -> Result<(), Failure> {
     for Skipped { shard, offset, key, field, reason } in skipped {
         let key = key.as_deref().unwrap_or("(unknown)");

@@ -1,14 +1,14 @@
-//! Progress bars on standard error, where that is a terminal.
+//! Draws progress bars on standard error, if it is a terminal.
 
 use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Draws what a library reports.
+/// Progress listener that draws the running task of a library as a bar.
 #[derive(Debug, Default)]
 pub(crate) struct Bars(Mutex<Option<ProgressBar>>);
 
-/// Makes a bar; hidden when standard error is no terminal.
+/// Creates a bar; it is hidden if standard error is not a terminal.
 pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
     let template = match total {

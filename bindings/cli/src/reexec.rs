@@ -1,45 +1,46 @@
-//! How this command was started, and is started again.
+//! Starts this command line again in another process, as the ranks of `dflop train` need it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// What starts this command: a program and its first arguments, such as an interpreter and the name of a module.
+/// Executable that runs this command line: a file and its leading arguments, such as an interpreter and a
+/// module name.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// `None` means the file that this process runs.
+    /// `None` is the file that this process runs.
     path: Option<PathBuf>,
     leading: Vec<OsString>,
 }
 
 impl Program {
-    /// The program that this process runs: it is the command line itself.
+    /// Returns the executable of this process, which is the command line itself.
     #[must_use]
     pub fn this() -> Self {
         Self { path: None, leading: Vec::new() }
     }
 
-    /// A program that is the command line when it is given these arguments before all others.
+    /// Returns an executable that becomes the command line when `leading` precede all other arguments.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, leading: impl IntoIterator<Item = OsString>) -> Self {
         Self { path: Some(path.into()), leading: leading.into_iter().collect() }
     }
 }
 
-/// The command line of this process.
+/// Command line of this process.
 #[derive(Debug)]
 pub(crate) struct Invocation {
     pub(crate) program: Program,
-    /// The arguments of the user.
+    /// Arguments of the user, without the program's name.
     pub(crate) args: Vec<OsString>,
 }
 
 impl Invocation {
-    /// The file to start for the same command in another process.
+    /// Returns the file to start for the same command in another process.
     pub(crate) fn path(&self) -> std::io::Result<PathBuf> {
         self.program.path.clone().map_or_else(std::env::current_exe, Ok)
     }
 
-    /// The arguments to start it with.
+    /// Returns the arguments to start it with.
     pub(crate) fn args(&self) -> impl Iterator<Item = &OsString> {
         self.program.leading.iter().chain(&self.args)
     }

@@ -17,7 +17,7 @@ class Package(unittest.TestCase):
     def test_types_are_announced(self) -> None:
         self.assertTrue(importlib.resources.files("dflop").joinpath("py.typed").is_file())
 
-    def test_licences_are_in_the_distribution(self) -> None:
+    def test_licenses_are_in_the_distribution(self) -> None:
         names = [file.name for file in importlib.metadata.files("dflop") or []]
         self.assertIn("LICENSE-MIT", names)
         self.assertIn("LICENSE-APACHE", names)

@@ -4,15 +4,12 @@
 //! Imports are `use` declarations and paths that start with `crate`, `super` or `self`; test code is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use syn::visit::Visit;
-use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
-
-use super::source::root;
+use super::source::{code_of, root, shown};
 
 /// The source directory of each crate and its rooms, from the ground up.
-const FLOORS: [(&str, &[&str]); 6] = [
+pub(super) const FLOORS: [(&str, &[&str]); 6] = [
     ("costmodel/src", &[]),
     ("balancer/src", &[]),
     ("loader/src", &[]),
@@ -69,144 +66,120 @@ impl House {
         let mut house = Self::default();
         let file =
             ["lib.rs", "main.rs"].map(|name| source.join(name)).into_iter().find(|path| path.is_file());
-        let items = parse(&file.expect("a crate has a root file"));
-        for item in &items {
-            if let Item::Mod(module) = item
-                && !is_test(&module.attrs)
+        let code = without_tests(&code_of(&read(&file.expect("a crate has a root file"))));
+        house.rooms = modules_of(&code).into_iter().collect();
+        for path in imports_of(&code) {
+            let path: Vec<String> =
+                path.into_iter().skip_while(|part| part == "crate" || part == "self").collect();
+            if let [room, .., name] = path.as_slice()
+                && house.rooms.contains(room)
             {
-                house.rooms.insert(module.ident.to_string());
+                house.reexports.insert(name.clone(), room.clone());
             }
         }
-        for item in &items {
-            let Item::Use(import) = item else { continue };
-            for path in paths_of(&import.tree) {
-                let path: Vec<String> =
-                    path.into_iter().skip_while(|part| part == "crate" || part == "self").collect();
-                if let [room, .., name] = path.as_slice()
-                    && house.rooms.contains(room)
-                {
-                    house.reexports.insert(name.clone(), room.clone());
-                }
-            }
-        }
-        for item in items {
-            if let Item::Mod(module) = item {
-                house.read_module(source, &[], module);
-            }
+        for module in modules_of(&code) {
+            house.read_module(source, &[], &module);
         }
         house
     }
 
-    /// Reads a module: its own text, or the file that it names below `directory`.
-    fn read_module(&mut self, directory: &Path, parents: &[String], module: ItemMod) {
-        if is_test(&module.attrs) {
-            return;
+    /// Reads the file of a module below `directory`, and those of its submodules.
+    fn read_module(&mut self, directory: &Path, parents: &[String], name: &str) {
+        let own = [parents, &[name.to_owned()]].concat();
+        let inside = directory.join(name);
+        let files = [directory.join(format!("{name}.rs")), inside.join("mod.rs")];
+        let file = files.into_iter().find(|path| path.is_file()).expect("a module has a file");
+        let code = without_tests(&code_of(&read(&file)));
+        for path in imports_of(&code).into_iter().chain(inline_paths_of(&code)) {
+            self.note(&own, &path, &file);
         }
-        let name = module.ident.to_string();
-        let own = [parents, &[name.clone()]].concat();
-        let inside = directory.join(&name);
-        let (items, place) = match module.content {
-            Some((_, items)) => (items, directory.to_owned()),
-            None => {
-                let files = [directory.join(format!("{name}.rs")), inside.join("mod.rs")];
-                let file: PathBuf =
-                    files.into_iter().find(|path| path.is_file()).expect("a module has a file");
-                (parse(&file), file)
-            }
-        };
-        for item in items {
-            match item {
-                Item::Mod(module) => self.read_module(&inside, &own, module),
-                item => {
-                    let mut paths = Paths::default();
-                    paths.visit_item(&item);
-                    for path in paths.found {
-                        self.note(&own, &path, &place);
-                    }
-                }
-            }
+        for module in modules_of(&code) {
+            self.read_module(&inside, &own, &module);
         }
     }
 
     /// Records an import, if it leaves its room.
     fn note(&mut self, own: &[String], path: &[String], place: &Path) {
-        let (first, rest) = path.split_first().expect("a path has a part");
-        let target: Vec<String> = match first.as_str() {
-            "crate" => rest.to_vec(),
-            "self" => [own, rest].concat(),
-            "super" => {
-                let up = path.iter().take_while(|part| *part == "super").count();
-                [&own[..own.len().saturating_sub(up)], &path[up..]].concat()
-            }
+        let up = path.iter().take_while(|part| *part == "super").count();
+        let target = match path.first().map(String::as_str) {
+            Some("crate") => path[1..].to_vec(),
+            Some("super") => [&own[..own.len().saturating_sub(up)], &path[up..]].concat(),
             _ => return,
         };
         let Some(name) = target.first() else { return };
         let Some(room) = self.rooms.get(name).or_else(|| self.reexports.get(name)).cloned() else { return };
         if room != own[0] {
-            let example = format!("{}: {}", super::source::shown(place), path.join("::"));
+            let example = format!("{}: {}", shown(place), path.join("::"));
             self.imports.entry((own[0].clone(), room)).or_insert(example);
         }
     }
 }
 
-/// Collects the paths of imports and of other code.
-#[derive(Default)]
-struct Paths {
-    found: Vec<Vec<String>>,
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-impl<'ast> Visit<'ast> for Paths {
-    fn visit_item(&mut self, item: &'ast Item) {
-        if !is_test(attributes(item)) {
-            syn::visit::visit_item(self, item);
+/// Returns code without the items that only tests compile.
+fn without_tests(code: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = code;
+    while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|start| rest.find(start)).min()
+    {
+        kept.push_str(&rest[..at]);
+        let item = at + rest[at..].find(']').map_or(0, |end| end + 1);
+        // The item ends at its semicolon or at the brace that closes it.
+        let mut depth = 0;
+        let end = rest[item..].find(|next| {
+            depth += i32::from(['(', '[', '{'].contains(&next)) - i32::from([')', ']', '}'].contains(&next));
+            depth == 0 && (next == ';' || next == '}')
+        });
+        rest = end.map_or("", |end| &rest[item + end + 1..]);
+    }
+    kept + rest
+}
+
+/// Returns the modules that code declares in files of their own.
+fn modules_of(code: &str) -> Vec<String> {
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let declared = words.windows(2).filter(|pair| pair[0] == "mod" && pair[1].ends_with(';'));
+    declared.map(|pair| pair[1].trim_end_matches(';').to_owned()).collect()
+}
+
+/// Returns the paths of all `use` declarations, groups expanded.
+fn imports_of(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("use ") {
+        let is_word =
+            code[..at].chars().next_back().is_none_or(|last| !last.is_alphanumeric() && last != '_');
+        if let (true, Some(end)) = (is_word, code[at..].find(';')) {
+            found.extend(expand(&code[at + 4..at + end]));
         }
     }
-
-    fn visit_item_use(&mut self, import: &'ast ItemUse) {
-        self.found.extend(paths_of(&import.tree));
-    }
-
-    fn visit_path(&mut self, path: &'ast syn::Path) {
-        self.found.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
-        syn::visit::visit_path(self, path);
-    }
-}
-
-fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        Item::Const(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        _ => &[],
-    }
-}
-
-fn is_test(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        attribute.path().is_ident("cfg")
-            && matches!(&attribute.meta, syn::Meta::List(list)
-                if list.tokens.to_string() == "test" || list.tokens.to_string().starts_with("all (test"))
-    })
-}
-
-fn parse(path: &Path) -> Vec<Item> {
-    let text = std::fs::read_to_string(path).unwrap();
-    syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display())).items
+    found
 }
 
 /// Expands a `use` tree to its paths.
-fn paths_of(tree: &UseTree) -> Vec<Vec<String>> {
-    let below = |name: String, tree: &UseTree| {
-        paths_of(tree).into_iter().map(|path| [vec![name.clone()], path].concat()).collect()
+fn expand(tree: &str) -> Vec<Vec<String>> {
+    let Some(open) = tree.find('{') else {
+        let path = tree.split(" as ").next().unwrap_or_default();
+        return vec![path.split("::").map(|part| part.trim().to_owned()).collect()];
     };
-    match tree {
-        UseTree::Path(path) => below(path.ident.to_string(), &path.tree),
-        UseTree::Name(name) => vec![vec![name.ident.to_string()]],
-        UseTree::Rename(name) => vec![vec![name.ident.to_string()]],
-        UseTree::Glob(_) => vec![vec!["*".to_owned()]],
-        UseTree::Group(group) => group.items.iter().flat_map(paths_of).collect(),
-    }
+    let prefix: Vec<String> =
+        tree[..open].split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect();
+    let inside = &tree[open + 1..tree.rfind('}').unwrap_or(tree.len())];
+    let mut depth = 0;
+    let members = inside.split(|next: char| {
+        depth += i32::from(next == '{') - i32::from(next == '}');
+        next == ',' && depth == 0
+    });
+    let members = members.filter(|member| !member.trim().is_empty()).flat_map(expand);
+    members.map(|path| [prefix.clone(), path].concat()).collect()
+}
+
+/// Returns the paths outside of `use` declarations that start with `crate` or `super`.
+fn inline_paths_of(code: &str) -> Vec<Vec<String>> {
+    let is_path = |next: char| next.is_alphanumeric() || next == '_' || next == ':';
+    let paths = code.split(|next| !is_path(next)).filter(|path| path.contains("::"));
+    let paths = paths.filter(|path| path.starts_with("crate::") || path.starts_with("super::"));
+    paths.map(|path| path.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect()).collect()
 }

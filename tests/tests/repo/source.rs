@@ -44,3 +44,64 @@ pub(super) fn rust_files() -> Vec<PathBuf> {
 pub(super) fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
+
+/// Returns Rust code with its comments removed and its literals emptied.
+pub(super) fn code_of(text: &str) -> String {
+    let mut code = String::new();
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if let Some(length) = raw_string(rest).filter(|_| !ends_with_word(&code)) {
+            length
+        } else if next == '"' {
+            quoted(rest, '"')
+        } else if next == '\'' && is_character(rest) {
+            quoted(rest, '\'')
+        } else {
+            code.push(next);
+            rest = &rest[next.len_utf8()..];
+            continue;
+        };
+        rest = &rest[skipped..];
+        code.push(' ');
+    }
+    code
+}
+
+/// Returns the length of the raw string literal that text starts with.
+fn raw_string(text: &str) -> Option<usize> {
+    let hashes = text.strip_prefix("r").or_else(|| text.strip_prefix("br"))?;
+    let level = hashes.bytes().take_while(|next| *next == b'#').count();
+    let body = hashes[level..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(level));
+    let prefix = text.len() - body.len();
+    Some(body.find(&end).map_or(text.len(), |at| prefix + at + end.len()))
+}
+
+fn ends_with_word(code: &str) -> bool {
+    code.chars().next_back().is_some_and(|last| last.is_alphanumeric() || last == '_')
+}
+
+/// Returns whether a single quote starts a character, not a lifetime.
+fn is_character(text: &str) -> bool {
+    let mut inside = text.chars().skip(1);
+    match inside.next() {
+        Some('\\') => true,
+        Some(_) => inside.next() == Some('\''),
+        None => false,
+    }
+}
+
+/// Returns the length of the literal that text starts with, both quotes included.
+fn quoted(text: &str, quote: char) -> usize {
+    let mut is_escaped = false;
+    let end = text.char_indices().skip(1).find(|(_, next)| {
+        let ends = *next == quote && !is_escaped;
+        is_escaped = *next == '\\' && !is_escaped;
+        ends
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
+}

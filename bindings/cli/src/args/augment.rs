@@ -1,24 +1,25 @@
-//! The arguments that change images at random.
+//! Arguments for random augmentation of images.
 
 use clap::Args;
 use dflop_loader::augment::{Augment, ColorJitter};
 
 use crate::failure::Failure;
 
-/// Share of the area that a random crop keeps, and its width over its height.
+/// Range of a random crop's share of the image area; below, of its width over its height.
 const CROP_SCALE: std::ops::RangeInclusive<f64> = 0.08..=1.0;
 const CROP_RATIO: std::ops::RangeInclusive<f64> = 0.75..=4.0 / 3.0;
 
-/// Random changes of images; without any, they stay as they are.
+/// Random augmentation of images; without arguments, images are not changed.
 #[derive(Debug, Args)]
 pub(crate) struct AugmentArgs {
-    /// Keep a random part of each image: 8 % to all of its area, width over height 3/4 to 4/3.
+    /// Crop each image to a random part: 8 % to 100 % of its area, width over height 3/4 to 4/3.
     #[arg(long)]
     random_crop: bool,
-    /// Exchange left and right of every other image, at random.
+    /// Mirror every image left to right with a probability of 1/2.
     #[arg(long)]
     flip: bool,
-    /// Change brightness, contrast, saturation and hue by up to this much, such as `0.4,0.4,0.4,0.1`.
+    /// Change brightness, contrast, saturation and hue at random by up to these amounts, such as
+    /// `0.4,0.4,0.4,0.1`.
     #[arg(long, value_name = "B,C,S,H", value_parser = parse_jitter)]
     color_jitter: Option<Jitter>,
 }
@@ -37,7 +38,7 @@ fn parse_jitter(text: &str) -> Result<Jitter, String> {
 }
 
 impl AugmentArgs {
-    /// What was asked for, if anything was.
+    /// Builds the augmentation; `None` if no argument is given.
     pub(crate) fn augment(&self, seed: u64) -> Result<Option<Augment>, Failure> {
         if !self.random_crop && !self.flip && self.color_jitter.is_none() {
             return Ok(None);

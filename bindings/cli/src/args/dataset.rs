@@ -1,4 +1,4 @@
-//! The arguments that name a dataset and its index.
+//! Arguments for the shards of a dataset, its stores, its index and its splits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,27 +14,29 @@ use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::progress::Bars;
 
-/// A dataset.
+/// Shards of a dataset, read without an index.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArgs {
-    /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or a shard list of wids (`NAME.json`); URLs
-    /// such as `s3://bucket/directory/`, also gs, az, abfs, http and https; `-` and `pipe:COMMAND` where no index is needed.
+    /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or a shard list of wids
+    /// (`NAME.json`); URLs such as `s3://bucket/directory/`, also gs, az, abfs, http and https; `-` and
+    /// `pipe:COMMAND` for commands that need no index.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
     #[command(flatten)]
     stores: StoreArgs,
 }
 
-/// How remote shards are reached.
+/// Access to remote shards.
 #[derive(Debug, Args)]
 pub(crate) struct StoreArgs {
-    /// Directory in which whole remote shards are kept, for all processes of this machine [default: none are].
+    /// Directory that keeps whole remote shards for all processes of this machine [default: shards are not
+    /// kept].
     #[arg(long, value_name = "DIR", help_heading = "Remote shards")]
     cache: Option<PathBuf>,
-    /// Most bytes that the kept shards take.
+    /// Maximum size of the kept shards in bytes.
     #[arg(long, value_name = "N", default_value_t = 64 << 30, requires = "cache", help_heading = "Remote shards")]
     cache_bytes: u64,
-    /// Most requests in flight.
+    /// Maximum number of requests in flight, over all shards.
     #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Remote shards")]
     requests_max: usize,
 }
@@ -55,16 +57,16 @@ impl DatasetArgs {
     }
 }
 
-/// Where the index lies, and the split.
+/// Location of the index, choice of a split, and access to shards.
 #[derive(Debug, Args)]
 pub(crate) struct IndexLocationArgs {
-    /// Directory of the index [default: `.dflop` beside the shards, or the user's cache directory].
+    /// Directory of the index [default: `.dflop` next to the shards, or the user's cache directory].
     #[arg(long, value_name = "DIR")]
     index: Option<PathBuf>,
-    /// Take the samples of this split; of a mixture by flags, from every dataset.
+    /// Read only the samples of this split; in a mixture given by flags, of every dataset.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
-    /// File that states the splits [default: `splits.json` beside the shards].
+    /// File that defines the splits [default: `splits.json` next to the shards].
     #[arg(long, value_name = "FILE", requires = "split")]
     splits: Option<PathBuf>,
     #[command(flatten)]
@@ -74,12 +76,12 @@ pub(crate) struct IndexLocationArgs {
 }
 
 impl IndexLocationArgs {
-    /// How remote shards are reached.
+    /// Builds the stores that remote shards are read from.
     pub(crate) fn stores(&self) -> Result<Stores, Failure> {
         self.stores.stores()
     }
 
-    /// Opens the index of some shards, making it on first use, and takes the split.
+    /// Opens the index of some shards, builds it if it is missing, and selects the split.
     pub(crate) fn open<S: AsRef<str>>(
         &self,
         shards: &[S],
@@ -91,13 +93,13 @@ impl IndexLocationArgs {
         open_dataset(shards, &options, self.split.as_deref(), self.splits.as_deref())
     }
 
-    /// How an index is made that is not in its directory yet.
+    /// Returns the options for building an index, without its directory.
     pub(crate) fn index_options(&self, token_counts: TokenCounts) -> Result<IndexOptions, Failure> {
         Ok(IndexOptions { video_sampling: self.video.of_index()?, token_counts, ..index_options() })
     }
 }
 
-/// Opens the index of some shards and takes a split.
+/// Opens the index of some shards and selects a split.
 pub(crate) fn open_dataset(
     shards: Vec<Shard>,
     options: &IndexOptions,
@@ -110,10 +112,11 @@ pub(crate) fn open_dataset(
     Ok(Dataset::from(index).split(&splits, split)?)
 }
 
-/// A dataset that is read through its index.
+/// Dataset that is read through its index.
 #[derive(Debug, Args)]
 pub(crate) struct IndexedArgs {
-    /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or URLs such as `s3://bucket/directory/`.
+    /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or URLs such as
+    /// `s3://bucket/directory/`.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
     #[command(flatten)]
@@ -121,13 +124,13 @@ pub(crate) struct IndexedArgs {
 }
 
 impl IndexedArgs {
-    /// Opens the index; makes it on first use.
+    /// Opens the index, or builds it if it is missing.
     pub(crate) fn open(&self, token_counts: TokenCounts) -> Result<Dataset, Failure> {
         self.place.open(&self.shards, &self.place.stores()?, token_counts)
     }
 }
 
-/// Index options that draw progress.
+/// Returns index options that draw progress bars.
 pub(crate) fn index_options() -> IndexOptions {
     IndexOptions { progress: Arc::new(Bars::default()), ..IndexOptions::default() }
 }

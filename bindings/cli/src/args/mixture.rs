@@ -1,4 +1,4 @@
-//! The arguments that name a mixture of datasets.
+//! Arguments for a mixture of datasets, given by flags or by a JSON file.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub(crate) struct MixtureArgs {
     /// Shards: a directory, files, or patterns such as `shards/{000..019}.tar`.
     #[arg(value_name = "DATASET", required_unless_present = "mix", conflicts_with = "mix")]
     shards: Vec<String>,
-    /// A mixture: `WEIGHT=DATASET` once for each dataset, or one JSON file.
+    /// Mixture of datasets: `WEIGHT=DATASET` once per dataset, or one JSON file.
     #[arg(long, value_name = "WEIGHT=DATASET|FILE")]
     mix: Vec<String>,
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub(crate) struct MixtureArgs {
 }
 
 impl MixtureArgs {
-    /// Opens the indexes; makes them on first use.
+    /// Opens the indexes, or builds those that are missing.
     pub(crate) fn open(&self, token_counts: TokenCounts) -> Result<Mixture, Failure> {
         let stores = self.place.stores()?;
         match &self.mix[..] {
@@ -43,7 +43,7 @@ impl MixtureArgs {
     }
 }
 
-/// Takes `WEIGHT=DATASET` apart.
+/// Splits `WEIGHT=DATASET`; `None` if the weight is not a number.
 fn weighted(entry: &str) -> Option<(f64, &str)> {
     let (weight, dataset) = entry.split_once('=')?;
     Some((weight.parse().ok()?, dataset))
@@ -54,7 +54,7 @@ fn misuse(entry: &str) -> Failure {
     Failure::Misuse(format!("invalid `--mix {entry}`: {forms}"))
 }
 
-/// A mixture as its file says it. Names of files are relative to it.
+/// Contents of a mixture file. Relative paths start at the file's directory.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MixtureFile {
@@ -93,7 +93,7 @@ fn one() -> f64 {
 fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<Mixture, Failure> {
     let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
     let file: MixtureFile = serde_json::from_str(&read?)
-        .map_err(|error| Failure::Misuse(format!("`{}` is no mixture: {error}", path.display())))?;
+        .map_err(|error| Failure::Misuse(format!("`{}` is not a mixture file: {error}", path.display())))?;
     let directory = path.parent().unwrap_or(Path::new(""));
     let mut mixture = Mixture::new().stop(file.stop);
     for entry in file.datasets {
@@ -125,7 +125,7 @@ impl MixtureEntry {
     }
 }
 
-/// A pattern relative to a directory; one with a scheme, or from the environment, stays as it is.
+/// Joins a pattern to a directory; patterns with a scheme or an environment variable are not changed.
 fn pattern_beside(directory: &Path, pattern: &str) -> String {
     let stands_alone = pattern.contains(':') || pattern.starts_with("${");
     if stands_alone { pattern.to_owned() } else { directory.join(pattern).display().to_string() }

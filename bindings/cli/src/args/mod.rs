@@ -1,4 +1,4 @@
-//! Groups of arguments that several commands share, with the library values that they stand for.
+//! Groups of arguments that several commands share, and their conversion to library types.
 
 pub(crate) mod augment;
 pub(crate) mod dataset;

@@ -1,4 +1,4 @@
-//! The arguments that say which model costs are predicted for.
+//! Arguments for the model, the device or profile, and the training setup that costs are predicted for.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use dflop_loader::prepare::image::ImageProcessor;
 use crate::args::profile::MeasuredProfileArgs;
 use crate::failure::Failure;
 
-/// The model that costs are predicted for.
+/// Model, device and training setup that costs are predicted for.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Model preset, directory of a checkpoint with its `config.json`, or its name in the local Hugging Face cache; an unknown
-    /// name lists the presets.
+    /// Model preset, directory of a checkpoint with its `config.json`, or its name in the local Hugging Face
+    /// cache; an unknown name lists the presets.
     ///
-    /// Several are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
+    /// Several models are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
     #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
     model: Vec<String>,
-    /// Device preset: a stated rate, not a measurement.
+    /// Device preset: a stated FLOP rate, not a measurement.
     #[arg(long, value_name = "NAME", default_value = "h100", conflicts_with = "profile")]
     pub(crate) device: String,
     #[command(flatten)]
@@ -29,19 +29,20 @@ pub(crate) struct ModelArgs {
     pub(crate) training: TrainingArgs,
 }
 
-/// How the model is trained.
+/// Training setup of the model.
 #[derive(Debug, Args)]
 pub(crate) struct TrainingArgs {
-    /// Parts that are not trained: any of `vision,audio,projector,llm` [default: all are trained].
+    /// Modules that are not trained: any of `vision,audio,projector,llm` [default: all are trained].
     #[arg(long, value_name = "PARTS", help_heading = "Training")]
     pub(crate) freeze: Option<FrozenParts>,
-    /// What backward passes compute again: `none`, attention `scores`, or whole `layers`.
+    /// Activation checkpointing, recomputed in the backward pass: `none`, attention `scores`, or whole
+    /// `layers`.
     #[arg(long, value_name = "WHAT", default_value = "none", help_heading = "Training")]
     pub(crate) recompute: Recomputation,
 }
 
 impl ModelArgs {
-    /// What was asked for, in one word.
+    /// Name of the model as given; joined models are separated by `+`.
     pub(crate) fn name(&self) -> String {
         self.model.join("+")
     }
@@ -55,19 +56,19 @@ impl ModelArgs {
         Ok(model.recomputation(self.training.recompute).frozen(self.training.freeze.unwrap_or_default())?)
     }
 
-    /// Where the times come from, for people.
+    /// Describes the source of the times and the training setup, for people.
     pub(crate) fn times_from(&self) -> String {
         let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device));
         let frozen = self.training.freeze.map(|frozen| format!(", {frozen} frozen"));
         let again = match self.training.recompute {
             Recomputation::None => "",
-            Recomputation::Scores => ", scores computed again",
-            Recomputation::Layers => ", layers computed again",
+            Recomputation::Scores => ", attention scores recomputed",
+            Recomputation::Layers => ", layers recomputed",
         };
         device + &frozen.unwrap_or_default() + again
     }
 
-    /// The device preset, or the profile.
+    /// Path of the profile, or the device preset.
     pub(crate) fn device_name(&self) -> String {
         self.profile.name().unwrap_or_else(|| self.device.clone())
     }
@@ -76,13 +77,13 @@ impl ModelArgs {
         spec_of(&self.model)
     }
 
-    /// What makes pixel values, where a directory says more of it than the model's family.
+    /// Returns the image processor of the checkpoint; `None` if the one of the model family applies.
     pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
         Ok(image_processor_of(&self.model, spec)?.map(Arc::new))
     }
 }
 
-/// The model of one preset or directory, or the one that several make together.
+/// Returns the spec of one preset or directory, or of several joined.
 pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
     model_source::spec_of(names).map_err(|error| match error {
         dflop_loader::Error::Model(Error::UnknownModel { .. }) => {

@@ -1,4 +1,4 @@
-//! Arguments of the commands that plan steps of a dataset and read no payload: `order` and `simulate`.
+//! Arguments of `order` and `simulate`, which plan the steps of a dataset and read no payload.
 
 use clap::Args;
 use dflop_loader::plan::StepPlanner;
@@ -8,7 +8,7 @@ use super::step_plan::{ResumeArgs, StepPlanArgs};
 use super::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 
-/// A dataset or mixture, the plan of its steps, and how texts are counted.
+/// Dataset or mixture, step plan, and token counting.
 #[derive(Debug, Args)]
 pub(crate) struct PlannedStepsArgs {
     #[command(flatten)]
@@ -20,7 +20,8 @@ pub(crate) struct PlannedStepsArgs {
 }
 
 impl PlannedStepsArgs {
-    /// Opens the data and builds the planner; step 0 is the first of `epoch`, unless the run is resumed.
+    /// Opens the data and builds the planner; step 0 starts at the first sample of `epoch`, unless the run is
+    /// resumed.
     pub(crate) fn planner(&self, epoch: u64, resume: &ResumeArgs) -> Result<StepPlanner, Failure> {
         let token_counts = self.tokenizer.token_counts(Some(&self.plan.model.spec()?))?;
         self.plan.planner(self.data.open(token_counts)?, epoch, resume)

@@ -1,4 +1,4 @@
-//! The arguments that name a measured profile.
+//! Arguments for a measured profile in place of a device preset.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +8,13 @@ use dflop_loader::model_source::{profile_options, read_profile};
 
 use crate::failure::Failure;
 
-/// A measured profile in place of a device preset.
+/// Measured profile in place of a device preset.
 #[derive(Debug, Args)]
 pub(crate) struct MeasuredProfileArgs {
-    /// Measured profile: a CSV file, or a directory of them; takes the place of `--device`.
+    /// Measured profile, in place of `--device`: a CSV file, or a directory of them.
     #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
     profile: Option<PathBuf>,
-    /// Tensor-parallel degree of the encoders and of the LLM that the profile is read for, such as `1,4`.
+    /// Tensor-parallel degrees to read from the profile, of encoders and LLM, such as `1,4`.
     #[arg(
         long,
         value_name = "N,N",
@@ -24,7 +24,8 @@ pub(crate) struct MeasuredProfileArgs {
         help_heading = "Profile"
     )]
     profile_tp: Option<Vec<u32>>,
-    /// Tokens of a packed LLM sequence: the linear work of a sample is its share of that [default: samples run alone].
+    /// Tokens of a packed LLM sequence; a sample takes its share of the sequence's linear work [default:
+    /// samples run alone].
     #[arg(long, value_name = "N", requires = "profile", help_heading = "Profile")]
     packed_tokens: Option<u64>,
 }
@@ -34,17 +35,17 @@ impl MeasuredProfileArgs {
         self.profile.is_some()
     }
 
-    /// Where the profile is.
+    /// Path of the profile.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.profile.as_deref()
     }
 
-    /// The profile's path, for people.
+    /// Path of the profile, for people.
     pub(crate) fn name(&self) -> Option<String> {
         self.profile.as_ref().map(|path| path.display().to_string())
     }
 
-    /// The cost model of the profile; `None` if none was named. Warnings go to standard error.
+    /// Builds the cost model of the profile; `None` without one. Warnings go to standard error.
     pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
         let Some(path) = &self.profile else { return Ok(None) };
         let profile = read_profile(path)?;

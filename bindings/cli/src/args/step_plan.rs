@@ -1,4 +1,4 @@
-//! The arguments that say how global batches are cut.
+//! Arguments for step plans: global batches, microbatches, caps, shuffle, tail and resumption.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -15,57 +15,59 @@ use dflop_loader::steps::Tail;
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
 
-/// How global batches are cut.
+/// Assignment of global batches to DP ranks and microbatches.
 #[derive(Debug, Args)]
 pub(crate) struct StepPlanArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Samples of a global batch.
+    /// Samples of a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
     pub(crate) global_batch: u64,
-    /// Data-parallel ranks.
+    /// Number of data-parallel ranks.
     #[arg(long, value_name = "R")]
     pub(crate) dp_size: usize,
-    /// Microbatches of each rank.
+    /// Number of microbatches per DP rank.
     #[arg(long, value_name = "M", default_value_t = 1)]
     pub(crate) microbatches: usize,
     /// Pipeline stages of every module, such as `1,3` [default: one each].
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) stages: Option<Vec<usize>>,
-    /// Work units that the search for one step spends, about.
+    /// Search effort per step, in work units; the same units give the same plan on every machine.
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub(crate) work: u64,
     #[command(flatten)]
     pub(crate) caps: CapArgs,
-    /// Plan microbatches that padding fills up to this many tokens, with padded layouts rows; padding counts as work.
+    /// Plan for microbatches padded to this many tokens, or, in padded layouts, for rows padded to it;
+    /// padding has a cost.
     #[arg(long, value_name = "N")]
     pub(crate) pad_to_tokens: Option<u64>,
     /// Seed of the global order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// What happens to samples that do not fill a global batch.
+    /// Treatment of the samples at the end of an epoch that do not fill a global batch.
     #[arg(long, value_enum, default_value_t = TailArg::Carry)]
     pub(crate) tail: TailArg,
-    /// End after this many epochs of every dataset [default: without end].
+    /// End after this many epochs of every dataset [default: no end].
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u64>,
-    /// Once through, every sample exactly once, in the order of the index: `--epochs 1 --tail short --shuffle none`.
+    /// Read every sample exactly once, in index order: `--epochs 1 --tail short --shuffle none`.
     #[arg(long, conflicts_with_all = ["epochs", "tail", "shuffle"])]
     pub(crate) validation: bool,
     #[command(flatten)]
     pub(crate) shuffle: ShuffleArgs,
 }
 
-/// How the samples of an epoch are shuffled.
+/// Shuffle of the samples of an epoch.
 #[derive(Debug, Args)]
 pub(crate) struct ShuffleArgs {
-    /// How the samples of an epoch are shuffled [default: global, or blocks where their sizes are given].
+    /// Shuffle of the samples of an epoch [default: global, or blocks if their sizes are given].
     #[arg(long, value_enum)]
     shuffle: Option<ShuffleArg>,
-    /// Most samples of a run that `--shuffle blocks` keeps together; a run never crosses a shard [default: 1024].
+    /// Maximum run of samples that `--shuffle blocks` keeps together; a run never crosses a shard [default:
+    /// 1024].
     #[arg(long, value_name = "N", conflicts_with = "validation")]
     block_samples: Option<u64>,
-    /// Runs that `--shuffle blocks` shuffles with each other, so about the shards that are open [default: 64].
+    /// Runs that `--shuffle blocks` shuffles with each other, about the number of open shards [default: 64].
     #[arg(long, value_name = "N", conflicts_with = "validation")]
     open_blocks: Option<u64>,
 }
@@ -75,19 +77,19 @@ const OPEN_BLOCKS: u64 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ShuffleArg {
-    /// All samples at once; shard by shard where shards are compressed.
+    /// All samples of the epoch; shard by shard if shards are compressed.
     Global,
-    /// Runs of neighbors, and samples inside windows of runs: for media that are slow to seek.
+    /// Runs of neighbors, and samples within windows of runs: for media that are slow to seek.
     Blocks,
-    /// In the order of the index.
+    /// No shuffle: the order of the index.
     None,
 }
 
 impl StepPlanArgs {
-    /// The shuffle that is asked for.
+    /// Returns the shuffle.
     ///
     /// # Errors
-    /// Sizes of blocks where another shuffle is asked for.
+    /// [`Failure::Misuse`] for block sizes with another shuffle.
     pub(crate) fn shuffle(&self) -> Result<Shuffle, Failure> {
         let ShuffleArgs { shuffle, block_samples, open_blocks } = self.shuffle;
         let has_sizes = block_samples.is_some() || open_blocks.is_some();
@@ -109,13 +111,14 @@ impl StepPlanArgs {
     }
 }
 
-/// Where a run goes on from.
+/// State to resume from.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ResumeArgs {
-    /// Go on from a state that `--state-out` or a loader saved, with any number of ranks.
+    /// Resume from a state that `--state-out` or a loader saved, with any number of ranks.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Resume even if a dataset has changed: it goes on with its next epoch, the others where they were.
+    /// Resume even if a dataset has changed: a changed dataset continues with its next epoch, the others
+    /// where they were.
     #[arg(long, requires = "resume")]
     accept_changed_data: bool,
 }
@@ -133,13 +136,14 @@ fn read_state(path: &Path) -> Result<LoaderState, Failure> {
     LoaderState::from_json(&document).map_err(|error| Failure::from(error).in_file(path))
 }
 
-/// Hard limits of a microbatch.
+/// Caps of a microbatch.
 #[derive(Debug, Args)]
 pub(crate) struct CapArgs {
-    /// Most tokens in a microbatch [planning a dataset: a quarter above the mean unless set].
+    /// Maximum tokens of a microbatch [default: a quarter above the mean if a dataset is planned, else no
+    /// cap].
     #[arg(long, value_name = "N")]
     tokens_max: Option<u64>,
-    /// Most payload bytes in a microbatch.
+    /// Maximum payload bytes of a microbatch.
     #[arg(long, value_name = "N")]
     bytes_max: Option<u64>,
 }
@@ -152,15 +156,15 @@ impl CapArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TailArg {
-    /// They begin a batch that the next epoch fills.
+    /// Start the batch that the next epoch fills.
     Carry,
-    /// They are left out of the epoch.
+    /// Leave them out of the epoch.
     Drop,
-    /// They make a short last batch.
+    /// Make a short last batch of them.
     Short,
 }
 
-/// Reads a strategy; the name of the comparison that looks at no cost is accepted too.
+/// Parses a strategy; `data-blind` is accepted for round robin, `balanced` for search.
 pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
     match name {
         "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
@@ -170,7 +174,8 @@ pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
 }
 
 impl StepPlanArgs {
-    /// Builds the planner over datasets for packed microbatches; step 0 is the first of `epoch`, unless the run is resumed.
+    /// Builds the planner for packed microbatches; step 0 starts at the first sample of `epoch`, unless the
+    /// run is resumed.
     pub(crate) fn planner(
         &self,
         data: impl Into<Mixture>,
@@ -180,7 +185,7 @@ impl StepPlanArgs {
         self.planner_for(Layout::Packed, data, epoch, resume)
     }
 
-    /// Builds the planner for a layout.
+    /// Builds the planner for a layout of microbatches.
     pub(crate) fn planner_for(
         &self,
         layout: Layout,

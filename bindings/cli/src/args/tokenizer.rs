@@ -1,4 +1,4 @@
-//! Texts counted by the model's own tokenizer, for the commands that plan.
+//! Arguments for counting text tokens with the model's own tokenizer and chat template.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,32 +10,33 @@ use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 
 use crate::failure::Failure;
 
-/// How texts are counted [default: estimates].
+/// Counting of text tokens [default: estimates].
 #[derive(Debug, Args)]
 pub(crate) struct TokenizerArgs {
-    /// Count texts exactly, as they are prepared for the model: `tokenizer.json`, or the directory that holds it. The
-    /// counts are kept in the index [default: estimates].
+    /// Count text tokens exactly, as prepared for the model: `tokenizer.json`, or the directory that holds
+    /// it. The counts are kept in the index [default: estimates].
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     #[command(flatten)]
     template: TemplateArgs,
 }
 
-/// How texts become conversations.
+/// Conversion of texts to conversations.
 #[derive(Debug, Args)]
 pub(crate) struct TemplateArgs {
-    /// Chat template in Jinja [default: beside the tokenizer, else the published one of the model's family].
+    /// Chat template, a Jinja file [default: the one next to the tokenizer, else the published one of the
+    /// model family].
     #[arg(long, value_name = "FILE", requires = "tokenizer")]
     chat_template: Option<PathBuf>,
-    /// Question that captions answer [default: captions are learned without a chat template].
+    /// Prompt that captions answer [default: captions are trained on without a chat template].
     #[arg(long, value_name = "TEXT", requires = "tokenizer")]
     question: Option<String>,
 }
 
 impl TokenizerArgs {
-    /// Whose counts the index answers with.
+    /// Returns the counter of text tokens that the index is read with.
     ///
-    /// - `model`: for whom conversations are written; `None` counts the bare words
+    /// - `model`: writes conversations in the chat format of this model; `None` counts the bare text
     pub(crate) fn token_counts(&self, model: Option<&ModelSpec>) -> Result<TokenCounts, Failure> {
         let Some(file) = &self.tokenizer else { return Ok(TokenCounts::Estimated) };
         let Some(model) = model else {
@@ -47,7 +48,7 @@ impl TokenizerArgs {
 }
 
 impl TemplateArgs {
-    /// Settings of a preparer of a model, with its tokenizer and template.
+    /// Returns a preparer builder for the model, with its tokenizer and template.
     pub(crate) fn preparer(&self, model: &ModelSpec, tokenizer: &Path) -> Result<PreparerBuilder, Failure> {
         let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
         if let Some(file) = &self.chat_template {

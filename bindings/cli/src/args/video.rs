@@ -1,21 +1,21 @@
-//! The arguments that say which frames of videos are shown to the model.
+//! Arguments for the sampling of video frames.
 
 use clap::{Args, ValueEnum};
 use dflop_loader::decode::VideoSampling;
 
 use crate::failure::Failure;
 
-/// Which frames of videos are taken; needs a build with the feature `video`.
+/// Sampling of video frames; needs a build with the feature `video`.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Videos, in a build with the feature `video`")]
 pub(crate) struct VideoArgs {
-    /// Which frames of a video are shown to the model; an index that was made for others is made anew [default: fps].
+    /// Sampling of video frames; an index built with another sampling is rebuilt [default: fps].
     #[arg(id = "video_sampling", long = "video-sampling", value_enum, value_name = "HOW")]
     sampling: Option<SamplingArg>,
-    /// Frames of a video: with `uniform` so many, else so many at most [default: 64].
+    /// Frames per video: exactly this many with `uniform`, otherwise at most this many [default: 64].
     #[arg(id = "video_frames", long = "video-frames", value_name = "N")]
     frames: Option<u32>,
-    /// With `fps`, frames of a second of video [default: 2].
+    /// Frames per second of video, with `fps` [default: 2].
     #[arg(id = "video_fps", long = "video-fps", value_name = "F")]
     per_second: Option<f64>,
 }
@@ -24,17 +24,17 @@ pub(crate) struct VideoArgs {
 enum SamplingArg {
     /// Frames evenly spread over the video.
     Uniform,
-    /// So many frames of each second.
+    /// A number of frames per second of video.
     Fps,
-    /// Frames that are coded without others.
+    /// Keyframes, which are coded without reference to other frames.
     Keyframes,
 }
 
 impl VideoArgs {
-    /// The sampling that is asked for; `None` if none of the arguments is given.
+    /// Returns the sampling; `None` if no argument is given.
     ///
     /// # Errors
-    /// In a build without the feature `video`, and of a rate for frames that are not taken by rate.
+    /// [`Failure::Misuse`] in a build without the feature `video`, and for a rate without `fps`.
     pub(crate) fn sampling(&self) -> Result<Option<VideoSampling>, Failure> {
         let given = [
             ("--video-sampling", self.sampling.is_some()),
@@ -48,7 +48,7 @@ impl VideoArgs {
         }
         let how = self.sampling.unwrap_or(SamplingArg::Fps);
         if how != SamplingArg::Fps && self.per_second.is_some() {
-            let reason = "only with `--video-sampling fps`";
+            let reason = "needs `--video-sampling fps`";
             return Err(Failure::Misuse(format!("invalid `--video-fps`: {reason}")));
         }
         let (rate, most) = defaults();
@@ -62,16 +62,16 @@ impl VideoArgs {
         }))
     }
 
-    /// The sampling of an index.
+    /// Returns the sampling of an index, the library's default unless arguments are given.
     ///
     /// # Errors
-    /// As [`Self::sampling`].
+    /// The same as for [`Self::sampling`].
     pub(crate) fn of_index(&self) -> Result<VideoSampling, Failure> {
         Ok(self.sampling()?.unwrap_or_default())
     }
 }
 
-/// Rate and most frames of the library's default.
+/// Rate and maximum number of frames of the library's default.
 fn defaults() -> (f64, u32) {
     match VideoSampling::default() {
         VideoSampling::Fps { per_second, frames_max } => (per_second, frames_max),
@@ -112,7 +112,7 @@ mod tests {
         let keys = sampling(Some(SamplingArg::Keyframes), Some(4), None);
         assert_eq!(keys, VideoSampling::Keyframes { frames_max: 4 });
         let refused = misuse(&args(Some(SamplingArg::Uniform), None, Some(1.0)));
-        assert!(refused.contains("`--video-fps`: only with"), "{refused}");
+        assert!(refused.contains("`--video-fps`: needs"), "{refused}");
     }
 
     #[cfg(not(feature = "video"))]

@@ -1,4 +1,4 @@
-//! `dflop accuracy`: a profile held against observations.
+//! `dflop accuracy`: compares the predictions of a profile with other measurements.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use crate::output::{Output, write_json};
 use crate::report::render_accuracy;
 use dflop_loader::model_source::read_profile;
 
-/// Compare what a measured profile predicts with other measurements: errors by module, part and size.
+/// Compare the predictions of a measured profile with other measurements: errors by module, part and size.
 #[derive(Debug, Args)]
 pub(crate) struct AccuracyArgs {
     /// Measured profile that predicts: a CSV file, or a directory of them.
     #[arg(long, value_name = "DIR_OR_FILE")]
     profile: PathBuf,
-    /// Measurements to predict, in the same schema.
+    /// Measurements to predict, in the schema of profiles: a CSV file, or a directory of them.
     #[arg(long, value_name = "DIR_OR_FILE")]
     observed: PathBuf,
     /// Write an HTML page with a chart for each module.
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &AccuracyArgs, out: &mut Output) -> Result<(), Failure> 
     if args.json { write_json(out, &json) } else { print(out, &json) }
 }
 
-/// What the head of the page says.
+/// Labels and values at the head of the HTML page.
 fn entries(json: &AccuracyJson<'_>) -> Vec<(String, String)> {
     let device = |device: Option<&str>| device.unwrap_or("not stated").to_owned();
     [
@@ -90,7 +90,7 @@ fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {
     print_errors(out, "all", &accuracy.errors)?;
     writeln!(
         out,
-        "{} of the points are within the stated uncertainty; {} are beyond the measured shapes",
+        "{} of the points are within the stated uncertainty; {} are extrapolated beyond the measured shapes",
         shown_percent(accuracy.within_uncertainty),
         accuracy.extrapolated
     )?;

@@ -1,4 +1,4 @@
-//! `dflop balance`: solves one partition problem.
+//! `dflop balance`: solves one partition or pipeline instance.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -18,31 +18,31 @@ use crate::output::{Output, write_json};
 /// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
 #[derive(Debug, Args)]
 pub(crate) struct BalanceArgs {
-    /// Instance: JSON with `n`, `m`, `c`, `d` in ns, optionally `tok` and `bytes`; may be gzipped.
+    /// Instance file: JSON with `n`, `m`, `c`, `d` in ns, optionally `tok` and `bytes`; may be gzipped.
     #[arg(long, value_name = "FILE")]
     instance: PathBuf,
-    /// What is minimized.
+    /// Quantity to minimize.
     #[arg(long, value_enum, default_value_t = Objective::Partition)]
     objective: Objective,
-    /// Data-parallel ranks; needed by the objectives with a pipeline.
+    /// Number of data-parallel ranks; required by `pipeline` and `min-max`.
     #[arg(long, value_name = "D", required_if_eq_any(PIPELINES))]
     dp: Option<usize>,
-    /// Pipeline stages of every module, such as `1,3`; needed by the objectives with a pipeline.
+    /// Pipeline stages of every module, such as `1,3`; required by `pipeline` and `min-max`.
     #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq_any(PIPELINES))]
     stages: Option<Vec<usize>>,
     /// Data-parallel ranks of the encoders, if not `--dp`: one number for all modules but the last, or one
-    /// each. Their items of a slot are then shared by these ranks, whichever pipeline they are for.
+    /// per module. These ranks share the encoder items of a microbatch position over all pipelines.
     #[arg(long, value_name = "D", value_delimiter = ',')]
     encoder_dp: Option<Vec<usize>>,
-    /// Strategy: `search`, `exact` (small instances, proven), `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin`
-    /// (also `data-blind`).
+    /// Strategy: `search`, `exact` (small instances, with proof), `multi_lpt`, `kk`, `lpt`, `random`, or
+    /// `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
-    /// Work units that the search spends, about: the same answer on every machine [default: 20000; 4000000 if exact].
+    /// Search effort in work units, the same answer on every machine [default: 20000; 4000000 if exact].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
     work: Option<u64>,
-    /// Milliseconds that the search may take, for use offline: if they cut it short, the answer depends on the machine,
-    /// and says so.
+    /// Time limit of the search in milliseconds, for offline use; an answer cut short depends on the machine
+    /// and is reported as such.
     #[arg(long, value_name = "T")]
     deadline_ms: Option<u64>,
     #[command(flatten)]
@@ -58,13 +58,13 @@ enum Objective {
     Partition,
     /// The 1F1B makespan of the slowest rank.
     Pipeline,
-    /// The same by order alone, after the largest sum in one group: to compare with.
+    /// The 1F1B makespan of the slowest rank, after the largest group sum is minimized: a baseline.
     MinMax,
 }
 
-/// Objectives that need a pipeline.
+/// Objectives that need a pipeline, by argument and value.
 const PIPELINES: [(&str, &str); 2] = [("objective", "pipeline"), ("objective", "min-max")];
-/// Work units that a search for pipelines does in a millisecond, about: a deadline plans as much.
+/// Work units of the pipeline search per millisecond, roughly; converts a deadline to work units.
 const PIPELINE_WORK_PER_MS: u64 = 14_000;
 
 #[derive(Debug, Serialize)]
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-/// The pipeline that the arguments describe; the last module is the LLM.
+/// Returns the pipeline that the arguments describe; the last module is the LLM.
 fn pipeline_config(
     args: &BalanceArgs,
     instance: &Instance,
@@ -160,7 +160,7 @@ fn budget(args: &BalanceArgs) -> Budget {
             let end = Instant::now() + Duration::from_millis(milliseconds);
             let work = match args.objective {
                 Objective::Partition => u64::MAX,
-                // Cooling has to know its end.
+                // The search anneals: its cooling schedule needs the total effort in advance.
                 Objective::Pipeline | Objective::MinMax => milliseconds.saturating_mul(PIPELINE_WORK_PER_MS),
             };
             Budget::work(work).deadline(move || Instant::now() >= end)

@@ -1,4 +1,4 @@
-//! `dflop demo`: the whole path on a dataset that it makes itself.
+//! `dflop demo`: runs the whole path, from shards to training and a report, on a dataset that it creates.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use crate::output::{Output, runtime, shown_bytes, write_json};
 use crate::progress::{Bars, bar};
 use crate::report::{RankTimeline, Report, StrategyView, render};
 
-/// Samples of the dataset; the global batch divides them.
+/// Samples of the dataset, a multiple of the global batch.
 const SAMPLES: usize = 512;
 const GLOBAL_BATCH: u64 = 128;
 const DP_SIZE: usize = 4;
@@ -35,13 +35,13 @@ const MICROBATCHES: usize = 8;
 const STAGES: [usize; 3] = [1, 1, 4];
 const MODEL: &str = "omni-7b";
 const DEVICE: &str = "h100";
-/// Work units of the search for one step: some tens of milliseconds, hidden behind a step of seconds.
+/// Search effort per step in work units: tens of milliseconds, overlapped with a step of seconds.
 const WORK: u64 = 200_000;
 
-/// Make a small multimodal dataset, index, plan, stream and balance it, and write a report.
+/// Create a small multimodal dataset, index, plan, stream and balance it, train on it, and write a report.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Directory of the dataset and the report.
+    /// Directory for the dataset and the report.
     #[arg(long, value_name = "DIR", default_value = "dflop-demo")]
     out: PathBuf,
     /// Seed of the dataset and of its order.
@@ -60,7 +60,7 @@ struct DemoReport {
     data_blind_seconds: f64,
     /// Mean measured step.
     balanced_seconds: f64,
-    /// Measured.
+    /// Ratio of the measured steps.
     speedup: f64,
     is_simulated: bool,
     /// Timed steps of each strategy.
@@ -196,7 +196,7 @@ fn write_report(
             label("Model", MODEL.into()),
             label("Device", format!("{DEVICE}, a stated rate")),
             label("Cluster", format!("{DP_SIZE} DP ranks x {} stages", STAGES.iter().sum::<usize>())),
-            label("Schedule", format!("1F1B, {MICROBATCHES} microbatches a rank")),
+            label("Schedule", format!("1F1B, {MICROBATCHES} microbatches per rank")),
             label("Global batch", format!("{GLOBAL_BATCH} samples")),
             label("Data", format!("{} samples, {}", data.samples, shown_bytes(data.bytes))),
             label("Steps", format!("{}", planner.steps().per_epoch())),
@@ -219,7 +219,7 @@ fn write_report(
             "Data-blind deals the global order round robin over ranks and microbatches. Both cuts hold the same \
              samples, and every microbatch carries its number of target tokens, so the gradient is the same."
                 .into(),
-            "Sizes of images, clips and texts follow published datasets; what they show is made up.".into(),
+            "Sizes of images, audio clips and texts follow published datasets; their content is synthetic.".into(),
         ],
     };
     let temporary = path.with_extension("html.partial");
@@ -227,7 +227,7 @@ fn write_report(
     Ok(std::fs::rename(temporary, path)?)
 }
 
-/// A strategy's figures, and the charts of its first step where they are shown.
+/// Collects a strategy's results, and the charts of its first step if `is_shown`.
 fn view(planner: &StepPlanner, report: &StrategyReport, is_shown: bool) -> Result<StrategyView, Failure> {
     let mut view = StrategyView {
         name: report.name.to_owned(),
@@ -262,7 +262,7 @@ fn view(planner: &StepPlanner, report: &StrategyReport, is_shown: bool) -> Resul
     Ok(view)
 }
 
-/// Whole-module seconds by rank, microbatch and module.
+/// Returns whole-module seconds by rank, microbatch and module.
 fn microbatch_seconds(plan: &StepPlan) -> Vec<Vec<Vec<f64>>> {
     let seconds = |places: &Vec<u32>| -> Vec<f64> {
         let module_ns = |module: usize| {

@@ -1,4 +1,4 @@
-//! `dflop index`: writes the index.
+//! `dflop index`: builds the index of a dataset.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,28 +17,28 @@ use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::output::{Output, print_skipped, shown_bytes, write_json};
 
-/// Write the index: where each sample lies and what shape it has, from headers.
+/// Write the index: location and shape of every sample, from headers.
 ///
-/// An index that fits the shards is kept. Bad samples and shards are listed and are no failure.
+/// An index that fits the shards is kept. Bad samples and shards are listed; they do not fail the command.
 #[derive(Debug, Args)]
 pub(crate) struct IndexArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
-    /// Directory of the index [default: `.dflop` beside the shards, or the user's cache directory].
+    /// Directory of the index [default: `.dflop` next to the shards, or the user's cache directory].
     #[arg(long, visible_alias = "index", value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Make the index anew.
+    /// Rebuild the index even if one fits the shards.
     #[arg(long)]
     rebuild: bool,
-    /// Decode every field as well, so that every bad sample is known ahead; makes the index anew.
+    /// Also decode every field, so that every bad sample is known in advance; rebuilds the index.
     #[arg(long)]
     verify: bool,
-    /// What files of other tools beside the shards are used for.
+    /// Use of index files that other tools left next to the shards.
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     foreign: Foreign,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Model for which conversations are written before they are counted [default: the bare words are].
+    /// Model whose chat format texts are counted in [default: the bare text is counted].
     #[arg(long, value_name = "NAME|DIR", requires = "tokenizer")]
     model: Vec<String>,
     #[command(flatten)]
@@ -48,15 +48,15 @@ pub(crate) struct IndexArgs {
     json: bool,
 }
 
-/// Use of what Energon, wids and webshart left beside the shards; the index is the same with each.
+/// Use of the index files of Energon, wids and webshart next to the shards; it never changes the index.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 enum Foreign {
-    /// Not looked at.
+    /// Ignore them.
     Ignore,
-    /// Compared; differences are warnings.
+    /// Compare with them; differences are warnings.
     #[default]
     Check,
-    /// Compared, and headers are read where they say that headers are.
+    /// Compare with them, and take the locations of headers from them.
     Follow,
 }
 
@@ -80,10 +80,10 @@ struct IndexReport<'a> {
     path: Option<String>,
     skipped: &'a [Skipped],
     warnings: &'a [String],
-    /// Digest of the counter of texts that was asked for.
+    /// Digest of the token counter, if counts were requested.
     #[serde(rename = "text_counts", skip_serializing_if = "Option::is_none")]
     token_counts: Option<&'a str>,
-    /// Which frames of videos the index counts.
+    /// Sampling of video frames that the shapes in the index assume.
     #[serde(skip_serializing_if = "Option::is_none")]
     video_sampling: Option<VideoSampling>,
 }

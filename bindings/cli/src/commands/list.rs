@@ -1,4 +1,4 @@
-//! `dflop list`: a line per sample.
+//! `dflop list`: prints a line per sample.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -26,7 +26,7 @@ use crate::output::{Output, print_skipped, runtime, write_json};
 pub(crate) struct ListArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
     let shards = args.dataset.shards()?;
     let runtime = runtime()?;
     let result = runtime.block_on(list(shards, out, args.json));
-    // Standard input may still be waited for; it must not hold up the end.
+    // A thread may still block in a read of standard input, which cannot be canceled; do not wait for it.
     runtime.shutdown_background();
     let (samples, bad) = result?;
     if bad.is_empty() && samples > 0 {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
     Err(Failure::Failed(format!("{what}\n{details}").trim_end().to_owned()))
 }
 
-/// Lists all shards; returns the number of samples, and what is bad.
+/// Lists all shards; returns the number of samples, and the bad entries.
 async fn list(shards: Vec<Shard>, out: &mut Output, is_json: bool) -> Result<(u64, Vec<Skipped>), Failure> {
     let (mut samples, mut bad) = (0u64, Vec::new());
     let mut items = scan_shards(shards);

@@ -1,4 +1,4 @@
-//! `dflop memory`: what every pipeline stage of a model needs.
+//! `dflop memory`: predicts the memory of every pipeline stage of a model.
 
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -25,37 +25,37 @@ const GIB: f64 = 1_073_741_824.0;
 pub(crate) struct MemoryArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Tokens inside every module of the largest microbatch on a rank: patches of encoders, positions of the LLM.
+    /// Tokens per module of the largest microbatch on a rank: patches of encoders, positions of the LLM.
     #[arg(long, value_name = "N,N", value_delimiter = ',', required = true)]
     tokens: Vec<u64>,
     /// Tensor-parallel degree of every module, such as `1,4` [default: 1 each].
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     tp: Option<Vec<NonZeroU32>>,
-    /// Pipeline stages of every module, such as `1,3`, of as equal layers as can be [default: one each].
+    /// Pipeline stages of every module, such as `1,3`, with layers as even as possible [default: one each].
     #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "layers")]
     stages: Option<Vec<NonZeroU32>>,
-    /// Layers of every stage of a module, such as `10,9,9`; once for each module.
+    /// Layers of every stage of a module, such as `10,9,9`; once per module.
     #[arg(long, value_name = "N,N")]
     layers: Vec<String>,
     /// Microbatches of a step on one DP rank.
     #[arg(long, value_name = "M", default_value_t = NonZeroU32::MIN)]
     microbatches: NonZeroU32,
-    /// DP ranks that share the optimizer's state (ZeRO stage 1).
+    /// DP ranks that shard the optimizer state (ZeRO stage 1).
     #[arg(long, value_name = "R", default_value_t = NonZeroU32::MIN)]
     optimizer_ranks: NonZeroU32,
     /// Accumulate gradients in 32 bits.
     #[arg(long)]
     f32_gradients: bool,
-    /// Norms and inputs are split over the TP ranks as well.
+    /// Shard norms and inputs over the TP ranks too (sequence parallelism).
     #[arg(long)]
     sequence_parallel: bool,
-    /// The LLM runs as in transformers: only its attention is fused.
+    /// Assume the LLM of transformers: only its attention is fused.
     #[arg(long)]
     unfused: bool,
-    /// What every stage needs besides: communication, workspaces, fragmentation.
+    /// Additional memory of every stage in GiB: communication buffers, workspaces, fragmentation.
     #[arg(long, value_name = "GIB", default_value_t = 0.0)]
     buffers_gib: f64,
-    /// Memory of a device: says what fits.
+    /// Memory of a device in GiB; reports whether every stage fits.
     #[arg(long, value_name = "GIB")]
     memory_gib: Option<f64>,
     /// Print one JSON object.
@@ -84,7 +84,7 @@ struct StageReport {
     working_set_bytes: u64,
     buffer_bytes: u64,
     total_bytes: u64,
-    /// What is left of the device, below 0 where it does not fit.
+    /// Free memory of the device; negative if the stage does not fit.
     headroom_bytes: Option<i128>,
     is_measured: bool,
 }
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &MemoryArgs, out: &mut Output) -> Result<(), Failure> {
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-/// The model of memory that the arguments ask for, measured where the profile has bytes.
+/// Builds the memory model of the arguments, from measurements for modules whose profile has bytes.
 fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'a>, Failure> {
     let training = &args.model.training;
     let frozen = training.freeze.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Commands of the program: each file or directory has the arguments of one command and runs it.
+//! Commands of the program; each file or directory defines the arguments of one command and runs it.
 
 mod accuracy;
 mod balance;
@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::reexec::Invocation;
 
-/// A command with its arguments. The order is that of `dflop --help`.
+/// A command with its arguments, in the order of `dflop --help`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Demo(demo::DemoArgs),

@@ -1,4 +1,4 @@
-//! `dflop pack`: makes shards of a directory or a manifest.
+//! `dflop pack`: writes shards from a directory or a manifest.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,28 +14,28 @@ use crate::failure::Failure;
 use crate::output::{Output, shown_bytes, write_json};
 use crate::progress::Bars;
 
-/// Make shards of a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
+/// Write shards from a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
 ///
-/// What cannot be packed is listed and is no failure.
+/// Files that cannot be packed are listed; they do not fail the command.
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
     /// Directory, or JSON, JSONL or CSV manifest.
     source: PathBuf,
-    /// Directory of the shards, or the URL of one, such as `s3://bucket/prefix/`; must not hold shards yet.
+    /// Directory or URL of the shards, such as `s3://bucket/prefix/`; must not contain shards yet.
     out: PathBuf,
-    /// Size at which the next shard begins, before compression.
+    /// Size in bytes at which the next shard starts, before compression.
     #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
     shard_bytes: u64,
-    /// Number of samples at which the next shard begins [default: any].
+    /// Number of samples at which the next shard starts [default: no limit].
     #[arg(long, value_name = "N")]
     shard_samples: Option<u64>,
-    /// Do not write the index; commands that need it make it on first use.
+    /// Do not write the index; commands that need it build it on first use.
     #[arg(long)]
     no_index: bool,
-    /// Compress shards with Zstandard; such shards cannot be read by range.
+    /// Compress shards with Zstandard; ranges of such shards cannot be read.
     #[arg(long)]
     zstd: bool,
-    /// Directory that a manifest's paths are relative to [default: the manifest's own].
+    /// Directory that the paths of a manifest are relative to [default: the manifest's directory].
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Print one JSON object.

@@ -1,4 +1,4 @@
-//! `dflop profile`: measures a model's stages on this device.
+//! `dflop profile`: measures the modules of a model on this machine's CPU, and checks profiles.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,22 +18,24 @@ use crate::output::{Output, shown_bytes, write_json};
 use dflop_loader::model_directory::ModelDirectory;
 use dflop_loader::model_source::{checkpoint_path, read_profile};
 
-/// Measure stages of a model on this machine's CPU through the executor, into a profile that `--profile` reads.
+/// Measure the modules of a model on this machine's CPU, through the executor, into a profile that
+/// `--profile` reads.
 ///
-/// Runs forward, backward and optimizer of every module at shapes that are chosen until predictions between them are
-/// within the error bound. With one thread CPU time is measured, with several the time on the wall.
+/// Runs forward, backward and optimizer of every module at shapes that are chosen until predictions between
+/// them are within the error bound. With one thread CPU time is measured, with several wall time.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
-    /// Model preset, or the directory of a checkpoint with its `config.json`; an unknown name lists the presets.
+    /// Model preset, or the directory of a checkpoint with its `config.json`; an unknown name lists the
+    /// presets.
     #[arg(long, value_name = "NAME|DIR")]
     model: String,
-    /// Directory of the profile; made if it is not there, a file for each model.
+    /// Directory for the profile, one file per model; created if it does not exist.
     #[arg(long, value_name = "DIR", required_unless_present = "profile")]
     out: Option<PathBuf>,
-    /// Check this measured profile, measure none.
+    /// Measure nothing, check this measured profile instead.
     #[arg(long, value_name = "DIR_OR_FILE", conflicts_with = "out", requires = "check")]
     profile: Option<PathBuf>,
-    /// Threads that compute.
+    /// Number of threads that compute.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
     /// Longest sequence, and most tokens of a microbatch inside a module.
@@ -42,19 +44,21 @@ pub(crate) struct ProfileArgs {
     /// Relative error of interpolation below which no further shapes are measured.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     error_bound: f64,
-    /// Time to measure for; the round that is under way is ended.
+    /// Time to measure for, in seconds; the round in progress is completed.
     #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
     seconds_max: f64,
-    /// Layers of each module that run, for models that do not fit into memory: times of all are in proportion [default: all].
+    /// Layers of each module to run, for models that do not fit into memory; times are scaled to all layers
+    /// [default: all].
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
     /// Seed of weights and of the check's microbatches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Hold the profile against drawn microbatches of mixed samples that run; fails if it is out of bounds.
+    /// Compare the profile with random microbatches of mixed samples that run; fails if errors are out of
+    /// bounds.
     #[arg(long, conflicts_with = "layers")]
     check: bool,
-    /// Microbatches of the check.
+    /// Number of microbatches of the check.
     #[arg(long, value_name = "N", default_value_t = 48, requires = "check")]
     microbatches: usize,
     /// Runs of each microbatch of the check, at least 5.
@@ -92,7 +96,7 @@ struct ModuleJson {
     shapes: usize,
     attention_lengths: usize,
     rounds: usize,
-    /// The largest error that is left between measured shapes, as far as it is known.
+    /// Largest known interpolation error that is left between measured shapes.
     error_max: Option<f64>,
     intervals_open: usize,
     tokens: u32,
@@ -111,7 +115,7 @@ pub(crate) fn run(args: &ProfileArgs, out: &mut Output) -> Result<(), Failure> {
             (Some(measured), profile)
         }
         (None, Some(path)) => (None, read_profile(path)?),
-        (None, None) => return Err(Failure::Misuse("name a directory with `--out`".to_owned())),
+        (None, None) => return Err(Failure::Misuse("give a directory with `--out`".to_owned())),
     };
     let report = if args.check { Some(run_check(args, &model, &device, &profile)?) } else { None };
     let json =
@@ -145,7 +149,7 @@ fn check_arguments(args: &ProfileArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The model that runs and is predicted: a preset, or that of a directory.
+/// Returns the model to run and predict: a preset, or the model of a directory.
 fn model(name: &str) -> Result<MeasuredModel, Failure> {
     let spec = spec_of(&[name.to_owned()])?;
     Ok(match checkpoint_path(name).map(ModelDirectory::open).transpose()? {
@@ -198,13 +202,13 @@ fn run_check(
     Ok(check(model, &predictor, device, &options, say)?)
 }
 
-/// Prints what was done on standard error.
+/// Prints a line of progress on standard error.
 #[expect(clippy::print_stderr, reason = "progress goes to standard error")]
 fn say(line: &str) {
     eprintln!("{line}");
 }
 
-/// A model's name as a file can have it.
+/// Replaces the characters of a model's name that file names should not have.
 fn file_stem(name: &str) -> String {
     name.chars()
         .map(|letter| if letter.is_alphanumeric() || "-_.".contains(letter) { letter } else { '-' })

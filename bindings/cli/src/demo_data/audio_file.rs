@@ -1,4 +1,4 @@
-//! Speech to files: FLAC and WAV, 16 bits, mono.
+//! Encodes speech as FLAC and WAV files, 16 bits, mono.
 
 use std::io::{self, Cursor};
 
@@ -12,7 +12,7 @@ use super::speech::SAMPLE_RATE_HZ;
 
 const BITS: u16 = 16;
 
-/// Encodes samples as FLAC, with the fixed predictors only: whole numbers, the same on every machine.
+/// Encodes samples as FLAC, with the fixed predictors only: integer arithmetic, the same on every machine.
 ///
 /// # Errors
 /// If the encoder refuses the samples.
@@ -24,7 +24,7 @@ pub(super) fn encode_flac(samples: &[i16]) -> io::Result<Vec<u8>> {
     let source = MemSource::from_samples(&samples, 1, usize::from(BITS), SAMPLE_RATE_HZ as usize);
     let mut stream = flacenc::encode_with_fixed_block_size(&settings, source, settings.block_size)
         .map_err(|error| io::Error::other(error.to_string()))?;
-    // RFC 9639, section 8.2: the last block does not count; with two sizes, readers expect variable blocks
+    // RFC 9639, section 8.2: the last block does not count. With two sizes, readers expect variable blocks.
     let block = settings.block_size;
     let sizes = stream.stream_info_mut().set_block_sizes(block, block);
     sizes.map_err(|error| io::Error::other(error.to_string()))?;
@@ -36,7 +36,7 @@ pub(super) fn encode_flac(samples: &[i16]) -> io::Result<Vec<u8>> {
 /// Encodes samples as WAV.
 ///
 /// # Errors
-/// None that happens in memory; the encoder's type has them.
+/// None in memory; the signature follows the encoder.
 pub(super) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
     let spec = hound::WavSpec {
         channels: 1,

@@ -1,8 +1,8 @@
-//! Makes a small multimodal dataset to try the tools on: real files, made-up content.
+//! Generates a small multimodal dataset: real file formats, synthetic content.
 //!
-//! The shards hold JPEG images, FLAC and WAV clips, text and conversations in the WebDataset layout. What
-//! they show is synthetic; how large they are follows published datasets ([`quantiles`]), because sizes are
-//! what makes samples cost more or less. The same seed gives the same bytes, whatever the number of threads.
+//! The shards hold JPEG images, FLAC and WAV audio, text and conversations in the WebDataset layout. The
+//! content is synthetic; the sizes follow published datasets ([`quantiles`]), because sizes determine what
+//! samples cost. The same seed gives the same bytes for any number of threads.
 
 mod audio_file;
 mod photo;
@@ -22,15 +22,15 @@ use std::thread;
 
 use dflop_loader::progress::Progress;
 
-/// Most shards that a dataset is cut into.
+/// Maximum number of shards of a dataset.
 const SHARDS_MAX: usize = 8;
 
-/// What was written.
+/// Shards that were written, and their size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DemoData {
-    /// The shards, in order.
+    /// Paths of the shards, in order.
     pub(crate) shards: Vec<PathBuf>,
-    /// Samples in all shards.
+    /// Number of samples in all shards.
     pub(crate) samples: u64,
     /// Size of all shards.
     pub(crate) bytes: u64,
@@ -38,11 +38,11 @@ pub(crate) struct DemoData {
 
 /// Writes `samples` samples into the directory, as up to 8 shards `demo-000.tar`, `demo-001.tar`, ….
 ///
-/// The directory is made if need be; shards of these names are replaced, each in one go, and other files are
-/// left alone. 512 samples are about 37 MB.
+/// The directory is created if it does not exist. Shards of these names are replaced, each atomically; other
+/// files are not touched. 512 samples are about 37 MB.
 ///
 /// # Errors
-/// Whatever keeps the directory or a shard from being written.
+/// If the directory or a shard cannot be written.
 pub(crate) fn write_demo_data(
     directory: &Path,
     samples: usize,
@@ -57,7 +57,7 @@ pub(crate) fn write_demo_data(
     Ok(DemoData { shards, samples: samples as u64, bytes: bytes.iter().sum() })
 }
 
-/// The samples of each shard, as even as can be.
+/// Returns the samples of each shard, as even as possible.
 fn cut(samples: usize) -> Vec<Range<usize>> {
     let shards = samples.min(SHARDS_MAX);
     (0..shards).map(|shard| samples * shard / shards..samples * (shard + 1) / shards).collect()
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(made.samples, SAMPLES as u64);
         assert_eq!(made.bytes, shards.iter().map(|shard| shard.len() as u64).sum::<u64>());
         let files = std::fs::read_dir(directory.path().join("new")).unwrap().count();
-        assert_eq!(files, made.shards.len(), "nothing but shards is left behind");
+        assert_eq!(files, made.shards.len(), "only shards remain");
         shards
     }
 

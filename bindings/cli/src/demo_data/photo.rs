@@ -1,4 +1,4 @@
-//! Made-up photos: a sky, a ground, some shapes, and texture that compresses as a photo does.
+//! Generates photos: a sky, a ground, some shapes, and texture that compresses as a photo does.
 
 use std::io;
 
@@ -6,16 +6,16 @@ use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
 use super::rng::Rng;
 
-/// Quality of photos, of 100.
+/// JPEG quality of photos, of 100.
 const QUALITY: u8 = 75;
-/// Texture: distance of random values in pixels, and how far they go up and down.
+/// Octaves of the texture: distance of random values in pixels, and their amplitude.
 const OCTAVES: [(usize, i32); 3] = [(64, 26), (16, 16), (4, 7)];
-/// Grain of a single pixel, up and down.
+/// Amplitude of the noise of a single pixel.
 const GRAIN: i32 = 4;
 
 type Color = [i32; 3];
 
-/// Makes a photo of this size as a JPEG file.
+/// Generates a photo of this size as a JPEG file.
 ///
 /// # Errors
 /// If the encoder refuses the size.
@@ -57,12 +57,12 @@ pub(super) fn encode_jpeg(
     Ok(file)
 }
 
-/// What is behind the texture.
+/// Background and shapes below the texture.
 struct Scene {
     /// Row where the sky ends.
     horizon: usize,
     height: usize,
-    /// Colors of the sky from above to the horizon, and of the ground from there down.
+    /// Colors of the sky from the top to the horizon, and of the ground from there down.
     background: [Color; 4],
     shapes: Vec<Shape>,
 }
@@ -89,7 +89,7 @@ impl Scene {
     }
 }
 
-/// An ellipse or a rectangle, lit from above.
+/// Ellipse or rectangle, lit from above.
 struct Shape {
     is_ellipse: bool,
     center: [f64; 2],
@@ -119,7 +119,7 @@ impl Shape {
     }
 }
 
-/// Random values on a grid, joined by straight lines: value noise.
+/// Value noise: random values on a grid, interpolated linearly.
 struct Octave {
     cell: usize,
     columns: usize,

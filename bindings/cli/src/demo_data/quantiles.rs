@@ -1,23 +1,23 @@
-//! How large real samples are: quantiles of published datasets.
+//! Draws the sizes of samples from quantiles of published datasets.
 //!
 //! A table holds 21 quantiles, from the smallest value in steps of 5 % to the largest; a value is drawn by
-//! linear interpolation between neighbors. Sizes come from file headers and metadata alone.
+//! linear interpolation between neighbors. Sizes come from file headers and metadata only.
 //!
 //! # Source
 //! - Photos: 159 images of COCO 2017 (Lin et al., arXiv:1405.0312; annotations CC BY 4.0).
-//! - Receipts: 626 scans of ICDAR 2019 SROIE (Huang et al., arXiv:2103.10213). The largest 15 % are scanned at
-//!   4961 x 7016; images above 2.5 megapixels are scaled down here, to keep the dataset small.
-//! - Speech: 32,484 utterances of `LibriSpeech` (Panayotov et al., 2015; CC BY 4.0): dev-clean, test-clean,
-//!   train-clean-100, those of 3 s and more. The last entry is the 99th percentile in place of the maximum.
+//! - Receipts: 626 scans of ICDAR 2019 SROIE (Huang et al., arXiv:2103.10213). The largest 15 % are scanned
+//!   at 4961 x 7016; images above 2.5 megapixels are scaled down here, to keep the dataset small.
+//! - Speech: 32,484 utterances of `LibriSpeech` (Panayotov et al., 2015; CC BY 4.0): dev-clean, test-clean
+//!   and train-clean-100, from 3 s on. The last entry is the 99th percentile instead of the maximum.
 //! - Text: words of instruction and answer of 999 Alpaca samples (Taori et al., 2023), as `LLaMA-Factory`
 //!   ships them for demonstration (Apache-2.0).
 
 use super::rng::Rng;
 
-/// Entries of a table.
+/// Number of entries of a table.
 const ENTRIES: usize = 21;
 
-/// Most pixels of an image.
+/// Maximum pixels of an image.
 const PIXELS_MAX: f64 = 2.5e6;
 
 /// A distribution, given by its quantiles in ascending order.
@@ -34,11 +34,11 @@ impl Quantiles {
     }
 }
 
-/// Megapixels and aspect ratios of images of one kind, drawn apart from each other.
+/// Megapixels and aspect ratios of images of one kind, drawn independently.
 #[derive(Debug)]
 pub(super) struct ImageSizes {
     megapixels: Quantiles,
-    /// Width / height.
+    /// Width over height.
     aspect_ratios: Quantiles,
 }
 
@@ -51,7 +51,7 @@ impl ImageSizes {
     }
 }
 
-/// COCO.
+/// Sizes of COCO photos.
 pub(super) const PHOTO_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.167, 0.188, 0.188, 0.226, 0.251, 0.268, 0.272, 0.273, 0.273, 0.273, 0.273, 0.274, 0.296, 0.306,
@@ -63,7 +63,7 @@ pub(super) const PHOTO_SIZES: ImageSizes = ImageSizes {
     ]),
 };
 
-/// SROIE.
+/// Sizes of SROIE scans.
 pub(super) const RECEIPT_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.28, 0.66, 0.739, 0.788, 0.877, 0.928, 0.992, 1.055, 1.136, 1.281, 1.428, 1.546, 1.641, 1.667, 1.76,
@@ -75,13 +75,13 @@ pub(super) const RECEIPT_SIZES: ImageSizes = ImageSizes {
     ]),
 };
 
-/// `LibriSpeech`, seconds.
+/// Durations of `LibriSpeech` utterances, in seconds.
 pub(super) const SPEECH_SECONDS: Quantiles = Quantiles([
     3.0, 4.17, 5.38, 6.88, 8.43, 9.99, 11.28, 12.22, 12.84, 13.31, 13.7, 14.03, 14.33, 14.6, 14.84, 15.08,
     15.31, 15.55, 15.8, 16.14, 16.98,
 ]);
 
-/// Alpaca, words of instruction and answer.
+/// Words of instruction and answer of Alpaca samples.
 pub(super) const TEXT_WORDS: Quantiles = Quantiles([
     7.0, 17.0, 22.0, 26.0, 30.0, 34.0, 42.0, 51.0, 66.0, 77.0, 96.0, 113.0, 131.0, 152.0, 182.0, 210.0,
     234.0, 258.0, 290.0, 320.0, 444.0,

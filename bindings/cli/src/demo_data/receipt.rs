@@ -1,4 +1,4 @@
-//! Made-up scans of receipts: gray paper with lines of dark glyphs.
+//! Generates scans of receipts: gray paper with lines of dark glyphs.
 
 use std::io;
 
@@ -7,19 +7,19 @@ use jpeg_encoder::ColorType;
 use super::photo::encode_jpeg;
 use super::rng::Rng;
 
-/// Quality of scans, of 100.
+/// JPEG quality of scans, of 100.
 const QUALITY: u8 = 60;
-/// Columns and rows of dots of a glyph; one more column is left blank behind it.
+/// Columns and rows of dots of a glyph; one more column is left blank after it.
 const GLYPH_COLUMNS: usize = 5;
 const GLYPH_ROWS: usize = 7;
 /// Rows of dots from one line to the next.
 const LINE_ROWS: usize = 12;
-/// Characters on a full line.
+/// Characters of a full line.
 const LINE_GLYPHS: usize = 36;
-/// Grain of a single pixel, up and down.
+/// Amplitude of the noise of a single pixel.
 const GRAIN: i32 = 2;
 
-/// Makes a scan of this size as a JPEG file.
+/// Generates a scan of this size as a JPEG file.
 ///
 /// # Errors
 /// If the encoder refuses the size.
@@ -40,7 +40,7 @@ pub(super) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Re
     encode_jpeg(&pixels, width, height, ColorType::Luma, QUALITY)
 }
 
-/// Paper that darkens towards the lower edge.
+/// Draws paper that darkens towards the lower edge.
 fn draw_paper(width: usize, height: usize, paper: i32, rng: &mut Rng) -> Vec<u8> {
     let mut pixels = Vec::with_capacity(width * height);
     for y in 0..height {
@@ -50,7 +50,7 @@ fn draw_paper(width: usize, height: usize, paper: i32, rng: &mut Rng) -> Vec<u8>
     pixels
 }
 
-/// A line of glyphs, each a bit per dot; 0 is a space. One line in six is blank.
+/// Draws a line of glyphs, each a bit per dot; 0 is a space. One line in six is blank.
 fn draw_line(rng: &mut Rng) -> Vec<u64> {
     if rng.below(6) == 0 {
         return Vec::new();
@@ -59,13 +59,13 @@ fn draw_line(rng: &mut Rng) -> Vec<u64> {
     (0..glyphs).map(|_| if rng.below(6) == 0 { 0 } else { draw_strokes(rng) }).collect()
 }
 
-/// A glyph of two upright and two level strokes.
+/// Draws a glyph of two vertical and two horizontal strokes.
 fn draw_strokes(rng: &mut Rng) -> u64 {
     let column = (0..GLYPH_ROWS).fold(0, |bits, row| bits | 1_u64 << (row * GLYPH_COLUMNS));
     let row = (1_u64 << GLYPH_COLUMNS) - 1;
     let upright = column << rng.below(2) | column << (2 + rng.below(3));
     let level = row << (GLYPH_COLUMNS * rng.below(3)) | row << (GLYPH_COLUMNS * (3 + rng.below(4)));
-    // a quarter of the dots is left out, so that glyphs differ
+    // A quarter of the dots is left out, so that glyphs differ.
     (upright | level) & (rng.bits() | rng.bits())
 }
 

@@ -1,6 +1,6 @@
-//! Pseudo-random numbers that are the same on every machine.
+//! Generates pseudo-random numbers that are the same on every machine.
 
-/// A generator of its own for every sample, so that samples can be made in any order.
+/// Random number generator with a stream per sample, so that samples can be generated in any order.
 ///
 /// # Source
 /// `SplitMix64`: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014,
@@ -9,14 +9,14 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// The generator of one sample of the dataset with this seed.
+    /// Returns the generator of one sample of the dataset with this seed.
     pub(crate) fn new(seed: u64, sample: usize) -> Self {
         let mut rng = Self(seed);
         let start = rng.bits();
         Self(start ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03))
     }
 
-    /// 64 random bits.
+    /// Draws 64 random bits.
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut bits = self.0;
@@ -25,27 +25,27 @@ impl Rng {
         bits ^ (bits >> 31)
     }
 
-    /// A whole number in `0..end`; `end` is at least 1.
+    /// Draws an integer in `0..end`; `end` is at least 1.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
-    /// A whole number in `from..end`.
+    /// Draws an integer in `from..end`.
     pub(crate) fn between(&mut self, from: i32, end: i32) -> i32 {
         from + self.below((end - from) as usize) as i32
     }
 
-    /// A number in `0..1`.
+    /// Draws a number in `0..1`.
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A number in `from..end`.
+    /// Draws a number in `from..end`.
     pub(crate) fn range(&mut self, from: f64, end: f64) -> f64 {
         from + (end - from) * self.fraction()
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

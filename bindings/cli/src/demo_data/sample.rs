@@ -1,4 +1,4 @@
-//! Makes one sample: which media it has, and their files.
+//! Generates one sample: its choice of media, and their files.
 
 use std::io;
 
@@ -6,19 +6,19 @@ use super::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
 use super::rng::Rng;
 use super::{audio_file, photo, receipt, speech, text};
 
-/// Share of image samples that show scanned receipts in place of photos, percent.
+/// Percentage of image samples that show scanned receipts instead of photos.
 const RECEIPT_PERCENT: usize = 10;
-/// Share of clips that are WAV in place of FLAC, percent.
+/// Percentage of audio clips that are WAV instead of FLAC.
 const WAV_PERCENT: usize = 6;
-/// How fast people read aloud: `LibriSpeech` has about 9.4 million words in 960 hours.
+/// Reading speed: `LibriSpeech` has about 9.4 million words in 960 hours.
 const WORDS_PER_SECOND: f64 = 2.7;
 
 /// One file of a sample.
 #[derive(Debug)]
 pub(super) struct Field {
-    /// What follows the key and a dot in the entry name.
+    /// Part of the entry name after the key and a dot.
     pub(super) extension: String,
-    /// Content of the file.
+    /// Contents of the file.
     pub(super) payload: Vec<u8>,
 }
 
@@ -32,11 +32,11 @@ enum Mix {
     AudioAndImage,
 }
 
-/// Kinds and their shares in percent: 100 together.
+/// Percentages of the kinds of samples, 100 together.
 const SHARES: [(Mix, usize); 5] =
     [(Mix::Text, 20), (Mix::Image, 45), (Mix::Images, 15), (Mix::Audio, 12), (Mix::AudioAndImage, 8)];
 
-/// Makes the files of the sample that these rng stand for.
+/// Generates the files of the sample that `rng` was made for.
 ///
 /// # Errors
 /// If an encoder refuses its input.
@@ -71,7 +71,7 @@ fn draw_mix(rng: &mut Rng) -> Mix {
     Mix::Text
 }
 
-/// Two to four images and a conversation about them.
+/// Generates two to four images and a conversation about them.
 fn make_conversation(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
     let images = 2 + rng.below(3);
     let is_receipt = draw_is_receipt(rng);
@@ -111,7 +111,7 @@ fn audio_field(seconds: f64, rng: &mut Rng) -> io::Result<Field> {
     Ok(Field { extension: extension.to_owned(), payload })
 }
 
-/// Captions have 8 to 20 words, as people write them under photos.
+/// Writes a caption of 8 to 20 words, the usual length for photos.
 fn caption(rng: &mut Rng) -> Field {
     let words = 8 + rng.below(13);
     text_field(text::prose(words, rng))

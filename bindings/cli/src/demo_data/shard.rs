@@ -1,4 +1,4 @@
-//! Writes one shard, whole or not at all.
+//! Writes one shard atomically.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -12,11 +12,11 @@ use super::sample::{Field, make_sample};
 
 /// Writes the samples of a range to a tar file and returns its size.
 ///
-/// The file appears under its name only once it is complete. Times and owners are zero, so that equal
-/// samples make equal files.
+/// The file appears under its name only once it is complete. Times and owners are zero, so that equal samples
+/// make equal files.
 ///
 /// # Errors
-/// If the file cannot be written, or an encoder refuses a medium.
+/// If the file cannot be written, or an encoder refuses its input.
 pub(super) fn write_shard(
     path: &Path,
     samples: Range<usize>,
@@ -29,7 +29,7 @@ pub(super) fn write_shard(
         Ok(bytes)
     });
     if written.is_err() {
-        // the first error is the one to report, and the file may not even exist
+        // The first error is the one to report, and the file may not even exist.
         let _ = fs::remove_file(&partial);
     }
     written

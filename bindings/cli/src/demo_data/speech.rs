@@ -1,16 +1,17 @@
-//! Babble: clips that have the rhythm and the spectrum of speech, and no meaning.
+//! Generates audio with the rhythm and the spectrum of speech, without meaning.
 //!
-//! A pulse train at the pitch of a voice runs through three resonators, the formants of a vowel; hiss stands
-//! for consonants, silence for pauses. Sums and products only, so that every machine makes the same samples.
+//! A pulse train at the pitch of a voice runs through three resonators, the formants of a vowel; noise
+//! replaces consonants, silence pauses. It uses sums and products only, so that every machine computes the
+//! same samples.
 
 use super::rng::Rng;
 
-/// Samples per second.
+/// Sample rate.
 pub(super) const SAMPLE_RATE_HZ: u32 = 16_000;
 
 const RATE: f64 = SAMPLE_RATE_HZ as f64;
 
-/// First three formants of five vowels, Hz.
+/// First three formants of five vowels, in Hz.
 ///
 /// # Source
 /// Peterson and Barney, "Control methods used in a study of the vowels", 1952, table II, men.
@@ -21,16 +22,16 @@ const VOWELS: [[f64; 3]; 5] = [
     [530.0, 1840.0, 2480.0],
     [570.0, 840.0, 2410.0],
 ];
-/// Widths of the three formants, Hz.
+/// Bandwidths of the three formants, in Hz.
 const BANDWIDTHS: [f64; 3] = [80.0, 100.0, 140.0];
 /// Height of a pulse, chosen for vowels as loud as in a quiet recording.
 const PULSE: f64 = 18_000.0;
-/// How much of its last value the source keeps: the throat rounds its pulses off.
+/// Feedback of the low-pass filter of the source; the glottis smooths its pulses.
 const ROUNDING: f64 = 0.86;
-/// Loudness of the room, of 32,768.
+/// Amplitude of the background noise, of 32,768.
 const ROOM: f64 = 2.0;
 
-/// Makes a clip of this many seconds.
+/// Generates audio of this many seconds.
 pub(super) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
     let frames = (seconds * RATE) as usize;
     let pitch_hz = rng.range(90.0, 210.0);
@@ -49,7 +50,7 @@ pub(super) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
     samples
 }
 
-/// Adds noise that swells and fades; a loudness of 0 is a pause, in which the room is heard.
+/// Adds noise that swells and fades; with a loudness of 0, a pause of background noise.
 fn hiss(samples: &mut Vec<i16>, seconds: f64, loudness: f64, rng: &mut Rng) {
     let frames = (seconds * RATE) as usize;
     for frame in 0..frames {
@@ -81,7 +82,7 @@ fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, rng: &mut Rng) {
     }
 }
 
-/// From 0 to 1 in the middle and back.
+/// Returns a half-sine-like window: from 0 to 1 in the middle and back.
 fn swell(frame: usize, frames: usize) -> f64 {
     let age = frame as f64 / frames as f64;
     4.0 * age * (1.0 - age)
@@ -108,7 +109,7 @@ impl Resonator {
         let radius = 1.0 - std::f64::consts::PI * bandwidth_hz / RATE;
         let square =
             (std::f64::consts::TAU * frequency_hz / RATE) * (std::f64::consts::TAU * frequency_hz / RATE);
-        // `cos` differs between machines, its series does not
+        // `cos` of the standard library differs between machines; this series does not.
         let cosine = 1.0 - square / 2.0 * (1.0 - square / 12.0 * (1.0 - square / 30.0));
         let (last, last_but_one) = (2.0 * radius * cosine, -radius * radius);
         Self { gain: 1.0 - last - last_but_one, last, last_but_one, outputs: [0.0; 2] }

@@ -1,4 +1,4 @@
-//! Made-up prose and conversations with a given number of words.
+//! Generates prose and conversations with a given number of words.
 
 use std::io;
 
@@ -48,9 +48,9 @@ struct Turn {
     value: String,
 }
 
-/// Writes a conversation of one to three questions about some images, as LLaVA's training data are.
+/// Writes a conversation of one to three questions about some images, in the format of LLaVA's training data.
 ///
-/// - `words`: of all turns together, a quarter of them asked
+/// - `words`: of all turns together, a quarter of them in questions
 /// - returns JSON with a list of turns under `conversations`
 ///
 /// # Source

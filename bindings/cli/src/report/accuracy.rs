@@ -1,4 +1,4 @@
-//! A page about a profile held against observations: errors over size, and by module and part.
+//! Renders the page of `dflop accuracy`: prediction errors over size, and by module and part.
 
 use std::fmt::Write;
 
@@ -10,17 +10,17 @@ use super::page::{CLOSING, notes, opening, summary};
 use super::svg::{self, Anchor, Spot, escape};
 
 const TOP: f64 = 8.0;
-/// Half the height of a chart: the largest error that is drawn to scale.
+/// Half the height of a chart in pixels, for the largest error that is drawn to scale.
 const HALF_HEIGHT: f64 = 90.0;
 const ERROR_SHOWN_MAX: f64 = 0.5;
 const RADIUS: f64 = 3.5;
-/// Part of the width between the first and the last tick.
+/// Percentage of the width between the first and the last tick.
 const REACH_PERCENT: f64 = 94.0;
 const MARGIN_PERCENT: f64 = 3.0;
 
-/// Writes the page: no script, no network.
+/// Renders the page, without scripts and network.
 ///
-/// - `entries`: label and value, such as the names of the files
+/// - `entries`: labels and values at the head of the page, such as the names of the files
 #[must_use]
 pub(crate) fn render_accuracy(title: &str, entries: &[(String, String)], report: &AccuracyReport) -> String {
     let mut page = opening(title);
@@ -59,7 +59,7 @@ fn table(report: &AccuracyReport) -> String {
 
 fn row(out: &mut String, name: &str, errors: &ErrorSummary) {
     let cells = [errors.bias, errors.mape, errors.p50, errors.p95, errors.max].map(number::percent);
-    // writing to a string never fails
+    // Writing to a string never fails.
     let _ = writeln!(
         out,
         "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td></tr>",
@@ -123,7 +123,7 @@ fn draw(plot: &mut String, point: &PointAccuracy, color: usize, middle: f64, siz
     svg::dot(plot, &class, sizes.x(point.size()), (y * 10.0).round() / 10.0, RADIUS, &tooltip);
 }
 
-/// Tokens along the width, in doublings.
+/// Logarithmic axis of tokens along the width.
 struct SizeAxis {
     first: f64,
     octaves: f64,
@@ -141,7 +141,7 @@ impl SizeAxis {
         MARGIN_PERCENT + ((tokens.max(1) as f64).log2() - self.first) / self.octaves * REACH_PERCENT
     }
 
-    /// A tick every second doubling.
+    /// Draws a tick at every second doubling.
     fn draw(&self, out: &mut String, bottom: f64) {
         let mut octave = 0.0;
         while octave <= self.octaves {

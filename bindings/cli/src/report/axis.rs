@@ -1,35 +1,35 @@
-//! A time axis: seconds to percent of the width, with round ticks.
+//! Maps seconds to percent of the width, with round ticks.
 
 use super::number::{TimeUnit, time_unit};
 use super::svg::{self, Anchor, Spot};
 
-/// Steps between ticks aimed at: few enough for a phone.
+/// Target number of ticks: few enough for a phone.
 const TICKS: f64 = 5.0;
-/// Where a text at a tick would leave the chart, percent.
+/// Position beyond which the text at a tick would leave the chart, in percent of the width.
 const EDGE_PERCENT: f64 = 95.0;
 
-/// A scale that charts share, so that they can be compared.
+/// Time axis that charts share, so that they can be compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     max_seconds: f64,
-    /// Percent of the width that the largest time takes.
+    /// Position of the largest time, in percent of the width.
     reach_percent: f64,
     unit: TimeUnit,
 }
 
 impl Axis {
-    /// An axis from 0 to the largest time, at `reach_percent` of the width.
+    /// Returns an axis from 0 to the largest time, which is at `reach_percent` of the width.
     pub(super) fn new(times_seconds: impl Iterator<Item = f64>, reach_percent: f64) -> Self {
         let max_seconds = times_seconds.fold(0.0, f64::max);
         Self { max_seconds, reach_percent, unit: time_unit(max_seconds) }
     }
 
-    /// Whether there is anything to show.
+    /// Returns whether there is no time to show.
     pub(super) fn is_empty(&self) -> bool {
         self.max_seconds <= 0.0
     }
 
-    /// Percent of the width at a time.
+    /// Returns the position of a time in percent of the width.
     pub(super) fn x(&self, seconds: f64) -> f64 {
         seconds / self.max_seconds * self.reach_percent
     }
@@ -58,7 +58,7 @@ impl Axis {
     }
 }
 
-/// The smallest of 1, 2, 5, 10, … and their tenfolds that is at least `step`.
+/// Returns the smallest of 1, 2, 5, 10, … and their multiples by powers of ten that is at least `step`.
 fn round_step(step: f64) -> f64 {
     let ten = 10_f64.powf(step.log10().floor());
     [1.0, 2.0, 5.0].into_iter().map(|factor| factor * ten).find(|round| *round >= step).unwrap_or(10.0 * ten)

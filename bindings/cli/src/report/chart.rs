@@ -1,34 +1,34 @@
-//! The frame that all charts share: labels of fixed width on the left, a plot that fills the rest.
+//! Draws the frame of all charts: labels of fixed width on the left, a plot that fills the rest.
 
 use std::fmt::Write;
 
 use super::svg::{self, Anchor, Spot, escape};
 
-/// Height of the axis below a plot.
+/// Height of the axis below a plot, in pixels.
 pub(super) const AXIS_HEIGHT: f64 = 20.0;
 
-/// Colors that modules are given in turn; the style sheet defines them.
+/// Number of colors for modules, which the style sheet defines; further modules repeat them.
 const COLORS: usize = 4;
 
 /// A chart under construction.
 #[derive(Debug, Default)]
 pub(super) struct Chart {
     labels: String,
-    /// What is drawn in the plot.
+    /// SVG elements of the plot.
     pub(super) plot: String,
 }
 
 impl Chart {
-    /// Writes a label beside a row of the plot whose middle is at `y` pixels.
+    /// Writes a label to the left of a row of the plot whose middle is at `y` pixels.
     pub(super) fn label(&mut self, y: f64, text: &str) {
         let spot = Spot { x: 100.0, dx: -8.0, y: y + 4.0, anchor: Anchor::End };
         svg::text(&mut self.labels, "label", spot, text);
     }
 
-    /// Finishes the chart.
+    /// Completes the chart.
     ///
     /// - `height`: pixels, the axis included
-    /// - `title`, `description`: for those who cannot see it
+    /// - `title`, `description`: for screen readers
     pub(super) fn finish(self, height: f64, title: &str, description: &str) -> String {
         let Self { labels, plot } = self;
         let (title, description) = (escape(title), escape(description));
@@ -40,11 +40,11 @@ impl Chart {
     }
 }
 
-/// Writes a legend: swatches of CSS classes and what they mean.
+/// Writes a legend: swatches of CSS classes and their meaning.
 pub(super) fn legend(entries: &[(String, String)]) -> String {
     let mut out = String::from("<ul class=\"legend\">");
     for (class, meaning) in entries {
-        // writing to a string never fails
+        // Writing to a string never fails.
         let _ = write!(out, "<li><svg class=\"swatch\" width=\"14\" height=\"14\" aria-hidden=\"true\">");
         svg::rect(&mut out, class, [0.0, 100.0], [0.0, 14.0], "");
         let _ = write!(out, "</svg>{}</li>", escape(meaning));
@@ -53,7 +53,7 @@ pub(super) fn legend(entries: &[(String, String)]) -> String {
     out
 }
 
-/// The color class of a module: `c0` to `c3`.
+/// Returns the color class of a module: `c0` to `c3`.
 pub(super) fn color(module: usize) -> String {
     format!("c{}", module % COLORS)
 }

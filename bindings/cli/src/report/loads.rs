@@ -1,4 +1,4 @@
-//! How long every DP rank computes in each module: bars per strategy, all on one scale.
+//! Draws the compute time of every DP rank in each module: bars per strategy, all on one scale.
 
 use super::axis::Axis;
 use super::chart::{AXIS_HEIGHT, Chart, color, legend};
@@ -8,10 +8,10 @@ use super::{Report, StrategyView, number};
 const BAR_HEIGHT: f64 = 13.0;
 const RANK_GAP: f64 = 9.0;
 const TOP: f64 = 4.0;
-/// The longest bar leaves room for its number, also on a phone.
+/// Position of the longest bar's end in percent, which leaves room for its number, also on a phone.
 const REACH_PERCENT: f64 = 78.0;
 
-/// Draws the loads of all strategies that have some; empty if none has.
+/// Draws the loads of all strategies that have any; empty if none has.
 pub(super) fn section(report: &Report) -> String {
     let times = report.strategies.iter().flat_map(|strategy| &strategy.rank_load_seconds).flatten();
     let axis = Axis::new(times.copied(), REACH_PERCENT);
@@ -67,7 +67,7 @@ fn draw_bar(plot: &mut String, module: usize, seconds: f64, top: f64, axis: &Axi
     svg::text(plot, "value", spot, &number::seconds(seconds));
 }
 
-/// Names the imbalance of every module that has any load.
+/// Describes the imbalance of every module with a load.
 fn imbalances(loads: &[Vec<f64>], modules: &[String]) -> String {
     let mut found = Vec::new();
     for (module, name) in modules.iter().enumerate() {

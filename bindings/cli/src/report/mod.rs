@@ -1,7 +1,7 @@
-//! One self-contained HTML page about simulated steps: no network, no script, light and dark.
+//! Renders simulated steps as one self-contained HTML page: no network, no script, light and dark.
 //!
-//! [`render`] is a pure function from a [`Report`] to text. All charts are inline SVG whose places along the
-//! time axis are percentages, so that they fill a phone as well as a desk while letters keep their size.
+//! [`render`] is a pure function from a [`Report`] to text. All charts are inline SVG. Positions along the
+//! time axis are percentages, so that charts fill a phone as well as a desktop while the text keeps its size.
 
 mod accuracy;
 mod axis;
@@ -18,31 +18,31 @@ use dflop_balancer::Event;
 pub(crate) use accuracy::render_accuracy;
 pub(crate) use page::render;
 
-/// What the page shows.
+/// Contents of the page.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
     /// Heading of the page.
     pub(crate) title: String,
-    /// Label and value with its unit: the model, the device rate, the cluster, the dataset and so on.
+    /// Labels and values with their units: the model, the device rate, the cluster, the dataset and so on.
     pub(crate) summary: Vec<(String, String)>,
-    /// Names of the modules, in the order in which all loads list them.
+    /// Names of the modules, in the order of all loads.
     pub(crate) modules: Vec<String>,
-    /// The data-blind strategy first, the balanced one last; the speed-up is that of the last over the first.
+    /// Strategies, data-blind first, balanced last; the speed-up compares the last with the first.
     pub(crate) strategies: Vec<StrategyView>,
-    /// What a reader has to know, a paragraph each.
+    /// Notes for the reader, a paragraph each.
     pub(crate) notes: Vec<String>,
 }
 
-/// One strategy. Whatever list is empty has no chart; the strategy is in the table all the same.
+/// Results of one strategy. An empty list has no chart; the strategy is still in the table.
 #[derive(Debug, Clone)]
 pub(crate) struct StrategyView {
     /// Name, such as `data-blind`.
     pub(crate) name: String,
     /// Time of a step.
     pub(crate) step_seconds: f64,
-    /// Share of all stages' time that is waiting, in `0..=1`.
+    /// Fraction of the stages' time that they are idle, in `0..=1`.
     pub(crate) bubble_fraction: f64,
-    /// One shown step: a timeline per DP rank.
+    /// Timeline of one step, per DP rank.
     pub(crate) timeline: Vec<RankTimeline>,
     /// Total seconds, `[rank][module]`.
     pub(crate) rank_load_seconds: Vec<Vec<f64>>,
@@ -50,14 +50,14 @@ pub(crate) struct StrategyView {
     pub(crate) microbatch_seconds: Vec<Vec<Vec<f64>>>,
 }
 
-/// What the stages of one DP rank do in one step.
+/// Timeline of the stages of one DP rank in one step.
 #[derive(Debug, Clone)]
 pub(crate) struct RankTimeline {
-    /// A label per stage, such as `rank 0 vision 0`; a module's name as one of its words gives the color.
+    /// Labels of the stages, such as `rank 0 vision 0`; the module's name among the words selects the color.
     pub(crate) stages: Vec<String>,
-    /// All passes; `stage` counts within `stages`.
+    /// All passes; `stage` is an index into `stages`.
     pub(crate) events: Vec<Event>,
-    /// When the last pass of this rank ends.
+    /// End of this rank's last pass.
     pub(crate) makespan_ns: u64,
 }
 

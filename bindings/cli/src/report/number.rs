@@ -1,6 +1,6 @@
-//! Numbers as people read them: three digits and a unit.
+//! Formats numbers for people: three digits and a unit.
 
-/// A unit of time and how many of it are a second.
+/// A unit of time, and the number of units per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TimeUnit {
     pub(super) name: &'static str,
@@ -16,13 +16,13 @@ pub(super) fn time_unit(seconds: f64) -> TimeUnit {
     }
 }
 
-/// Writes a time with its unit.
+/// Formats a time with its unit.
 pub(super) fn seconds(seconds: f64) -> String {
     let unit = time_unit(seconds);
     format!("{} {}", digits(seconds * unit.per_second), unit.name)
 }
 
-/// Writes three digits, and no point without a reason.
+/// Formats a value with three digits, without needless decimals.
 pub(super) fn digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -32,12 +32,12 @@ pub(super) fn digits(value: f64) -> String {
     }
 }
 
-/// Writes a fraction in percent.
+/// Formats a fraction in percent.
 pub(super) fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
-/// Writes how much faster `after` is than `before`; a dash where a time is zero.
+/// Formats the ratio of two times; a dash if one is zero.
 pub(super) fn speedup(before_seconds: f64, after_seconds: f64) -> String {
     if before_seconds > 0.0 && after_seconds > 0.0 {
         format!("{:.2}×", before_seconds / after_seconds)

@@ -1,22 +1,22 @@
-//! The page as a whole: headline, summary, charts, table, notes.
+//! Assembles the page: headline, summary, charts, table, notes.
 
 use std::fmt::Write;
 
 use super::svg::escape;
 use super::{Report, StrategyView, loads, number, spread, timeline};
 
-/// Everything behind the content.
+/// HTML after the content.
 pub(super) const CLOSING: &str = "</main>\n</body>\n</html>\n";
 
 const STYLE: &str = include_str!("style.css");
 
-/// The pattern that stands for idle time; charts refer to it by name.
+/// Hatch pattern of idle time; charts refer to it by name.
 const PATTERNS: &str = "<svg class=\"patterns\" width=\"0\" height=\"0\" aria-hidden=\"true\"><defs>\
     <pattern id=\"hatch\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
     <rect class=\"hatch-ground\" width=\"6\" height=\"6\"/><rect class=\"hatch-line\" width=\"1.5\" height=\"6\"/>\
     </pattern></defs></svg>\n";
 
-/// Writes the page.
+/// Renders the page.
 ///
 /// All given text is escaped. The page needs no other file, fetches nothing and runs no script.
 #[must_use]
@@ -33,7 +33,7 @@ pub(crate) fn render(report: &Report) -> String {
     page
 }
 
-/// Everything in front of the content.
+/// Returns the HTML before the content.
 pub(super) fn opening(title: &str) -> String {
     let title = escape(title);
     format!(
@@ -44,7 +44,7 @@ pub(super) fn opening(title: &str) -> String {
     )
 }
 
-/// The speed-up of the last strategy over the first, and that it was simulated.
+/// Writes the speed-up of the last strategy over the first, marked as simulated.
 fn headline(strategies: &[StrategyView]) -> String {
     let [first, .., last] = strategies else { return String::new() };
     let speedup = number::speedup(first.step_seconds, last.step_seconds);
@@ -70,7 +70,7 @@ pub(super) fn summary(entries: &[(String, String)]) -> String {
     }
     let mut out = String::from("<dl class=\"summary\">\n");
     for (label, value) in entries {
-        // writing to a string never fails
+        // Writing to a string never fails.
         let _ = writeln!(out, "<div><dt>{}</dt><dd>{}</dd></div>", escape(label), escape(value));
     }
     out.push_str("</dl>\n");

@@ -1,4 +1,4 @@
-//! How different the microbatches are: a dot each, one row per module and strategy, all on one scale.
+//! Draws the spread of microbatch times: a dot each, one row per module and strategy, all on one scale.
 
 use super::axis::Axis;
 use super::chart::{AXIS_HEIGHT, Chart, color};
@@ -10,7 +10,7 @@ const MODULE_GAP: f64 = 10.0;
 const TOP: f64 = 4.0;
 const RADIUS: f64 = 4.5;
 
-/// Draws the microbatches of all strategies that have some; empty if none has.
+/// Draws the microbatches of all strategies that have any; empty if none has.
 pub(super) fn section(report: &Report) -> String {
     let shown: Vec<&StrategyView> =
         report.strategies.iter().filter(|strategy| !strategy.microbatch_seconds.is_empty()).collect();

@@ -1,8 +1,8 @@
-//! Pieces of SVG: places along the width in percent of the chart, places along the height in pixels.
+//! Writes SVG elements: horizontal positions in percent of the chart, vertical positions in pixels.
 
 use std::fmt::Write;
 
-/// Makes any text safe inside an element or a quoted attribute.
+/// Escapes text for use inside an element or a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -18,7 +18,7 @@ pub(super) fn escape(text: &str) -> String {
     safe
 }
 
-/// Which end of a text is at its place.
+/// Part of a text that its position refers to.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -26,39 +26,39 @@ pub(super) enum Anchor {
     End,
 }
 
-/// Where a text goes.
+/// Position of a text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spot {
     /// Percent of the width.
     pub(super) x: f64,
-    /// Pixels to the right of that.
+    /// Offset to the right, in pixels.
     pub(super) dx: f64,
-    /// Baseline, pixels.
+    /// Baseline, in pixels.
     pub(super) y: f64,
     pub(super) anchor: Anchor,
 }
 
 /// Draws a rectangle with a tooltip, which may be empty.
 ///
-/// - `xs`, `ys`: from and to, percent and pixels
+/// - `xs`, `ys`: start and end, in percent and pixels
 pub(super) fn rect(out: &mut String, class: &str, xs: [f64; 2], ys: [f64; 2], tooltip: &str) {
     let (width, height) = (xs[1] - xs[0], ys[1] - ys[0]);
     let place = format!("x=\"{:.2}%\" y=\"{}\" width=\"{width:.2}%\" height=\"{height}\"", xs[0], ys[0]);
     element(out, "rect", class, &place, tooltip);
 }
 
-/// Draws a dot of some pixels with a tooltip.
+/// Draws a dot with a tooltip; the radius is in pixels.
 pub(super) fn dot(out: &mut String, class: &str, x: f64, y: f64, radius: f64, tooltip: &str) {
     element(out, "circle", class, &format!("cx=\"{x:.2}%\" cy=\"{y}\" r=\"{radius}\""), tooltip);
 }
 
-/// Draws an upright line.
+/// Draws a vertical line.
 pub(super) fn upright(out: &mut String, class: &str, x: f64, ys: [f64; 2]) {
     let place = format!("x1=\"{x:.2}%\" x2=\"{x:.2}%\" y1=\"{}\" y2=\"{}\"", ys[0], ys[1]);
     element(out, "line", class, &place, "");
 }
 
-/// Draws a level line over the whole width.
+/// Draws a horizontal line over the whole width.
 pub(super) fn level(out: &mut String, class: &str, y: f64) {
     element(out, "line", class, &format!("x1=\"0%\" x2=\"100%\" y1=\"{y}\" y2=\"{y}\""), "");
 }
@@ -72,7 +72,7 @@ pub(super) fn text(out: &mut String, class: &str, spot: Spot, text: &str) {
     };
     let (x, dx, y) = (spot.x, spot.dx, spot.y);
     let shift = if dx == 0.0 { String::new() } else { format!(" dx=\"{dx}\"") };
-    // writing to a string never fails
+    // Writing to a string never fails.
     let _ = write!(
         out,
         "<text class=\"{class}\" x=\"{x:.2}%\"{shift} y=\"{y}\" text-anchor=\"{anchor}\">{}</text>",

@@ -1,4 +1,4 @@
-//! What every stage does during one step: a Gantt chart per strategy, all on one time axis.
+//! Draws the passes of every stage in one step: a Gantt chart per strategy, all on one time axis.
 
 use dflop_balancer::Event;
 
@@ -7,18 +7,18 @@ use super::chart::{AXIS_HEIGHT, Chart, color, legend};
 use super::svg::{self, Anchor, Spot};
 use super::{RankTimeline, Report, StrategyView, number};
 
-/// Pixels that all rows of a chart should take together, within the bounds of a row.
+/// Target height of all rows of a chart together in pixels, within the bounds of a row.
 const ROWS_HEIGHT: f64 = 480.0;
 const ROW_HEIGHT_MIN: f64 = 9.0;
 const ROW_HEIGHT_MAX: f64 = 22.0;
-/// Space above the first row, for the length of the step.
+/// Space above the first row in pixels, for the length of the step.
 const TOP: f64 = 22.0;
-/// Space between ranks.
+/// Space between ranks, in pixels.
 const RANK_GAP: f64 = 7.0;
-/// Plots are at least this wide on a desk and on a phone, pixels.
+/// Minimum width of a plot on a desktop and on a phone, in pixels.
 const PLOT_WIDTH: f64 = 800.0;
 const PLOT_WIDTH_PHONE: f64 = 240.0;
-/// Width of a digit, and what a number needs beside its digits.
+/// Width of a digit, and the margin of a number, in pixels.
 const DIGIT_WIDTH: f64 = 6.5;
 const NUMBER_MARGIN: f64 = 4.0;
 const NANOSECONDS: f64 = 1e9;
@@ -78,7 +78,7 @@ fn chart(strategy: &StrategyView, modules: &[String], axis: &Axis) -> String {
     )
 }
 
-/// Where the rows of a rank are, and how they are drawn.
+/// Position and scale of the rows of a rank.
 struct Rows<'a> {
     top: f64,
     row_height: f64,
@@ -106,7 +106,7 @@ fn draw_rank(chart: &mut Chart, rank: &RankTimeline, rows: &Rows<'_>) {
     svg::upright(&mut chart.plot, "rank-end", x, [rows.top, bottom]);
 }
 
-/// The module that the label names with one of its words; the first if none.
+/// Returns the module whose name is one of the label's words; the first if none is.
 fn module_of(label: &str, modules: &[String]) -> usize {
     let names = |module: &String| label.split_whitespace().any(|word| word == module);
     modules.iter().position(names).unwrap_or(0)
@@ -132,7 +132,7 @@ fn draw_event(plot: &mut String, event: &Event, module: usize, ys: [f64; 2], axi
     }
 }
 
-/// How a number is shown inside a bar: not at all, on wide screens only, or always.
+/// Returns the class of a number inside a bar, by the space for it: none, wide screens only, or always.
 fn number_class(number: &str, width_percent: f64, height: f64, shade: &str) -> Option<String> {
     let needed = number.len() as f64 * DIGIT_WIDTH + NUMBER_MARGIN;
     let fits = |plot_width: f64| width_percent / 100.0 * plot_width >= needed && height >= 11.0;

@@ -69,7 +69,7 @@ fn commands_count_the_frames_that_are_asked_for() {
     for (args, reason) in [
         (&["--video-frames", "0"][..], "at least 1 frame"),
         (&["--video-fps", "0"], "above 0"),
-        (&["--video-sampling", "keyframes", "--video-fps", "1"], "only with"),
+        (&["--video-sampling", "keyframes", "--video-fps", "1"], "needs `--video-sampling fps`"),
     ] {
         for command in ["index", "stream"] {
             let run = dflop(&[&[command, text(&path)], args].concat());

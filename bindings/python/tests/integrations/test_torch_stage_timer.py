@@ -205,7 +205,7 @@ class StageTimes(unittest.TestCase):
             dflop.torch.StageTimer(Loader())
         with self.assertRaisesRegex(ValueError, "delay_steps: must be at least 0"):
             dflop.torch.StageTimer(Loader(), llm=nn.Linear(1, 1), delay_steps=-1)
-        with self.assertRaisesRegex(ValueError, "torch.distributed is not initialised"):
+        with self.assertRaisesRegex(ValueError, "torch.distributed is not initialized"):
             dflop.torch.StageTimer(Loader(), llm=nn.Linear(1, 1), group=object())
 
 

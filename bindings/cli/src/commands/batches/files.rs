@@ -1,4 +1,4 @@
-//! Microbatches as safetensors files, for a trainer in any language.
+//! Writes microbatches as safetensors files, for trainers in any language.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,11 +10,11 @@ use safetensors::{Dtype, SafeTensorError};
 
 use crate::failure::Failure;
 
-/// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in a directory that exists; nothing if there
-/// are no tensors, because no sample is left in it and there is no length to pad to.
+/// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in an existing directory. Writes
+/// nothing if there are no tensors, because no sample is left and there is no length to pad to.
 ///
-/// What is no tensor is in the file's metadata, numbers as decimal text: `step, microbatch, sample_keys` (a JSON
-/// list), `tokens, target_tokens, padding_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`.
+/// The rest is metadata of the file, numbers as decimal text: `step, microbatch, sample_keys` (a JSON list),
+/// `tokens, target_tokens, padding_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`.
 pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch) -> Result<(), Failure> {
     let Some(inputs) = &of.inputs else { return Ok(()) };
     let path = directory.join(format!("step-{step:08}-{number:03}.safetensors"));
@@ -40,7 +40,8 @@ pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch)
     ];
     let metadata: HashMap<String, String> =
         metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    // Under another name first: a reader that waits for files must not see half of one.
+    // Written under another name and renamed, so that a reader that polls the directory never sees half a
+    // file.
     let partial = path.with_extension("partial");
     safetensors::serialize_to_file(views, Some(metadata), &partial)
         .map_err(|error| failed(&partial, &error))?;

@@ -1,4 +1,4 @@
-//! `dflop batches`: what a model is given, microbatch by microbatch.
+//! `dflop batches`: prepares samples for a model and prints or writes the tensors of every microbatch.
 
 mod files;
 
@@ -21,48 +21,48 @@ use crate::args::tokenizer::TemplateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, runtime, write_json};
 
-/// Ids that a line shows.
+/// Number of token ids that a line shows.
 const FIRST_IDS: usize = 16;
 
 /// Prepare samples for a model and print the tensors of every microbatch of a rank.
 ///
-/// Images and clips become the tensors of the model's processor. The last line accounts for the samples that were
-/// left out, cut or dropped.
+/// Images and audio become the tensors of the model's processor. The last line accounts for the samples that
+/// were skipped, truncated or dropped.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
     #[command(flatten)]
     data: MixtureArgs,
     #[command(flatten)]
     plan: StepPlanArgs,
-    /// The model's tokenizer: `tokenizer.json`, or the directory that holds it.
+    /// Tokenizer of the model: `tokenizer.json`, or the directory that holds it.
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
     #[command(flatten)]
     template: TemplateArgs,
-    /// Data-parallel rank whose microbatches are printed.
+    /// Data-parallel rank whose microbatches are printed, from 0.
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: usize,
     #[command(flatten)]
     resume: ResumeArgs,
-    /// First step [default: 0, or where the resumed state stands].
+    /// First step [default: 0, or the step of the resumed state].
     #[arg(long, value_name = "T", conflicts_with = "resume")]
     from_step: Option<u64>,
     /// Number of steps.
     #[arg(long, value_name = "K", default_value_t = 1)]
     steps: u64,
-    /// How the samples of a microbatch share tensors.
+    /// Arrangement of the samples of a microbatch in tensors.
     #[arg(long, value_enum, default_value_t = LayoutArg::Packed)]
     layout: LayoutArg,
-    /// What is done with a sample of more tokens than `--tokens-max`.
+    /// Treatment of a sample of more tokens than `--tokens-max`.
     #[arg(long, value_enum, default_value_t = LongArg::Error)]
     long_sample: LongArg,
-    /// Count the tokens of images and clips by the model's token rule, and make no tensors of them.
+    /// Count the tokens of images and audio by the model's token rule, and make no tensors of them.
     #[arg(long)]
     counted_media: bool,
-    /// Write the tensors of every microbatch to this directory too, as `step-TTTTTTTT-MMM.safetensors`.
+    /// Also write the tensors of every microbatch to this directory, as `step-TTTTTTTT-MMM.safetensors`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
     /// Print all values of integer tensors, with `--json`.
@@ -72,21 +72,21 @@ pub(crate) struct BatchesArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LayoutArg {
-    /// One row, samples one behind the other, with `cu_seqlens`.
+    /// One row of all samples, one after another, with `cu_seqlens`.
     Packed,
-    /// A row for each sample, padding behind it.
+    /// One row per sample, padding after it.
     Padded,
-    /// A row for each sample, padding in front of it.
+    /// One row per sample, padding before it.
     PaddedLeft,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LongArg {
-    /// It is a bad sample.
+    /// Skip the sample as bad.
     Error,
-    /// Its text is cut from the end, never its media.
+    /// Truncate its text from the end, never its media.
     Truncate,
-    /// It is left out, and listed.
+    /// Leave the sample out and list it.
     Drop,
 }
 

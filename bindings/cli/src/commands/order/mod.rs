@@ -1,4 +1,4 @@
-//! `dflop order`: who gets what, step by step.
+//! `dflop order`: prints which samples every rank and microbatch gets, step by step.
 
 mod shuffle_quality;
 
@@ -26,24 +26,24 @@ pub(crate) struct OrderArgs {
     /// Strategy: `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     strategy: Strategy,
-    /// Epoch whose first sample begins step 0.
+    /// Epoch whose first sample starts step 0.
     #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]
     epoch: u64,
-    /// First step [default: 0, or where the resumed state stands].
+    /// First step [default: 0, or the step of the resumed state].
     #[arg(long, value_name = "T", conflicts_with = "resume")]
     from_step: Option<u64>,
-    /// Number of steps [default: to the end of the epoch that the first step lies in, or of a run that ends].
+    /// Number of steps [default: to the end of the epoch of the first step, or of a run that ends].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
     #[command(flatten)]
     resume: ResumeArgs,
-    /// Save where the run stands behind the last step printed.
+    /// Save the state after the last printed step.
     #[arg(long, value_name = "FILE")]
     state_out: Option<PathBuf>,
-    /// Print how well epoch `--epoch` is shuffled instead, against a uniform permutation.
+    /// Instead of steps, print how well epoch `--epoch` is shuffled, compared with a uniform permutation.
     #[arg(long, conflicts_with_all = ["steps", "from_step", "resume", "state_out"])]
     shuffle_quality: bool,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -55,7 +55,7 @@ struct OrderLine<'a> {
     keys: Vec<Vec<Vec<&'a str>>>,
     /// Sample numbers in the index, which tell equal keys apart.
     samples: Vec<Vec<Vec<u64>>>,
-    /// Number of the dataset of each sample, where there is more than one.
+    /// Number of the dataset of each sample, if there is more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "data_sets")]
     datasets: Option<Vec<Vec<Vec<usize>>>>,
@@ -84,20 +84,23 @@ pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The steps to print: without `--steps` to the end of the run, or else of the epoch.
+/// Returns the steps to print; without `--steps`, to the end of the run, or of the epoch if the run has no
+/// end.
 fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure> {
     let from = args.from_step.unwrap_or(planner.first_step());
     let overflow = || Failure::Misuse("invalid `--from-step`: step numbers overflow".into());
     let until = match (args.steps, planner.steps().len()) {
         (Some(steps), run_end) => {
             let until = from.checked_add(steps).ok_or_else(overflow)?;
-            // A run that ends inside is printed to its end, one that ended before is refused.
+            // A run that ends within the range is printed to its end; a range after the end is refused when
+            // it is planned.
             run_end.filter(|&end| from < end).map_or(until, |end| until.min(end))
         }
         (None, Some(run_end)) if from <= run_end => run_end,
         (None, _) => {
             let per_epoch = planner.steps().per_epoch();
-            // A step that the run does not have, or that is too far out, says so when it is planned.
+            // No check of the range here: planning refuses a step that the run does not have, or that is too
+            // large.
             let next = from.checked_add(1).ok_or_else(overflow)?;
             (from / per_epoch.max(1) + 1).saturating_mul(per_epoch).max(next)
         }
@@ -121,7 +124,7 @@ fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
     }
 }
 
-/// Something of every sample, by rank and microbatch.
+/// Maps the samples of a plan, given by their places, by rank and microbatch.
 fn by_rank<T>(plan: &StepPlan, of: impl Fn(&u32) -> T) -> Vec<Vec<Vec<T>>> {
     let microbatch = |places: &Vec<u32>| places.iter().map(&of).collect();
     let rank = |microbatches: &Vec<Vec<u32>>| microbatches.iter().map(microbatch).collect();

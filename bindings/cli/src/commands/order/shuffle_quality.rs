@@ -1,4 +1,4 @@
-//! `dflop order --shuffle-quality`: how well an epoch is shuffled.
+//! `dflop order --shuffle-quality`: measures how well an epoch is shuffled.
 
 use std::io::Write;
 
@@ -13,12 +13,12 @@ use crate::output::{Output, write_json};
 #[derive(Debug, Serialize)]
 struct QualityReport {
     epoch: u64,
-    /// Each dataset's own order, by its number.
+    /// Quality of each dataset's own order, by the number of the dataset.
     #[serde(rename = "data_sets")]
     datasets: Vec<ShuffleQuality>,
 }
 
-/// Measures every dataset's order of an epoch and prints it.
+/// Measures the order of an epoch in every dataset and prints the results.
 pub(crate) fn print_shuffle_quality(
     planner: &StepPlanner,
     plan: &StepPlanArgs,
@@ -39,9 +39,9 @@ pub(crate) fn print_shuffle_quality(
         writeln!(out, "{:<38} {:>10} {:>14}", "", "this order", "uniform random")?;
         let uniform_neighbors = 2.0 / *samples as f64;
         let rows = [
-            ("mean displacement, of a third", *displacement, 1.0),
+            ("mean displacement, relative to 1/3", *displacement, 1.0),
             ("distinct shards in a batch", *batch_shards, *batch_shards_uniform),
-            ("neighbors that are so in the index", *index_neighbors, uniform_neighbors),
+            ("neighbors that are adjacent in the index", *index_neighbors, uniform_neighbors),
         ];
         for (name, value, uniform) in rows {
             writeln!(out, "{name:<38} {value:>10.4} {uniform:>14.4}")?;

@@ -1,8 +1,8 @@
-//! Reads bandwidths and latencies of links.
+//! Reads bandwidths and latencies of links from a JSON or CSV file.
 //!
-//! JSON: `{"nvlink": {"gigabytes_per_second": 300, "latency_microseconds": 3}, "infiniband": {...}}`; or CSV with the
-//! columns `link,gigabytes_per_second,latency_microseconds`. A gigabyte is 10⁹ bytes; bandwidth is that of one GPU in
-//! one direction.
+//! JSON: `{"nvlink": {"gigabytes_per_second": 300, "latency_microseconds": 3}, "infiniband": {...}}`; or CSV
+//! with the columns `link,gigabytes_per_second,latency_microseconds`. A gigabyte is 10⁹ bytes; bandwidth is
+//! per GPU and direction.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ struct Row {
     latency_microseconds: f64,
 }
 
-/// Reads both links; figures are checked by the planner.
+/// Reads both links; the planner checks the values.
 pub(crate) fn read(path: &Path) -> Result<Links, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
     let parsed = if text.trim_start().starts_with('{') { parse_json(&text) } else { parse_csv(&text) };
@@ -50,7 +50,7 @@ fn parse_csv(text: &str) -> Result<Links, String> {
     const COLUMNS: &str = "link,gigabytes_per_second,latency_microseconds";
     let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
     if reader.headers().is_ok_and(|header| !header.iter().eq(COLUMNS.split(','))) {
-        return Err(format!("neither JSON nor CSV with the header `{COLUMNS}`"));
+        return Err(format!("expected JSON, or CSV with the header `{COLUMNS}`"));
     }
     let (mut nvlink, mut infiniband) = (None, None);
     for row in reader.deserialize::<Row>() {
@@ -105,6 +105,6 @@ mod tests {
         assert_eq!(message("nvlink,1,2\nnvlink,1,2\n"), "`nvlink` has two lines");
         assert!(message("nvlink,1,2\ninfiniband,x,1\n").contains("line: 3"));
         assert_eq!(message("ethernet,1,2\n"), "`ethernet` is neither `nvlink` nor `infiniband`");
-        assert!(parse_csv("a,b\n").unwrap_err().starts_with("neither JSON nor CSV"));
+        assert!(parse_csv("a,b\n").unwrap_err().starts_with("expected JSON, or CSV"));
     }
 }

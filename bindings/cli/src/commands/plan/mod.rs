@@ -1,10 +1,10 @@
-//! `dflop plan`: degrees of parallelism, GPUs and microbatches for a model, a dataset and a cluster.
+//! `dflop plan`: finds a parallelism plan for a model, the shapes of a dataset and a cluster.
 
-pub(crate) mod links;
+mod links;
 mod report;
-pub(crate) mod shapes;
+pub(super) mod shapes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
@@ -25,53 +25,54 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 
 /// Find the fastest parallelism: degrees of encoder and LLM, split of the GPUs, number of microbatches.
 ///
-/// Plans are judged by simulating global batches that are sampled from the shapes, after balancing. Models have one
-/// encoder with tiles (or windows) of equal size, and an LLM.
+/// Plans are judged by simulating balanced global batches that are drawn from the shapes. Models have one
+/// encoder, with tiles (or windows) of equal size, and an LLM.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// Measured profile: a directory of CSV files, or one. The reference's files name their model; others need `--model`.
+    /// Measured profile: a directory of CSV files, or one file. The reference's files name their model;
+    /// others need `--model`.
     #[arg(long, value_name = "DIR", required_unless_present = "model")]
     profile: Option<PathBuf>,
     /// Model preset, or the directory of a checkpoint; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
-    /// Device preset without a profile: a stated rate, not a measurement.
+    /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
     #[arg(long, value_name = "NAME", default_value = "a100", conflicts_with = "profile")]
     device: String,
-    /// Samples of the dataset: CSV with columns `tiles` and `seq_len`, one sample a line.
+    /// Shapes of the dataset: CSV with columns `tiles` and `seq_len`, one sample per line.
     #[arg(long, value_name = "FILE")]
     shapes: PathBuf,
-    /// GPUs in all.
+    /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]
     gpus: u32,
-    /// GPUs of a node; tensor-parallel groups stay inside one.
+    /// GPUs per node; tensor-parallel groups stay within a node.
     #[arg(long, value_name = "G", default_value_t = 8)]
     gpus_per_node: u32,
-    /// Memory of a GPU.
+    /// Memory per GPU in GiB.
     #[arg(long, value_name = "M", default_value_t = 80.0)]
     memory_gib: f64,
-    /// What is allocated over what is counted: fragments, communication buffers.
+    /// Factor from counted to allocated memory, for fragmentation and communication buffers.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.1)]
     memory_margin: f64,
-    /// Samples of a global batch.
+    /// Samples of a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
     global_batch: u32,
-    /// Global batches that finalists are judged on.
+    /// Number of global batches that the finalists are judged on.
     #[arg(long, value_name = "K", default_value_t = 50)]
     batches: usize,
-    /// Seed of the sampled batches.
+    /// Seed of the drawn batches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Where the encoder runs.
+    /// Placement of the encoder.
     #[arg(long, value_enum, default_value_t = PlacementArg::Disaggregated)]
     placement: PlacementArg,
-    /// How encoder ranks share the media of microbatches that run at the same time.
+    /// Unit in which encoder ranks share the media of microbatches that run at the same time.
     #[arg(long, value_enum, default_value_t = ShareArg::Tile)]
     encoder_share: ShareArg,
-    /// Allow fewer layers in the stage that has the LM head.
+    /// Allow fewer layers in the stage with the LM head.
     #[arg(long)]
     uneven_layers: bool,
-    /// Allow recomputation of activations beyond what was profiled.
+    /// Allow more activation checkpointing than was profiled.
     #[arg(long)]
     recompute: bool,
     /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: transfers are free].
@@ -84,17 +85,17 @@ pub(crate) struct PlanArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PlacementArg {
-    /// On GPUs of its own.
+    /// On separate GPUs.
     Disaggregated,
     /// On the LLM's GPUs, before and after it.
     Colocated,
-    /// Wherever it is faster.
+    /// Whichever is faster.
     Any,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ShareArg {
-    /// Tile by tile.
+    /// Tiles.
     Tile,
     /// Whole samples.
     Sample,
@@ -103,8 +104,8 @@ enum ShareArg {
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     let spec = args.spec(profile.as_ref())?;
-    let cluster = args.cluster()?;
-    let [encoder, llm] = args.costs(&spec, profile.as_ref(), &cluster)?;
+    let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref())?;
+    let [encoder, llm] = costs(&spec, profile.as_ref(), &args.device, &cluster)?;
     let sizes = shapes::read(&args.shapes)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
     let problem = PlanProblem {
@@ -124,41 +125,15 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
 }
 
 impl PlanArgs {
-    /// The model that was asked for, or that the profile's files name.
+    /// Returns the model of the arguments, or the one that the profile's files name.
     fn spec(&self, profile: Option<&Profile>) -> Result<ModelSpec, Failure> {
         if !self.model.is_empty() {
             return spec_of(&self.model);
         }
         match profile.and_then(reference_model) {
             Some(spec) => Ok(spec?),
-            None => Err(Failure::Misuse("the profile's files do not name a model: say `--model`".into())),
+            None => Err(Failure::Misuse("the profile's files do not name a model: give `--model`".into())),
         }
-    }
-
-    fn costs(
-        &self,
-        spec: &ModelSpec,
-        profile: Option<&Profile>,
-        cluster: &Cluster,
-    ) -> Result<[ModelCosts; 2], Failure> {
-        let builder = ModelCostsBuilder::new(spec);
-        let Some(profile) = profile else {
-            let link = cluster.links.map(|links| links.nvlink);
-            return Ok(builder.rate(DeviceRate::preset(&self.device)?).tensor_parallel_link(link).build()?);
-        };
-        Ok(builder.profile(profile).build()?)
-    }
-
-    fn cluster(&self) -> Result<Cluster, Failure> {
-        if !(self.memory_gib > 0.0 && self.memory_gib.is_finite()) {
-            return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
-        }
-        Ok(Cluster {
-            gpus: self.gpus,
-            gpus_per_node: self.gpus_per_node,
-            memory_bytes: (self.memory_gib * BYTES_PER_GIB) as u64,
-            links: self.links.as_deref().map(links::read).transpose()?,
-        })
     }
 
     fn options(&self) -> SearchSpaceOptions {
@@ -177,11 +152,46 @@ impl PlanArgs {
         }
     }
 
-    /// Where times come from, for people.
+    /// Describes the source of the times, for people.
     fn times_from(&self) -> String {
         match &self.profile {
             Some(path) => path.display().to_string(),
             None => format!("{} (a stated rate)", self.device),
         }
     }
+}
+
+/// Builds a cluster from the number of GPUs in all and per node, the memory of each, and a file of links.
+pub(super) fn cluster(
+    [gpus, gpus_per_node]: [u32; 2],
+    memory_gib: f64,
+    links: Option<&Path>,
+) -> Result<Cluster, Failure> {
+    if !(memory_gib > 0.0 && memory_gib.is_finite()) {
+        return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
+    }
+    Ok(Cluster {
+        gpus,
+        gpus_per_node,
+        memory_bytes: (memory_gib * BYTES_PER_GIB) as u64,
+        links: links.map(links::read).transpose()?,
+    })
+}
+
+/// Builds the costs of encoder and LLM from a measured profile, or from the stated rate of a device.
+pub(super) fn costs(
+    spec: &ModelSpec,
+    profile: Option<&Profile>,
+    device: &str,
+    cluster: &Cluster,
+) -> Result<[ModelCosts; 2], Failure> {
+    let builder = ModelCostsBuilder::new(spec);
+    Ok(match profile {
+        Some(profile) => builder.profile(profile).build()?,
+        None => {
+            // A profile has the collectives of tensor parallelism in its times; a stated rate does not.
+            let link = cluster.links.map(|links| links.nvlink);
+            builder.rate(DeviceRate::preset(device)?).tensor_parallel_link(link).build()?
+        }
+    })
 }

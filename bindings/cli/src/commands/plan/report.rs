@@ -1,4 +1,4 @@
-//! A plan as JSON, and as a table.
+//! Shows a parallelism plan as JSON or as a table.
 
 use std::io::Write;
 
@@ -15,11 +15,11 @@ pub(super) struct PlanJson {
     plan: DegreesJson,
     step_seconds: f64,
     step_seconds_p95: f64,
-    /// What no plan of the space takes less than on the same batches.
+    /// Lower bound on the step time of all plans, on the same batches.
     lower_bound_seconds: f64,
     search_seconds: f64,
     gpus_used: u32,
-    /// How encoder ranks share the media of a slot: by `tile` or by `sample`.
+    /// Unit in which encoder ranks share the media of microbatches at the same position: `tile` or `sample`.
     encoder_share: &'static str,
     bottleneck: BottleneckJson,
     memory: MemoryJson,
@@ -155,7 +155,7 @@ impl PlanJson {
         let Self { step_seconds, step_seconds_p95, lower_bound_seconds, batches, .. } = self;
         writeln!(
             out,
-            "{} microbatches a rank, {}, media shared by {}",
+            "{} microbatches per rank, {}, media shared by {}",
             self.plan.microbatches, self.plan.placement, self.encoder_share
         )?;
         writeln!(
@@ -170,7 +170,7 @@ impl PlanJson {
             writeln!(out, "runner-up: {}: {}", next.plan, next.reason)?;
         }
         let how =
-            if self.is_exhaustive { "every plan is proven or simulated" } else { "the rest by estimate" };
+            if self.is_exhaustive { "every plan is ruled out or simulated" } else { "the rest by estimate" };
         let Self { plans_bounded, plans_simulated, search_seconds, .. } = self;
         writeln!(
             out,
@@ -180,7 +180,7 @@ impl PlanJson {
     }
 }
 
-/// Runs of equal stages: `4x7` is four stages of seven layers.
+/// Formats layers by runs of equal stages: `4x7` is four stages of seven layers.
 fn shown_layers(layers: &[u32]) -> String {
     let runs = layers.chunk_by(|a, b| a == b);
     runs.map(|run| format!("{}x{}", run.len(), run[0])).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! Reads the shapes of a dataset: CSV with a header, columns `tiles` and `seq_len`, others ignored.
+//! Reads the shapes of a dataset from the columns `tiles` and `seq_len` of a CSV file.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ struct Row {
     seq_len: u32,
 }
 
-/// Reads all samples.
+/// Reads the shapes of all samples.
 pub(crate) fn read(path: &Path) -> Result<Vec<ItemSize>, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
     parse(&text).map_err(|message| Failure::Failed(message).in_file(path))

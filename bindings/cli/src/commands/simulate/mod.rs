@@ -1,4 +1,4 @@
-//! `dflop simulate`: what strategies would cost, on the dataset's own global batches or on a table of shapes.
+//! `dflop simulate`: compares strategies on a dataset's global batches or on a table of shapes.
 
 mod shapes;
 
@@ -17,15 +17,15 @@ use crate::args::step_plan::ResumeArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 
-/// Strategies that are compared, and what they are called: the comparison first.
+/// Compared strategies and their names, the baseline first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
     [(Strategy::RoundRobin, "data-blind"), (Strategy::Lpt, "lpt"), (Strategy::Search, "dflop")];
 
-/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and ours.
+/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop.
 ///
-/// Simulated: predicted times summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus` instead
-/// of a dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism, data-blind
-/// with our plan, LPT, the paper's, and ours.
+/// Predicted times are summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus`
+/// instead of a dataset, whole methods are compared, planning and balancing: data-blind with uniform
+/// parallelism, data-blind with our plan, LPT, the paper's, and ours.
 #[derive(Debug)]
 pub(crate) struct SimulateCommand(SimulateArgs);
 
@@ -35,10 +35,10 @@ struct SimulateArgs {
     planned: PlannedStepsArgs,
     #[command(flatten)]
     shapes: shapes::ShapesArgs,
-    /// Steps to simulate [default: an epoch, 50 at most; 50 of shapes].
+    /// Number of steps to simulate [default: an epoch, 50 at most; 50 with `--shapes`].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
-    /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages on every pipeline rank, or
+    /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages per pipeline rank, or
     /// `zb-h1`. Plans are made for 1F1B.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
@@ -53,12 +53,12 @@ struct SimulateReport {
     schedule: String,
     model: String,
     device: String,
-    /// Whether times come from a measured profile; else from a stated rate.
+    /// Whether times come from a measured profile; otherwise from a stated rate.
     is_measured: bool,
     strategies: Vec<StrategyReport>,
 }
 
-/// One strategy in figures.
+/// Simulated results of one strategy.
 #[derive(Debug, Serialize)]
 pub(crate) struct StrategyReport {
     pub(crate) name: &'static str,
@@ -66,12 +66,12 @@ pub(crate) struct StrategyReport {
     pub(crate) step_seconds: f64,
     pub(crate) step_seconds_p95: f64,
     pub(crate) bubble_fraction: f64,
-    /// Data-blind seconds over this strategy's.
+    /// Data-blind seconds over this strategy's seconds.
     pub(crate) speedup: f64,
 }
 
 impl Args for SimulateCommand {
-    /// The arguments of a dataset are required where there are no shapes.
+    /// Requires a dataset only if no shapes are given.
     fn augment_args(command: Command) -> Command {
         SimulateArgs::augment_args(command).mut_arg("shards", no_dataset).mut_arg("dp_size", no_dp_size)
     }
@@ -91,12 +91,12 @@ impl FromArgMatches for SimulateCommand {
     }
 }
 
-/// Shapes take the place of shards.
+/// Replaces the required shards by shards or `--mix` or `--shapes`.
 fn no_dataset(arg: Arg) -> Arg {
     arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
 }
 
-/// A plan says how many ranks there are.
+/// Makes the number of DP ranks optional with shapes, where the parallelism plan determines it.
 fn no_dp_size(arg: Arg) -> Arg {
     arg.required(false).required_unless_present("shapes").default_value_if(
         "shapes",
@@ -127,7 +127,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-/// Simulates the first `steps` steps by every strategy of [`COMPARED`].
+/// Simulates the first `steps` steps with every strategy of [`COMPARED`].
 pub(crate) fn compare(
     planner: &StepPlanner,
     steps: u64,

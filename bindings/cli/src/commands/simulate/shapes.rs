@@ -1,46 +1,43 @@
-//! Whole methods on a table of shapes: planning and balancing, ours and those of others.
+//! `dflop simulate --shapes`: compares whole methods, planning and balancing, on a table of shapes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_balancer::planner::{
-    Cluster, EncoderSplit, MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, SearchSpaceOptions,
-    Workload, compare, plan,
+    EncoderSplit, MethodComparison, MethodScore, PlanProblem, SearchSpaceOptions, Workload, compare, plan,
 };
-use dflop_costmodel::DeviceRate;
 use serde::Serialize;
 
-use super::super::plan::{DegreesJson, links, shapes};
+use super::super::plan::{DegreesJson, cluster, costs, shapes};
 use super::SimulateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::model_source::read_profile;
 
-const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 const BATCHES: u64 = 50;
-/// What is allocated over what is counted, as in `dflop plan`.
+/// Factor from counted to allocated memory, the default of `dflop plan`.
 const MEMORY_MARGIN: f64 = 1.1;
 
-/// A table of shapes and a cluster.
+/// Table of shapes and a cluster.
 #[derive(Debug, Args)]
 pub(super) struct ShapesArgs {
-    /// Samples of a dataset: CSV with columns `tiles` and `seq_len`; in place of shards.
+    /// Shapes of a dataset, in place of shards: CSV with columns `tiles` and `seq_len`.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
-    /// GPUs in all.
+    /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N", requires = "shapes", help_heading = "Shapes")]
     gpus: Option<u32>,
-    /// GPUs of a node.
+    /// GPUs per node.
     #[arg(long, value_name = "G", default_value_t = 8, help_heading = "Shapes")]
     gpus_per_node: u32,
-    /// Memory of a GPU.
+    /// Memory per GPU in GiB.
     #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
     memory_gib: f64,
     /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: transfers are free].
     #[arg(long, value_name = "FILE", requires = "shapes", help_heading = "Shapes")]
     links: Option<PathBuf>,
-    /// Allow recomputation of activations.
+    /// Allow activation checkpointing.
     #[arg(long, requires = "shapes", help_heading = "Shapes")]
     allow_recompute: bool,
 }
@@ -50,11 +47,11 @@ struct MethodsReport {
     steps: usize,
     model: String,
     device: String,
-    /// Whether times come from a measured profile; else from a stated rate.
+    /// Whether times come from a measured profile; otherwise from a stated rate.
     is_measured: bool,
     gpus: u32,
     global_batch: u32,
-    /// What no plan and no balancing takes less than, mean over the steps.
+    /// Lower bound on the step time of every plan and balance, mean over the steps.
     ideal_seconds: f64,
     strategies: Vec<MethodReport>,
 }
@@ -64,9 +61,9 @@ struct MethodReport {
     name: &'static str,
     step_seconds: f64,
     step_seconds_p95: f64,
-    /// Share of the GPUs' time in which they wait.
+    /// Fraction of the GPUs' time that they wait.
     bubble_fraction: f64,
-    /// The first method's seconds over this one's.
+    /// The first method's seconds over this method's seconds.
     speedup: f64,
     /// Whether every step fits into memory.
     fits: bool,
@@ -77,32 +74,15 @@ impl ShapesArgs {
     pub(super) fn path(&self) -> Option<&Path> {
         self.shapes.as_deref()
     }
-
-    fn cluster(&self) -> Result<Cluster, Failure> {
-        if !(self.memory_gib > 0.0 && self.memory_gib.is_finite()) {
-            return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
-        }
-        Ok(Cluster {
-            gpus: self.gpus.unwrap_or(0),
-            gpus_per_node: self.gpus_per_node,
-            memory_bytes: (self.memory_gib * BYTES_PER_GIB) as u64,
-            links: self.links.as_deref().map(links::read).transpose()?,
-        })
-    }
 }
 
 pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<(), Failure> {
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     let spec = model.spec()?;
-    let cluster = args.shapes.cluster()?;
+    let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
+    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref())?;
     let profile = model.profile.path().map(read_profile).transpose()?;
-    let builder = ModelCostsBuilder::new(&spec);
-    let [encoder, llm] = if let Some(profile) = &profile {
-        builder.profile(profile).build()?
-    } else {
-        let link = cluster.links.map(|links| links.nvlink);
-        builder.rate(DeviceRate::preset(&model.device)?).tensor_parallel_link(link).build()?
-    };
+    let [encoder, llm] = costs(&spec, profile.as_ref(), &model.device, &cluster)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
@@ -165,6 +145,6 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
         )?;
         writeln!(out, "{}", if method.fits { "" } else { "; does not fit into memory" })?;
     }
-    writeln!(out, "{:<20} {:>9.4}", "no plan is below", report.ideal_seconds)?;
+    writeln!(out, "{:<20} {:>9.4}", "lower bound", report.ideal_seconds)?;
     Ok(())
 }

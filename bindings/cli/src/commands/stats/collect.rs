@@ -1,4 +1,4 @@
-//! Reads shapes from the index and collects the profile, on all cores.
+//! Collects the data profile of a dataset from its index, on all cores.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,21 +8,22 @@ use dflop_loader::dataset::Dataset;
 use dflop_loader::permutation::Permutation;
 use serde::Serialize;
 
-/// Samples of a part; parts are joined in order, so that results do not depend on the number of threads.
+/// Samples per part; parts are joined in order, so that results do not depend on the number of threads.
 const PART_SAMPLES: u64 = 1 << 16;
-/// Samples whose uncertainty is looked at.
+/// Number of samples whose prediction uncertainty is evaluated.
 const CERTAINTY_SAMPLES: u64 = 1000;
-/// `sqrt(ln(2 / 0.05) / 2)`.
+/// `sqrt(ln(2 / 0.05) / 2)`: the DKW bound at 95 %, times the square root of the number of samples.
 const BOUND_95: f64 = 1.358_102;
 
-/// Which samples are looked at.
+/// Choice of the samples that are profiled.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Sampling {
-    /// Samples that are looked at, of all.
+    /// Number of samples that are profiled.
     pub(super) samples: u64,
     pub(super) of: u64,
     pub(super) seed: u64,
-    /// With a probability of 95 %, no quantile's rank is further off than this fraction; 0 if all are looked at.
+    /// Bound on the error of a quantile's rank with 95 % probability, as a fraction; 0 if all samples are
+    /// profiled.
     pub(super) rank_error: f64,
 }
 
@@ -33,18 +34,18 @@ pub(super) struct Refused {
     pub(super) reason: String,
 }
 
-/// How sure a measured profile is about samples of this dataset.
+/// Uncertainty of a measured profile on samples of this dataset.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Certainty {
-    /// Samples that were looked at for this.
+    /// Number of samples that were evaluated.
     pub(super) samples: u64,
     /// Mean of uncertainty over time, over all modules.
     pub(super) mean_uncertainty: f64,
-    /// Share of the samples with a part outside the measured shapes.
+    /// Share of the samples with a prediction outside the measured shapes.
     pub(super) beyond_profile: f64,
 }
 
-/// What was found.
+/// Data profile, refused samples and uncertainty.
 #[derive(Debug)]
 pub(super) struct Collected {
     pub(super) profile: DatasetStatistics,
@@ -54,18 +55,18 @@ pub(super) struct Collected {
 }
 
 impl Sampling {
-    /// All samples, or some of them.
+    /// Takes all samples, or a random part of them.
     ///
     /// # Source
-    /// The bound on ranks: Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990; it holds without
-    /// replacement too, where it is looser than need be.
+    /// Bound on ranks: Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990. It also
+    /// holds without replacement, where it is not tight.
     pub(super) fn new(of: u64, wanted: Option<u64>, seed: u64) -> Self {
         let samples = wanted.unwrap_or(of).min(of);
         let rank_error = if samples == of { 0.0 } else { BOUND_95 / (samples as f64).sqrt() };
         Self { samples, of, seed, rank_error }
     }
 
-    /// Places of some of the samples that are looked at.
+    /// Yields the places of a range of the chosen samples.
     fn places(self, draws: Range<u64>) -> impl Iterator<Item = u64> {
         let permutation = Permutation::new(self.of, self.seed);
         draws.map(move |draw| if self.samples == self.of { draw } else { permutation.at(draw) })
@@ -124,7 +125,7 @@ fn collect_part(
     (profile, refused)
 }
 
-/// Looks at samples spread evenly over those of the profile.
+/// Evaluates samples spread evenly over the profiled ones.
 fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option<Certainty> {
     let (mut samples, mut uncertain, mut beyond) = (0_u64, 0.0, 0_u64);
     let mut shape = SampleShape::default();

@@ -1,4 +1,4 @@
-//! `dflop stats`: the data profile of a dataset.
+//! `dflop stats`: shows the data profile of a dataset.
 
 mod collect;
 mod table;
@@ -18,10 +18,10 @@ use crate::output::{Output, write_json};
 
 use collect::{Certainty, Collected, Refused, Sampling};
 
-/// Classes of each histogram.
+/// Number of bins of each histogram.
 const CLASSES: usize = 24;
 
-/// Show how shapes, tokens and predicted costs are spread over the dataset.
+/// Show the distributions of shapes, tokens and predicted costs of a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct StatsArgs {
     #[command(flatten)]
@@ -30,10 +30,10 @@ pub(crate) struct StatsArgs {
     model: ModelArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Look at this many samples, drawn at random without repeats [default: all].
+    /// Number of samples to profile, drawn at random without repetition [default: all].
     #[arg(long, value_name = "N")]
     sample: Option<u64>,
-    /// Seed of the random sample.
+    /// Seed of the random draw.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     /// Print one JSON object.
@@ -46,22 +46,22 @@ struct StatsReport {
     samples: u64,
     model: String,
     device: String,
-    /// Whether times come from a measured profile; else from a stated rate.
+    /// Whether times come from a measured profile; otherwise from a stated rate.
     is_measured: bool,
-    /// Predicted seconds of all encoders over those of the LLM.
+    /// Predicted seconds of all encoders over predicted seconds of the LLM.
     encoder_to_llm_ratio: f64,
     modules: Vec<Module>,
-    /// Samples that the model cannot take, and why.
+    /// Samples that the model cannot take, and the reasons.
     refused: Vec<Refused>,
     sampling: Sampling,
-    /// Greatest relative error of a quantile, apart from sampling.
+    /// Maximum relative error of a quantile, sampling not included.
     quantile_error: f64,
-    /// Quantities in the order in which people read them.
+    /// Names of the quantities, in the order of the table.
     #[serde(skip)]
     names: Vec<String>,
     quantiles: BTreeMap<String, Quantiles>,
     histograms: BTreeMap<String, Histogram>,
-    /// The dearest samples far outside the rest, and how many are.
+    /// Most expensive samples far above the rest; below, the number of such samples.
     outliers: Vec<NamedOutlier>,
     outlier_count: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +75,7 @@ struct NamedOutlier {
     shard: String,
     offset: u64,
     cost_seconds: f64,
-    /// Times the median.
+    /// Cost over the median cost.
     times_median: f64,
     module_seconds: Vec<f64>,
 }

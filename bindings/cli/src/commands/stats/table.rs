@@ -1,4 +1,4 @@
-//! The data profile as a table for a terminal.
+//! Prints the data profile as a table with histograms for a terminal.
 
 use std::io::Write;
 
@@ -8,9 +8,9 @@ use super::collect::Refused;
 use super::{NamedOutlier, StatsReport};
 use crate::failure::Failure;
 
-/// Heights of a histogram bar in a terminal.
+/// Heights of a histogram bar, an eighth of a line each.
 const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Outliers that are shown.
+/// Number of outliers to print.
 const OUTLIERS_SHOWN: usize = 5;
 
 /// Prints the report.
@@ -79,7 +79,7 @@ fn print_outliers(out: &mut impl Write, report: &StatsReport) -> Result<(), Fail
     Ok(())
 }
 
-/// Four significant digits, or whole numbers where there are more.
+/// Formats a value with four significant digits, or as a whole number if it has more.
 fn shown_value(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),

@@ -1,4 +1,4 @@
-//! The arguments of `dflop stream` that say in which order input comes and where it goes on.
+//! Arguments of `dflop stream` for the order of the input, its share per rank, and resumption.
 
 use std::path::{Path, PathBuf};
 
@@ -8,54 +8,55 @@ use dflop_loader::shuffle::ShuffleBuffer;
 
 use crate::failure::Failure;
 
-/// Order, share and state of the input.
+/// Order of the input, share of the shards, and saved state.
 #[derive(Debug, Args)]
 pub(crate) struct InputArgs {
-    /// Shuffle samples in a buffer of this many.
+    /// Shuffle samples in a buffer of this many samples.
     #[arg(long, value_name = "N")]
     shuffle_buffer: Option<usize>,
-    /// Payload bytes at which the shuffle buffer is full.
+    /// Payload bytes at which the shuffle buffer counts as full.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, requires = "shuffle_buffer")]
     shuffle_bytes: u64,
-    /// Samples in the shuffle buffer before the first of an epoch leaves [default: all that it holds].
+    /// Samples that the shuffle buffer collects before the first sample of an epoch leaves [default: its
+    /// size].
     #[arg(long, value_name = "N", requires = "shuffle_buffer")]
     shuffle_initial: Option<usize>,
-    /// Shuffle the order of shards, anew in every epoch.
+    /// Shuffle the order of shards, differently in every epoch.
     #[arg(long)]
     shuffle_shards: bool,
-    /// Seed of both shuffles and of random changes of images.
+    /// Seed of both shuffles and of random augmentation.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
-    /// Read only every WORLD-th shard, from shard RANK on.
+    /// Read only every WORLD-th shard, starting with shard RANK.
     #[arg(long, value_name = "RANK/WORLD", value_parser = parse_share)]
     shards_of_rank: Option<(usize, usize)>,
-    /// Write where the stream stands at its end, also after an error.
+    /// Write the state at the end of the stream, also after an error.
     #[arg(long, value_name = "FILE")]
     state_out: Option<PathBuf>,
-    /// Go on where a state was written; shards and shuffles must be the same.
+    /// Resume from a written state; shards and shuffles must be the same.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Where standard input or a pipe begins when it is resumed.
+    /// Start of standard input or of a pipe in a resumed stream.
     #[arg(long, value_enum, default_value_t = ResumedInput::Start, requires = "resume")]
     resumed_input: ResumedInput,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ResumedInput {
-    /// At its beginning; what was read before is passed over.
+    /// The beginning; samples read before are passed over.
     Start,
-    /// Behind what was read before, as an archive of its own.
+    /// The first sample that was not read yet: the input is an archive that starts there.
     Rest,
 }
 
 fn parse_share(text: &str) -> Result<(usize, usize), String> {
     let share =
         text.split_once('/').and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
-    share.ok_or_else(|| "is not RANK/WORLD, such as 0/8".to_owned())
+    share.ok_or_else(|| "expected RANK/WORLD, such as 0/8".to_owned())
 }
 
 impl InputArgs {
-    /// The seed of everything random.
+    /// Returns the seed of both shuffles and of augmentation.
     pub(crate) fn seed(&self) -> u64 {
         self.seed
     }
@@ -64,7 +65,7 @@ impl InputArgs {
         self.resume.is_some()
     }
 
-    /// Hands the settings over.
+    /// Sets order, share and state of a loader builder.
     pub(crate) fn apply(&self, mut builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
         if let Some(samples) = self.shuffle_buffer {
             let samples_initial = self.shuffle_initial.unwrap_or(samples);
@@ -87,12 +88,12 @@ impl InputArgs {
         Ok(builder)
     }
 
-    /// Writes the state, if that is asked for.
+    /// Writes the state, if `--state-out` is given.
     pub(crate) fn save(&self, loader: &Loader) -> Result<(), Failure> {
         let Some(path) = &self.state_out else { return Ok(()) };
         let text =
             serde_json::to_vec(&loader.state()?).map_err(|error| Failure::Failed(error.to_string()))?;
-        // Under another name first: a state that is cut is worse than an old one.
+        // Written under another name and renamed: a truncated state is worse than an old one.
         let mut partial = path.clone().into_os_string();
         partial.push(".partial");
         let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path));
@@ -103,5 +104,5 @@ impl InputArgs {
 fn read_state(path: &Path) -> Result<StreamState, Failure> {
     let text = std::fs::read(path).map_err(|error| Failure::from(error).in_file(path))?;
     let state = serde_json::from_slice(&text);
-    state.map_err(|error| Failure::Failed(format!("it is no state of a stream: {error}")).in_file(path))
+    state.map_err(|error| Failure::Failed(format!("expected the state of a stream: {error}")).in_file(path))
 }

@@ -1,4 +1,4 @@
-//! What the stages of a loader did, as a table, and a loader that is stuck, on standard error.
+//! Prints the metrics of a loader's stages as a table, and warnings about stalls.
 
 use std::io::Write;
 
@@ -32,7 +32,7 @@ pub(crate) fn print_metrics(out: &mut impl Write, metrics: &MetricsSnapshot) -> 
     Ok(())
 }
 
-/// Warns on standard error.
+/// Stall listener that warns on standard error.
 #[derive(Debug)]
 pub(crate) struct PrintStalls;
 

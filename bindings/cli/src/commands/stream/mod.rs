@@ -1,4 +1,4 @@
-//! `dflop stream`: runs the loader flat out and measures it.
+//! `dflop stream`: runs the loader at full speed and measures it.
 
 mod input;
 mod metrics;
@@ -27,59 +27,59 @@ use crate::progress::bar;
 use input::InputArgs;
 use metrics::{PrintStalls, print_metrics};
 
-/// How long the reader has to end once nobody listens.
+/// Time for the reader to end after the stream is dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Run the loader flat out and say how fast it was. Needs no index.
+/// Run the loader at full speed and report its throughput. Needs no index.
 #[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
-    /// What is done with each sample.
+    /// Decoding of samples.
     #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
     decode: DecodeArg,
-    /// Read these fields only, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all; images with
-    /// `rgb224`].
+    /// Read only these fields, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all;
+    /// images with `rgb224`].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     fields: Option<Vec<String>>,
-    /// With `rgb224`, decode a JPEG to a half, a quarter or an eighth of its size where that is still large enough;
-    /// pixels differ slightly. Needs a build with the feature `turbojpeg`.
+    /// With `rgb224`, decode a JPEG at a half, a quarter or an eighth of its size if that is still large
+    /// enough; pixels differ slightly. Needs a build with the feature `turbojpeg`.
     #[arg(long)]
     scaled_decode: bool,
     #[command(flatten)]
     augment: AugmentArgs,
     #[command(flatten)]
     video: VideoArgs,
-    /// Samples in a batch.
+    /// Samples per batch.
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: usize,
-    /// Threads that decode [default: one per core].
+    /// Number of decoder threads [default: one per core].
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// End after this many samples.
     #[arg(long, value_name = "N")]
     samples: Option<u64>,
-    /// Times that the shards are read.
+    /// Number of passes over the shards.
     #[arg(long, value_name = "N", default_value_t = 1)]
     epochs: u64,
-    /// Tolerated share of bad samples, 0 to 1.
+    /// Tolerated fraction of bad samples, 0 to 1.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     error_budget: f64,
-    /// Tolerated number of bad samples, whatever their share [default: any].
+    /// Tolerated number of bad samples, regardless of their fraction [default: no limit].
     #[arg(long, value_name = "N")]
     error_count: Option<u64>,
-    /// Warn when nothing has happened for so long.
+    /// Warn after this many seconds without progress.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     stall_seconds: f64,
-    /// Fail when nothing has happened for so long [default: never].
+    /// Fail after this many seconds without progress [default: never].
     #[arg(long, value_name = "SECONDS")]
     stall_error_seconds: Option<f64>,
-    /// Payload bytes that may wait for the decoders.
+    /// Maximum payload bytes that wait for the decoders.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     buffered_bytes_max: u64,
     #[command(flatten)]
     input: InputArgs,
-    /// Say what every stage did; with `--json` under `metrics`.
+    /// Print the metrics of every stage; with `--json` under `metrics`.
     #[arg(long)]
     metrics: bool,
     /// Print one JSON object.
@@ -91,7 +91,7 @@ pub(crate) struct StreamArgs {
 enum DecodeArg {
     /// Group all fields and read every payload byte.
     Raw,
-    /// Decode the images only, to 224 x 224 normalized f32 tensors.
+    /// Decode only the images, to normalized f32 tensors of 224 x 224 pixels.
     Rgb224,
     /// Decode every field to pixels, PCM, text, JSON or arrays.
     Media,
@@ -118,8 +118,8 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     let loader = loader(args)?;
     let runtime = runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
-    // Commands of pipes are killed with their reader. Standard input may still be waited for; it must not hold up
-    // the end.
+    // Pipe commands are killed with their reader, but a read of standard input cannot be canceled: do not
+    // wait for it longer than this.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     let saved = args.input.save(&loader);
     let mut report = result?;
@@ -201,13 +201,13 @@ fn no_samples(skipped: &[Skipped]) -> Failure {
     Failure::Failed(format!("the dataset has no samples that can be delivered: {why}"))
 }
 
-/// User and system time of the whole process since it started.
+/// Returns user and system time of the whole process since its start.
 fn process_cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Highest resident set, mapped files included; Linux only.
+/// Returns the peak resident set in bytes, mapped files included; Linux only.
 fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -218,7 +218,7 @@ fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Fai
     let StreamReport { samples, bytes, seconds, cpu_seconds, kernel_cpu_seconds, .. } = report;
     let rate = *samples as f64 / seconds;
     writeln!(out, "{samples} samples, {} in {seconds:.3} s: {rate:.0} samples/s", shown_bytes(*bytes))?;
-    writeln!(out, "CPU         {cpu_seconds:.3} s, of it {kernel_cpu_seconds:.3} s in decoders")?;
+    writeln!(out, "CPU         {cpu_seconds:.3} s, {kernel_cpu_seconds:.3} s of it in decoders")?;
     if let Some(first) = report.first_batch_seconds {
         writeln!(out, "first batch {first:.3} s")?;
     }

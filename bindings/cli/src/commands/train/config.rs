@@ -1,7 +1,7 @@
-//! The configuration of a run, as TOML.
+//! Defines the TOML configuration of a training run, its defaults and its checks.
 //!
-//! Every table but `model` may be left out. Paths are relative to the directory of the file. A field that is not known is
-//! an error, with its line.
+//! Every table but `model` is optional. Paths are relative to the directory of the file. An unknown field is
+//! an error, reported with its line.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +16,10 @@ use crate::failure::Failure;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrainConfig {
-    /// Steps of the run, those before a restored state included: what the learning rate goes by.
+    /// Steps of the run, including those before a restored state; the learning rate schedule spans them.
     #[serde(default = "steps")]
     pub(crate) steps: u64,
-    /// The step to end before, where that is not the last.
+    /// Step to end before, if not the last one.
     #[serde(skip)]
     pub(crate) until: Option<u64>,
     /// Seed of initial weights and of the global order.
@@ -38,23 +38,23 @@ pub(crate) struct TrainConfig {
     pub(crate) correction: CorrectionTable,
 }
 
-/// The model: a directory as it is downloaded from Hugging Face, or the contents of its files.
+/// Model: a directory as downloaded from Hugging Face, or the contents of its files.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelTable {
-    /// Directory with `config.json`, `tokenizer.json` and perhaps weights.
+    /// Directory with `config.json`, `tokenizer.json` and, if present, weights.
     #[serde(rename = "folder")]
     pub(crate) directory: Option<PathBuf>,
     /// Contents of `config.json`, in place of a directory.
     pub(crate) config: Option<Value>,
     /// Contents of `preprocessor_config.json`.
     pub(crate) preprocessor: Option<Value>,
-    /// Begin with the weights of the directory instead of the seed's.
+    /// Start with the weights of the directory instead of random ones.
     #[serde(default)]
     pub(crate) pretrained: bool,
-    /// Parts that are not trained, such as `"vision,projector"`.
+    /// Modules that are not trained, such as `"vision,projector"`.
     pub(crate) freeze: Option<String>,
-    /// Compute activations of layers again in the backward pass.
+    /// Recompute activations of layers in the backward pass (activation checkpointing).
     #[serde(default)]
     pub(crate) recompute_layers: bool,
 }
@@ -64,15 +64,15 @@ pub(crate) struct ModelTable {
 pub(crate) struct DataTable {
     /// Shards of the dataset; see `dflop stream`.
     pub(crate) shards: Vec<String>,
-    /// Make a dataset instead.
+    /// Generate a dataset instead.
     pub(crate) generate: Option<GenerateTable>,
     /// `tokenizer.json` or its directory [default: the model's directory].
     pub(crate) tokenizer: Option<PathBuf>,
     /// Samples of a global batch.
     pub(crate) global_batch: u64,
-    /// Threads that decode, of each rank.
+    /// Decoder threads per rank.
     pub(crate) workers: usize,
-    /// Longest sample, in tokens.
+    /// Maximum length of a sample, in tokens.
     pub(crate) tokens_max: Option<u64>,
 }
 
@@ -89,25 +89,25 @@ impl Default for DataTable {
     }
 }
 
-/// A made-up mix of texts and tiled images.
+/// Synthetic mix of texts and tiled images.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct GenerateTable {
     pub(crate) samples: usize,
-    /// Seed of the data alone.
+    /// Seed of the generated data only.
     pub(crate) seed: u64,
-    /// Share of samples with an image.
+    /// Share of samples with an image, 0 to 1.
     #[serde(rename = "picture_fraction")]
     pub(crate) image_fraction: f64,
-    /// Fewest and most tiles of an image, the one that shows it whole among them.
+    /// Minimum and maximum tiles of an image, including the thumbnail of the whole image.
     pub(crate) tiles: [u32; 2],
-    /// Side of a tile, pixels.
+    /// Side of a tile, in pixels.
     pub(crate) tile_pixels: u32,
-    /// Tokens of a text are lognormal: their median, …
+    /// Median of the lognormal number of tokens of a text.
     pub(crate) text_tokens_median: f64,
-    /// … sigma, …
+    /// Standard deviation of the logarithm of that number.
     pub(crate) text_tokens_sigma: f64,
-    /// … and the most.
+    /// Upper bound on that number.
     pub(crate) text_tokens_max: u32,
 }
 
@@ -131,24 +131,25 @@ impl Default for GenerateTable {
 pub(crate) struct ParallelTable {
     /// `gpipe`, `1f1b` or `interleaved:N`.
     pub(crate) schedule: String,
-    /// Microbatches of each DP rank.
+    /// Microbatches per DP rank.
     pub(crate) microbatches: usize,
     /// `balanced` or `data-blind`.
     pub(crate) strategy: StrategyName,
-    /// Work units that the search for one step spends.
+    /// Search effort per step, in work units.
     pub(crate) work: u64,
-    /// Threads of each rank that compute.
+    /// Compute threads per rank.
     pub(crate) threads: usize,
     pub(crate) vision: ModuleTable,
     pub(crate) audio: ModuleTable,
     pub(crate) llm: ModuleTable,
-    /// What predicts times before anything is measured: a device preset.
+    /// Device preset that predicts times before anything is measured.
     pub(crate) device: String,
-    /// A measured profile in its place.
+    /// Measured profile in place of the device preset.
     pub(crate) profile: Option<PathBuf>,
-    /// Longest wait for another rank.
+    /// Maximum wait for another rank, in seconds.
     pub(crate) timeout_seconds: f64,
-    /// Most memory that a rank's weights, gradients, optimizer and activations may take [default: what there is].
+    /// Maximum memory of a rank's weights, gradients, optimizer state and activations [default: the machine's
+    /// memory].
     pub(crate) memory_gib: Option<f64>,
 }
 
@@ -171,12 +172,12 @@ impl Default for ParallelTable {
     }
 }
 
-/// How one module is spread over ranks.
+/// Distribution of one module over ranks.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModuleTable {
     pub(crate) stages: usize,
-    /// Layers of every stage [default: as even as can be].
+    /// Layers of every stage [default: as even as possible].
     pub(crate) layers: Option<Vec<usize>>,
     pub(crate) dp: usize,
     pub(crate) tp: usize,
@@ -193,7 +194,7 @@ impl Default for ModuleTable {
 pub(crate) enum StrategyName {
     /// Microbatches and ranks of even cost.
     Balanced,
-    /// The global order dealt round robin, no cost looked at.
+    /// The global order dealt round robin, regardless of cost.
     DataBlind,
 }
 
@@ -211,12 +212,12 @@ impl StrategyName {
 pub(crate) struct OptimizerTable {
     pub(crate) learning_rate: f64,
     pub(crate) warmup_steps: u64,
-    /// Rate at the last step, behind half a cosine [default: the rate stays].
+    /// Learning rate at the last step, after a half cosine [default: the rate is constant].
     pub(crate) learning_rate_min: Option<f64>,
     pub(crate) weight_decay: f64,
     pub(crate) betas: [f64; 2],
     pub(crate) epsilon: f64,
-    /// Largest norm of all gradients; 0 for no bound.
+    /// Upper bound on the norm of all gradients; 0 disables clipping.
     pub(crate) gradient_norm_max: f64,
     pub(crate) precision: PrecisionName,
 }
@@ -241,19 +242,19 @@ impl Default for OptimizerTable {
 pub(crate) enum PrecisionName {
     /// Weights and activations of 32 bits.
     F32,
-    /// Of 16 bits, with weights of 32 bits beside them.
+    /// Weights and activations of 16 bits, with a 32-bit copy of the weights for the optimizer.
     Bf16,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CheckpointTable {
-    /// Directory of saved states [default: none are written].
+    /// Directory of saved states [default: none are saved].
     #[serde(rename = "folder")]
     pub(crate) directory: Option<PathBuf>,
-    /// Steps between them; the last step is saved in any case.
+    /// Steps between saved states; the last step is always saved.
     pub(crate) every: Option<u64>,
-    /// States that are kept [default: 2].
+    /// Number of states to keep [default: 2].
     pub(crate) kept: Option<usize>,
 }
 
@@ -262,7 +263,7 @@ pub(crate) struct CheckpointTable {
 pub(crate) struct CorrectionTable {
     /// Whether measured times correct the plans.
     pub(crate) enabled: bool,
-    /// Steps after which corrections are learned anew.
+    /// Steps between updates of the correction.
     pub(crate) interval_steps: u64,
 }
 
@@ -277,7 +278,7 @@ const fn steps() -> u64 {
 }
 
 impl TrainConfig {
-    /// Reads a file; its paths are relative to its directory.
+    /// Reads a file and resolves its paths.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
         let mut config: Self = toml::from_str(&text)
@@ -295,7 +296,7 @@ impl TrainConfig {
         Ok(config)
     }
 
-    /// Checks what no other part of the program checks.
+    /// Checks the settings that no library checks.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let refuse = |reason: &str| Err(Failure::Misuse(reason.to_owned()));
         if self.steps == 0 || self.until == Some(0) {
@@ -340,7 +341,7 @@ impl TrainConfig {
 }
 
 impl TrainConfig {
-    /// Leaves every module one stage.
+    /// Gives every module one stage.
     pub(crate) fn one_stage_each(&mut self) {
         let ParallelTable { vision, audio, llm, .. } = &mut self.parallel;
         for table in [vision, audio, llm] {
@@ -348,7 +349,7 @@ impl TrainConfig {
         }
     }
 
-    /// Sets the pipeline stages of all modules together; encoders that the configuration describes keep theirs.
+    /// Sets the number of pipeline stages of all modules together; encoders of the configuration keep theirs.
     pub(crate) fn pipeline_stages(&mut self, stages: usize) -> Result<(), Failure> {
         let has = |name: &str| {
             let config = self.model.config.as_ref();

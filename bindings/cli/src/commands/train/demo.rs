@@ -1,4 +1,4 @@
-//! The demo's training: the example's model, trained for real with both cuts of the same batches.
+//! Trains the example's model for `dflop demo`, balanced and data-blind on the same batches.
 
 use dflop_executor::run::{EXAMPLE_CONFIG, StepReport};
 
@@ -6,16 +6,16 @@ use super::config::{StrategyName, TrainConfig};
 use super::{RankTask, Setup, run_threads};
 use crate::failure::Failure;
 
-/// Steps of each run; the first warms up and is not timed.
+/// Steps of each run; the first one warms up and is not timed.
 const STEPS: u64 = 9;
-/// Runs in turn, so that what else the machine does falls on both.
+/// Order of the runs, alternating, so that other load on the machine affects both strategies.
 const ORDER: [StrategyName; 4] =
     [StrategyName::Balanced, StrategyName::DataBlind, StrategyName::DataBlind, StrategyName::Balanced];
 
-/// What the runs took.
+/// Measured times and losses of the runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trained {
-    /// Ranks, one thread each.
+    /// Number of ranks, one thread each.
     pub(crate) ranks: usize,
     /// Timed steps of each strategy.
     pub(crate) steps: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Trained {
     pub(crate) loss_difference: f64,
 }
 
-/// Trains; all ranks are threads of this process.
+/// Trains with both strategies; all ranks are threads of this process.
 pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
     let mut config: TrainConfig =
         toml::from_str(EXAMPLE_CONFIG).map_err(|error| Failure::Failed(error.to_string()))?;
@@ -39,11 +39,11 @@ pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
     for strategy in ORDER {
         config.parallel.strategy = strategy;
         let mut reports = Vec::new();
-        let mut told = |report: &StepReport| {
+        let mut keep = |report: &StepReport| {
             reports.push(report.clone());
             Ok(())
         };
-        run_threads(&config, &setup, &RankTask::default(), &mut told)?;
+        run_threads(&config, &setup, &RankTask::default(), &mut keep)?;
         runs.push(reports);
     }
     let timed = |strategy| {

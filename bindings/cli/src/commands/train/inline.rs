@@ -1,4 +1,4 @@
-//! A model that stands in the configuration itself, as the files that it would be.
+//! Writes the files of a model that the configuration contains inline.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use super::config::ModelTable;
 use crate::failure::Failure;
 
-/// Writes the files into a directory for temporary files, named by their contents, and returns it.
+/// Writes the files into a temporary directory named by their contents, and returns it.
 pub(crate) fn write(model: &ModelTable) -> Result<PathBuf, Failure> {
     let documents = [("config.json", &model.config), ("preprocessor_config.json", &model.preprocessor)];
     let text = |document: &serde_json::Value| format!("{document:#}\n");
@@ -24,7 +24,7 @@ pub(crate) fn write(model: &ModelTable) -> Result<PathBuf, Failure> {
     Ok(directory)
 }
 
-/// A name for contents: the first 16 digits of their digest.
+/// Returns a name for contents: the first 16 digits of their digest.
 pub(super) fn name_of(contents: &str) -> String {
     let digest = Sha256::digest(contents.as_bytes());
     let word = digest.iter().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));

@@ -1,7 +1,7 @@
-//! `dflop train`: trains a model through the executor, by a configuration in TOML.
+//! `dflop train`: trains a model through the executor, configured in TOML.
 //!
-//! Without a launcher's environment the command starts the ranks of the job itself, as processes of this machine, and
-//! is their launcher; under `torchrun`, Slurm or Open MPI it is one rank.
+//! Without the environment of a launcher, the command launches the ranks of the job as processes of this
+//! machine; under `torchrun`, Slurm or Open MPI it is one rank.
 
 mod config;
 mod demo;
@@ -34,8 +34,8 @@ use crate::reexec::Invocation;
 
 /// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
 ///
-/// Prints a line for every step. Starts the ranks of the job as processes of this machine, unless a launcher (torchrun, Slurm,
-/// Open MPI) started this process as one of them.
+/// Prints a line per step. Starts the ranks of the job as processes of this machine, unless a launcher
+/// (torchrun, Slurm, Open MPI) started this process as one of them.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// Configuration of the run, TOML.
@@ -44,29 +44,31 @@ pub(crate) struct TrainArgs {
     /// Seed of initial weights and of the global order [default: the configuration's].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// End after this step of the run; the learning rate goes by the configuration's steps [default: these].
+    /// End after this step; the learning rate follows the steps of the configuration [default: these].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Pipeline stages of all modules together; the encoders keep theirs. With 1, encoder and LLM take turns in one
-    /// process [default: the configuration's].
+    /// Pipeline stages of all modules together; encoders keep theirs. With 1, encoder and LLM take turns in
+    /// one process [default: the configuration's].
     #[arg(long, value_name = "N")]
     pipeline_stages: Option<usize>,
-    /// How global batches are cut [default: the configuration's].
+    /// Strategy of the step plans [default: the configuration's].
     #[arg(long, value_enum)]
     strategy: Option<StrategyName>,
-    /// Ranks to start on this machine; has to be the job's number [default: the job's number].
+    /// Number of ranks to start on this machine; must equal the ranks of the job [default: the ranks of the
+    /// job].
     #[arg(long, value_name = "N")]
     local_ranks: Option<usize>,
     /// Directory of saved states [default: the configuration's].
     #[arg(long, value_name = "DIR")]
     checkpoints: Option<PathBuf>,
-    /// Go on from the last complete state in the directory of saved states; begin anew if there is none.
+    /// Resume from the last complete state in the directory of saved states; start from step 0 if there is
+    /// none.
     #[arg(long)]
     resume: bool,
-    /// Write the timeline of every action, measured beside predicted, for Perfetto or `chrome://tracing`.
+    /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -81,21 +83,23 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
     let setup = Setup::new(&config)?;
     let ranks = setup.job.world_size();
     if let Some(asked) = args.local_ranks.filter(|asked| *asked != ranks) {
-        return Err(Failure::Misuse(format!("`--local-ranks {asked}`: the job has {ranks} ranks")));
+        return Err(Failure::Misuse(format!(
+            "`--local-ranks {asked}`: expected {ranks}, the ranks of the job"
+        )));
     }
-    // Ranks find the index made.
+    // Builds the index once, before several ranks would do so at the same time.
     drop(setup.planner(&config, None)?);
     let done = if ranks == 1 || args.pipeline_stages == Some(1) {
         train_in_threads(args, &config, &setup, out)
     } else {
         launch(&config, ranks, invocation)
     };
-    // What a run that failed did before is of no less interest.
+    // The timeline of a failed run is joined too: it shows where the run failed.
     let joined = args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks));
     done.and(joined)
 }
 
-/// All ranks as threads of this process.
+/// Trains with all ranks as threads of this process.
 fn train_in_threads(
     args: &TrainArgs,
     config: &TrainConfig,
@@ -109,14 +113,14 @@ fn train_in_threads(
     printer.end()
 }
 
-/// Shows on standard error what the libraries warn of, such as samples that are left out.
+/// Prints the warnings of the libraries on standard error, such as skipped samples.
 fn show_warnings() {
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
-    // Another one, set before, goes on.
+    // Fails if the process has a subscriber already, which then stays in place.
     drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
 
-/// One rank under a launcher.
+/// Runs one rank under a launcher.
 fn run_rank(
     args: &TrainArgs,
     config: &TrainConfig,
@@ -139,7 +143,7 @@ fn run_rank(
 /// Starts the ranks and waits for them.
 fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result<(), Failure> {
     let launcher = Launcher::new(invocation.path()?, ranks).map_err(dflop_executor::Error::from)?;
-    // One thread pool a rank: what the configuration says.
+    // One thread pool per rank, of the configured size: by default each would take all cores.
     let launcher = launcher
         .args(invocation.args())
         .first_rank_prints_plainly()
@@ -147,7 +151,7 @@ fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result
     let outcome = launcher.run().map_err(dflop_executor::Error::from)?;
     if let Some(failed) = outcome.failed {
         let reason = format!("rank {} ended the run: {}", failed.rank, failed.status);
-        // What only ranks find out about the arguments is no less a misuse.
+        // Some arguments are only checked on the ranks; their misuse is the misuse of this command.
         return Err(match failed.status.code() {
             Some(2) => Failure::Misuse(reason),
             _ => Failure::Failed(reason),
@@ -176,13 +180,13 @@ fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How ranks wait for one another.
+/// Returns the settings of the communicator.
 fn settings(config: &TrainConfig) -> Settings {
     Settings::default().wait(Duration::from_secs_f64(config.parallel.timeout_seconds))
 }
 
 impl TrainArgs {
-    /// The configuration with what the arguments say in its place.
+    /// Reads the configuration and applies the arguments to it.
     fn config(&self) -> Result<TrainConfig, Failure> {
         let mut config = TrainConfig::read(&self.config)?;
         config.seed = self.seed.unwrap_or(config.seed);

@@ -1,4 +1,4 @@
-//! Lines of a run.
+//! Prints the steps of a run and its summary.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use dflop_executor::run::StepReport;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 
-/// Prints steps as they end.
+/// Prints steps as they complete.
 pub(crate) struct Printer<'a> {
     out: &'a mut Output,
     is_json: bool,
@@ -35,7 +35,7 @@ impl<'a> Printer<'a> {
         } else {
             self.line(report)?;
         }
-        // Whoever watches the run sees the step when it ends.
+        // Flushed per step, so that whoever follows the run sees it immediately.
         Ok(self.out.flush()?)
     }
 
@@ -50,13 +50,13 @@ impl<'a> Printer<'a> {
             1e3 * report.data_wait_seconds,
         )?;
         if report.dropped_samples > 0 {
-            write!(self.out, "  {} bad samples left out", report.dropped_samples)?;
+            write!(self.out, "  {} bad samples skipped", report.dropped_samples)?;
         }
         writeln!(self.out)?;
         Ok(())
     }
 
-    /// Says what the run was.
+    /// Prints the summary of the run.
     pub(crate) fn end(self) -> Result<(), Failure> {
         let Some([first, last]) = self.losses.filter(|_| !self.is_json) else { return Ok(()) };
         let Self { out, steps, tokens, seconds, data_wait_seconds, .. } = self;

@@ -1,4 +1,4 @@
-//! One rank of a run, from joining the others to the last step.
+//! Runs one rank of the job, from joining the other ranks to the last step.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -23,25 +23,25 @@ use super::config::{OptimizerTable, PrecisionName, TrainConfig};
 use super::setup::Setup;
 use crate::failure::Failure;
 
-/// Large products whose best gives the peak.
+/// Number of large matrix products that are timed; the best gives the peak FLOP rate.
 const PEAK_RUNS: usize = 3;
 
-/// What a rank does besides what the configuration says.
+/// Task of a rank in addition to the configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RankTask {
-    /// Go on from the last saved state.
+    /// Whether to resume from the last saved state.
     pub(crate) is_resumed: bool,
-    /// File of this rank's timeline.
+    /// File for this rank's timeline.
     pub(crate) trace: Option<std::path::PathBuf>,
 }
 
-/// Runs a rank; `told` is called for every step on every rank.
+/// Runs a rank; `on_step` is called for every step on every rank.
 pub(crate) fn run(
     config: &TrainConfig,
     setup: &Setup,
     comm: Box<dyn Comm>,
     task: &RankTask,
-    told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+    on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let cpu = Cpu::new(config.parallel.threads)?;
     let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
@@ -50,9 +50,9 @@ pub(crate) fn run(
         None => cpu,
     };
     match config.optimizer.precision {
-        PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, told),
+        PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, on_step),
         PrecisionName::Bf16 => {
-            run_on(&CpuBf16::new(config.parallel.threads)?, peak, config, setup, comm, task, told)
+            run_on(&CpuBf16::new(config.parallel.threads)?, peak, config, setup, comm, task, on_step)
         }
     }
 }
@@ -64,7 +64,7 @@ fn run_on<D: Device>(
     setup: &Setup,
     comm: Box<dyn Comm>,
     task: &RankTask,
-    told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+    on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let checkpoints = checkpoints(config, setup)?;
     let saved = match (&checkpoints, task.is_resumed) {
@@ -77,13 +77,14 @@ fn run_on<D: Device>(
     {
         tracing::warn!(directory = %earlier.display(), "states of an earlier run are kept apart");
     }
+    // Without an interval only the last step is saved.
     let every = config.checkpoint.every.unwrap_or(u64::MAX);
     let mut saved_at = None;
     let until = config.until.unwrap_or(config.steps);
     while rank.steps() < until {
         let step = rank.steps();
         let Some(report) = rank.step().map_err(|error| Failure::from(error).in_step(step))? else { break };
-        told(&report)?;
+        on_step(&report)?;
         if let Some(checkpoints) = checkpoints.as_ref().filter(|_| rank.steps().is_multiple_of(every)) {
             rank.save(checkpoints)?;
             saved_at = Some(rank.steps());
@@ -92,11 +93,12 @@ fn run_on<D: Device>(
     if let Some(checkpoints) = checkpoints.as_ref().filter(|_| saved_at != Some(rank.steps())) {
         rank.save(checkpoints)?;
     }
+    // Ranks end together: one that left early would cut the connections that others still use.
     rank.comm().barrier(At::step(rank.steps(), "end the run")).map_err(dflop_executor::Error::from)?;
     Ok(rank.finish()?)
 }
 
-/// Builds all parts of a rank, with the others.
+/// Builds all parts of a rank, together with the other ranks.
 fn start<D: Device>(
     device: &D,
     peak_flops_per_second: f64,
@@ -192,12 +194,12 @@ fn trainer_settings(config: &TrainConfig) -> TrainerSettings {
     }
 }
 
-/// Runs all ranks as threads of this process; `told` is called for the steps of rank 0, on this thread.
+/// Runs all ranks as threads of this process; `on_step` is called for the steps of rank 0, on this thread.
 pub(crate) fn run_threads(
     config: &TrainConfig,
     setup: &Setup,
     task: &RankTask,
-    told: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+    on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let world = threads::world(setup.job.world_size(), super::settings(config))
         .map_err(dflop_executor::Error::from)?;
@@ -211,7 +213,7 @@ pub(crate) fn run_threads(
                 let task = RankTask { trace, ..task.clone() };
                 scope.spawn(move || {
                     run(config, setup, Box::new(comm), &task, &mut |report| match &sender {
-                        // Who listens no more has failed to print, and says so.
+                        // The receiver is gone only if printing failed, which is reported there.
                         Some(sender) => sender.send(report.clone()).map_err(|_| Failure::Closed),
                         None => Ok(()),
                     })
@@ -219,7 +221,7 @@ pub(crate) fn run_threads(
             })
             .collect();
         drop(sender);
-        let printed = reports.iter().try_for_each(|report| told(&report));
+        let printed = reports.iter().try_for_each(|report| on_step(&report));
         drop(reports);
         let ended: Vec<_> = ranks.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         printed?;
@@ -231,7 +233,7 @@ pub(crate) fn run_threads(
     })
 }
 
-/// The failure of the rank that is to blame; others only say that the job is over.
+/// Returns the failure of the rank that caused the end; other ranks only report that the job is over.
 fn first_failure(ended: impl Iterator<Item = Result<(), Failure>>) -> Result<(), Failure> {
     let (others, mut own): (Vec<_>, Vec<_>) =
         ended.filter_map(Result::err).partition(|failure| matches!(failure, Failure::Secondary(_)));
@@ -239,7 +241,7 @@ fn first_failure(ended: impl Iterator<Item = Result<(), Failure>>) -> Result<(),
     own.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// File of the timeline of one rank, beside the one that joins them.
+/// Returns the timeline file of one rank, next to the joined file.
 pub(crate) fn part(path: &Path, rank: usize) -> std::path::PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{rank}"))

@@ -1,4 +1,4 @@
-//! From a configuration to the parts of a run that all ranks share.
+//! Prepares the parts of a run that all ranks share, from the configuration.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::synthetic::Generated;
 use crate::failure::Failure;
 use dflop_loader::model_source::read_profile;
 
-/// What every rank of a run knows before it talks to the others.
+/// Parts of a run that every rank prepares alone, before it talks to the others.
 pub(crate) struct Setup {
     pub(crate) job: Arc<Job>,
     pub(crate) frozen: Frozen,
-    /// Directory of the model's files; weights are there if it is pretrained.
+    /// Directory of the model's files, including weights if it is pretrained.
     pub(crate) model_directory: PathBuf,
     spec: ModelSpec,
     directory: ModelDirectory,
@@ -33,7 +33,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Reads the model and makes the dataset, if it is to be made.
+    /// Reads the model, and generates the dataset if the configuration asks for it.
     pub(crate) fn new(config: &TrainConfig) -> Result<Self, Failure> {
         config.check()?;
         let generated = config.data.generate.as_ref().map(|table| Generated::make(table, &config.model));
@@ -58,7 +58,7 @@ impl Setup {
         Ok(Self { job, frozen, model_directory, spec, directory, shards, tokenizer })
     }
 
-    /// Settings of the preparer of the model.
+    /// Returns a preparer builder for the model.
     pub(crate) fn preparer(&self, config: &TrainConfig) -> Result<PreparerBuilder, Failure> {
         let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.tokenizer)?);
         if let Some(images) = self.directory.image_processor(&self.spec)? {
@@ -70,7 +70,8 @@ impl Setup {
         Ok(builder)
     }
 
-    /// The planner of the run's steps; indexes the dataset on first use, with texts counted by the tokenizer.
+    /// Builds the planner of the run's steps; indexes the dataset on first use, with texts counted by the
+    /// tokenizer.
     pub(crate) fn planner(
         &self,
         config: &TrainConfig,
@@ -110,7 +111,7 @@ impl Setup {
     }
 }
 
-/// Parts that the executor does not train.
+/// Converts the frozen modules of the cost model to the type of the executor.
 fn frozen(frozen: dflop_costmodel::FrozenParts) -> Frozen {
     let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
     Frozen { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
@@ -138,7 +139,7 @@ fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<Modu
         }
         None => ModuleLayout::even(module, layers, table.stages),
         Some(lengths) if lengths.iter().sum::<usize>() != layers || lengths.contains(&0) => {
-            return refuse(format!("`layers` = {lengths:?} do not make {layers}"));
+            return refuse(format!("expected `layers` that add up to {layers}, found {lengths:?}"));
         }
         Some(lengths) => {
             let ends = lengths.iter().scan(0, |end, length| {

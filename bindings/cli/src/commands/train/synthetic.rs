@@ -1,7 +1,7 @@
-//! A made-up mix of texts and tiled images to train a small model on: sizes vary as in real mixes, and texts can be learned.
+//! Generates a mix of texts and tiled images to train a small model on.
 //!
-//! A word follows from the one before it nine times of ten, so a model that learns only that much has halved its loss. All is a
-//! function of the table: the same table gives the same bytes.
+//! Sizes vary as in real mixes, and the texts can be learned: a word follows from the one before it nine
+//! times of ten, so a model that learns only this has halved its loss. The same table gives the same bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +14,16 @@ use super::inline::name_of;
 use crate::demo_data::rng::Rng;
 use crate::failure::Failure;
 
-/// Words of the language, and how the next one follows: a step of a generator of full period.
+/// Number of words, and below the linear congruential step from a word to the next, of full period.
 const WORDS: usize = 64;
 const FACTOR: usize = 5;
 const ADDEND: usize = 17;
-/// Percent of words that follow from the one before.
+/// Percentage of words that follow from the one before.
 const FOLLOWING: usize = 90;
-/// Samples of a shard.
+/// Samples per shard.
 const SHARD_SAMPLES: u64 = 128;
 
-/// Tokens that families and chat templates know by name; ids follow those of the words.
+/// Special tokens that model families and chat templates know by name; their ids start after the words.
 const SPECIAL: [&str; 16] = [
     "<unk>",
     "<|endoftext|>",
@@ -43,14 +43,14 @@ const SPECIAL: [&str; 16] = [
     "<|audio_eos|>",
 ];
 
-/// Directory of a generated dataset, with its model's files.
+/// Directory of a generated dataset and of its model's files.
 pub(crate) struct Generated {
-    /// Shards are in `shards`, files of the model in `model`.
+    /// Directory with the shards in `shards` and the files of the model in `model`.
     pub(crate) directory: PathBuf,
 }
 
 impl Generated {
-    /// Makes the dataset in the directory for temporary files, unless it is there.
+    /// Generates the dataset in the directory for temporary files, unless it exists.
     pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
         check(table)?;
         let name = name_of(&format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
@@ -58,7 +58,7 @@ impl Generated {
         if !directory.is_dir() {
             let partial = std::env::temp_dir().join(format!(".dflop-mix-{name}-{}", std::process::id()));
             let made = write(&partial, table, model);
-            // Another process may have been faster; then its directory is the same.
+            // Renaming fails if another process was faster; its directory has the same contents.
             let placed = made.and_then(|()| Ok(std::fs::rename(&partial, &directory)?));
             if placed.is_err() {
                 drop(std::fs::remove_dir_all(&partial));
@@ -70,12 +70,12 @@ impl Generated {
         Ok(Self { directory })
     }
 
-    /// The shards, as a dataset is named.
+    /// Returns the pattern of the shards.
     pub(crate) fn shards(&self) -> String {
         self.directory.join("shards").display().to_string()
     }
 
-    /// The model's directory, with a tokenizer and, if the configuration has one, `config.json`.
+    /// Returns the model's directory, with a tokenizer and, if the configuration has one, `config.json`.
     pub(crate) fn model(&self) -> PathBuf {
         self.directory.join("model")
     }
@@ -125,7 +125,7 @@ fn write(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<
     Ok(())
 }
 
-/// Words, one token each; the token that ends the text is the last of its tokens.
+/// Writes words of one token each; the end-of-text token counts as one of the tokens.
 fn text(table: &GenerateTable, rng: &mut Rng) -> String {
     let tokens = table.text_tokens_median * (table.text_tokens_sigma * normal(rng)).exp();
     let tokens = (tokens as u32).clamp(2, table.text_tokens_max);
@@ -138,13 +138,13 @@ fn text(table: &GenerateTable, rng: &mut Rng) -> String {
     words.join(" ")
 }
 
-/// A number of the standard normal distribution, by Box and Muller.
+/// Draws from the standard normal distribution, by Box and Muller.
 fn normal(rng: &mut Rng) -> f64 {
     let radius = (-2.0 * (1.0 - rng.fraction()).ln()).sqrt();
     radius * (std::f64::consts::TAU * rng.fraction()).cos()
 }
 
-/// An image that is cut into a drawn number of tiles: as many squares as a rectangle has, and one that shows it whole.
+/// Encodes an image that is cut into a drawn number of tiles: a rectangle of squares, and the thumbnail.
 fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>, Failure> {
     let [fewest, most] = table.tiles;
     let tiles = fewest + rng.below((most - fewest + 1) as usize) as u32;
@@ -169,7 +169,7 @@ fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>, Failure> {
     Ok(file)
 }
 
-/// A tokenizer of whole words.
+/// Returns a tokenizer of whole words.
 fn tokenizer() -> Value {
     let word = |id: usize| (format!("w{id}"), json!(id));
     let special = |(at, token): (usize, &&str)| ((*token).to_owned(), json!(WORDS + at));

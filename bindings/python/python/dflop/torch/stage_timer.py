@@ -172,7 +172,7 @@ class _Exchange:
         self._group, self._rank, self._size = None, 0, 1
         if not (dist.is_available() and dist.is_initialized()):
             if group is not None:
-                raise ValueError("group: torch.distributed is not initialised")
+                raise ValueError("group: torch.distributed is not initialized")
             return
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._group = group

@@ -1,0 +1,139 @@
+//! Runs the shell snippets of the documents, and keeps the tables of options as the commands print them.
+//!
+//! Each document has a directory of its own with small shards, a tokenizer and the other files that snippets name; its
+//! snippets run in order. `dflop_tests::markdown` explains the marks.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::markdown::{Mark, documents, expect_current, read, root, snippets, with_generated};
+use dflop_tests::media::jpeg;
+
+use crate::command::dflop;
+
+/// Directories of shards that snippets name, each with its number of shards.
+const SHARDS: [(&str, usize); 4] = [("shards", 2), ("dflop-demo/shards", 2), ("photos", 1), ("clips", 1)];
+const SAMPLES_PER_SHARD: usize = 64;
+/// Shows the last lines of a failed snippet's output.
+const SHOWN_BYTES: usize = 2_000;
+
+fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the directory can be written");
+    for entry in std::fs::read_dir(from).expect("the directory can be read").flatten() {
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a file can be copied");
+        }
+    }
+}
+
+/// Makes the directory in which the snippets of a document run.
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path();
+    for (name, shards) in SHARDS {
+        let made = Dataset::new(shards, SAMPLES_PER_SHARD, Stored::Plain);
+        copy_files(made.directory(), &path.join(name));
+    }
+    copy_files(&root().join("tests/golden/model_inputs/chatml"), &path.join("Qwen2.5-VL-7B-Instruct"));
+    copy_files(&root().join("costmodel/profiles"), &path.join("profiles"));
+    copy_files(&root().join("bindings/cli/examples"), path);
+    let files = path.join("files");
+    std::fs::create_dir(&files).expect("the directory can be written");
+    for number in 0..4 {
+        std::fs::write(files.join(format!("kite-{number}.jpg")), jpeg(64, 48, number))
+            .expect("it can be written");
+        std::fs::write(files.join(format!("kite-{number}.txt")), "a red kite").expect("it can be written");
+    }
+    let problem = r#"{"name": "six", "n": 6, "m": 2, "c": 1, "d": [[9], [1], [5], [3], [7], [6]]}"#;
+    std::fs::write(path.join("instance.json"), problem).expect("it can be written");
+    directory
+}
+
+/// The command, found first by its name.
+fn path_with_dflop() -> std::ffi::OsString {
+    let binary = Path::new(env!("CARGO_BIN_EXE_dflop"));
+    let own = binary.parent().expect("the command is in a directory").to_owned();
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    std::env::join_paths(std::iter::once(own).chain(std::env::split_paths(&others)))
+        .expect("paths can be joined")
+}
+
+/// Runs the snippets of a document in order; returns the faults.
+fn run(document: &Path) -> Vec<String> {
+    let snippets = snippets(&read(document));
+    let is_run =
+        |snippet: &dflop_tests::markdown::Snippet| snippet.language == "sh" && snippet.mark == Mark::Run;
+    if !snippets.iter().any(is_run) {
+        return Vec::new();
+    }
+    let (directory, home) = (directory(), tempfile::tempdir().expect("a temporary directory"));
+    let mut faults = Vec::new();
+    for snippet in snippets {
+        if let Mark::File(name) = &snippet.mark {
+            std::fs::write(directory.path().join(name), &snippet.text).expect("the file can be written");
+        }
+        if !is_run(&snippet) {
+            continue;
+        }
+        let output = Command::new("bash")
+            .args(["-euo", "pipefail", "-c", &snippet.text])
+            .current_dir(directory.path())
+            .env("PATH", path_with_dflop())
+            .env("HOME", home.path())
+            .env("XDG_CACHE_HOME", home.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("bash starts");
+        if !output.status.success() {
+            let text = [output.stdout, output.stderr].concat();
+            let shown = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN_BYTES)..]).into_owned();
+            faults.push(format!("{}:{}: {}\n{shown}", document.display(), snippet.line, output.status));
+        }
+    }
+    faults
+}
+
+#[test]
+fn shell_snippets_of_the_documents_run() {
+    let documents = documents();
+    let faults: Vec<String> = std::thread::scope(|scope| {
+        let runs: Vec<_> = documents.iter().map(|document| scope.spawn(|| run(document))).collect();
+        runs.into_iter().flat_map(|run| run.join().expect("no panic")).collect()
+    });
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_reference_lists_every_command_and_its_options() {
+    let document = Path::new("docs/reference/cli.md");
+    let mut text = read(document);
+    for command in commands() {
+        let help = dflop(&[&command, "-h"]).stdout;
+        let name = format!("options of {command}");
+        text = with_generated(&text, &name, &options(&help)).unwrap_or_else(|| panic!("no marker `{name}`"));
+    }
+    expect_current(&PathBuf::from(document), &text);
+}
+
+/// Names of all commands, as the program lists them.
+fn commands() -> Vec<String> {
+    let help = dflop(&["-h"]).stdout;
+    let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = list.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+/// The arguments and options of a short help as a table.
+fn options(help: &str) -> String {
+    let mut table = "| argument or option | meaning |\n| --- | --- |\n".to_owned();
+    for line in help.lines().skip_while(|line| !line.ends_with(':')) {
+        let Some((name, meaning)) = line.trim_start().split_once("  ") else { continue };
+        let is_known = ["-h, --help", "-V, --version"].contains(&name);
+        if line.starts_with("  ") && !is_known {
+            let cell = |text: &str| text.trim().replace('|', "\\|");
+            table.push_str(&format!("| `{}` | {} |\n", cell(name), cell(meaning)));
+        }
+    }
+    table
+}

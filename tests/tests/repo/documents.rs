@@ -1,0 +1,263 @@
+//! Checks the documents: marks and syntax of snippets, links, lengths, paths, generated parts.
+//!
+//! Snippets marked `run` are executed by `bindings/cli/tests/cli/documents.rs` and, for Python, by
+//! `bindings/python/tests/test_documents.py`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use dflop_tests::markdown::{
+    Mark, Snippet, anchors, documents, expect_current, links, prose, read, root, snippets, with_generated,
+};
+
+use super::floors::FLOORS;
+
+/// Things that a snippet may need and a test does not have.
+const NEEDS: [&str; 14] = [
+    "bucket",
+    "checkout",
+    "checkpoint",
+    "cluster",
+    "cmake",
+    "duckdb",
+    "gpu",
+    "minutes",
+    "nasm",
+    "network",
+    "polars",
+    "pyarrow",
+    "torch",
+    "tools",
+];
+/// Languages of output and drawings, which no test reads.
+const SHOWN: [&str; 3] = ["text", "mermaid", "csv"];
+/// Most lines of a document, by name.
+const LINES_MAX: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 250)];
+/// Most columns of the changelog.
+const CHANGELOG_COLUMNS_MAX: usize = 110;
+/// Crates of the code map, in the order of dependencies.
+const CRATES: [&str; 6] = ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python"];
+
+fn all_snippets() -> Vec<(PathBuf, Snippet)> {
+    let of = |document: PathBuf| {
+        snippets(&read(&document))
+            .into_iter()
+            .map(move |snippet| (document.clone(), snippet))
+            .collect::<Vec<_>>()
+    };
+    documents().into_iter().flat_map(of).collect()
+}
+
+fn place(document: &Path, line: usize) -> String {
+    format!("{}:{line}", document.display())
+}
+
+/// What is wrong with the mark of a snippet.
+fn fault(snippet: &Snippet) -> Option<String> {
+    let language = snippet.language.as_str();
+    match &snippet.mark {
+        Mark::Unknown(mark) => Some(format!("`{mark}` is not `run`, `file=NAME` or `needs=WHAT`")),
+        Mark::Needs(what) => {
+            let unknown = what.split(',').find(|what| !NEEDS.contains(what))?;
+            Some(format!("`needs={unknown}` is not one of {NEEDS:?}"))
+        }
+        Mark::Run if !["sh", "python"].contains(&language) => Some(format!("`{language}` cannot run")),
+        Mark::None if ["rust", "json"].contains(&language) || SHOWN.contains(&language) => None,
+        Mark::None => Some(format!("`{language}` has no mark: `run`, `file=NAME` or `needs=WHAT`")),
+        Mark::Run | Mark::File(_) => None,
+    }
+}
+
+#[test]
+fn every_snippet_states_how_it_is_tested() {
+    let faults = all_snippets().into_iter().filter_map(|(document, snippet)| {
+        fault(&snippet).map(|fault| format!("{}: {fault}", place(&document, snippet.line)))
+    });
+    let faults: Vec<String> = faults.collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn shell_snippets_have_valid_syntax() {
+    for (document, snippet) in all_snippets().iter().filter(|(_, snippet)| snippet.language == "sh") {
+        let mut bash = Command::new("bash")
+            .arg("-n")
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("bash starts");
+        bash.stdin.take().expect("a pipe").write_all(snippet.text.as_bytes()).expect("bash reads");
+        let output = bash.wait_with_output().expect("bash ends");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {stderr}", place(document, snippet.line));
+    }
+}
+
+#[test]
+fn json_snippets_are_valid() {
+    for (document, snippet) in all_snippets().iter().filter(|(_, snippet)| snippet.language == "json") {
+        let parsed = serde_json::from_str::<serde_json::Value>(&snippet.text);
+        assert!(parsed.is_ok(), "{}: {parsed:?}", place(document, snippet.line));
+    }
+}
+
+#[test]
+fn documents_with_rust_snippets_are_compiled() {
+    let compiled = std::fs::read_to_string(root().join("tests/src/lib.rs")).expect("the file is there");
+    for (document, snippet) in all_snippets().iter().filter(|(_, snippet)| snippet.language == "rust") {
+        let name = format!("../../{}\"", document.display());
+        let place = place(document, snippet.line);
+        assert!(compiled.contains(&name), "{place}: `tests/src/lib.rs` does not include the document");
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for document in documents() {
+        let text = read(&document);
+        for (line, target) in links(&text) {
+            if target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            let (path, anchor) = target.split_once('#').unwrap_or((&target, ""));
+            let directory = document.parent().expect("a file has a directory");
+            let file =
+                if path.is_empty() { root().join(&document) } else { root().join(directory).join(path) };
+            let is_found = file.exists()
+                && (anchor.is_empty()
+                    || std::fs::read_to_string(&file).is_ok_and(|text| anchors(&text).contains(anchor)));
+            if !is_found {
+                broken.push(format!("{}: {target}", place(&document, line)));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links lead nowhere:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn paths_in_documents_exist() {
+    let roots =
+        ["tests/", "benches/", "costmodel/", "balancer/", "loader/", "executor/", "bindings/", "docs/"];
+    let is_path = |code: &str| {
+        roots.iter().any(|root| code.starts_with(root))
+            && !code.contains([' ', '*', '{', '<', '='])
+            && (code.ends_with('/') || Path::new(code).extension().is_some())
+    };
+    let mut missing = Vec::new();
+    for document in documents() {
+        if document.ends_with("CHANGELOG.md") {
+            continue; // names what was there once
+        }
+        let text = read(&document);
+        for (line, prose) in prose(&text) {
+            let codes = prose.split('`').skip(1).step_by(2);
+            for code in codes.filter(|code| is_path(code) && !root().join(code).exists()) {
+                missing.push(format!("{}: {code}", place(&document, line)));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "paths that do not exist:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn documents_that_are_read_first_are_short() {
+    for (name, lines_max) in LINES_MAX {
+        let lines = read(Path::new(name)).lines().count();
+        assert!(lines <= lines_max, "{name} has {lines} lines, at most {lines_max} are allowed");
+    }
+}
+
+#[test]
+fn the_changelog_is_one_list_under_each_heading() {
+    let text = read(Path::new("CHANGELOG.md"));
+    let lines: Vec<&str> = text.lines().collect();
+    for (number, line) in (1..).zip(&lines) {
+        let columns = line.chars().count();
+        assert!(columns <= CHANGELOG_COLUMNS_MAX, "CHANGELOG.md:{number} has {columns} columns");
+    }
+    for (number, around) in (2..).zip(lines.windows(3)) {
+        let is_item = |line: &str| line.starts_with("- ") || line.starts_with("  ");
+        let is_gap = is_item(around[0]) && around[1].is_empty() && is_item(around[2]);
+        assert!(!is_gap, "CHANGELOG.md:{number} cuts a list");
+    }
+    let headings = lines.iter().filter_map(|line| line.strip_prefix("### "));
+    for heading in headings {
+        assert!(
+            ["Added", "Changed", "Fixed", "Removed"].contains(&heading),
+            "`{heading}` is not a heading here"
+        );
+    }
+}
+
+/// Error messages that the guide explains, each a heading in backticks with `…` for what varies.
+#[test]
+fn messages_in_the_troubleshooting_guide_are_those_of_the_code() {
+    let mut sources = String::new();
+    for name in CRATES {
+        append_sources(&root().join(name).join("src"), &mut sources);
+    }
+    // A message may be cut into lines that end with a backslash.
+    let joined: Vec<&str> = sources.split("\\\n").map(str::trim_start).collect();
+    let sources = joined.concat();
+    let guide = read(Path::new("docs/troubleshooting.md"));
+    let headings =
+        prose(&guide).filter_map(|(line, text)| Some((line, text.strip_prefix("### `")?.strip_suffix('`')?)));
+    let mut count = 0;
+    for (line, message) in headings {
+        count += 1;
+        for part in message.split('…').map(str::trim).filter(|part| part.len() > 3) {
+            assert!(sources.contains(part), "docs/troubleshooting.md:{line}: no message has `{part}`");
+        }
+    }
+    assert!(count > 10, "the guide explains messages");
+}
+
+fn append_sources(directory: &Path, sources: &mut String) {
+    for entry in std::fs::read_dir(directory).expect("a directory can be read").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            append_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(path).expect("a file can be read"));
+        }
+    }
+}
+
+#[test]
+fn the_code_map_is_current() {
+    let document = Path::new("ARCHITECTURE.md");
+    let mut text = read(document);
+    for name in CRATES {
+        let marker = format!("code map of {name}");
+        text =
+            with_generated(&text, &marker, &code_map(name)).unwrap_or_else(|| panic!("no marker `{marker}`"));
+    }
+    expect_current(document, &text);
+}
+
+/// A table of the rooms of a crate from the ground up, each with the first line of its documentation.
+fn code_map(name: &str) -> String {
+    let source = format!("{name}/src");
+    let (_, rooms) = FLOORS.iter().find(|(crate_source, _)| *crate_source == source).expect("a listed crate");
+    let mut table = "| room | does |\n| --- | --- |\n".to_owned();
+    for room in *rooms {
+        let places =
+            [(format!("{room}/"), format!("{room}/mod.rs")), (format!("{room}.rs"), format!("{room}.rs"))];
+        let (shown, file) = places
+            .into_iter()
+            .find(|(_, file)| root().join(&source).join(file).is_file())
+            .unwrap_or_else(|| panic!("{source}: there is no room `{room}`"));
+        let text = read(&Path::new(&source).join(file));
+        let first = text.lines().find_map(|line| line.strip_prefix("//! ")).unwrap_or_default();
+        let does = without_links(first.trim_end_matches('.')).replace('|', "\\|");
+        table.push_str(&format!("| [`{shown}`]({source}/{shown}) | {does} |\n"));
+    }
+    table
+}
+
+/// Rewrites links of rustdoc, [`name`], to their names.
+fn without_links(text: &str) -> String {
+    text.replace("[`", "`").replace("`]", "`")
+}
