@@ -180,7 +180,8 @@ impl<'a> Rates<'a> {
     fn encoder_ns(&self, degrees: Degrees, tiles: f64) -> f64 {
         let costs = &self.prepared.costs[0];
         let at = |tiles: u64| {
-            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles) + costs.outside_layers_ns(degrees.tp, tiles)
+            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles)
+                + costs.outside_layers_ns(degrees.tp, tiles)
         };
         interpolated_by_rate(&at, tiles, &[1, 2, 4, 8, 16, 32, 64]) / f64::from(degrees.pp)
     }
