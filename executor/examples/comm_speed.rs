@@ -1,23 +1,25 @@
-//! Latency and bandwidth of the transports on this machine, best and median of many rounds.
+//! Measures latency and bandwidth of the transports on this machine, best and median of many rounds.
 //!
-//! `cargo run --release -p dflop-executor --example comm_speed` measures threads and, in processes that it starts of
-//! itself, TCP.
+//! `cargo run --release -p dflop-executor --example comm_speed` measures threads, and TCP between processes
+//! that it starts.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
-use dflop_executor::comm::{At, Buffer, Comm, Dtype, Payload, Result, Settings, Shape, tcp, threads};
-use dflop_executor::launch::{Launcher, Layout};
+use dflop_executor::comm::{
+    Buffer, Comm, Dtype, Payload, PayloadShape, Result, Settings, StepContext, tcp, threads,
+};
+use dflop_executor::launch::{Launcher, identity_from_environment};
 use std::time::{Duration, Instant};
 
-/// Bytes of a message, and how often it goes there and back.
+/// Size of a message in bytes, and number of round trips.
 const MESSAGES: [(usize, usize); 3] = [(8, 2000), (512 << 10, 100), (8 << 20, 20)];
 const SUM_ELEMENTS: usize = 1 << 20;
 const SUM_ROUNDS: usize = 20;
 
 fn main() -> Result<()> {
-    let layout = Layout::from_environment()?;
-    if layout.size > 1 {
-        let session = tcp::connect(&layout, Settings::default())?;
+    let identity = identity_from_environment()?;
+    if identity.size > 1 {
+        let session = tcp::connect(&identity, Settings::default())?;
         return measure("tcp", &session.comm);
     }
     for size in [2, 4] {
@@ -43,16 +45,16 @@ fn measure(transport: &str, comm: &dyn Comm) -> Result<()> {
         }
     }
     report(transport, comm, "all-reduce 4 MiB", &sums(comm)?, None);
-    comm.barrier(At::step(0, "end"))
+    comm.barrier(StepContext::step(0, "end"))
 }
 
 /// Seconds of one way, round by round.
 fn there_and_back(comm: &dyn Comm, bytes: usize, rounds: usize) -> Result<Vec<f64>> {
-    let (other, shape) = (1 - comm.rank(), Shape::flat(Dtype::U8, bytes));
+    let (other, shape) = (1 - comm.rank(), PayloadShape::flat(Dtype::U8, bytes));
     let mut ball = Payload::flat(Buffer::U8(vec![1; bytes]));
     let mut seconds = Vec::new();
     for round in 0..rounds as u64 {
-        let (at, begin) = (At::step(round, "ball"), Instant::now());
+        let (at, begin) = (StepContext::step(round, "ball"), Instant::now());
         if comm.rank() == 0 {
             comm.send(other, 0, at, ball)?;
             ball = comm.recv(other, 0, at, shape)?;
@@ -70,9 +72,9 @@ fn sums(comm: &dyn Comm) -> Result<Vec<f64>> {
     let mut values = vec![1.0_f32; SUM_ELEMENTS];
     let mut seconds = Vec::new();
     for round in 0..SUM_ROUNDS as u64 {
-        comm.barrier(At::step(round, "begin"))?;
+        comm.barrier(StepContext::step(round, "begin"))?;
         let begin = Instant::now();
-        comm.all_reduce(At::step(round, "sum"), values.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(round, "sum"), values.as_mut_slice().into())?;
         seconds.push(begin.elapsed().as_secs_f64());
         values.fill(1.0);
     }

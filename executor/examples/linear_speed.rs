@@ -1,24 +1,26 @@
-//! Holds the products of linear layers against the best that matrix products reach on the same threads.
+//! Compares the products of linear layers with the best matrix products on the same threads.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example linear_speed -- THREADS ROUNDS
 //! ```
 //!
-//! Weights `[outputs, inputs]`, as many rows as a microbatch has: forward, the gradient of the input and that of the
-//! weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them once and the peak beside it;
-//! the best of all rounds counts. One thread is timed by its CPU time, several by the wall.
+//! Weights `[outputs, inputs]`, with as many rows as a microbatch: forward, the gradient of the input and the
+//! gradient of the weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them
+//! once together with the peak; the best of all rounds counts. One thread is timed by its CPU time, several
+//! by wall time.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use dflop_executor::Result;
-use dflop_executor::device::{Cpu, CpuFloats, Device, Layout, Shape};
+use dflop_executor::device::{Cpu, CpuFloats, Device};
 use dflop_executor::measure::clock::Clock;
 use dflop_executor::measure::gemm_peak_flops;
+use dflop_executor::ops::gemm::{GemmShape, MatrixLayout};
 
 /// Outputs and inputs.
 const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];
 const ROWS: [usize; 2] = [1024, 4096];
 
-/// A layer with its rows, its gradients and the best seconds of its three products.
+/// Layer with its rows, its gradients and the best times of its three products.
 struct Layer {
     rows: usize,
     outputs: usize,
@@ -84,18 +86,18 @@ impl Layer {
     fn time(&mut self, device: &Cpu) -> Result<()> {
         let Self { rows, outputs, inputs, x, weight, dy, y, dx, d_weight, best } = self;
         let (rows, outputs, inputs) = (*rows, *outputs, *inputs);
-        let (by_input, by_output) = (Layout::rows(inputs), Layout::rows(outputs));
+        let (by_input, by_output) = (MatrixLayout::rows(inputs), MatrixLayout::rows(outputs));
         let mut timed = |index: usize, product: &mut (dyn FnMut() -> Result<()> + Send)| {
             let (done, taken) = Clock::of(device).time(device, product);
             best[index] = best[index].min(taken.as_secs_f64());
             done
         };
-        let shape = Shape { rows, columns: outputs, inner: inputs };
+        let shape = GemmShape { rows, columns: outputs, inner: inputs };
         let transposed = by_input.transposed();
         timed(0, &mut || device.gemm(shape, (x, by_input), (weight, transposed), false, (y, by_output)))?;
-        let shape = Shape { rows, columns: inputs, inner: outputs };
+        let shape = GemmShape { rows, columns: inputs, inner: outputs };
         timed(1, &mut || device.gemm(shape, (dy, by_output), (weight, by_input), false, (dx, by_input)))?;
-        let shape = Shape { rows: outputs, columns: inputs, inner: rows };
+        let shape = GemmShape { rows: outputs, columns: inputs, inner: rows };
         let transposed = by_output.transposed();
         timed(2, &mut || device.gemm(shape, (dy, transposed), (x, by_input), true, (d_weight, by_input)))
     }

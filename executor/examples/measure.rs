@@ -1,11 +1,13 @@
-//! Measures a small model on this machine, predicts from the profile, and holds it against microbatches that run.
+//! Measures a small model on this machine, predicts from the profile, and holds it against microbatches that
+//! run.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example measure -- SECONDS MICROBATCHES REPEATS [THREADS]
 //! ```
 //!
-//! Three layers of a vision tower of width 128 and four of a language model of width 256. What `dflop profile --check`
-//! does with a model of choice. `PROFILE` names a profile to take instead of measuring one.
+//! Three layers of a vision tower of width 128 and four of a language model of width 256. What
+//! `dflop profile --check` does with a model of choice. `PROFILE` names a profile to take instead of
+//! measuring one.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::error::Error;

@@ -4,8 +4,8 @@
 //! cargo run --release -p dflop-executor --example train_step -- THREADS STEPS
 //! ```
 //!
-//! 2 layers, width 128, 4 heads, MLP 512, vocabulary 256; 8 samples of 128 tokens, packed. Prints the loss of the first
-//! and the last step, and steps a second: the best of five runs.
+//! 2 layers, width 128, 4 heads, MLP 512, vocabulary 256; 8 samples of 128 tokens, packed. Prints the loss of
+//! the first and the last step, and steps a second: the best of five runs.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use std::time::Instant;
 
 use dflop_executor::Result;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::Output;
+use dflop_executor::model::BlockOutput;
 use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::ops::adamw::AdamW;
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::Seed;
@@ -37,7 +37,8 @@ fn main() -> Result<()> {
     let (mut best, mut parameters) = (f64::INFINITY, 0);
     for _ in 0..REPEATS {
         let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
-        let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &Seed(1))?;
+        let mut stage =
+            config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
         let (first, last, seconds) = device.run(|| run(&config, &device, &mut stage, steps))?;
         best = best.min(seconds / steps as f64);
         parameters = stage.parameters().owned().map(|(spec, _)| spec.elements()).sum();
@@ -89,7 +90,7 @@ fn train_step(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>) -> Res
         loss_scale: scale,
     };
     let context = Arc::new(config.llm.context(device, &batch)?);
-    let Output::Loss(loss) = stage.forward(0, context, None)? else {
+    let BlockOutput::Loss(loss) = stage.forward(0, context, None)? else {
         unreachable!("the last stage has the loss")
     };
     stage.backward(0, None)?;

@@ -1,17 +1,19 @@
-//! What every transport does: the same tests over threads and TCP.
+//! Conformance of transports: the same tests over threads and TCP.
 
-#![allow(clippy::float_cmp, reason = "sums are exact, or the same bit by bit")]
+#![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 
 mod support;
 
-use dflop_executor::comm::{At, Buffer, Comm, Dtype, Error, Exchange, Payload, Shape, Slice, even_parts};
+use dflop_executor::comm::{
+    Buffer, Comm, Dtype, Error, P2pOp, Payload, PayloadShape, Slice, StepContext, even_parts,
+};
 use half::bf16;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{ALL, Transport, floats, patient, ring_sum, row, run, stay};
 
-fn at(step: u64) -> At {
-    At::step(step, "test")
+fn at(step: u64) -> StepContext {
+    StepContext::step(step, "test")
 }
 
 #[test]
@@ -25,10 +27,10 @@ fn messages_of_all_sizes_arrive() {
                 let at = at(step as u64);
                 if comm.rank() == 0 {
                     comm.send(other, 7, at, row(&floats(0, elements))).unwrap();
-                    let back = comm.recv(other, 8, at, Shape::f32(1, elements)).unwrap();
+                    let back = comm.recv(other, 8, at, PayloadShape::f32(1, elements)).unwrap();
                     assert_eq!(back.into_f32().unwrap(), floats(1, elements));
                 } else {
-                    let there = comm.recv(other, 7, at, Shape::f32(1, elements)).unwrap();
+                    let there = comm.recv(other, 7, at, PayloadShape::f32(1, elements)).unwrap();
                     assert_eq!(there.into_f32().unwrap(), floats(0, elements));
                     comm.send(other, 8, at, row(&floats(1, elements))).unwrap();
                 }
@@ -73,7 +75,8 @@ fn tags_are_received_in_any_order_and_keep_their_own() {
                     comm.send(1, u64::from(value % 3), at(0), row(&[f32::from(value)])).unwrap();
                 }
             } else {
-                let recv = |tag| comm.recv(0, tag, at(0), Shape::f32(1, 1)).unwrap().into_f32().unwrap()[0];
+                let recv =
+                    |tag| comm.recv(0, tag, at(0), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap()[0];
                 for tag in [2, 0, 1] {
                     let values: Vec<f32> = (0..10).map(|_| recv(tag)).collect();
                     let expected: Vec<f32> = (0..10).map(|index| index as f32 * 3.0 + tag as f32).collect();
@@ -85,7 +88,7 @@ fn tags_are_received_in_any_order_and_keep_their_own() {
 }
 
 #[test]
-fn receives_take_messages_in_the_order_in_which_they_were_begun() {
+fn receives_take_messages_in_the_order_of_their_calls() {
     for transport in ALL {
         run(transport, 2, patient(), |comm| {
             if comm.rank() == 0 {
@@ -96,7 +99,7 @@ fn receives_take_messages_in_the_order_in_which_they_were_begun() {
                     send.wait().unwrap();
                 }
             } else {
-                let receive = || comm.start_recv(0, 0, at(0), Shape::f32(1, 1)).unwrap();
+                let receive = || comm.start_recv(0, 0, at(0), PayloadShape::f32(1, 1)).unwrap();
                 let receives = [receive(), receive(), receive()];
                 assert!(receives.iter().all(|receive| !receive.is_complete()), "nothing was sent yet");
                 stay(&comm);
@@ -117,25 +120,25 @@ fn large_messages_cross_without_waiting_for_each_other() {
             let (rank, other) = (comm.rank(), 1 - comm.rank());
             // both send before either receives
             comm.send(other, 0, at(0), row(&floats(rank, elements))).unwrap();
-            let found = comm.recv(other, 0, at(0), Shape::f32(1, elements)).unwrap();
+            let found = comm.recv(other, 0, at(0), PayloadShape::f32(1, elements)).unwrap();
             assert_eq!(found.into_f32().unwrap(), floats(other, elements));
         });
     }
 }
 
 #[test]
-fn neighbors_exchange_in_a_group_whatever_their_order() {
+fn neighbors_exchange_in_a_group_in_any_order() {
     let elements = 300_000;
     for transport in ALL {
         run(transport, 4, patient(), |comm| {
             let (rank, size) = (comm.rank(), comm.size());
             let (before, after) = ((rank + size - 1) % size, (rank + 1) % size);
-            let shape = Shape::f32(3, elements / 3);
+            let shape = PayloadShape::f32(3, elements / 3);
             let send = |to| {
                 let payload = Payload::f32(3, elements / 3, floats(rank, elements)).unwrap();
-                Exchange::Send { to, tag: to as u64, payload }
+                P2pOp::Send { to, tag: to as u64, payload }
             };
-            let recv = |from| Exchange::Recv { from, tag: rank as u64, shape };
+            let recv = |from| P2pOp::Recv { from, tag: rank as u64, shape };
             let exchanges = if rank % 2 == 0 {
                 vec![send(before), send(after), send(rank), recv(before), recv(after), recv(rank)]
             } else {
@@ -150,7 +153,7 @@ fn neighbors_exchange_in_a_group_whatever_their_order() {
 }
 
 #[test]
-fn sums_are_those_of_the_ring_bit_by_bit_over_every_transport() {
+fn sums_have_the_bits_of_the_ring_over_every_transport() {
     for size in 1..=5 {
         for transport in ALL {
             let sums = run(transport, size, patient(), |comm| {
@@ -243,7 +246,7 @@ fn every_root_broadcasts() {
 }
 
 #[test]
-fn no_rank_passes_a_barrier_before_all_have_come() {
+fn no_rank_passes_a_barrier_before_all_have_entered() {
     for size in 1..=5 {
         for transport in ALL {
             let come = AtomicUsize::new(0);
@@ -263,7 +266,7 @@ fn splits_have_their_own_ranks_and_messages() {
     for transport in ALL {
         run(transport, 5, patient(), |comm| {
             let world = comm.rank();
-            // even ranks in reverse, odd ranks as they are, and one who does not take part
+            // even ranks in reverse, odd ranks in order, and one rank that does not take part
             let color = (world != 3).then_some(world as u64 % 2);
             let key = if world % 2 == 0 { 10 - world as u64 } else { 0 };
             let part = comm.split(at(0), color, key).unwrap();
@@ -282,8 +285,14 @@ fn splits_have_their_own_ranks_and_messages() {
                 comm.send(0, 5, at(2), row(&[1.0])).unwrap();
                 part.send(2, 5, at(2), row(&[2.0])).unwrap();
             } else if world == 0 {
-                assert_eq!(part.recv(0, 5, at(2), Shape::f32(1, 1)).unwrap().into_f32().unwrap(), [2.0]);
-                assert_eq!(comm.recv(4, 5, at(2), Shape::f32(1, 1)).unwrap().into_f32().unwrap(), [1.0]);
+                assert_eq!(
+                    part.recv(0, 5, at(2), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap(),
+                    [2.0]
+                );
+                assert_eq!(
+                    comm.recv(4, 5, at(2), PayloadShape::f32(1, 1)).unwrap().into_f32().unwrap(),
+                    [1.0]
+                );
             }
             // a split of a split
             let single = part.split(at(3), Some(part.rank() as u64), 0).unwrap().unwrap();
@@ -294,7 +303,7 @@ fn splits_have_their_own_ranks_and_messages() {
 }
 
 #[test]
-fn sums_go_on_while_others_are_computed() {
+fn sums_overlap_with_computation() {
     for transport in ALL {
         run(transport, 3, patient(), |comm| {
             let sizes = [70_001, 1, 4099];
@@ -314,7 +323,7 @@ fn sums_go_on_while_others_are_computed() {
 }
 
 #[test]
-fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
+fn a_sender_waits_for_room_but_not_for_an_awaited_message() {
     let settings = patient().buffered_bytes_max(1 << 20);
     let elements = 200_000;
     for transport in ALL {
@@ -328,10 +337,10 @@ fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
                 }
             } else {
                 std::thread::sleep(Duration::from_millis(100));
-                // behind 32 MB of messages that no one has received
-                comm.recv(0, 1, at(0), Shape::f32(1, 1)).unwrap();
+                // after 32 MB of messages that no rank has received
+                comm.recv(0, 1, at(0), PayloadShape::f32(1, 1)).unwrap();
                 for _ in 0..40 {
-                    let found = comm.recv(0, 0, at(0), Shape::f32(1, elements)).unwrap();
+                    let found = comm.recv(0, 0, at(0), PayloadShape::f32(1, elements)).unwrap();
                     assert_eq!(found.into_f32().unwrap(), floats(0, elements));
                 }
             }
@@ -340,13 +349,13 @@ fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
 }
 
 #[test]
-fn sends_wait_while_their_receiver_has_no_room() {
+fn sends_wait_while_their_receiver_is_full() {
     let settings = patient().buffered_bytes_max(1 << 20);
     for transport in ALL {
         let taken = AtomicUsize::new(0);
         run(transport, 2, settings, |comm| {
             let megabytes = 64_usize;
-            let shape = Shape::flat(Dtype::U8, 1 << 20);
+            let shape = PayloadShape::flat(Dtype::U8, 1 << 20);
             for _ in 0..megabytes {
                 if comm.rank() == 0 {
                     comm.send(1, 0, at(0), Payload::flat(Buffer::U8(vec![1; 1 << 20]))).unwrap();
@@ -356,7 +365,7 @@ fn sends_wait_while_their_receiver_has_no_room() {
                     taken.fetch_add(1, Ordering::SeqCst);
                 }
             }
-            // socket buffers hold some megabytes more; without a bound all would have left by now
+            // socket buffers hold some megabytes more; without a bound all would have been sent by now
             if comm.rank() == 0 {
                 assert!(taken.load(Ordering::SeqCst) > 32, "{transport:?}");
             }
@@ -370,18 +379,21 @@ fn mistakes_of_the_caller_do_not_end_the_job() {
         run(transport, 2, patient(), |comm| {
             let no_rank = comm.start_send(2, 0, at(0), row(&[1.0])).unwrap_err();
             assert!(matches!(no_rank, Error::Rank { rank: 2, size: 2 }), "{no_rank}");
-            assert!(matches!(comm.recv(9, 0, at(0), Shape::f32(1, 1)), Err(Error::Rank { rank: 9, .. })));
+            assert!(matches!(
+                comm.recv(9, 0, at(0), PayloadShape::f32(1, 1)),
+                Err(Error::Rank { rank: 9, .. })
+            ));
             assert!(matches!(Payload::f32(2, 3, vec![0.0; 5]), Err(Error::Length { found: 5, .. })));
-            let shape = Shape::f32(1, 1);
+            let shape = PayloadShape::f32(1, 1);
             let receives =
-                vec![Exchange::Recv { from: 0, tag: 0, shape }, Exchange::Recv { from: 5, tag: 0, shape }];
+                vec![P2pOp::Recv { from: 0, tag: 0, shape }, P2pOp::Recv { from: 5, tag: 0, shape }];
             assert!(matches!(comm.group(at(0), receives), Err(Error::Rank { rank: 5, .. })));
             let summed = comm.all_reduce(at(0), Slice::U8(&mut [1, 2]));
             assert!(matches!(summed, Err(Error::NotSummable { dtype: Dtype::U8 })));
             let mut values = [0.0_f32; 4];
             let parts = comm.all_gather(at(0), values.as_mut_slice().into(), &[1, 2]);
             assert!(matches!(parts, Err(Error::Parts { sum: 3, elements: 4, .. })), "{parts:?}");
-            // what was refused left nothing behind
+            // refused calls leave no trace
             comm.send(1 - comm.rank(), 0, at(1), row(&[5.0])).unwrap();
             assert_eq!(comm.recv(1 - comm.rank(), 0, at(1), shape).unwrap().into_f32().unwrap(), [5.0]);
             stay(&comm);
@@ -401,16 +413,16 @@ fn equal_digests_pass() {
 }
 
 #[test]
-fn the_last_words_of_a_rank_still_arrive() {
+fn the_last_messages_of_a_rank_still_arrive() {
     let elements = 2 << 20;
     for transport in ALL {
         run(transport, 2, patient(), |comm| {
             if comm.rank() == 0 {
-                // sent, not waited for, and gone
+                // sent, not awaited, and dropped
                 let _sent = comm.start_send(1, 0, at(0), row(&floats(0, elements))).unwrap();
             } else {
                 std::thread::sleep(Duration::from_millis(100));
-                let found = comm.recv(0, 0, at(0), Shape::f32(1, elements)).unwrap();
+                let found = comm.recv(0, 0, at(0), PayloadShape::f32(1, elements)).unwrap();
                 assert_eq!(found.into_f32().unwrap(), floats(0, elements));
             }
         });
@@ -428,7 +440,7 @@ fn many_threads_of_a_rank_share_a_communicator() {
                     scope.spawn(move || {
                         for round in 0..50_u64 {
                             comm.send(other, tag, at(round), row(&[tag as f32])).unwrap();
-                            let found = comm.recv(other, tag, at(round), Shape::f32(1, 1)).unwrap();
+                            let found = comm.recv(other, tag, at(round), PayloadShape::f32(1, 1)).unwrap();
                             assert_eq!(found.into_f32().unwrap(), [tag as f32]);
                         }
                     });
@@ -439,13 +451,13 @@ fn many_threads_of_a_rank_share_a_communicator() {
 }
 
 #[test]
-fn a_job_of_one_rank_opens_no_socket_and_does_everything() {
+fn a_job_of_one_rank_opens_no_socket() {
     let begin = Instant::now();
     run(Transport::Tcp, 1, patient(), |comm| {
         let mut values = [1.0_f32, 2.0];
         comm.all_reduce(at(0), values.as_mut_slice().into()).unwrap();
         comm.send(0, 3, at(0), row(&values)).unwrap();
-        assert_eq!(comm.recv(0, 3, at(0), Shape::f32(1, 2)).unwrap().into_f32().unwrap(), [1.0, 2.0]);
+        assert_eq!(comm.recv(0, 3, at(0), PayloadShape::f32(1, 2)).unwrap().into_f32().unwrap(), [1.0, 2.0]);
         comm.barrier(at(0)).unwrap();
         comm.check_digest(0, 1).unwrap();
         assert!(comm.split(at(0), Some(1), 0).unwrap().is_some());
@@ -453,9 +465,9 @@ fn a_job_of_one_rank_opens_no_socket_and_does_everything() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-/// A receiver that leaves with the last message did not leave its sender alone.
+/// A receiver that leaves after the last message does not fail its sender.
 #[test]
-fn a_receiver_may_leave_with_the_last_message() {
+fn a_receiver_may_leave_after_the_last_message() {
     let elements = 100_000;
     for _ in 0..30 {
         run(Transport::Tcp, 3, patient(), |comm| match comm.rank() {
@@ -465,7 +477,7 @@ fn a_receiver_may_leave_with_the_last_message() {
                     send.wait().unwrap();
                 }
             }
-            _ => drop(comm.recv(0, 0, at(0), Shape::f32(1, elements)).unwrap()),
+            _ => drop(comm.recv(0, 0, at(0), PayloadShape::f32(1, elements)).unwrap()),
         });
     }
 }

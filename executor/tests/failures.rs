@@ -1,17 +1,17 @@
-//! How a job ends: everywhere, in time, with the rank and the action named, over every transport.
+//! Failures end a job on all ranks, in time, with the rank and the action named, over every transport.
 
 mod support;
 
-use dflop_executor::comm::{At, Buffer, Cause, Comm, Communicator, Failure, Settings, Shape};
+use dflop_executor::comm::{Buffer, Cause, Comm, Communicator, Failure, PayloadShape, Settings, StepContext};
 use std::time::{Duration, Instant};
 use support::{ALL, Transport, failure, floats, patient, row, run};
 
-/// A short limit, long enough for a busy machine to answer questions.
+/// Short time limit, but long enough for a busy machine to answer status requests.
 fn short() -> Settings {
     patient().wait(Duration::from_millis(700))
 }
 
-/// Runs ranks that all fail, and returns what each says; communicators live until all have failed.
+/// Runs ranks that all fail, and returns the error of each; communicators live until all have failed.
 fn failures(
     transport: Transport,
     size: usize,
@@ -30,14 +30,14 @@ fn a_wait_ends_in_time_and_names_peer_tag_and_action() {
     for transport in ALL {
         let begin = Instant::now();
         let found = failures(transport, 3, short(), |comm| match comm.rank() {
-            0 => failure(comm.recv(1, 42, At::microbatch(7, 3, "recv"), Shape::f32(2, 3))),
+            0 => failure(comm.recv(1, 42, StepContext::microbatch(7, 3, "recv"), PayloadShape::f32(2, 3))),
             1 => {
-                comm.note(At::microbatch(7, 2, "backward"));
+                comm.note(StepContext::microbatch(7, 2, "backward"));
                 std::thread::sleep(Duration::from_millis(2500));
-                failure(comm.barrier(At::step(7, "end")))
+                failure(comm.barrier(StepContext::step(7, "end")))
             }
-            // has nothing to do with it
-            _ => failure(comm.recv(0, 1, At::step(8, "idle"), Shape::f32(1, 1))),
+            // not involved in the failure
+            _ => failure(comm.recv(0, 1, StepContext::step(8, "idle"), PayloadShape::f32(1, 1))),
         });
         assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
         for (failure, text) in &found {
@@ -54,16 +54,16 @@ fn a_wait_ends_in_time_and_names_peer_tag_and_action() {
 }
 
 #[test]
-fn the_end_of_a_chain_of_waits_is_to_blame() {
+fn the_end_of_a_chain_of_waits_is_blamed() {
     for transport in ALL {
         let found = failures(transport, 4, short(), |comm| {
             let rank = comm.rank();
             if rank == 3 {
-                comm.note(At::step(1, "load weights"));
+                comm.note(StepContext::step(1, "load weights"));
                 std::thread::sleep(Duration::from_secs(2));
-                return failure(comm.barrier(At::step(1, "end")));
+                return failure(comm.barrier(StepContext::step(1, "end")));
             }
-            failure(comm.recv(rank + 1, 0, At::step(1, "recv"), Shape::f32(1, 1)))
+            failure(comm.recv(rank + 1, 0, StepContext::step(1, "recv"), PayloadShape::f32(1, 1)))
         });
         for (failure, text) in found {
             assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(3)), "{text}");
@@ -73,29 +73,29 @@ fn the_end_of_a_chain_of_waits_is_to_blame() {
 }
 
 #[test]
-fn ranks_that_wait_for_one_another_are_listed() {
+fn ranks_in_a_deadlock_are_listed() {
     for transport in ALL {
         let found = failures(transport, 3, short(), |comm| {
             let next = (comm.rank() + 1) % 3;
-            failure(comm.recv(next, 0, At::step(1, "recv"), Shape::f32(1, 1)))
+            failure(comm.recv(next, 0, StepContext::step(1, "recv"), PayloadShape::f32(1, 1)))
         });
         for (failure, text) in found {
             assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, None), "{text}");
-            assert!(text.contains("wait for one another"), "{text}");
+            assert!(text.contains("wait for each other"), "{text}");
         }
     }
 }
 
 #[test]
 fn messages_of_another_plan_are_refused() {
-    let at = At::microbatch(4, 1, "send");
-    let shape = Shape::f32(2, 3);
+    let at = StepContext::microbatch(4, 1, "send");
+    let shape = PayloadShape::f32(2, 3);
     let wrong = [
-        (At { step: 5, ..at }, Shape::f32(2, 3), "step 5"),
-        (At { microbatch: Some(2), ..at }, shape, "microbatch 2"),
-        (At { microbatch: None, ..at }, shape, "step 4, `send`"),
-        (at, Shape::f32(3, 2), "[3 x 2]"),
-        (at, Shape::f32(2, 4), "[2 x 4]"),
+        (StepContext { step: 5, ..at }, PayloadShape::f32(2, 3), "step 5"),
+        (StepContext { microbatch: Some(2), ..at }, shape, "microbatch 2"),
+        (StepContext { microbatch: None, ..at }, shape, "step 4, `send`"),
+        (at, PayloadShape::f32(3, 2), "[3 x 2]"),
+        (at, PayloadShape::f32(2, 4), "[2 x 4]"),
     ];
     for transport in ALL {
         for (sent_at, sent, words) in wrong {
@@ -123,7 +123,7 @@ fn messages_of_another_plan_are_refused() {
                 let bytes = dflop_executor::comm::Payload::flat(Buffer::U8(vec![0; 6]));
                 failure(comm.send(1, 9, at, bytes).and_then(|()| comm.barrier(at)))
             } else {
-                failure(comm.recv(0, 9, at, Shape::f32(1, 6)))
+                failure(comm.recv(0, 9, at, PayloadShape::f32(1, 6)))
             }
         });
         assert!(found.iter().all(|(failure, text)| failure.cause == Cause::Mismatch && text.contains("U8")));
@@ -134,7 +134,7 @@ fn messages_of_another_plan_are_refused() {
 fn collectives_that_differ_are_refused() {
     for transport in ALL {
         let found = failures(transport, 3, patient(), |comm| {
-            let at = At::step(2, "gradients");
+            let at = StepContext::step(2, "gradients");
             let mut values = floats(comm.rank(), if comm.rank() == 2 { 9 } else { 12 });
             let first = comm.all_reduce(at, values.as_mut_slice().into());
             failure(first.and_then(|()| comm.barrier(at)))
@@ -142,7 +142,7 @@ fn collectives_that_differ_are_refused() {
         assert!(found.iter().all(|(failure, _)| failure.cause == Cause::Mismatch), "{found:?}");
         assert!(found[0].1.contains("all-reduce"), "{}", found[0].1);
         let found = failures(transport, 2, patient(), |comm| {
-            let at = At::step(2, "x");
+            let at = StepContext::step(2, "x");
             let mut values = [0.0_f32];
             if comm.rank() == 0 {
                 failure(comm.broadcast(at, 0, values.as_mut_slice().into()).and_then(|()| comm.barrier(at)))
@@ -180,16 +180,21 @@ fn a_digest_of_another_step_is_refused() {
 }
 
 #[test]
-fn a_caller_ends_the_job_for_everyone_at_once() {
+fn a_caller_ends_the_job_on_all_ranks() {
     for transport in ALL {
         let begin = Instant::now();
         let found = failures(transport, 4, patient(), |comm| {
-            let at = At::microbatch(3, 1, "loss");
+            let at = StepContext::microbatch(3, 1, "loss");
             if comm.rank() == 2 {
                 return failure::<()>(Err(comm.abort(at, "the loss is NaN")));
             }
-            // no one waits for the rank that fails
-            failure(comm.recv((comm.rank() + 1) % 2, 0, At::step(3, "recv"), Shape::f32(1, 1)))
+            // no rank waits for the failing rank
+            failure(comm.recv(
+                (comm.rank() + 1) % 2,
+                0,
+                StepContext::step(3, "recv"),
+                PayloadShape::f32(1, 1),
+            ))
         });
         assert!(begin.elapsed() < Duration::from_secs(10));
         for (rank, (failure, text)) in found.into_iter().enumerate() {
@@ -202,11 +207,11 @@ fn a_caller_ends_the_job_for_everyone_at_once() {
 }
 
 #[test]
-fn who_finishes_while_others_wait_is_named() {
+fn a_rank_that_finishes_while_others_wait_is_named() {
     for transport in ALL {
         let found = run(transport, 3, patient(), |comm| {
-            let at = At::step(3, "recv");
-            (comm.rank() != 1).then(|| failure(comm.recv(1, 0, at, Shape::f32(1, 1))))
+            let at = StepContext::step(3, "recv");
+            (comm.rank() != 1).then(|| failure(comm.recv(1, 0, at, PayloadShape::f32(1, 1))))
         });
         for (failure, text) in found.into_iter().flatten() {
             assert_eq!((failure.cause, failure.culprit), (Cause::Left, Some(1)), "{text}");
@@ -216,11 +221,11 @@ fn who_finishes_while_others_wait_is_named() {
 }
 
 #[test]
-fn a_rank_that_panics_died() {
+fn a_panic_counts_as_the_death_of_the_rank() {
     for transport in ALL {
         let found = run(transport, 3, patient(), |comm| {
             if comm.rank() == 1 {
-                comm.note(At::microbatch(5, 0, "forward"));
+                comm.note(StepContext::microbatch(5, 0, "forward"));
                 let panics = std::thread::spawn(move || {
                     let _comm = comm;
                     panic!("as the test wants");
@@ -228,7 +233,7 @@ fn a_rank_that_panics_died() {
                 panics.join().unwrap_err();
                 return None;
             }
-            Some(failure(comm.barrier(At::step(5, "barrier"))))
+            Some(failure(comm.barrier(StepContext::step(5, "barrier"))))
         });
         for (failure, text) in found.into_iter().flatten() {
             assert_eq!((failure.cause, failure.culprit), (Cause::Died, Some(1)), "{text}");
@@ -237,16 +242,16 @@ fn a_rank_that_panics_died() {
 }
 
 #[test]
-fn later_calls_say_what_the_job_failed_of() {
+fn later_calls_return_the_failure_of_the_job() {
     for transport in ALL {
         failures(transport, 2, patient(), |comm| {
-            let at = At::step(0, "x");
+            let at = StepContext::step(0, "x");
             if comm.rank() == 0 {
                 let _ = comm.abort(at, "enough");
             }
             let first = failure(comm.barrier(at)).0;
             assert_eq!(first, failure(comm.start_send(1, 0, at, row(&[1.0]))).0);
-            assert_eq!(first, failure(comm.recv(1, 0, at, Shape::f32(1, 1))).0);
+            assert_eq!(first, failure(comm.recv(1, 0, at, PayloadShape::f32(1, 1))).0);
             let sum = comm
                 .start_all_reduce(at, Buffer::F32(vec![1.0]))
                 .and_then(dflop_executor::comm::Handle::wait);
@@ -262,7 +267,7 @@ fn later_calls_say_what_the_job_failed_of() {
 fn overlapped_sums_fail_with_the_job() {
     for transport in ALL {
         failures(transport, 2, patient(), |comm| {
-            let at = At::step(0, "x");
+            let at = StepContext::step(0, "x");
             if comm.rank() == 0 {
                 std::thread::sleep(Duration::from_millis(50));
                 return failure::<()>(Err(comm.abort(at, "enough")));

@@ -1,13 +1,13 @@
 //! Jobs of real processes: they print, die, hang and are interrupted.
 //!
-//! This very binary is the program of the ranks: [`rank_process`] looks into the environment what to do.
+//! This test binary is also the program of the ranks: [`rank_process`] reads its task from the environment.
 
 #![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
 
 mod support;
 
-use dflop_executor::comm::{At, Comm, Communicator, Result, Settings, tcp};
-use dflop_executor::launch::{EXIT_SECONDARY, Launcher, Layout, Outcome, end_with_launcher};
+use dflop_executor::comm::{Comm, Communicator, EXIT_SECONDARY, Result, Settings, StepContext, tcp};
+use dflop_executor::launch::{JobOutcome, Launcher, end_with_launcher, identity_from_environment};
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const WHAT: &str = "EXECUTOR_TEST_RANK";
 const DIRECTORY: &str = "EXECUTOR_TEST_DIRECTORY";
 
-/// Arguments with which this binary runs one ignored test, as nothing but a process.
+/// Arguments with which this binary runs one ignored test as a plain process.
 const RANK_ARGS: [&str; 5] = ["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"];
 const LAUNCHER_ARGS: [&str; 5] = ["--exact", "launcher_process", "--ignored", "--nocapture", "--quiet"];
 
@@ -34,7 +34,7 @@ fn launcher(what: &str, ranks: usize, directory: &Path) -> Launcher {
         .grace(Duration::from_millis(500))
 }
 
-/// A directory of this test, gone when it ends.
+/// Directory of this test, removed when the test ends.
 fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -43,8 +43,8 @@ fn said(directory: &Path, rank: usize) -> String {
     std::fs::read_to_string(directory.join(format!("rank-{rank}"))).unwrap_or_default()
 }
 
-/// Runs a job and says how long it took.
-fn outcome(what: &str, ranks: usize) -> (Outcome, TempDir, Duration) {
+/// Runs a job and measures its duration.
+fn outcome(what: &str, ranks: usize) -> (JobOutcome, TempDir, Duration) {
     let (directory, begin) = (directory(), Instant::now());
     let outcome = launcher(what, ranks, directory.path()).run().unwrap();
     (outcome, directory, begin.elapsed())
@@ -56,11 +56,11 @@ fn outcome(what: &str, ranks: usize) -> (Outcome, TempDir, Duration) {
 fn rank_process() {
     let (Ok(what), Ok(directory)) = (std::env::var(WHAT), std::env::var(DIRECTORY)) else { return };
     end_with_launcher().unwrap();
-    let layout = Layout::from_environment().unwrap();
-    let file = Path::new(&directory).join(format!("rank-{}", layout.rank));
+    let identity = identity_from_environment().unwrap();
+    let file = Path::new(&directory).join(format!("rank-{}", identity.rank));
     std::fs::write(file.with_extension("pid"), std::process::id().to_string()).unwrap();
     let settings = Settings::default().wait(Duration::from_secs(2)).rendezvous(Duration::from_secs(20));
-    let ended = tcp::connect(&layout, settings).and_then(|session| run_rank(&what, &session.comm));
+    let ended = tcp::connect(&identity, settings).and_then(|session| run_rank(&what, &session.comm));
     if let Err(error) = ended {
         std::fs::write(file, error.to_string()).unwrap();
         std::process::exit(i32::from(error.exit_status()));
@@ -71,7 +71,7 @@ fn rank_process() {
 fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
     let rank = comm.rank();
     for step in 0..u64::MAX {
-        let at = At::microbatch(step, 1, "forward");
+        let at = StepContext::microbatch(step, 1, "forward");
         comm.note(at);
         let mut values = floats(rank, 1000);
         comm.all_reduce(at.action("gradients"), values.as_mut_slice().into())?;
@@ -94,14 +94,14 @@ fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
 }
 
 #[test]
-fn ranks_of_a_job_end_well() {
+fn ranks_of_a_job_succeed() {
     let (outcome, _, _) = outcome("prints", 3);
     assert!(outcome.is_success(), "{outcome:?}");
     assert_eq!(outcome.ranks.iter().map(|ended| ended.rank).collect::<Vec<_>>(), [0, 1, 2]);
 }
 
 #[test]
-fn a_killed_rank_ends_all_others_at_once_by_name() {
+fn a_killed_rank_ends_all_others_and_is_named() {
     let (outcome, directory, elapsed) = outcome("dies", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.signal()), (2, Some(9)), "{outcome:?}");
@@ -129,7 +129,7 @@ fn a_rank_that_hangs_is_named_and_killed() {
 }
 
 #[test]
-fn the_rank_that_exits_is_the_one_that_failed() {
+fn the_rank_that_exits_counts_as_failed() {
     let (outcome, directory, _) = outcome("fails", 3);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (1, Some(7)), "{outcome:?}");
@@ -137,7 +137,7 @@ fn the_rank_that_exits_is_the_one_that_failed() {
 }
 
 #[test]
-fn the_rank_that_ends_the_job_is_the_one_that_failed() {
+fn the_rank_that_ends_the_job_counts_as_failed() {
     let (outcome, directory, _) = outcome("aborts", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (2, Some(1)), "{outcome:?}");
@@ -161,7 +161,7 @@ fn processes_with_another_digest_end_the_job() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn a_missing_program_is_named() {
     let error = Launcher::new("no-such-program", 2).unwrap().run().unwrap_err();
     assert!(error.to_string().contains("start `no-such-program` as rank 0"), "{error}");
     assert!(Launcher::new("x", 0).is_err());
@@ -177,7 +177,7 @@ fn launcher_process() {
     std::process::exit(i32::from(!outcome.is_success()));
 }
 
-/// Starts a launcher in a process of its own.
+/// Starts a launcher in a separate process.
 fn launcher_command(what: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(LAUNCHER_ARGS).env(WHAT, what).env(DIRECTORY, directory);
@@ -186,7 +186,7 @@ fn launcher_command(what: &str, directory: &Path) -> Command {
 }
 
 #[test]
-fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
+fn lines_of_ranks_are_prefixed_with_the_rank() {
     let directory = directory();
     let output = launcher_command("prints", directory.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -215,7 +215,7 @@ fn running_ranks(directory: &Path) -> Vec<Pid> {
     }
 }
 
-/// Whether the process is there and does not merely wait for its parent to notice its end.
+/// Returns whether the process runs and is not merely waiting for its parent to reap it.
 #[cfg(target_os = "linux")]
 fn is_running(rank: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_pid())).unwrap_or_default();
@@ -237,7 +237,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     }
 }
 
-/// Two neighboring ports: one that is taken, as torchrun takes `MASTER_PORT`, and a free one.
+/// Finds two adjacent ports: a taken one, like `MASTER_PORT` of torchrun, and a free one.
 fn taken_and_free() -> (TcpListener, u16) {
     loop {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -249,7 +249,7 @@ fn taken_and_free() -> (TcpListener, u16) {
 }
 
 #[test]
-fn processes_of_torchrun_find_one_another_beside_its_own_store() {
+fn processes_of_torchrun_find_each_other_next_to_its_own_store() {
     let (_store, port) = taken_and_free();
     let directory = directory();
     let start = |rank: usize| {

@@ -1,12 +1,13 @@
-//! Parameters of whole models against the cost model's count, which is held against PyTorch's.
+//! Compares the parameters of whole models with the cost model's count, which is itself compared with
+//! PyTorch's.
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
 use dflop_executor::device::Cpu;
-use dflop_executor::model::whole::ModelConfig;
+use dflop_executor::model::model_config::ModelConfig;
 use serde_json::{Value, json};
 
-/// Published configurations, cut to what changes parameters; in old and in new forms.
+/// Published configurations, reduced to the fields that affect parameters; in old and new formats.
 fn published() -> [(&'static str, Value, u64); 5] {
     let qwen2 = json!({"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064});
@@ -33,13 +34,13 @@ fn published() -> [(&'static str, Value, u64); 5] {
         ("Qwen2.5 7B", qwen2.clone(), 7_615_616_512),
         ("Qwen2.5-VL 7B", qwen_vl("qwen2_5_vl", vision), 8_292_166_656),
         ("Qwen2-VL 7B", qwen_vl("qwen2_vl", old_vision), 8_291_375_616),
-        // Without the norm behind the tower, which nothing reads.
+        // without the norm after the encoder, which is not used
         ("LLaVA-OneVision 7B", llava, 8_030_348_832 - 2 * 1152),
     ]
 }
 
 #[test]
-fn published_models_have_their_published_parameters() {
+fn published_models_have_the_published_number_of_parameters() {
     for (name, config, parameters) in published() {
         let model = ModelConfig::from_config(&config).unwrap();
         let specs = model.parameters::<Cpu>().unwrap();

@@ -1,24 +1,25 @@
-//! How ranks find one another over TCP, and whom they turn away.
+//! Ranks find each other over TCP, and refuse strangers.
 
 mod support;
 
-use dflop_executor::comm::{At, Comm, Error, Host, Settings, Token, tcp};
-use dflop_executor::launch::{Layout, Rendezvous};
+use dflop_executor::comm::{
+    Comm, Error, JobToken, RankIdentity, RendezvousConfig, RendezvousServer, Settings, StepContext, tcp,
+};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::{TcpJob, floats, patient, ring_sum};
 
-/// Of a job whose rank 0 hosts the store.
-fn layout(rank: usize, size: usize, port: u16, token: &str) -> Layout {
-    let rendezvous = Rendezvous {
+/// Identity in a job whose rank 0 hosts the rendezvous server.
+fn identity(rank: usize, size: usize, port: u16, token: &str) -> RankIdentity {
+    let rendezvous = RendezvousConfig {
         host: "127.0.0.1".into(),
         port,
-        token: Some(Token::new(token).unwrap()),
-        is_hosted_elsewhere: false,
+        token: Some(JobToken::new(token).unwrap()),
+        is_hosted_by_launcher: false,
         listen: None,
     };
-    Layout { rank, size, local_rank: rank, rendezvous: Some(rendezvous) }
+    RankIdentity { rank, size, local_rank: rank, rendezvous: Some(rendezvous) }
 }
 
 fn free_port() -> u16 {
@@ -31,17 +32,17 @@ fn brief() -> Settings {
 
 fn sum(session: &tcp::Session, size: usize) {
     let mut values = floats(session.comm.rank(), 100);
-    session.comm.all_reduce(At::step(0, "sum"), values.as_mut_slice().into()).unwrap();
+    session.comm.all_reduce(StepContext::step(0, "sum"), values.as_mut_slice().into()).unwrap();
     assert_eq!(values, ring_sum(size, 100));
 }
 
 #[test]
-fn rank_0_hosts_the_store_whoever_comes_first() {
+fn rank_0_hosts_the_server_whichever_rank_comes_first() {
     let port = free_port();
     std::thread::scope(|scope| {
         for rank in (0..3).rev() {
             scope.spawn(move || {
-                let session = tcp::connect(&layout(rank, 3, port, "t"), patient()).unwrap();
+                let session = tcp::connect(&identity(rank, 3, port, "t"), patient()).unwrap();
                 sum(&session, 3);
             });
             std::thread::sleep(Duration::from_millis(50));
@@ -50,24 +51,24 @@ fn rank_0_hosts_the_store_whoever_comes_first() {
 }
 
 #[test]
-fn an_address_to_listen_on_is_also_that_of_the_store() {
-    // the name of rank 0 means an address of another machine: nothing could listen there
+fn the_listen_address_is_also_used_by_the_server() {
+    // the name of rank 0 resolves to an address of another machine, on which nothing can listen
     let port = free_port();
-    let mut host = layout(0, 2, port, "t");
+    let mut host = identity(0, 2, port, "t");
     let rendezvous = host.rendezvous.as_mut().unwrap();
     rendezvous.host = "192.0.2.1".into();
     assert!(matches!(tcp::connect(&host, brief()), Err(Error::Listen { .. })));
     host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::LOCALHOST.into());
     std::thread::scope(|scope| {
         scope.spawn(|| sum(&tcp::connect(&host, patient()).unwrap(), 2));
-        sum(&tcp::connect(&layout(1, 2, port, "t"), patient()).unwrap(), 2);
+        sum(&tcp::connect(&identity(1, 2, port, "t"), patient()).unwrap(), 2);
     });
     host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::UNSPECIFIED.into());
-    assert!(matches!(tcp::connect(&host, brief()), Err(Error::Config { setting: "listen", .. })));
+    assert!(matches!(tcp::connect(&host, brief()), Err(Error::InvalidSetting { setting: "listen", .. })));
 }
 
 #[test]
-fn ipv6_does_as_well() {
+fn ipv6_works() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return;
     }
@@ -77,40 +78,40 @@ fn ipv6_does_as_well() {
 
 #[test]
 fn names_are_resolved() {
-    let mut job_layout = layout(0, 2, free_port(), "t");
-    job_layout.rendezvous.as_mut().unwrap().host = "localhost".into();
-    let other = Layout { rank: 1, ..job_layout.clone() };
+    let mut job_identity = identity(0, 2, free_port(), "t");
+    job_identity.rendezvous.as_mut().unwrap().host = "localhost".into();
+    let other = RankIdentity { rank: 1, ..job_identity.clone() };
     std::thread::scope(|scope| {
         scope.spawn(|| sum(&tcp::connect(&other, patient()).unwrap(), 2));
-        sum(&tcp::connect(&job_layout, patient()).unwrap(), 2);
+        sum(&tcp::connect(&job_identity, patient()).unwrap(), 2);
     });
 }
 
 #[test]
-fn strangers_are_refused_and_the_job_goes_on() {
+fn strangers_are_refused_and_the_job_continues() {
     let job = TcpJob::new(2);
     let address = job.host.address();
-    // one that says nothing, one that says something else, one that hangs up
+    // one that sends nothing, one that sends something else, one that hangs up
     let _silent = TcpStream::connect(address).unwrap();
     let mut other = TcpStream::connect(address).unwrap();
     other.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: someone\r\n\r\n").unwrap();
     drop(TcpStream::connect(address).unwrap());
-    let mut wrong = job.layout(1);
-    wrong.rendezvous.as_mut().unwrap().token = Some(Token::new("guess").unwrap());
+    let mut wrong = job.identity(1);
+    wrong.rendezvous.as_mut().unwrap().token = Some(JobToken::new("guess").unwrap());
     let refused = tcp::connect(&wrong, patient()).unwrap_err();
     assert!(matches!(&refused, Error::TokenRefused { rank: 1, .. }), "{refused}");
     assert!(refused.to_string().contains("DFLOP_JOB_TOKEN"), "{refused}");
     job.run(patient(), |session| sum(&session, 2));
     let mut answer = Vec::new();
     other.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    // a nonce and "refused", or nothing; in no case more
+    // a nonce and "refused", or nothing; never more
     let _ = other.read_to_end(&mut answer);
     assert!(answer.len() <= 33, "{} bytes", answer.len());
 }
 
 #[test]
-fn a_store_that_does_not_know_the_token_is_refused_too() {
-    // says "welcome" to everyone, without a proof
+fn a_server_without_the_token_is_refused() {
+    // accepts everyone, without a proof
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let impostor = std::thread::spawn(move || {
@@ -123,7 +124,7 @@ fn a_store_that_does_not_know_the_token_is_refused_too() {
         stream.write_all(&[0; 33]).unwrap();
         proof
     });
-    let refused = tcp::connect(&layout(1, 2, port, "secret"), patient()).unwrap_err();
+    let refused = tcp::connect(&identity(1, 2, port, "secret"), patient()).unwrap_err();
     assert!(matches!(refused, Error::TokenRefused { .. }), "{refused}");
     assert!(
         !impostor.join().unwrap().windows(6).any(|bytes| bytes == b"secret"),
@@ -132,28 +133,28 @@ fn a_store_that_does_not_know_the_token_is_refused_too() {
 }
 
 #[test]
-fn more_than_one_rank_needs_a_token() {
-    let mut without = layout(0, 2, free_port(), "t");
+fn several_ranks_need_a_token() {
+    let mut without = identity(0, 2, free_port(), "t");
     without.rendezvous.as_mut().unwrap().token = None;
     let error = tcp::connect(&without, brief()).unwrap_err();
     assert!(matches!(error, Error::TokenMissing { size: 2 }), "{error}");
-    assert!(Token::new("").is_err());
+    assert!(JobToken::new("").is_err());
 }
 
 #[test]
 fn a_taken_port_is_named() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = tcp::connect(&layout(0, 2, port, "t"), brief()).unwrap_err();
+    let error = tcp::connect(&identity(0, 2, port, "t"), brief()).unwrap_err();
     assert!(matches!(&error, Error::Listen { rank: 0, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&format!("127.0.0.1:{port}")) && text.contains("DFLOP_PORT"), "{text}");
 }
 
 #[test]
-fn a_name_without_an_address_is_named_in_time() {
+fn an_unresolvable_name_is_reported_in_time() {
     let begin = Instant::now();
-    let mut unknown = layout(1, 2, 1, "t");
+    let mut unknown = identity(1, 2, 1, "t");
     unknown.rendezvous.as_mut().unwrap().host = "no-such-host.invalid".into();
     let error = tcp::connect(&unknown, brief()).unwrap_err();
     assert!(matches!(&error, Error::Resolve { host, .. } if host == "no-such-host.invalid"), "{error}");
@@ -161,9 +162,9 @@ fn a_name_without_an_address_is_named_in_time() {
 }
 
 #[test]
-fn no_rendezvous_is_an_error_in_time() {
+fn a_missing_rendezvous_is_an_error_in_time() {
     let begin = Instant::now();
-    let error = tcp::connect(&layout(1, 2, free_port(), "t"), brief()).unwrap_err();
+    let error = tcp::connect(&identity(1, 2, free_port(), "t"), brief()).unwrap_err();
     assert!(matches!(&error, Error::Connect { rank: 1, .. }), "{error}");
     assert!(error.to_string().contains("the rendezvous"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(5));
@@ -175,8 +176,8 @@ fn ranks_that_never_come_are_listed_in_time() {
     let begin = Instant::now();
     let errors = std::thread::scope(|scope| {
         let start = |rank: usize| {
-            let layout = job.layout(rank);
-            scope.spawn(move || tcp::connect(&layout, brief()).unwrap_err())
+            let identity = job.identity(rank);
+            scope.spawn(move || tcp::connect(&identity, brief()).unwrap_err())
         };
         [0, 2].map(start).map(|thread| thread.join().unwrap())
     });
@@ -184,44 +185,44 @@ fn ranks_that_never_come_are_listed_in_time() {
     for error in errors {
         let is_late = matches!(&error, Error::Missing { missing, size: 4, .. } if *missing == [1, 3]);
         // the other rank may have given up first
-        assert!(is_late || error.to_string().contains("went away"), "{error}");
+        assert!(is_late || error.to_string().contains("disconnected"), "{error}");
     }
 }
 
 #[test]
-fn a_rank_that_dies_before_all_are_connected_is_missed_at_once() {
+fn a_rank_that_dies_before_all_are_connected_fails_the_others() {
     let job = TcpJob::new(3);
     let begin = Instant::now();
     std::thread::scope(|scope| {
-        let layout = job.layout(1);
-        let waits = scope.spawn(move || tcp::connect(&layout, patient()).unwrap_err());
-        let gives_up = tcp::connect(&job.layout(2), brief()).unwrap_err();
+        let identity = job.identity(1);
+        let waits = scope.spawn(move || tcp::connect(&identity, patient()).unwrap_err());
+        let gives_up = tcp::connect(&job.identity(2), brief()).unwrap_err();
         assert!(matches!(gives_up, Error::Missing { .. }), "{gives_up}");
         let error = waits.join().unwrap();
-        assert!(error.to_string().contains("rank 2 went away"), "{error}");
+        assert!(error.to_string().contains("rank 2 disconnected"), "{error}");
     });
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
-fn a_rank_cannot_be_taken_twice_and_jobs_do_not_mix() {
+fn a_rank_joins_once_and_jobs_do_not_mix() {
     let job = TcpJob::new(2);
     std::thread::scope(|scope| {
-        let layout = job.layout(0);
-        scope.spawn(move || sum(&tcp::connect(&layout, patient()).unwrap(), 2));
+        let identity = job.identity(0);
+        scope.spawn(move || sum(&tcp::connect(&identity, patient()).unwrap(), 2));
         std::thread::sleep(Duration::from_millis(200));
-        let again = tcp::connect(&job.layout(0), patient()).unwrap_err();
+        let again = tcp::connect(&job.identity(0), patient()).unwrap_err();
         assert!(again.to_string().contains("another process is rank 0"), "{again}");
-        let mut larger = job.layout(1);
+        let mut larger = job.identity(1);
         larger.size = 3;
         let larger = tcp::connect(&larger, patient()).unwrap_err();
-        assert!(larger.to_string().contains("has 2 ranks, not 3"), "{larger}");
-        sum(&tcp::connect(&job.layout(1), patient()).unwrap(), 2);
+        assert!(larger.to_string().contains("expected a job of 2 ranks, found 3"), "{larger}");
+        sum(&tcp::connect(&job.identity(1), patient()).unwrap(), 2);
     });
 }
 
 #[test]
-fn the_store_hands_values_round() {
+fn the_server_distributes_values() {
     let job = TcpJob::new(3);
     job.run(patient(), |session| {
         let store = session.store.as_ref().unwrap();
@@ -234,7 +235,7 @@ fn the_store_hands_values_round() {
         assert_eq!(value.as_deref(), Some(b"unique id".as_slice()));
         assert_eq!(store.wait("nothing", Duration::from_millis(20)).unwrap(), None);
         assert!(store.set("large", &vec![0; 70_000]).is_err());
-        session.comm.barrier(At::step(0, "x")).unwrap();
+        session.comm.barrier(StepContext::step(0, "x")).unwrap();
     });
     job.run_again();
 }
@@ -244,19 +245,23 @@ trait RunAgain {
 }
 
 impl RunAgain for TcpJob {
-    /// A store serves one job: a second one is not admitted.
+    /// A rendezvous server serves one job: a second job is not admitted.
     fn run_again(&self) {
-        let error = tcp::connect(&self.layout(1), brief()).unwrap_err();
+        let error = tcp::connect(&self.identity(1), brief()).unwrap_err();
         assert!(matches!(error, Error::Connect { .. } | Error::Refused { .. }), "{error}");
     }
 }
 
 #[test]
-fn the_store_listens_on_the_given_address_alone() {
-    let host = Host::start(&[SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)], 2, Token::random().unwrap());
+fn the_server_listens_only_on_the_given_address() {
+    let host = RendezvousServer::start(
+        &[SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
+        2,
+        JobToken::random().unwrap(),
+    );
     let address = host.as_ref().unwrap().address();
     assert!(address.ip().is_loopback());
-    // any other address of this machine, if it has one
+    // another address of this machine, if it has one
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     if socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok() {
         let ip = socket.local_addr().unwrap().ip();

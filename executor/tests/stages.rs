@@ -1,14 +1,14 @@
-//! What a stage refuses, and how it says so.
+//! Inputs and calls that a stage refuses, and the errors it returns.
 
 use std::sync::Arc;
 
 use dflop_executor::Error;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::context::Context;
-use dflop_executor::model::encoder::{Medium, Shown};
+use dflop_executor::model::context::MicrobatchContext;
+use dflop_executor::model::encoder::{EncoderInput, TiledMedium};
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
-use dflop_executor::model::{Output, encoder::EncoderConfig};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::{BlockOutput, encoder::EncoderConfig};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::Seed;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn config() -> ModelConfig {
 
 fn stage(device: &Cpu, layers: std::ops::Range<usize>) -> Stage<Cpu> {
     let range = StageRange { module: ModuleKind::Llm, layers };
-    config().stage(device, &range, Frozen::default(), Activations::Stored, &Seed(1)).unwrap()
+    config().stage(device, &range, FrozenModules::default(), Activations::Stored, &Seed(1)).unwrap()
 }
 
 const IDS: [i64; 5] = [1, 2, 3, 4, 5];
@@ -40,12 +40,12 @@ fn batch<'a>() -> TextBatch<'a> {
     }
 }
 
-fn context(device: &Cpu, batch: &TextBatch<'_>) -> dflop_executor::Result<Context<Cpu>> {
+fn context(device: &Cpu, batch: &TextBatch<'_>) -> dflop_executor::Result<MicrobatchContext<Cpu>> {
     config().llm.context(device, batch)
 }
 
 #[test]
-fn inputs_that_do_not_fit_are_named() {
+fn mismatched_inputs_are_named() {
     let device = Cpu::new(1).unwrap();
     for (batch, expected) in [
         (TextBatch { labels: &IDS[1..], ..batch() }, "input `labels`: has 4 elements for 5 tokens"),
@@ -61,8 +61,8 @@ fn inputs_that_do_not_fit_are_named() {
         (TextBatch { positions: &[0, 1, 2, 0, -3], ..batch() }, "input `position_ids`: has -3"),
         (TextBatch { cu_seqlens: &[0, 3, 4], ..batch() }, "must ascend from 0 to 5, found [0, 3, 4]"),
         (TextBatch { cu_seqlens: &[0, 4, 3, 5], ..batch() }, "must ascend from 0 to 5"),
-        (TextBatch { media_places: &[2, 2], ..batch() }, "place 2 is taken twice"),
-        (TextBatch { media_places: &[5], ..batch() }, "place 5 is taken twice or lies behind the tokens"),
+        (TextBatch { media_places: &[2, 2], ..batch() }, "position 2 is taken twice"),
+        (TextBatch { media_places: &[5], ..batch() }, "position 5 is taken twice or is beyond the tokens"),
     ] {
         let error = context(&device, &batch).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
@@ -70,7 +70,7 @@ fn inputs_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn rows_and_turns_that_do_not_fit_are_named() {
+fn mismatched_rows_and_calls_out_of_order_are_named() {
     let device = Cpu::new(1).unwrap();
     let mut last = stage(&device, 1..2);
     let good = Arc::new(context(&device, &batch()).unwrap());
@@ -87,13 +87,15 @@ fn rows_and_turns_that_do_not_fit_are_named() {
     assert!(last.backward(3, None).unwrap().is_some_and(|gradient| gradient.len() == 80));
     assert_eq!((last.kept_bytes(), last.in_flight()), (0, 0));
     let range = StageRange { module: ModuleKind::Llm, layers: 1..3 };
-    let error =
-        config().stage(&device, &range, Frozen::default(), Activations::Stored, &Seed(1)).err().unwrap();
-    assert_eq!(error.to_string(), "`config.json`: `num_hidden_layers` = 2 has no layers 1..3");
+    let error = config()
+        .stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(1))
+        .err()
+        .unwrap();
+    assert_eq!(error.to_string(), "`config.json`: `num_hidden_layers` = 2, but layers 1..3 were requested");
 }
 
 #[test]
-fn a_loss_that_is_no_number_names_stage_and_microbatch() {
+fn a_nan_loss_names_stage_and_microbatch() {
     let device = Cpu::new(1).unwrap();
     let mut last = stage(&device, 1..2);
     let good = Arc::new(context(&device, &batch()).unwrap());
@@ -115,7 +117,7 @@ fn microbatches_without_targets_change_no_gradient() {
     ] {
         let mut whole = stage(&device, 0..2);
         let context = Arc::new(context(&device, &empty).unwrap());
-        assert!(matches!(whole.forward(0, context, None).unwrap(), Output::Loss(loss) if loss == 0.0));
+        assert!(matches!(whole.forward(0, context, None).unwrap(), BlockOutput::Loss(loss) if loss == 0.0));
         whole.backward(0, None).unwrap();
         let gradients = whole.parameters().gradients(&device).unwrap();
         assert!(gradients.values().flatten().all(|&value| value == 0.0));
@@ -123,22 +125,22 @@ fn microbatches_without_targets_change_no_gradient() {
 }
 
 #[test]
-fn evaluation_keeps_nothing_and_has_the_bits_of_training() {
+fn evaluation_saves_nothing_and_has_the_bits_of_training() {
     let device = Cpu::new(2).unwrap();
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());
     let loss = |output| match output {
-        Output::Loss(loss) => loss,
-        Output::Rows(_) => f64::NAN,
+        BlockOutput::Loss(loss) => loss,
+        BlockOutput::Rows(_) => f64::NAN,
     };
     let evaluated = loss(whole.evaluate(&context, None).unwrap());
     assert_eq!(whole.in_flight(), 0);
     assert_eq!(evaluated.to_bits(), loss(whole.forward(0, context, None).unwrap()).to_bits());
 }
 
-/// Layers are done one by one, the last one first, and what is said to be complete does not change any more.
+/// Layers complete one by one, the last one first, and complete gradients do not change any more.
 #[test]
-fn gradients_are_complete_when_backward_says_so() {
+fn gradients_are_complete_when_backward_reports_them() {
     let device = Cpu::new(2).unwrap();
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());
@@ -163,12 +165,12 @@ fn gradients_are_complete_when_backward_says_so() {
 fn configurations_without_a_counterpart_are_refused_by_field() {
     for (field, value, expected) in [
         ("hidden_act", json!("gelu"), "`hidden_act` must be \"silu\" in a gated MLP"),
-        ("hidden_act", json!("relu"), "`hidden_act` = \"relu\" is no activation that is known"),
+        ("hidden_act", json!("relu"), "`hidden_act` = \"relu\" is not a supported activation"),
         ("rms_norm_eps", json!(0), "`rms_norm_eps` must be a number above 0, found 0"),
         ("num_key_value_heads", json!(3), "num_attention_heads"),
         ("model_type", json!("mamba"), "model_type"),
         ("model_type", json!("qwen3"), "`model_type` = \"qwen3\" is not supported, known are llama, qwen2"),
-        ("head_dim", json!(5), "heads 5 wide, which must be even"),
+        ("head_dim", json!(5), "must give heads an even width to rotate, found 5"),
     ] {
         let mut document = document();
         document[field] = value;
@@ -178,7 +180,7 @@ fn configurations_without_a_counterpart_are_refused_by_field() {
 }
 
 #[test]
-fn media_that_do_not_fit_are_named() {
+fn mismatched_media_are_named() {
     let device = Cpu::new(1).unwrap();
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor");
     let read = |name: &str| -> Value {
@@ -187,33 +189,33 @@ fn media_that_do_not_fit_are_named() {
     let llava = EncoderConfig::vision(&read("llava_onevision")).unwrap().unwrap();
     let qwen = EncoderConfig::vision(&read("qwen2_5_vl")).unwrap().unwrap();
     let audio = EncoderConfig::audio(&read("qwen2_audio")).unwrap().unwrap();
-    let image = |tiles| Shown::Image { height: 24, width: 12, tiles };
+    let image = |tiles| TiledMedium::Image { height: 24, width: 12, tiles };
     let pixels = vec![0.0; 3 * 12 * 12 * 3];
     for (encoder, medium, expected) in [
         (
             &llava,
-            Medium::Tiles { pixels: &pixels, shown: &[image(2)] },
+            EncoderInput::Tiles { pixels: &pixels, shown: &[image(2)] },
             "`pixel_values`: has 1296 elements for 2",
         ),
         (
             &llava,
-            Medium::Tiles { pixels: &pixels[..864], shown: &[image(2)] },
-            "says 2 tiles of an image of 12 x 24",
+            EncoderInput::Tiles { pixels: &pixels[..864], shown: &[image(2)] },
+            "tiles for an image of 12 x 24 pixels, found 2",
         ),
-        (&llava, Medium::Tiles { pixels: &[], shown: &[image(0)] }, "medium 0 has no tile"),
-        (&llava, Medium::Windows { features: &[], frames: &[] }, "`medium`: is of another kind"),
-        (&qwen, Medium::Patches { values: &[], grids: &[[1, 3, 2]] }, "image 0 has 3 x 2 patches"),
+        (&llava, EncoderInput::Tiles { pixels: &[], shown: &[image(0)] }, "medium 0 has no tile"),
+        (&llava, EncoderInput::Windows { features: &[], frames: &[] }, "`medium`: is of another kind"),
+        (&qwen, EncoderInput::Patches { values: &[], grids: &[[1, 3, 2]] }, "image 0 has 3 x 2 patches"),
         (
             &qwen,
-            Medium::Patches { values: &[0.0; 24], grids: &[[1, 2, 2]] },
+            EncoderInput::Patches { values: &[0.0; 24], grids: &[[1, 2, 2]] },
             "`patches`: has 24 elements for 4 x 24",
         ),
         (
             &audio,
-            Medium::Windows { features: &[0.0; 7], frames: &[1] },
+            EncoderInput::Windows { features: &[0.0; 7], frames: &[1] },
             "`input_features`: has 7 elements for 1 x 8 x 40",
         ),
-        (&audio, Medium::Windows { features: &[0.0; 320], frames: &[41] }, "window 0 has 41 of 40"),
+        (&audio, EncoderInput::Windows { features: &[0.0; 320], frames: &[41] }, "window 0 has 41 of 40"),
     ] {
         let error = encoder.context(&device, &medium).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
@@ -221,17 +223,19 @@ fn media_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_named() {
+fn failed_allocations_are_named() {
     let device = Cpu::new(1).unwrap();
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());
     let small = device.clone().memory_limit(device.memory_used_bytes() + 2_000);
     let error = whole.forward(7, context, None).err().unwrap().to_string();
-    assert!(error.starts_with("stage Llm 0..2, forward of microbatch 7: "), "{error}");
-    assert!(error.contains(" bytes of memory could not be had"), "{error}");
+    assert!(error.starts_with("out of memory: could not allocate "), "{error}");
+    assert!(error.contains(" bytes for stage Llm 0..2, forward of microbatch 7 ("), "{error}");
     assert_eq!(whole.in_flight(), 0);
     let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
-    let error =
-        config().stage(&small, &range, Frozen::default(), Activations::Stored, &Seed(1)).err().unwrap();
-    assert!(error.to_string().starts_with("tensor `"), "{error}");
+    let error = config()
+        .stage(&small, &range, FrozenModules::default(), Activations::Stored, &Seed(1))
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains(" bytes for tensor `"), "{error}");
 }

@@ -1,13 +1,14 @@
-//! Models that the cost model knows and nothing here runs: refused by name, never read as something else.
+//! Models that the cost model knows but the executor does not run are refused by name, never read as another
+//! model.
 
 use dflop_executor::Error;
 use dflop_executor::model::encoder::EncoderConfig;
-use dflop_executor::model::whole::ModelConfig;
+use dflop_executor::model::model_config::ModelConfig;
 use serde_json::{Value, json};
 
 fn refusal<T>(result: dflop_executor::Result<T>) -> String {
     match result {
-        Err(error @ Error::Config { .. }) => error.to_string(),
+        Err(error @ Error::ModelConfig { .. }) => error.to_string(),
         Err(error) => panic!("another kind of error: {error}"),
         Ok(_) => panic!("not refused"),
     }
@@ -43,7 +44,7 @@ fn multimodal_models_on_other_decoders_are_refused() {
 }
 
 #[test]
-fn encoders_alone_in_other_forms_are_refused() {
+fn separate_encoders_in_other_formats_are_refused() {
     let whisper =
         json!({"model_type": "whisper", "d_model": 12, "encoder_layers": 2, "encoder_attention_heads": 3});
     for (model_type, mut config) in [("whisper", whisper.clone()), ("qwen2_audio_encoder", whisper)] {
@@ -62,5 +63,5 @@ fn encoders_alone_in_other_forms_are_refused() {
         "num_hidden_layers": 1, "intermediate_size": 20, "image_size": 12, "patch_size": 4});
     assert!(EncoderConfig::vision(&tower).unwrap().is_some());
     let problem = refusal(ModelConfig::from_config(&tower));
-    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is no language model's");
+    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is not a language model");
 }

@@ -1,10 +1,11 @@
-//! Checkpoints in and out: every tensor by name and shape, in one file or in pieces; what does not fit is named.
+//! Reads and writes checkpoints: every tensor by name and shape, in one file or several; mismatches are
+//! named.
 
 use std::path::{Path, PathBuf};
 
 use dflop_executor::Error;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::Activations;
 use dflop_executor::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE, write};
 
@@ -27,7 +28,7 @@ fn tensors(config: &ModelConfig, checkpoint: &Checkpoint) -> Vec<Tensor> {
     let mut tensors = Vec::new();
     for module in config.modules() {
         let range = StageRange { module, layers: 0..config.layers(module) };
-        let frozen = Frozen::default();
+        let frozen = FrozenModules::default();
         let stage = config.stage(&device, &range, frozen, Activations::Stored, checkpoint).unwrap();
         for (spec, values) in stage.parameters().owned() {
             let values = device.download(values).unwrap();
@@ -38,7 +39,7 @@ fn tensors(config: &ModelConfig, checkpoint: &Checkpoint) -> Vec<Tensor> {
 }
 
 #[test]
-fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
+fn saved_weights_equal_the_loaded_ones_in_one_file_or_several() {
     for name in MODELS {
         let (config, checkpoint) = model(name);
         config.check::<Cpu>(&checkpoint).unwrap();
@@ -46,7 +47,7 @@ fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
         tensors.extend(checkpoint.others(&config.parameters::<Cpu>().unwrap()).unwrap());
         assert_eq!(tensors.len(), checkpoint.names().count());
         let directory = tempfile::tempdir().unwrap();
-        // The second form replaces the first, the third the second.
+        // the second form replaces the first, the third the second
         for (piece_bytes_max, is_whole) in [(u64::MAX, true), (5000, false), (u64::MAX, true)] {
             write(directory.path(), tensors.clone(), piece_bytes_max).unwrap();
             assert_eq!(directory.path().join(WEIGHTS_FILE).exists(), is_whole);
@@ -62,7 +63,7 @@ fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
 }
 
 #[test]
-fn tensors_that_are_missing_surplus_or_of_another_shape_are_named() {
+fn missing_unexpected_and_misshaped_tensors_are_named() {
     let (config, checkpoint) = model("qwen2_5_vl");
     let whole = tensors(&config, &checkpoint);
     let name = "visual.blocks.1.attn.qkv.bias";
@@ -78,13 +79,13 @@ fn tensors_that_are_missing_surplus_or_of_another_shape_are_named() {
     let mut bent = whole.clone();
     bent[place].shape = vec![2, 24];
     let error = checked(bent).to_string();
-    assert_eq!(error, format!("tensor `{name}` has shape [2, 24], the model's has [48]"));
+    assert_eq!(error, format!("expected tensor `{name}` to have shape [48], found [2, 24]"));
     let mut surplus = whole;
     surplus.push(Tensor { name: "visual.extra".to_owned(), shape: vec![1], values: vec![0.0] });
     assert!(matches!(checked(surplus), Error::SurplusTensor { tensor } if tensor == "visual.extra"));
 }
 
-/// Some checkpoints of the same model were saved under other prefixes.
+/// Some checkpoints of the same model were saved with other prefixes.
 #[test]
 fn other_prefixes_of_the_same_model_are_read() {
     for (name, renamed) in [
@@ -128,7 +129,7 @@ fn damaged_files_are_refused() {
     };
     assert!(open(&good).is_ok());
     assert!(
-        matches!(open(&good[..good.len() - 1]), Err(Error::Format { problem, .. }) if problem.contains("ends behind"))
+        matches!(open(&good[..good.len() - 1]), Err(Error::Format { problem, .. }) if problem.contains("exceeds the file"))
     );
     assert!(matches!(open(&good[..4]), Err(Error::File { action: "read", .. })));
     assert!(matches!(open(&[0xff; 64]), Err(Error::Format { problem, .. }) if problem.contains("header")));
@@ -145,12 +146,12 @@ fn damaged_files_are_refused() {
 }
 
 #[test]
-fn a_seed_gives_every_stage_what_it_gives_the_whole() {
+fn a_seed_gives_stages_the_values_of_the_whole_model() {
     let (config, _) = model("qwen2");
     let device = Cpu::new(1).unwrap();
     let stage = |layers: std::ops::Range<usize>, seed| {
         let range = StageRange { module: ModuleKind::Llm, layers };
-        config.stage(&device, &range, Frozen::default(), Activations::Stored, &Seed(seed)).unwrap()
+        config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &Seed(seed)).unwrap()
     };
     let values = |layers: std::ops::Range<usize>, seed| {
         let stage = stage(layers, seed);

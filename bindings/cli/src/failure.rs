@@ -117,16 +117,14 @@ impl From<dflop_balancer::Error> for Failure {
 
 impl From<dflop_executor::Error> for Failure {
     fn from(error: dflop_executor::Error) -> Self {
-        use dflop_executor::Error::{Comm, Config, Job, Loader, Model, NotSaved, Setting, TensorParallel};
+        use dflop_executor::Error::{Comm, InvalidSetting, Loader, Model, ModelConfig, NotSaved};
         match error {
             Model(error) => error.into(),
             Loader(error) => error.into(),
             Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
             // The rank that could not save reports the reason; this one only ends with it.
             NotSaved { .. } => Self::Secondary(with_causes(&error)),
-            Config { .. } | Job { .. } | Setting { .. } | TensorParallel { .. } => {
-                Self::Misuse(with_causes(&error))
-            }
+            InvalidSetting { .. } | ModelConfig { .. } => Self::Misuse(with_causes(&error)),
             _ => Self::Failed(with_causes(&error)),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::io::{BufWriter, Stdout, Write};
 
-use dflop_loader::skip::Skipped;
+use dflop_loader::error::Skipped;
 use serde::Serialize;
 
 use crate::failure::Failure;

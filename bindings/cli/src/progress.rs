@@ -20,7 +20,7 @@ pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
     bar
 }
 
-impl dflop_loader::progress::Progress for Bars {
+impl dflop_loader::flow::Progress for Bars {
     fn begin(&self, what: &str, total: u64) {
         *self.lock() = Some(bar(what, (total > 0).then_some(total)));
     }

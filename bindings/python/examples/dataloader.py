@@ -1,7 +1,7 @@
-"""Classifies images from PyTorch's `DataLoader`, and goes on exactly where an epoch was left.
+"""Classifies images from PyTorch's `DataLoader`, and resumes exactly in the middle of an epoch.
 
-Items are whole batches, hence `batch_size=None`; the loader has threads of its own, hence `num_workers=0`.
-torchdata's `StatefulDataLoader` restores the position without reading again what came before.
+Items are whole batches, hence `batch_size=None`; the loader has its own threads, hence `num_workers=0`.
+torchdata's `StatefulDataLoader` restores the position without reading earlier items again.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def model_of() -> nn.Module:
 
 
 def labels_of(batch: dflop.Batch) -> torch.Tensor:
-    """Class of each image; a sample may have none or several."""
+    """Returns the class of each image; a sample may have none or several images."""
     images = [end - start for start, end in batch.image_rows]
     return torch.tensor(batch["cls"]).repeat_interleave(torch.tensor(images))
 
@@ -55,4 +55,4 @@ if __name__ == "__main__":
     stopped, resumed = (StatefulDataLoader(dataset_of(directory), **settings) for _ in range(2))
     head = [batch for _, batch in zip(range(5), stopped, strict=False)]
     resumed.load_state_dict(stopped.state_dict())
-    print(f"{len(head)} batches before a stop, {len(list(resumed))} behind it")
+    print(f"{len(head)} batches before a stop, {len(list(resumed))} after it")

@@ -1,7 +1,7 @@
 """Trains on all ranks of a job with `DistributedDataParallel`: `python ddp.py`, or `torchrun ... ddp.py`.
 
-Every rank reads its share of each global batch. Shares cost about the same, so that no rank waits long for
-another when gradients are summed. Weights are those of one process, whatever their number.
+Every rank reads its share of each global batch. Shares have about the same cost, so that ranks hardly wait
+for each other when gradients are summed. The weights equal those of training in one process.
 """
 
 import dflop
@@ -21,13 +21,15 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 def loader_of(directory: Path, **settings: object) -> dflop.BalancedLoader:
     defaults = {"global_batch_size": 16, "microbatches": 3, "steps": 6}
     ranks = {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
-    return dflop.BalancedLoader(directory / "shards", model=directory / "model", **ranks, **defaults | settings)
+    return dflop.BalancedLoader(
+        directory / "shards", model=directory / "model", **ranks, **defaults | settings
+    )
 
 
 def model_of(directory: Path) -> DistributedDataParallel:
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
-    # A rank's last microbatch may have no image; its backward pass then never comes to the vision tower.
+    # A rank's last microbatch may have no image; its backward pass then does not reach the vision tower.
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
@@ -35,7 +37,7 @@ def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
     """Leaves the gradients of the global batch in all ranks' parameters; returns its loss."""
     total = torch.zeros(1)
     for microbatch in step.microbatches:
-        # Gradients are summed over the ranks once a step: with the last microbatch.
+        # Gradients are summed over the ranks once per step, with the last microbatch.
         is_last = microbatch is step.microbatches[-1]
         with contextlib.nullcontext() if is_last else model.no_sync():
             loss = model(**microbatch, use_cache=False).loss * microbatch.loss_scale
@@ -47,7 +49,7 @@ def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    directory = dflop.example.directory()  # the same on every rank; yours is where all ranks reach it
+    directory = dflop.example.directory()  # the same on every rank; yours must be readable by all ranks
     model = model_of(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in loader_of(directory):

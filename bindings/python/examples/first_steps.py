@@ -1,4 +1,4 @@
-"""Streams a dataset, looks at what samples cost, balances global batches; needs NumPy and pyarrow."""
+"""Streams a dataset, predicts the costs of its samples, balances global batches; needs NumPy and pyarrow."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pyarrow
 def main() -> None:
     directory = dflop.example.directory(samples=128)  # your shards and your model's directory go here
 
-    # 1. Stream: batches of images, decoded on threads inside this process, and what else the samples hold.
+    # 1. Stream: batches of images and other fields, decoded on threads of this process.
     loader = dflop.Loader(
         directory / "shards", batch_size=32, image=dflop.Image(size=64), fields=["images", "cls"]
     )
@@ -23,7 +23,7 @@ def main() -> None:
             batch["cls"][:5],
         )
 
-    # 2. Look: the index knows the shape of every sample from its headers, and the cost model what that will cost.
+    # 2. Predict: the index has the shape of every sample from its headers, the cost model predicts its cost.
     dataset = dflop.Dataset(directory / "shards", tokenizer=directory / "model", model=directory / "model")
     costs = pyarrow.table(dflop.CostModel(directory / "model").annotate(dataset))
     tokens = costs.column("tokens").to_pylist()
@@ -31,7 +31,7 @@ def main() -> None:
         f"{len(tokens)} samples of {min(tokens)} to {max(tokens)} tokens, fingerprint {dataset.fingerprint}"
     )
 
-    # 3. Balance: every rank asks for its share of each global batch; all ranks plan alike without talking.
+    # 3. Balance: every rank requests its share of each global batch; all ranks compute the same plan.
     slowest = {
         strategy: predicted_seconds(dataset, directory / "model", strategy)
         for strategy in ("data-blind", "search")
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def predicted_seconds(dataset: dflop.Dataset, model: Path, strategy: str) -> float:
-    """Returns what four steps on two ranks take, in seconds: a step ends when its slowest rank does."""
+    """Returns the predicted seconds of four steps on two ranks; a step ends with its slowest rank."""
     settings = {"global_batch_size": 32, "microbatches": 2, "strategy": strategy, "steps": 4}
     ranks = [
         dflop.BalancedLoader(dataset, model=model, dp_rank=rank, dp_size=2, **settings) for rank in range(2)

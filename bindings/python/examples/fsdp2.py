@@ -1,7 +1,8 @@
 """Trains on all ranks of a job with FSDP2, `fully_shard`: `python fsdp2.py`, or `torchrun ... fsdp2.py`.
 
-Each rank keeps a part of every layer's weights. When it comes to a layer, all ranks must, to gather them: all
-have the same number of microbatches, and one without images shows the vision tower a blank one for nothing.
+Each rank keeps a part of every layer's weights, and all ranks must run a layer at the same time to gather
+them. So all ranks have the same number of microbatches, and one without images runs the vision tower on a
+blank image.
 """
 
 import dflop
@@ -38,17 +39,17 @@ def model_of(directory: Path) -> Loss:
 def backward(model: Loss, step: dflop.Step) -> None:
     """Leaves the gradients of the global batch in the ranks' parts of the parameters."""
     for microbatch in step.microbatches:
-        # Gradients are summed over the ranks once a step: with the last microbatch.
+        # Gradients are summed over the ranks once per step, with the last microbatch.
         model.set_requires_gradient_sync(microbatch is step.microbatches[-1])
         (model(**microbatch) * microbatch.loss_scale).backward()
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    directory = dflop.example.directory()  # the same on every rank; yours is where all ranks reach it
+    directory = dflop.example.directory()  # the same on every rank; yours must be readable by all ranks
     model, ranks = model_of(directory), {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    # Ranks wait for one another in every microbatch, not only at the end of a step: plans are made for that.
+    # Ranks wait for each other in every microbatch, which `synchronize` plans for.
     settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, "synchronize": "microbatch", **ranks}
     for step in dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings):
         backward(model, step)

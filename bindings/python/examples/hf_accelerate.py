@@ -1,9 +1,9 @@
-"""Hugging Face Accelerate on balanced microbatches; run it as it stands or with `accelerate launch`.
+"""Trains with Hugging Face Accelerate on balanced microbatches; run it directly or with `accelerate launch`.
 
-`prepare` takes model and optimizer, not the loader, which gives every process its own share of each global batch
-already. `Accelerator.backward` divides by the steps of gradient accumulation and DDP averages over processes;
-`loss_scale` makes the gradient token-true behind an average over processes, so only the first is undone. Losses are
-the same on any number of processes. `save_state` keeps the loader's position with everything else.
+`prepare` takes model and optimizer, not the loader, which already delivers every process its share of each
+global batch. `Accelerator.backward` divides by the steps of gradient accumulation, and DDP averages over
+processes; `loss_scale` includes the average over processes, so only the division is undone. Losses are the
+same on any number of processes. `save_state` saves the loader's state with everything else.
 """
 
 import accelerate
@@ -35,7 +35,7 @@ def train(checkpoint, *, steps, is_resumed=False):
         for microbatch in step.microbatches:
             with accelerator.accumulate(model):
                 inputs = microbatch.to(accelerator.device)
-                # With a cache, packed samples would see each other.
+                # With a cache, attention would cross packed samples.
                 loss = model(**inputs, use_cache=False).loss * microbatch.loss_scale
                 accelerator.backward(loss * MICROBATCHES)
                 optimizer.step()

@@ -1,8 +1,8 @@
-"""Hugging Face `Trainer` on balanced microbatches: a step of gradient accumulation is one of them.
+"""Trains with Hugging Face `Trainer` on balanced microbatches, one per step of gradient accumulation.
 
-`Trainer` gets a `DataLoader` that it neither batches nor shards again, since each process has its microbatches.
-It divides summed losses by the labels of the whole global batch, over all processes, which is token-true as it
-is: `loss_scale` is for loops of your own. A callback keeps the loader's position beside each checkpoint.
+`Trainer` gets a `DataLoader` that it neither batches nor shards, since each process has its own microbatches.
+It divides summed losses by the labels of the whole global batch, over all processes, which weights all tokens
+equally; `loss_scale` is for custom loops. A callback saves the loader's state next to each checkpoint.
 """
 
 import json
@@ -43,9 +43,9 @@ def train(out, *, resume=None, **settings):
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=model, model=model)
     loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=MICROBATCHES, **rank)
     torch.manual_seed(0)
-    # `Trainer` loads no weights that `save_pretrained` renames, so they are loaded here.
+    # `Trainer` does not load weights that `save_pretrained` renames, so they are loaded here.
     config, auto = transformers.AutoConfig.from_pretrained(model), transformers.AutoModelForImageTextToText
-    config.text_config.use_cache = False  # with a cache, packed samples would see each other
+    config.text_config.use_cache = False  # with a cache, attention would cross packed samples
     net = auto.from_pretrained(resume, config=config) if resume else auto.from_config(config)
     dataset = dflop.torch.Microbatches(loader, MICROBATCHES)
     trainer = BalancedTrainer(net, args, train_dataset=dataset, callbacks=[KeepsPosition()])
@@ -56,5 +56,5 @@ def train(out, *, resume=None, **settings):
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as out:
-        for name, resume in [("in one go", None), ("resumed behind step 4", f"{out}/checkpoint-4")]:
+        for name, resume in [("without a stop", None), ("resumed after step 4", f"{out}/checkpoint-4")]:
             print(f"losses {name}:", *(f"{loss:.4f}" for loss in train(out, resume=resume)))

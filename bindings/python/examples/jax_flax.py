@@ -1,8 +1,8 @@
-"""JAX and Flax: a classifier on images without a copy, and a language model that is compiled once.
+"""Trains with JAX and Flax: a classifier on images without a copy, and a language model compiled once.
 
-`Loader(array_type="jax")` gives images as JAX arrays over the loader's own memory, through DLPack. JAX compiles again
-for every new shape, so images are padded to a fixed number, and `pad_to_tokens` gives every microbatch the same
-number of tokens. Samples lie one behind the other in it; the mask keeps them apart.
+`Loader(array_type="jax")` delivers images as JAX arrays over the loader's memory, through DLPack. JAX
+compiles again for every new shape, so images are padded to a fixed number, and `pad_to_tokens` pads every
+microbatch to the same number of tokens. A mask separates the samples of a microbatch.
 """
 
 import dflop
@@ -20,7 +20,7 @@ class LanguageModel(nnx.Module):
         self.attend = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
 
     def __call__(self, ids, positions):
-        sample = jnp.cumsum(positions == 0, axis=-1)  # positions begin anew with every sample
+        sample = jnp.cumsum(positions == 0, axis=-1)  # positions start from 0 with every sample
         mask = nnx.make_causal_mask(ids) * (sample[:, None, :, None] == sample[:, None, None, :])
         rows = self.embed(ids)
         return self.head(rows + self.attend(rows, mask=mask))
@@ -46,8 +46,8 @@ def images():
 
 def texts():
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
-    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "skip_media_tensors": True, "array_type": "jax"}
-    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", steps=12, **settings):
+    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "steps": 12, "array_type": "jax"}
+    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", skip_media_tensors=True, **settings):
         mb, labels = step.microbatches[0], jnp.roll(step.microbatches[0]["labels"], -1, axis=1)
         yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum
 

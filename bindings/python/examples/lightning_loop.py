@@ -1,8 +1,8 @@
-"""Lightning on balanced microbatches, which it accumulates; its checkpoints hold the loader's position.
+"""Trains with Lightning on balanced microbatches; its checkpoints hold the loader's state.
 
-Lightning divides the loss by `accumulate_grad_batches` and averages gradients over processes; `loss_scale` makes
-the gradient token-true behind that average, so only the first is undone. `dflop.torch.Microbatches` has a
-`state_dict`, and the length of an epoch, without which Lightning would read ahead of what it has trained.
+Lightning divides the loss by `accumulate_grad_batches` and averages gradients over processes; `loss_scale`
+includes that average, so only the division is undone. `dflop.torch.Microbatches` has a `state_dict`, and the
+length of an epoch, without which Lightning would read ahead of what it has trained.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ class Module(lightning.LightningModule):
         self.losses, self.keys = [], []
 
     def training_step(self, microbatch, place):
-        # With a cache, packed samples would see each other.
+        # With a cache, attention would cross packed samples.
         scaled = self.model(**microbatch, use_cache=False).loss * microbatch.loss_scale
         self.losses.append(scaled.item())
         self.keys.append(microbatch.sample_keys)
@@ -55,6 +55,6 @@ def train(directory, *, steps, resume=None):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        for name, resume in [("in one go", None), ("resumed behind step 2", f"{directory}/step=2.ckpt")]:
+        for name, resume in [("without a stop", None), ("resumed after step 2", f"{directory}/step=2.ckpt")]:
             parts = iter(train(directory, steps=5, resume=resume).losses)
             print(f"losses {name}:", *(f"{sum(both):.4f}" for both in zip(parts, parts, strict=True)))

@@ -1,7 +1,7 @@
-"""Data iterators as Megatron-LM wants them: `next(data_iterator)` gives `forward_step` one packed microbatch.
+"""Builds data iterators for Megatron-LM: `next(data_iterator)` gives `forward_step` one packed microbatch.
 
-It takes `--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss` and a provider that returns
-`data_iterators(...)`: `None` for stages in between and for all tensor-parallel ranks but the first.
+Use `--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss` and a provider that returns
+`data_iterators(...)`: `None` for intermediate stages and for all tensor-parallel ranks but the first.
 """
 
 import json

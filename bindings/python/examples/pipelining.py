@@ -1,7 +1,7 @@
 """Trains a pipeline of two stages, vision tower and language model, with `torch.distributed.pipelining`.
 
-Stages pass on activations of one shape, so `pad_to_tokens` fills all microbatches up to one length. Padding
-is not learned and counts in the balance; a step that has no room is an error before it begins.
+Stages exchange activations of one shape, so `pad_to_tokens` pads all microbatches to one length. Padding is
+masked from the loss and has a cost in the plan; a step that does not fit is an error before it starts.
 """
 
 import dflop
@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 
-class Vision(torch.nn.Sequential):  # keeps the whole model; drop what a large one does not need
+class Vision(torch.nn.Sequential):  # keeps the whole model; drop the parts that a large one does not need
     def forward(self, input_ids, pixel_values=None, image_grid_thw=None):
         rows = self[0].get_input_embeddings()(input_ids)
         if pixel_values is None:

@@ -1,4 +1,4 @@
-"""Measures one's own modules, writes the profile that loader and planner read, and checks it."""
+"""Measures your own modules, writes the profile that loader and planner read, and checks it."""
 
 import tempfile
 
@@ -10,7 +10,7 @@ WIDTH = 96
 
 
 class Layer(nn.Module):
-    """A transformer layer whose attention sees each sample of a pack alone."""
+    """A transformer layer whose attention does not cross packed samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ def inputs(lengths: list[int]) -> dict[str, object]:
     return {"rows": torch.randn(sum(lengths), WIDTH), "lengths": lengths}
 
 
-torch.set_num_threads(1)  # timed by its CPU time, whatever else the machine does
+torch.set_num_threads(1)  # times are CPU time then, independent of other load
 profile = dflop.torch.profile(
     llm=Layers(Layer() for _ in range(4)),
     encoder=Layers(Layer() for _ in range(2)),
     model="own",
     make_inputs={"llm": inputs, "vision": inputs},
-    item_tokens={"vision": 64},  # of each image, inside the encoder
+    item_tokens={"vision": 64},  # per image, inside the encoder
     tokens_max=1024,
     seconds_max=10,
     progress=print,

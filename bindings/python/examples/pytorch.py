@@ -1,7 +1,7 @@
 """Trains a small vision-language model in one process: the loop that the other examples extend.
 
-A global batch comes as microbatches that cost about the same. Each loss counts as its `loss_scale` says, so
-the step is that of the whole batch in one pass, however it was cut. Data and model are made up in a moment.
+A global batch is delivered as microbatches of about the same cost. Losses are weighted by `loss_scale`, so
+that the step equals one pass over the whole batch. Data and model are generated in a moment.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def backward(model: torch.nn.Module, step: dflop.Step) -> float:
     """Adds the step's gradients to the parameters; returns its loss, the mean over its target tokens."""
     total = 0.0
     for microbatch in step.microbatches:
-        # No cache: with one, transformers' attention looks across packed samples.
+        # With a cache, the attention of transformers crosses packed samples.
         loss = model(**microbatch, use_cache=False).loss * microbatch.loss_scale
         loss.backward()
         total += loss.item()

@@ -1,7 +1,7 @@
 """Packs and indexes on a Ray cluster: here two local workers, elsewhere `ray.init()` finds the cluster.
 
-Tasks are independent and return something small; source and shards lie where all workers see them. Any other
-function that maps does as well: that of a `concurrent.futures` executor, of `multiprocessing.Pool`, of Spark.
+Tasks are independent and return a small result; all workers must see source and shards. Other mapping
+functions work too: of a `concurrent.futures` executor, of `multiprocessing.Pool`, of Spark.
 """
 
 import os

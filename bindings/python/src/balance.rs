@@ -1,4 +1,4 @@
-//! `dflop.balance`: one partition problem.
+//! `dflop.balance`: solves one partition or pipeline instance.
 
 use dflop_balancer::{Budget, Caps, Instance, LowerBound, PipelineConfig, balance, balance_pipeline};
 use pyo3::prelude::*;
@@ -8,24 +8,23 @@ use crate::balanced::strategy;
 use crate::convert::json_text;
 use crate::error::DflopError;
 
-/// Partitions items into groups so that the largest sum of one module in one group is small; or, with ``dp`` and
-/// ``stages``, into ordered microbatches of pipeline ranks whose slowest 1F1B makespan is.
+/// Partitions items into groups so that the largest sum of one module in one group is small; or, with ``dp``
+/// and ``stages``, into ordered microbatches of pipeline ranks so that the slowest 1F1B makespan is small.
 ///
-/// Args:
-///     instance: ``n`` items, ``m`` groups, ``c`` modules, ``d`` nanoseconds by item and module, optionally ``tok`` and ``bytes``
-///         by item: the fields of an instance file. With a pipeline, ``d`` is the time of one stage of each module.
-///     strategy: ``search``, ``exact`` (small instances, proven), ``multi_lpt``, ``kk``, ``lpt``, ``random``, ``data-blind``.
-///     search_effort: work units that the search spends, about: the same answer on every machine.
-///     dp: data-parallel ranks of the pipeline, each with ``m / dp`` microbatches.
-///     stages: pipeline stages of every module.
-///     tokens_max, bytes_max: caps of a group.
+/// Args: instance: ``n`` items, ``m`` groups, ``c`` modules, ``d`` nanoseconds by item and module, optionally
+/// ``tok`` and ``bytes`` by item: the fields of an instance file. With a pipeline, ``d`` is the time of one
+/// stage of each module. strategy: ``search``, ``exact`` (small instances, with proof), ``multi_lpt``,
+/// ``kk``, ``lpt``, ``random``, ``data-blind``. search_effort: work units of the search; the same units give
+/// the same answer on every machine. Default: 20,000, with ``exact`` 4,000,000. dp: number of data-parallel
+/// ranks of the pipeline, each with ``m / dp`` microbatches. stages: pipeline stages of every module.
+/// tokens_max, bytes_max: caps of a group.
 ///
-/// Returns:
-///     ``groups``, or ``ranks`` with their microbatches in order; ``makespan_ns``, ``lower_bound_ns``, ``bound`` (why it holds), ``gap``
-///     (makespan over bound, minus 1), ``is_optimal``, ``work_spent``.
+/// Returns: ``groups``, or ``ranks`` with their microbatches in order; ``makespan_ns``, ``lower_bound_ns``,
+/// ``bound`` (the reason why it holds), ``gap`` (makespan over bound, minus 1), ``is_optimal``,
+/// ``work_spent``.
 ///
 /// Raises:
-///     ConfigError: an instance that makes no sense. PlanError: no partition within the caps.
+///     ConfigError: the instance is invalid. PlanError: no partition satisfies the caps.
 #[pyfunction]
 #[pyo3(
     name = "balance",
@@ -61,7 +60,7 @@ pub(crate) fn py_balance<'py>(
             bounded(&report, found.makespan_ns, found.bound, found.gap(), found.work_spent)?;
             report.set_item("groups", found.groups)?;
         }
-        _ => return Err(DflopError::config("stages", "a pipeline has both `dp` and `stages`").into()),
+        _ => return Err(DflopError::config("stages", "a pipeline needs both `dp` and `stages`").into()),
     }
     Ok(report)
 }

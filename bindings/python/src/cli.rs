@@ -1,4 +1,4 @@
-//! The command line, run inside the interpreter.
+//! Runs the command line inside the interpreter.
 
 use std::ffi::OsString;
 
@@ -9,10 +9,12 @@ use pyo3::prelude::*;
 use crate::error::DflopError;
 use crate::runtime;
 
-/// Runs the command line with these arguments and returns its exit status; other threads go on meanwhile.
+/// Runs the command line with these arguments and returns its exit status; the interpreter is released
+/// meanwhile.
 ///
-/// - `args`: those of the user, without the name of the program
-/// - `program`: what starts this command line again, as the ranks of `train` are started: a file, then its first arguments
+/// - `args`: arguments of the user, without the program's name
+/// - `program`: starts this command line in another process, for the ranks of `train`: a file, then its first
+///   arguments
 ///
 /// # Errors
 /// `ValueError` if `program` is empty.
@@ -28,7 +30,7 @@ pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -
 /// Runs a command in this process and returns what it prints on standard output.
 ///
 /// # Errors
-/// `ConfigError` if the arguments make no sense, `Error` if it was tried and failed.
+/// `ConfigError` if the arguments make no sense, `Error` if the command failed.
 #[pyfunction]
 pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<String> {
     runtime::run(py, move || {

@@ -1,8 +1,9 @@
-//! Delivered samples → the classes of `dflop.batches`.
+//! Converts delivered samples to the classes of `dflop.batches`.
 
-use dflop_loader::batch::{Batch, Field, Sample};
-use dflop_loader::decode::{Audio, Media, NpyArray, RgbImage, Video};
+use dflop_loader::decode::Batch;
+use dflop_loader::media::{Audio, Media, NpyArray, RgbImage, Video};
 use dflop_loader::prepare::{NamedTensor, TensorValues};
+use dflop_loader::sample::{Field, Sample};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -13,14 +14,14 @@ use crate::arrays::framework::Framework;
 use crate::arrays::storage::Owner;
 use crate::error::to_python;
 
-/// Extensions of numbers, as the `WebDataset` convention has them: a class, a count, an index.
+/// Extensions of numbers in the `WebDataset` convention: a class, a count, an index.
 const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
 
-/// How values are handed over.
+/// Form in which values are delivered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivery {
     pub(crate) framework: Framework,
-    /// Whether fields are decoded; else they come as stored.
+    /// Whether fields are decoded; otherwise they are delivered as stored.
     pub(crate) is_decoded: bool,
 }
 
@@ -30,14 +31,15 @@ impl Delivery {
     }
 }
 
-/// A class of `dflop.batches`.
+/// Returns a class of `dflop.batches`.
 pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     static BATCHES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     BATCHES.get_or_try_init(py, || py.import("dflop.batches").map(Bound::unbind))?.bind(py).getattr(name)
 }
 
-/// A batch with all its samples.
+/// Converts a batch with all its samples.
 pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<Bound<'_, PyAny>> {
+    // Resolved once, so that all arrays of a batch are of one library.
     let delivery = delivery.settled(py)?;
     let batch = class(py, "Batch")?.call0()?;
     let rows = PyList::empty(py);
@@ -53,6 +55,7 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
     for (place, sample) in samples.iter().enumerate() {
         for extension in sample.try_iter()? {
             let extension = extension?;
+            // A field that some samples lack gets a list with `None` in their places.
             if !batch.contains(&extension)? {
                 batch.set_item(&extension, PyList::new(py, vec![None::<bool>; samples.len()])?)?;
             }
@@ -64,7 +67,7 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
     Ok(batch)
 }
 
-/// Samples, in order.
+/// Converts samples, in order.
 pub(crate) fn samples(py: Python<'_>, of: Vec<Sample>, delivery: Delivery) -> PyResult<Bound<'_, PyList>> {
     let class = class(py, "Sample")?;
     let list = PyList::empty(py);
@@ -90,13 +93,13 @@ pub(crate) fn samples(py: Python<'_>, of: Vec<Sample>, delivery: Delivery) -> Py
     Ok(list)
 }
 
-/// The number that a field holds by convention.
+/// Parses the number that a field holds by convention.
 fn number(extension: &str, stored: &[u8]) -> Option<i64> {
     let kind = extension.rsplit('.').next()?;
     std::str::from_utf8(stored).ok().filter(|_| NUMBERS.contains(&kind))?.trim().parse().ok()
 }
 
-/// The content of a field.
+/// Converts the value of a field.
 pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
     match media {
         Media::Image(RgbImage { width, height, pixels, .. }) => {
@@ -109,7 +112,7 @@ pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyRes
         Media::Npy(NpyArray { dtype, shape, is_fortran_order, data, .. }) => {
             framework.of_numpy(numpy_of_stored(py, data, &dtype, &shape, is_fortran_order)?)
         }
-        // What user code made is the object that it made.
+        // User code returned a Python object, which is delivered unchanged.
         Media::Custom(custom) => {
             Ok(custom.value::<Py<PyAny>>().map_or_else(|| py.None(), |it| it.clone_ref(py)).into_bound(py))
         }
@@ -147,21 +150,21 @@ pub(crate) fn tensors(
     Ok(())
 }
 
-/// What was not delivered, as a list of dictionaries.
+/// Converts skipped samples to a list of dictionaries.
 pub(crate) fn skipped<'py>(
     py: Python<'py>,
-    of: &[dflop_loader::skip::Skipped],
+    of: &[dflop_loader::error::Skipped],
 ) -> PyResult<Bound<'py, PyAny>> {
     to_python(py, &of)
 }
 
-/// A state as JSON says it, so that it is the same after a round trip through a file.
+/// Converts a state through JSON, so that it compares equal after a round trip through a file.
 pub(crate) fn json<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// A dictionary that a user gives back → JSON text.
+/// Converts a dictionary of the user to JSON text.
 pub(crate) fn json_text(value: &Bound<'_, PyAny>) -> PyResult<String> {
     let arguments = PyDict::new(value.py());
     arguments.set_item("allow_nan", false)?;

@@ -1,17 +1,17 @@
-//! Cost functions in Python: what samples cost, in place of the cost model's seconds.
+//! Calls cost functions in Python, whose times replace predictions of the cost model.
 
 use std::sync::Arc;
 
 use dflop_costmodel::{Module, ModuleTimes};
-use dflop_loader::decode::BoxError;
+use dflop_loader::error::BoxError;
 use dflop_loader::plan::{CostFunction, CostInput};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
-/// Most seconds of a sample: about 290 years.
+/// Upper bound on the seconds of a sample, about 290 years: the largest number of nanoseconds in 63 bits.
 const SECONDS_MAX: f64 = 9.2e9;
 
-/// A function of Python that says what samples cost.
+/// Python function that returns the costs of samples.
 #[derive(Debug)]
 pub(crate) struct PyCost(Py<PyAny>);
 
@@ -23,6 +23,7 @@ impl PyCost {
 
 impl CostFunction for PyCost {
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError> {
+        // Fails when the interpreter is shutting down while the planner runs on its thread.
         let answer = Python::try_attach(|py| {
             let list = PyList::empty(py);
             for sample in samples {
@@ -35,7 +36,7 @@ impl CostFunction for PyCost {
     }
 }
 
-/// A sample as the function sees it.
+/// Describes a sample for the function, as a dictionary.
 fn described<'py>(
     py: Python<'py>,
     modules: &[Module],
@@ -62,7 +63,7 @@ fn described<'py>(
     Ok(dict)
 }
 
-/// A row of the answer: seconds by module, or in the order of modules.
+/// Parses a row of the result: seconds by module, or in the order of modules.
 fn times(row: &Bound<'_, PyAny>, modules: &[Module]) -> PyResult<ModuleTimes> {
     let seconds: Vec<f64> = match row.cast::<PyMapping>() {
         Ok(by_name) => modules
@@ -75,10 +76,16 @@ fn times(row: &Bound<'_, PyAny>, modules: &[Module]) -> PyResult<ModuleTimes> {
         if (0.0..=SECONDS_MAX).contains(&seconds) {
             return Ok((seconds * 1e9).round() as u64);
         }
-        let message = format!("a cost of {seconds} seconds: it must be a number from 0 to {SECONDS_MAX:e}");
+        let message = format!("expected seconds from 0 to {SECONDS_MAX:e} as a cost, found {seconds}");
         Err(pyo3::exceptions::PyValueError::new_err(message))
     };
     let ns = seconds.iter().map(ns).collect::<PyResult<Vec<_>>>()?;
-    let many = || pyo3::exceptions::PyValueError::new_err(format!("a row has {} modules", ns.len()));
+    let many = || {
+        pyo3::exceptions::PyValueError::new_err(format!(
+            "expected a row of {} modules, found {}",
+            modules.len(),
+            ns.len()
+        ))
+    };
     ModuleTimes::new(&ns).ok_or_else(many)
 }

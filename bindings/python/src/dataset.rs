@@ -1,14 +1,14 @@
-//! `dflop.Dataset` and `dflop.Mixture`: shards, and their index when something asks for it.
+//! `dflop.Dataset` and `dflop.Mixture`: shards, with an index that is opened on demand.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_loader::dataset::Dataset;
+use dflop_loader::dataset::Splits;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::mix::{Mixture, Stop};
+use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::{Shard, expand_shards_in};
-use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -22,28 +22,26 @@ use crate::tokenizer::{TokenizerSettings, token_counts};
 
 /// A dataset in WebDataset shards.
 ///
-/// Shards are listed at once; the index, which says where samples lie and what shape they have, is opened when
-/// something asks for it, and made on first use.
+/// Shards are listed by the constructor. The index, with the location and shape of every sample, is opened on
+/// demand, and built if it is missing.
 ///
-/// Args:
-///     shards: directory, file, pattern such as ``shards/{000..019}.tar``, URL such as ``s3://bucket/directory/`` (also gs, az,
-///         abfs, http, https), or a list of these.
-///     index: directory of the index; by default ``.dflop`` beside the shards, or the user's cache directory.
-///     split: samples of this split only, of those that the file ``splits`` (``splits.json`` beside the shards) states.
-///     repeat: epochs that a run draws of it; by default without end.
-///     cache: directory in which whole remote shards are kept, for all processes of this machine, up to ``cache_bytes``.
-///     requests_max: most requests to remote stores in flight.
-///     tokenizer: counts texts exactly instead of estimating them: ``tokenizer.json``, its directory, a name in the local
-///         Hugging Face cache, or a tokenizer of ``tokenizers`` or ``transformers``. The counts are kept in the index.
-///     model: for which conversations are written before they are counted; by default bare words are.
-///     chat_template: Jinja source that conversations are written by; by default the tokenizer's own.
-///     caption_prompt: what captions answer; by default they are learned without a chat template.
-///     rebuild: makes the index anew even if there is one that fits.
-///     verify: decodes every field while indexing, so that every bad sample is known ahead; makes the index anew.
-///     foreign: what files of other tools beside the shards are used for: ``ignore``, ``check`` or ``follow``.
+/// Args: shards: directory, file, pattern such as ``shards/{000..019}.tar``, URL such as
+/// ``s3://bucket/directory/`` (also gs, az, abfs, http, https), or a list of these. index: directory of the
+/// index. Default: ``.dflop`` next to the shards, or the user's cache directory. split: name of the split
+/// whose samples are read, as defined in the file ``splits`` (default: ``splits.json`` next to the shards).
+/// repeat: number of epochs that a run draws from the dataset. Default: no limit. cache: directory that keeps
+/// whole remote shards for all processes of this machine, up to ``cache_bytes``. requests_max: maximum number
+/// of requests to remote stores in flight. tokenizer: counts text tokens exactly instead of estimating them:
+/// ``tokenizer.json``, its directory, a name in the local Hugging Face cache, or a tokenizer of
+/// ``tokenizers`` or ``transformers``. The counts are kept in the index. model: counts texts in the chat
+/// format of this model. Default: the bare text is counted. chat_template: Jinja source of the chat template.
+/// Default: the tokenizer's. caption_prompt: prompt that captions answer. Default: captions are trained on
+/// without a chat template. rebuild: rebuilds the index even if one fits the shards. verify: decodes every
+/// field while indexing, so that every bad sample is known in advance; rebuilds the index. foreign: use of
+/// index files that other tools left next to the shards: ``ignore``, ``check`` or ``follow``.
 ///
 /// Raises:
-///     ConfigError: a pattern that cannot be expanded, a setting that makes no sense.
+///     ConfigError: a pattern cannot be expanded, or a setting is invalid.
 ///     ReadError: a shard cannot be read.
 #[pyclass(frozen, name = "Dataset", module = "dflop._native")]
 #[derive(Debug)]
@@ -54,16 +52,16 @@ pub(crate) struct PyDataset {
     splits: Option<PathBuf>,
     repeat: Option<u64>,
     opened: Arc<Mutex<Opened>>,
-    /// What it was made of, to make it again in another process.
+    /// Arguments of the constructor, to create the dataset again in another process.
     arguments: Py<PyDict>,
 }
 
-/// The index, once something has asked for it.
+/// Opened datasets of a [`PyDataset`].
 #[derive(Debug, Default)]
 struct Opened {
-    /// By the digest of the counter of texts.
+    /// Datasets by the digest of their token counter.
     datasets: Vec<(Option<String>, Dataset)>,
-    /// Whether it was made, so that it is not made anew again.
+    /// Whether the index was rebuilt, so that it is not rebuilt once more.
     is_made: bool,
 }
 
@@ -94,6 +92,7 @@ impl PyDataset {
         foreign: &str,
     ) -> PyResult<Self> {
         let arguments = PyDict::new(py);
+        // Kept as given: `__reduce__` creates the dataset from them in another process.
         arguments.set_item("index", &index)?;
         arguments.set_item("split", &split)?;
         arguments.set_item("splits", &splits)?;
@@ -130,7 +129,7 @@ impl PyDataset {
         Ok(Self { shards, options, split, splits, repeat, opened: Arc::default(), arguments })
     }
 
-    /// Another process lists the same shards, with the same settings.
+    /// Pickles the URLs of the shards and the settings; another process lists the shards again.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<String>,))> {
         let (py, this) = (slf.py(), slf.get());
         let partial = py.import("functools")?.getattr("partial")?;
@@ -150,26 +149,26 @@ impl PyDataset {
         Ok(self.open(py)?.index().fingerprint().to_owned())
     }
 
-    /// The index file, ``None`` if it lives in memory; opens the index.
+    /// Path of the index file, ``None`` if the index is only in memory; opens the index.
     #[getter]
     fn index_path(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
         Ok(self.open(py)?.index().path().map(ToOwned::to_owned))
     }
 
-    /// Payload bytes of all good samples, those outside the split included; opens the index.
+    /// Payload bytes of all good samples, including those outside the split; opens the index.
     #[getter]
     fn payload_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.open(py)?.index().payload_bytes())
     }
 
-    /// Samples and shards that headers show to be bad: dictionaries with ``shard``, ``offset``, ``key``, ``field``,
-    /// ``reason``; opens the index.
+    /// Samples and shards that are bad according to their headers: dictionaries with ``shard``, ``offset``,
+    /// ``key``, ``field``, ``reason``; opens the index.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         skipped(py, self.open(py)?.skipped())
     }
 
-    /// Oddities that lose nothing, such as keys that repeat; opens the index.
+    /// Oddities that cost no sample, such as repeated keys; opens the index.
     #[getter]
     fn warnings(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         Ok(self.open(py)?.index().warnings().to_vec())
@@ -188,7 +187,7 @@ impl PyDataset {
         }
     }
 
-    /// Returns a capsule of the rows of the index, a record batch a shard: ``pyarrow.table(dataset)``.
+    /// Returns a capsule of the rows of the index, one record batch per shard: ``pyarrow.table(dataset)``.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -206,12 +205,12 @@ impl PyDataset {
 }
 
 impl PyDataset {
-    /// Opens the index as the dataset says; makes it on first use.
+    /// Opens the index with the settings of the dataset, or builds it.
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
         self.open_counted(py, TokenCounts::Estimated)
     }
 
-    /// Opens the index; where the dataset names no tokenizer itself, texts count as `counts` says.
+    /// Opens the index; `counts` applies if the dataset does not name a tokenizer.
     pub(crate) fn open_counted(&self, py: Python<'_>, counts: TokenCounts) -> PyResult<Dataset> {
         let mut options = self.options.clone();
         if matches!(options.token_counts, TokenCounts::Estimated) {
@@ -225,11 +224,12 @@ impl PyDataset {
             (self.shards.clone(), self.split.clone(), self.splits.clone(), self.repeat);
         let opened = self.opened.clone();
         runtime::run(py, move || {
+            // Held while the index is built, so that two loaders do not build it twice.
             let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((_, dataset)) = opened.datasets.iter().find(|(of, _)| *of == digest) {
                 return Ok(dataset.clone());
             }
-            // It is made anew once, whoever opens it.
+            // A requested rebuild happens once, no matter how often the dataset is opened.
             options.is_rebuilt &= !opened.is_made;
             options.is_verified &= !opened.is_made;
             let dataset = open_dataset(shards, &options, split.as_deref(), splits.as_deref(), repeat)?;
@@ -239,23 +239,23 @@ impl PyDataset {
         })
     }
 
-    /// The shards, for a loader that needs no index.
+    /// Returns the shards, for a loader that needs no index.
     pub(crate) fn listed(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// How the index is made.
+    /// Returns the options for building the index.
     pub(crate) fn index_options(&self) -> &IndexOptions {
         &self.options
     }
 
-    /// Takes note that the index was made anew.
+    /// Records that the index was rebuilt.
     pub(crate) fn made(&self) {
         let made = Opened { is_made: true, ..Opened::default() };
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = made;
     }
 
-    /// Whether a part of the samples is asked for, which only a reader through the index can give.
+    /// Returns whether a split is selected, which only a reader through the index can honor.
     pub(crate) fn has_split(&self) -> bool {
         self.split.is_some()
     }
@@ -286,13 +286,13 @@ fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
         "check" => ForeignIndexes::Check,
         "follow" => ForeignIndexes::Follow,
         _ => {
-            let reason = format!("`{name}` is none of ignore, check and follow");
+            let reason = format!("expected ignore, check or follow, found `{name}`");
             return Err(DflopError::config("foreign", reason).into());
         }
     })
 }
 
-/// Shards where only their names were given, else the dataset.
+/// Dataset argument of a loader: a dataset, a mixture, or the names of shards.
 #[derive(FromPyObject)]
 pub(crate) enum Source<'py> {
     Dataset(Bound<'py, PyDataset>),
@@ -301,10 +301,10 @@ pub(crate) enum Source<'py> {
 }
 
 impl<'py> Source<'py> {
-    /// The dataset of the source.
+    /// Returns the dataset of the source.
     ///
     /// # Errors
-    /// `ConfigError` for a mixture, which only the balanced loader draws from.
+    /// `ConfigError` for a mixture, which only the balanced loader supports.
     pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, PyDataset>> {
         match self {
             Self::Dataset(dataset) => Ok(dataset),
@@ -313,13 +313,14 @@ impl<'py> Source<'py> {
                 Ok(class.call1((names.0,))?.cast_into::<PyDataset>()?)
             }
             Self::Mixture(_) => {
-                let reason = "a mixture is drawn from by `BalancedLoader`, which reads through indexes";
+                let reason =
+                    "expected a dataset, found a mixture: use `BalancedLoader`, which reads through indexes";
                 Err(DflopError::config("dataset", reason).into())
             }
         }
     }
 
-    /// The source as a mixture.
+    /// Opens the source as a mixture.
     pub(crate) fn mixture(self, py: Python<'py>, counts: &TokenCounts) -> PyResult<Mixture> {
         match self {
             Self::Mixture(mixture) => mixture.get().open(py, counts),
@@ -328,7 +329,7 @@ impl<'py> Source<'py> {
     }
 }
 
-/// Datasets that are drawn from together; made by `mix`.
+/// Datasets that are drawn from by weights; created by `mix`.
 #[pyclass(frozen, name = "Mixture", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyMixture {
@@ -368,14 +369,13 @@ impl PyMixture {
 
 /// Mixes datasets: every draw of a `BalancedLoader` takes the next sample of one of them.
 ///
-/// Args:
-///     datasets: pairs of dataset and weight; weights need not add up to one and are rounded to four decimals.
-///     weights_from: other weights from a step on: pairs of step and weights, one for each dataset.
-///     choose: numbers of datasets, a pattern that repeats, in place of weights.
-///     stop: ``first_exhausted`` or ``all_exhausted``: when a mixture ends in which datasets have a ``repeat``.
+/// Args: datasets: pairs of dataset and weight; weights need not add up to one and are rounded to four
+/// decimals. weights_from: weights from a step on: pairs of step and weights, one per dataset. choose:
+/// numbers of datasets, a pattern that repeats, in place of weights. stop: end of a mixture of datasets with
+/// ``repeat``: ``first_exhausted`` or ``all_exhausted``.
 ///
 /// Raises:
-///     ConfigError: when a loader is built on it: weights or the pattern do not fit the datasets.
+///     ConfigError: weights or pattern do not fit the datasets; raised by the loader.
 #[pyfunction]
 #[pyo3(signature = (datasets, *, weights_from=Vec::new(), choose=None, stop="first_exhausted"))]
 pub(crate) fn mix<'py>(
@@ -389,7 +389,7 @@ pub(crate) fn mix<'py>(
         "first_exhausted" => Stop::FirstExhausted,
         "all_exhausted" => Stop::AllExhausted,
         _ => {
-            let reason = format!("`{stop}` is neither first_exhausted nor all_exhausted");
+            let reason = format!("expected first_exhausted or all_exhausted, found `{stop}`");
             return Err(DflopError::config("stop", reason).into());
         }
     };

@@ -1,11 +1,11 @@
-//! Errors of the crates → exceptions of `dflop.errors`, one conversion for each crate.
+//! Converts the errors of the crates to the exceptions of `dflop.errors`.
 
-use dflop_loader::skip::Skipped;
+use dflop_loader::error::Skipped;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
 
-/// An error on its way to Python.
+/// Error of a crate, not yet an exception; converts into a [`PyErr`].
 #[derive(Debug)]
 pub(crate) struct DflopError(Box<Content>);
 
@@ -13,7 +13,7 @@ pub(crate) struct DflopError(Box<Content>);
 struct Content {
     /// Class in `dflop.errors`.
     class: &'static str,
-    /// Case of the error, in snake case.
+    /// Error case, in snake case.
     kind: &'static str,
     message: String,
     fields: Vec<(&'static str, Value)>,
@@ -21,7 +21,7 @@ struct Content {
     cause: Option<PyErr>,
 }
 
-/// A field of an error.
+/// Value of a field of an error.
 #[derive(Debug)]
 enum Value {
     Text(String),
@@ -69,28 +69,28 @@ impl DflopError {
         self
     }
 
-    /// A setting that makes no sense, found on the way in.
+    /// Returns the error of an invalid setting.
     pub(crate) fn config(setting: &'static str, reason: impl Into<String>) -> Self {
         dflop_loader::Error::Config { setting, reason: reason.into() }.into()
     }
 
-    /// What a command says is wrong.
+    /// Returns the error of a command.
     pub(crate) fn command(message: String, is_misuse: bool) -> Self {
         let (class, kind) = if is_misuse { ("ConfigError", "misuse") } else { ("Error", "failed") };
         Self::new_message(class, kind, message)
     }
 
-    /// Use of threads that a fork has left behind.
+    /// Returns the error of using threads after a fork.
     pub(crate) fn forked() -> Self {
         let message =
             "this process was forked after dflop had started its threads, which do not live on in a fork; \
-                       use `multiprocessing.get_context(\"spawn\")`, or make loaders in the new process only"
+                       use `multiprocessing.get_context(\"spawn\")`, or create loaders in the new process only"
                 .to_owned();
         Self::new_message("ForkError", "forked", message)
     }
 }
 
-/// An error and its causes, one a line.
+/// Joins an error and its causes, one per line.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
@@ -282,7 +282,7 @@ impl From<dflop_balancer::Error> for DflopError {
 
 impl From<DflopError> for PyErr {
     fn from(error: DflopError) -> Self {
-        // An error without an interpreter has nobody to go to.
+        // If attaching or importing fails, that error is the one to report.
         Python::attach(|py| error.into_exception(py).unwrap_or_else(|error| error))
     }
 }
@@ -310,7 +310,7 @@ impl DflopError {
     }
 }
 
-/// A value as Python's dictionaries, lists, numbers and text.
+/// Converts a value to Python's dictionaries, lists, numbers and text.
 pub(crate) fn to_python<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyAny>> {
     pythonize::pythonize(py, value).map_err(PyErr::from)
 }

@@ -1,20 +1,18 @@
-//! `dflop.Image` and random changes of images.
+//! `dflop.Image` and `dflop.Augment`: conversion of images to one array, and random augmentation.
 
 use std::num::NonZeroU32;
 
-use dflop_loader::augment::{Augment, ColorJitter};
+use dflop_loader::media::augment::{Augment, ColorJitter};
 use pyo3::prelude::*;
 
 use crate::error::DflopError;
 
-/// How images become one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized by the
-/// ImageNet mean and deviation; float32 ``[images, 3, size, size]``.
+/// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized by
+/// the ImageNet mean and standard deviation; float32 ``[images, 3, size, size]``.
 ///
-/// Args:
-///     size: height and width in pixels.
-///     augment: random changes, of which the crop takes the place of the center crop.
-///     scaled_decode: whether a JPEG may be decoded to a part of its size where enough is left: faster, slightly different
-///         pixels; needs a build with libjpeg-turbo.
+/// Args: size: height and width in pixels. augment: random augmentation; its crop replaces the center crop.
+/// scaled_decode: decodes a JPEG at a fraction of its size if that is still large enough: faster, slightly
+/// different pixels; needs a build with libjpeg-turbo.
 #[pyclass(frozen, from_py_object, module = "dflop._native")]
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
@@ -44,7 +42,7 @@ impl Image {
     }
 }
 
-/// What changes are drawn; the seed is the loader's.
+/// Settings of augmentation; the seed is the loader's.
 #[derive(Debug, Clone)]
 pub(crate) struct AugmentSettings {
     crop: Option<([f64; 2], [f64; 2])>,
@@ -62,13 +60,13 @@ impl AugmentSettings {
     }
 }
 
-/// Random changes of images, the same for a sample and epoch wherever it is decoded.
+/// Random augmentation of images; the same for a sample and epoch wherever it is decoded.
 ///
 /// Args:
-///     crop_scale: least and most share of the area that a random crop keeps; no crop without it.
-///     crop_ratio: least and most width over height of the crop.
-///     flip: probability that left and right are exchanged.
-///     color_jitter: how much brightness, contrast, saturation and hue change at most.
+///     crop_scale: minimum and maximum share of the area that a random crop keeps. Default: no crop.
+///     crop_ratio: minimum and maximum width over height of the crop.
+///     flip: probability of mirroring left to right.
+///     color_jitter: maximum changes of brightness, contrast, saturation and hue.
 #[pyclass(frozen, name = "Augment", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyAugment {

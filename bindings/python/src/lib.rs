@@ -1,13 +1,17 @@
-//! The Python package `dflop`: converts types between Python and the crates, and decides nothing.
+//! The compiled part of the Python package `dflop`: converts types between Python and the crates.
 //!
-//! Classes stand in files of their names; what is delivered are the plain classes of `dflop.batches`, made by
-//! `convert.rs`. Everything that waits goes through `runtime.rs`, which releases the interpreter and lets Ctrl-C in.
+//! Every class is in a file of its name. Delivered samples and steps are instances of the plain classes of
+//! `dflop.batches`, created in `convert.rs`. Every wait goes through `runtime.rs`, which releases the
+//! interpreter and lets Ctrl-C interrupt it.
 
 #![allow(
     clippy::doc_markdown,
-    reason = "what classes and functions say is read in Python, where backticks are doubled"
+    reason = "docs of classes and functions are Python docstrings, where code has double backticks"
 )]
-#![allow(clippy::needless_pass_by_value, reason = "arguments come from Python, and are gone with the call")]
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "arguments are converted from Python and owned by the call"
+)]
 
 mod arrays;
 mod balance;

@@ -1,13 +1,13 @@
-//! `dflop.Loader`: batches in shard order, or shuffled in a buffer.
+//! `dflop.Loader`: delivers batches in shard order, or shuffled in a buffer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::collate::Decode;
-use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
-use dflop_loader::shuffle::ShuffleBuffer;
-use dflop_loader::skip::ErrorBudget;
+use dflop_loader::order::ShuffleBuffer;
+use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
 use pyo3::prelude::*;
 
@@ -20,39 +20,33 @@ use crate::names::Names;
 use crate::runtime::{self, Threaded};
 use crate::transform::UserCode;
 
-/// Streams batches of samples, decoded on threads of its own; needs no index.
+/// Streams batches of samples, decoded on its own threads; needs no index.
 ///
-/// Every ``iter(loader)`` is a new pass of ``epochs`` epochs, shuffled anew, where the last one ended; after
-/// ``load_state_dict`` it goes on where the state was taken. Bad samples are left out and listed in ``skipped``.
+/// Every ``iter(loader)`` is a new pass of ``epochs`` epochs after the last pass, with another shuffle; after
+/// ``load_state_dict`` it resumes from the state. Bad samples are skipped and listed in ``skipped``.
 ///
-/// Args:
-///     dataset: a `Dataset`, or shards as `Dataset` takes them.
-///     batch_size: samples of a batch.
-///     image: makes all images one array, float32 ``[images, 3, size, size]``, under ``"image"``.
-///     decode: ``media`` decodes every field as its extension says, ``raw`` delivers fields as stored.
-///     fields: names of the fields that are read, others are passed over: extensions, or ``images``, ``audio``, ``video``,
-///         ``text``; by default all, and with ``image`` the images.
-///     augment: random changes of images that keep their size, with ``decode="media"``.
-///     workers: threads that decode; by default one for each core.
-///     epochs: how many times a pass reads the shards.
-///     samples: ends a pass after so many samples, good or bad.
-///     shuffle_buffer: samples that a buffer shuffles; ``shuffle_bytes`` bounds what it holds.
-///     shuffle_shards: shuffles the order of shards, anew in every epoch.
-///     seed: of everything random.
-///     rank: reads only every ``world``-th shard, from this one on.
-///     error_budget: share of bad samples that is tolerated, counted after the first 1,000; ``error_count`` is their number.
-///     buffered_bytes: payload bytes that may wait for their decoder.
-///     stall_seconds: ends a pass with `StalledError` after nothing has happened for so long; by default never.
-///     transforms: user code for fields: a dictionary of field names and functions, or a list of `Transform`; they run on
-///         ``transform_threads`` threads.
-///     array_type: whose arrays are delivered: ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``, which is
-///         PyTorch's if it has been imported, else NumPy's. Always over the same memory.
+/// Args: dataset: a `Dataset`, or shards as in `Dataset`. batch_size: samples of a batch. image: converts all
+/// images to one array, float32 ``[images, 3, size, size]``, under ``"image"``. decode: ``media`` decodes
+/// every field by its extension, ``raw`` delivers fields as stored. fields: names of the fields to read:
+/// extensions, or ``images``, ``audio``, ``video``, ``text``. Default: all fields, or the images with
+/// ``image``. augment: random augmentation of images that keep their size, with ``decode="media"``. workers:
+/// number of decoder threads. Default: one per core. epochs: number of times that a pass reads the shards.
+/// samples: ends a pass after this many samples, good or bad. shuffle_buffer: samples in the shuffle buffer,
+/// at most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards,
+/// differently in every epoch. seed: seed of all random choices. rank: reads only every ``world``-th shard,
+/// starting with this one. error_budget: tolerated fraction of bad samples, checked after the first 1,000;
+/// ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait for the decoders.
+/// stall_seconds: ends a pass with `StalledError` after this many seconds without progress. Default: never.
+/// transforms: user code for fields: a dictionary of field names and functions, or a list of `Transform`;
+/// they run on ``transform_threads`` threads. array_type: library of the delivered arrays: ``numpy``,
+/// ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``: PyTorch if it has been imported, else NumPy. Always
+/// over the same memory.
 ///
 /// Raises:
-///     ConfigError: a setting that makes no sense.
+///     ConfigError: a setting is invalid.
 ///
-/// While it is iterated: `ReadError` and `DataError` for a shard that cannot be read, `ErrorBudgetError` for too many bad
-/// samples. Ctrl-C interrupts a wait.
+/// Iteration raises `ReadError` and `DataError` for a shard that cannot be read, and `ErrorBudgetError` for
+/// too many bad samples. Ctrl-C interrupts a wait.
 #[pyclass(frozen, name = "Loader", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyLoader {
@@ -62,13 +56,13 @@ pub(crate) struct PyLoader {
     pass: Mutex<Pass>,
 }
 
-/// The pass that is under way, or the next one.
+/// State of the current pass, or of the next one.
 #[derive(Debug)]
 struct Pass {
     loader: Arc<Threaded<Loader>>,
-    /// Whether it was iterated.
+    /// Whether iteration of the pass has started.
     is_begun: bool,
-    /// Whether its end was seen.
+    /// Whether the end of the pass was delivered.
     is_ended: Arc<AtomicBool>,
     /// First epoch of the next pass.
     next_epoch: u64,
@@ -118,7 +112,7 @@ impl PyLoader {
         let framework = Framework::parse(array_type)?;
         let dataset = dataset.dataset(py)?;
         if dataset.get().has_split() {
-            let reason = "a split is read through the index: use `BalancedLoader`";
+            let reason = "expected no split: use `BalancedLoader`, which reads splits through the index";
             return Err(DflopError::config("dataset", reason).into());
         }
         let mut builder = Loader::builder(dataset.get().listed().to_vec())
@@ -162,28 +156,30 @@ impl PyLoader {
         Ok(Self { builder, delivery, epochs, pass })
     }
 
-    /// Begins a pass: the epochs behind those of the last one, or what a state left.
+    /// Starts a pass: the epochs after the last pass, or the rest of a restored one.
     fn __iter__(&self) -> PyResult<BatchIterator> {
         let mut pass = self.pass();
         if pass.is_begun {
             *pass = Pass::new(start(&self.builder.clone().first_epoch(pass.next_epoch))?, pass.next_epoch);
         }
         pass.is_begun = true;
+        // Counted when the pass starts: a pass that is left early still uses up its epochs.
         pass.next_epoch += self.epochs;
         let stream = pass.loader.get()?.stream();
+        // An async lock, because it is held across the wait for a batch.
         let stream = Threaded::new(tokio::sync::Mutex::new(stream));
         let (loader, is_ended) = (pass.loader.clone(), pass.is_ended.clone());
         Ok(BatchIterator { loader, stream, is_ended, delivery: self.delivery })
     }
 
-    /// Sets which epoch the next pass begins with, counted from 0.
+    /// Sets the first epoch of the next pass, counted from 0.
     fn set_epoch(&self, epoch: u64) -> PyResult<()> {
         *self.pass() = Pass::new(start(&self.builder.clone().first_epoch(epoch))?, epoch);
         Ok(())
     }
 
-    /// Returns where the pass stands: behind the batch that was delivered last, whatever was read ahead; once its end was
-    /// seen, at the beginning of the next one.
+    /// Returns the state of the pass: after the last delivered batch, regardless of read-ahead; after the end
+    /// of the pass, the start of the next one.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (loader, is_ended, next_epoch) = {
             let pass = self.pass();
@@ -194,15 +190,15 @@ impl PyLoader {
         convert::json(py, &state)
     }
 
-    /// Goes on where a state was taken, exactly, with the next ``iter``; workers, decoding and batch size may be others.
+    /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ.
     ///
     /// Raises:
-    ///     StateError: the state is of other shards, another rank, or another shuffle.
+    ///     StateError: the state belongs to other shards, another rank, or another shuffle.
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let text = convert::json_text(state)?;
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
             DflopError::from(dflop_loader::Error::State {
-                reason: format!("it is no state of a stream: {error}"),
+                reason: format!("expected the state of a stream: {error}"),
             })
         })?;
         let first_epoch = state.first_epoch();
@@ -211,20 +207,22 @@ impl PyLoader {
         Ok(())
     }
 
-    /// What was not delivered in this pass: dictionaries with ``shard``, ``offset``, ``key``, ``field``, ``reason``.
+    /// Samples that this pass skipped: dictionaries with ``shard``, ``offset``, ``key``, ``field``,
+    /// ``reason``.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let loader = self.pass().loader.clone();
         convert::skipped(py, &loader.get()?.skipped())
     }
 
-    /// Returns what every stage did in this pass: items, bytes, busy and waiting seconds, and the bottleneck.
+    /// Returns the metrics of every stage in this pass: items, bytes, busy and waiting seconds, and the
+    /// bottleneck.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let loader = self.pass().loader.clone();
         to_python(py, &loader.get()?.metrics())
     }
 
-    /// CPU seconds inside decode, resize and normalize in this pass, over all threads.
+    /// CPU seconds of decoding, resizing and normalizing in this pass, over all threads.
     #[getter]
     fn kernel_cpu_seconds(&self) -> PyResult<f64> {
         let loader = self.pass().loader.clone();
@@ -243,26 +241,26 @@ fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
     Ok(Arc::new(Threaded::new(loader)))
 }
 
-/// What is done with the bytes of a sample.
+/// Parses the decoding of samples.
 pub(crate) fn decode_of(name: &str, image: Option<&Image>) -> PyResult<Decode> {
     match (name, image) {
         ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),
         ("media", None) => Ok(Decode::Media),
         ("raw", None) => Ok(Decode::Raw),
         ("raw", Some(_)) => {
-            Err(DflopError::config("decode", "`raw` leaves images as stored: drop `image`").into())
+            Err(DflopError::config("decode", "`raw` delivers images as stored: drop `image`").into())
         }
-        _ => Err(DflopError::config("decode", format!("`{name}` is neither media nor raw")).into()),
+        _ => Err(DflopError::config("decode", format!("expected media or raw, found `{name}`")).into()),
     }
 }
 
-/// How many bad samples are tolerated.
+/// Returns the error budget of a fraction and a number of bad samples.
 pub(crate) fn budget(fraction: f64, count: Option<u64>) -> PyResult<ErrorBudget> {
     let budget = ErrorBudget::new(fraction).map_err(DflopError::from)?;
     Ok(count.map_or(budget, |samples| budget.at_most(samples)))
 }
 
-/// A pass of a `Loader`.
+/// Iterator over a pass of a `Loader`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct BatchIterator {
     loader: Arc<Threaded<Loader>>,
@@ -277,7 +275,7 @@ impl BatchIterator {
         slf
     }
 
-    /// Returns the next batch; other threads of Python run meanwhile.
+    /// Returns the next batch; other Python threads run meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.loader.get()?;
         let stream = self.stream.get()?;

@@ -1,4 +1,4 @@
-//! Which model costs are predicted for, and `dflop.CostModel`.
+//! `dflop.CostModel`: predicts tokens and seconds of samples for a model, a device and a training setup.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use dflop_costmodel::{
     AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape,
     VideoShape,
 };
-use dflop_loader::cost_table::cost_table;
-use dflop_loader::model_source::{profile_options, read_profile, spec_of};
+use dflop_loader::dataset::cost_table;
+use dflop_loader::model::{profile_options, read_profile, spec_of};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -18,7 +18,7 @@ use crate::error::DflopError;
 use crate::names::Names;
 use crate::table::Table;
 
-/// What a model is called, and how it is run and trained.
+/// Names of a model, the device or profile that it runs on, and its training setup.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ModelSettings {
     pub(crate) names: Vec<String>,
@@ -53,19 +53,18 @@ impl ModelSettings {
     }
 }
 
-/// Predicts what a sample costs, from its shape alone: tokens, and seconds of each module.
+/// Predicts the cost of a sample from its shape alone: tokens, and seconds of each module.
 ///
-/// Args:
-///     model: preset, directory of a checkpoint, name in the local Hugging Face cache, or a list of these that make one model.
-///     device: device preset whose stated rate turns FLOPs into seconds; ``profile`` takes its place.
-///     profile: measured profile, a CSV file or a directory of them.
-///     profile_tp: tensor-parallel degrees of encoders and LLM that the profile is read for.
-///     packed_tokens: tokens of a packed LLM sequence: the linear work of a sample is its share of that.
-///     freeze: parts that are not trained, of ``vision,audio,projector,llm``.
-///     recompute: what backward passes compute again: ``none``, ``scores`` or ``layers``.
+/// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, or a list of these
+/// that are joined. device: device preset, whose stated FLOP rate gives seconds; unused with ``profile``.
+/// profile: measured profile, a CSV file or a directory of them. profile_tp: tensor-parallel degrees to read
+/// from the profile, of encoders and LLM. packed_tokens: tokens of a packed LLM sequence; a sample takes its
+/// share of the sequence's linear work. freeze: modules that are not trained, of
+/// ``vision,audio,projector,llm``. recompute: activation checkpointing: ``none``, attention ``scores`` or
+/// whole ``layers``.
 ///
 /// Raises:
-///     ModelError: an unknown model or device, a configuration that makes no sense, a profile that lacks points.
+///     ModelError: the model or device is unknown, its configuration is invalid, or the profile lacks points.
 #[pyclass(frozen, name = "CostModel", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyCostModel {
@@ -96,27 +95,26 @@ impl PyCostModel {
         Ok(Self { model: Arc::new(model) })
     }
 
-    /// Names of the modules that have a time of their own: of ``vision``, ``audio`` and ``llm``, the LLM last.
+    /// Names of the modules with predicted times: of ``vision``, ``audio`` and ``llm``, the LLM last.
     #[getter]
     fn modules(&self) -> Vec<&'static str> {
         self.model.modules().iter().map(|module| module.name()).collect()
     }
 
-    /// Predicts one sample.
+    /// Predicts the cost of one sample.
     ///
     /// Args:
-    ///     text_tokens: text tokens, placeholders of media not among them.
-    ///     target_tokens: those that the loss is computed on.
+    ///     text_tokens: number of text tokens, without the placeholders of media.
+    ///     target_tokens: number of tokens that the loss is taken over.
     ///     images: width and height of each image, in pixels.
-    ///     audio: frames and sample rate in Hz of each clip.
+    ///     audio: frames and sample rate in Hz of each audio clip.
     ///     videos: frames, width and height of each video, after frame sampling.
     ///
-    /// Returns:
-    ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``seconds`` by module: forward and
-    ///     backward of the whole module on one device.
+    /// Returns: ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``seconds`` by
+    /// module: forward and backward of the whole module on one device.
     ///
     /// Raises:
-    ///     ModelError: the model does not take such a sample.
+    ///     ModelError: the model does not support such a sample.
     #[pyo3(signature = (*, text_tokens=0, target_tokens=0, images=Vec::new(), audio=Vec::new(), videos=Vec::new()))]
     fn cost<'py>(
         &self,
@@ -144,12 +142,12 @@ impl PyCostModel {
         cost_dict(py, &self.model, &cost)
     }
 
-    /// Predicts every sample of a dataset, from its index.
+    /// Predicts the cost of every sample of a dataset, from its index.
     ///
-    /// Returns:
-    ///     a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``): ``sample``, ``key``,
-    ///     ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``MODULE_ns`` of each module, empty
-    ///     for samples that the model refuses, with the reason in ``refused``.
+    /// Returns: a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``):
+    /// ``sample``, ``key``, ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and
+    /// ``MODULE_ns`` of each module, empty for samples that the model does not support, with the reason in
+    /// ``refused``.
     fn annotate(&self, py: Python<'_>, dataset: &PyDataset) -> PyResult<Table> {
         let dataset = dataset.open(py)?;
         let model = self.model.clone();
@@ -162,7 +160,7 @@ impl PyCostModel {
     }
 }
 
-/// A cost as a dictionary.
+/// Converts a cost to a dictionary.
 pub(crate) fn cost_dict<'py>(
     py: Python<'py>,
     model: &CostModel,
@@ -177,7 +175,7 @@ pub(crate) fn cost_dict<'py>(
     Ok(dict)
 }
 
-/// Times by module, in seconds.
+/// Converts times to a dictionary by module, in seconds.
 pub(crate) fn module_seconds<'py>(
     py: Python<'py>,
     model: &CostModel,

@@ -1,4 +1,4 @@
-//! Names, paths and lists of them, as Python writes them.
+//! Converts names, paths and lists of them from Python.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// One name or path, or several.
+/// Names or paths, from one or a list of them; also names of models and of fields.
 pub(crate) struct Names(pub(crate) Vec<String>);
 
 impl<'py> FromPyObject<'_, 'py> for Names {
@@ -24,7 +24,7 @@ impl<'py> FromPyObject<'_, 'py> for Names {
     }
 }
 
-/// Text or a path as text; `None` for anything else.
+/// Returns text, or a path as text; `None` for anything else.
 fn name(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
     if value.is_instance_of::<PyString>() {
         return value.extract().map(Some);

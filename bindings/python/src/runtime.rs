@@ -1,7 +1,7 @@
-//! The one Tokio runtime, waits that Ctrl-C can interrupt, and what a fork leaves behind.
+//! Runs waits on one Tokio runtime, lets Ctrl-C interrupt them, and refuses use after a fork.
 //!
-//! Threads do not live on in a forked process: who uses there what was started before would wait for ever. So the
-//! process in which something was started is remembered, and in any other it is refused, and never waited for.
+//! Threads do not exist in a forked process, so a wait for one that was started before the fork would never
+//! end. Everything with threads therefore records its process, and is refused in any other.
 
 use std::pin::pin;
 use std::sync::OnceLock;
@@ -12,12 +12,12 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::error::DflopError;
 
-/// How long a wait may go on before Python looks at its signals.
+/// Interval after which a wait lets Python handle signals.
 const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
 
 static RUNTIME: OnceLock<(u32, Runtime)> = OnceLock::new();
 
-/// The runtime of this process; it does I/O and hands over, so two threads do.
+/// Returns the runtime of this process. It does I/O and hands over, so two threads suffice.
 fn runtime() -> PyResult<&'static Runtime> {
     let start = || {
         let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("dflop").enable_all().build();
@@ -33,13 +33,15 @@ fn runtime() -> PyResult<&'static Runtime> {
 /// Waits for a future with the interpreter released.
 ///
 /// # Errors
-/// What a signal handler raises, such as `KeyboardInterrupt`: the future is dropped then; `ForkError` in a fork.
+/// The exception of a signal handler, such as `KeyboardInterrupt`, which drops the future; `ForkError` after
+/// a fork.
 pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> PyResult<T> {
     let runtime = runtime()?;
     let mut future = pin!(future);
     loop {
         let waited =
             || runtime.block_on(async { tokio::time::timeout(SIGNALS_SEEN_AFTER, future.as_mut()).await });
+        // The interpreter is released during the wait, and held to check for signals.
         match py.detach(waited) {
             Ok(done) => return Ok(done),
             Err(_) => py.check_signals()?,
@@ -47,10 +49,11 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Se
     }
 }
 
-/// Runs work that blocks on a thread of its own with the interpreter released. After a signal it goes on unseen.
+/// Runs blocking work on another thread with the interpreter released. After a signal the work continues
+/// unobserved.
 ///
 /// # Errors
-/// As [`wait`], and those of the work.
+/// The errors of [`wait`], and of the work.
 pub(crate) fn run<T: Send + 'static, E: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -66,11 +69,11 @@ where
     }
 }
 
-/// Something with threads; in a fork it is neither used nor waited for.
+/// Value with threads; after a fork it is neither used nor waited for.
 #[derive(Debug)]
 pub(crate) struct Threaded<T> {
     process: u32,
-    /// Always there, until the drop.
+    /// `Some` until the drop.
     inner: Option<T>,
 }
 
@@ -80,7 +83,7 @@ impl<T> Threaded<T> {
     }
 
     /// # Errors
-    /// `ForkError` in a fork of the process that it was made in.
+    /// `ForkError` in a fork of the process that created the value.
     pub(crate) fn get(&self) -> PyResult<&T> {
         match &self.inner {
             Some(inner) if self.process == std::process::id() => Ok(inner),
@@ -92,6 +95,7 @@ impl<T> Threaded<T> {
 impl<T> Drop for Threaded<T> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
+            // Dropping would join threads that do not exist in this process.
             std::mem::forget(self.inner.take());
         }
     }

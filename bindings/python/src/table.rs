@@ -1,7 +1,9 @@
-//! Tables for Arrow's PyCapsule interface: `pyarrow.table(…)`, `polars.DataFrame(…)`, without a copy.
+//! Exports tables through Arrow's PyCapsule interface: `pyarrow.table(…)`, `polars.DataFrame(…)`, without a
+//! copy.
 //!
 //! # Source
-//! Apache Arrow, "The Arrow PyCapsule Interface": a capsule named `arrow_array_stream` whose pointer is a C stream.
+//! Apache Arrow, "The Arrow PyCapsule Interface": a capsule named `arrow_array_stream` whose pointer is a C
+//! stream.
 
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use arrow_array::{RecordBatch, RecordBatchIterator};
@@ -9,7 +11,7 @@ use arrow_schema::SchemaRef;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-/// A table with the Arrow PyCapsule interface: `pyarrow.table(table)`, `polars.DataFrame(table)`.
+/// Table with the Arrow PyCapsule interface: `pyarrow.table(table)`, `polars.DataFrame(table)`.
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -39,7 +41,7 @@ impl Table {
         format!("Table(rows={}, columns={:?})", self.__len__(), self.column_names())
     }
 
-    /// Returns a capsule of a C stream of the record batches, in this schema whatever is asked for.
+    /// Returns a capsule of a C stream of the record batches; a requested schema is ignored.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -51,7 +53,7 @@ impl Table {
     }
 }
 
-/// A capsule of a C stream; what is not taken from it goes with it.
+/// Returns a capsule of a C stream, which owns the batches that are not taken from it.
 pub(crate) fn stream(
     py: Python<'_>,
     schema: SchemaRef,

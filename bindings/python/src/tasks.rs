@@ -1,13 +1,13 @@
-//! Indexing and packing, at once or in parts that tasks make anywhere.
+//! Indexes and packs datasets, in this process or in parts for tasks on other machines.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dflop_loader::index::Index;
-use dflop_loader::pack::{
+use dflop_loader::flow::NoProgress;
+use dflop_loader::import::{
     PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
 };
-use dflop_loader::progress::NoProgress;
+use dflop_loader::index::Index;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use crate::dataset::PyDataset;
 use crate::error::{DflopError, to_python};
 use crate::runtime;
 
-/// Reads some shards of a dataset for its index, anywhere; returns bytes for `merge_index`.
+/// Reads some shards of a dataset for its index; returns bytes for `merge_index`.
 #[pyfunction]
 pub(crate) fn index_part<'py>(
     py: Python<'py>,
@@ -27,7 +27,8 @@ pub(crate) fn index_part<'py>(
     let mut chosen = Vec::new();
     for url in &shards {
         let shard = dataset.listed().iter().find(|shard| *shard.url == **url);
-        let unknown = || DflopError::config("shards", format!("`{url}` is no shard of the dataset"));
+        let unknown =
+            || DflopError::config("shards", format!("expected shards of the dataset, found `{url}`"));
         chosen.push(shard.ok_or_else(unknown)?.clone());
     }
     let options = dataset.index_options().clone();
@@ -35,7 +36,7 @@ pub(crate) fn index_part<'py>(
     Ok(PyBytes::new(py, &part))
 }
 
-/// Joins what `index_part` returned, in any order, into the index of the dataset.
+/// Joins the results of `index_part`, in any order, into the index of the dataset.
 #[pyfunction]
 pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
     let (shards, options) = (dataset.listed().to_vec(), dataset.index_options().clone());
@@ -46,7 +47,7 @@ pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<Vec<u8
     Ok(())
 }
 
-/// How sources are packed; arguments of all functions below.
+/// Settings of packing, an argument of all functions below.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct PackSettings {
@@ -71,7 +72,7 @@ impl PackSettings {
     }
 }
 
-/// Packs a source at once.
+/// Packs a source in this process.
 #[pyfunction]
 pub(crate) fn pack_all(
     py: Python<'_>,
@@ -84,7 +85,7 @@ pub(crate) fn pack_all(
     report(py, packed)
 }
 
-/// Cuts a source into parts, each as bytes for `pack_one`.
+/// Divides a source into parts, each as bytes for `pack_one`.
 #[pyfunction]
 pub(crate) fn pack_list(
     py: Python<'_>,
@@ -127,14 +128,14 @@ pub(crate) fn pack_finish(
     report(py, packed)
 }
 
-/// What travels between tasks.
+/// Serializes a value that is sent between tasks.
 fn written<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyBytes>> {
     let wrong = |error: serde_json::Error| DflopError::config("parts", error.to_string());
     Ok(PyBytes::new(py, &serde_json::to_vec(value).map_err(wrong)?))
 }
 
 fn read<T: serde::de::DeserializeOwned>(part: &[u8]) -> PyResult<T> {
-    let wrong = |error: serde_json::Error| DflopError::config("parts", format!("it is no part: {error}"));
+    let wrong = |error: serde_json::Error| DflopError::config("parts", format!("expected a part: {error}"));
     Ok(serde_json::from_slice(part).map_err(wrong)?)
 }
 

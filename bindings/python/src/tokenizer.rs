@@ -1,11 +1,11 @@
-//! Tokenizers: files, names in the Hugging Face cache, objects of `tokenizers` and `transformers`.
+//! Opens tokenizers from files, the Hugging Face cache, or objects of `tokenizers` and `transformers`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::model_source::{checkpoint_path, spec_of};
+use dflop_loader::model::{checkpoint_path, spec_of};
 use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::error::DflopError;
 use crate::names::Names;
 
-/// How texts become ids.
+/// Tokenizer, chat template and caption prompt.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerSettings {
     tokenizer: Option<Tokenizer>,
@@ -23,7 +23,7 @@ pub(crate) struct TokenizerSettings {
 
 impl TokenizerSettings {
     /// # Errors
-    /// `ConfigError` if there is no such tokenizer, or if it makes no sense.
+    /// `ConfigError` if the tokenizer does not exist or is invalid.
     pub(crate) fn new(
         tokenizer: Option<&Bound<'_, PyAny>>,
         chat_template: Option<String>,
@@ -32,7 +32,7 @@ impl TokenizerSettings {
         Ok(Self { tokenizer: tokenizer.map(tokenizer_of).transpose()?, chat_template, caption_prompt })
     }
 
-    /// Where no tokenizer was given, takes the one in a model's directory.
+    /// Takes the tokenizer in a model's directory if none was given.
     pub(crate) fn or_of_model(mut self, names: &[String]) -> Result<Self, DflopError> {
         for name in names.iter().filter(|_| self.tokenizer.is_none()) {
             let Some(path) = checkpoint_path(name) else { continue };
@@ -45,15 +45,15 @@ impl TokenizerSettings {
         Ok(self)
     }
 
-    /// Settings of a preparer; `None` without a tokenizer.
+    /// Returns a preparer builder; `None` without a tokenizer.
     ///
     /// # Errors
-    /// `ConfigError` for a template or a question without a tokenizer.
+    /// `ConfigError` for a template or a caption prompt without a tokenizer.
     pub(crate) fn preparer(self, model: &ModelSpec) -> Result<Option<PreparerBuilder>, DflopError> {
         let Some(tokenizer) = self.tokenizer else {
             return match (self.chat_template, self.caption_prompt) {
                 (None, None) => Ok(None),
-                _ => Err(DflopError::config("chat_template", "it needs a tokenizer")),
+                _ => Err(DflopError::config("chat_template", "needs a tokenizer")),
             };
         };
         let mut builder = Preparer::builder(model).tokenizer(tokenizer);
@@ -67,9 +67,9 @@ impl TokenizerSettings {
     }
 }
 
-/// Whose counts of texts an index answers with.
+/// Returns the counter of text tokens that an index is read with.
 ///
-/// - `model`: for which conversations are written; `None` counts the bare words
+/// - `model`: counts texts in the chat format of this model; `None` counts the bare text
 pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>) -> PyResult<TokenCounts> {
     let Some(model) = model else {
         let Some(tokenizer) = settings.tokenizer else { return Ok(TokenCounts::Estimated) };
@@ -77,13 +77,13 @@ pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>
     };
     let spec = spec_of(model).map_err(DflopError::from)?;
     let Some(builder) = settings.or_of_model(model)?.preparer(&spec)? else {
-        let reason = "texts are written for a model to be counted by its tokenizer: name one";
+        let reason = "needs a tokenizer: the model's chat format is counted by it";
         return Err(DflopError::config("tokenizer", reason).into());
     };
     Ok(TokenCounts::Of(Arc::new(builder.build().map_err(DflopError::from)?.text_counter())))
 }
 
-/// A tokenizer as users name it.
+/// Converts the tokenizer argument of a user.
 fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
     if let Ok(Names(names)) = value.extract::<Names>()
         && let [name] = &names[..]
@@ -91,7 +91,7 @@ fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
         let path = checkpoint_path(name).unwrap_or_else(|| PathBuf::from(name));
         return Ok(Tokenizer::open(path).map_err(DflopError::from)?);
     }
-    // Fast tokenizers of `transformers` hold one of `tokenizers`.
+    // Fast tokenizers of `transformers` wrap one of `tokenizers`.
     let backend = value.getattr("backend_tokenizer").unwrap_or_else(|_| value.clone());
     let Ok(text) = backend.call_method0("to_str") else {
         let kind = value.get_type().name()?;
@@ -102,6 +102,7 @@ fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
     };
     let mut tokenizer =
         Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(DflopError::from)?;
+    // `transformers` keeps special tokens and the chat template outside of the backend tokenizer.
     if let Ok(special) = value.getattr("special_tokens_map") {
         for item in special.call_method0("items")?.try_iter()? {
             let (name, token): (String, Bound<'_, PyAny>) = item?.extract()?;

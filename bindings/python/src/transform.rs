@@ -1,10 +1,11 @@
-//! Functions of Python in the pipeline: `dflop.Transform`.
+//! `dflop.Transform`: runs Python functions on fields inside the loader.
 
 use std::sync::Arc;
 
-use dflop_loader::decode::{Audio, BoxError, CustomMedia, Media, RgbImage};
-use dflop_loader::field_selection::FieldSelection;
-use dflop_loader::transform::{Transform, TransformInput, Transforms};
+use dflop_loader::decode::{Transform, TransformInput, Transforms};
+use dflop_loader::error::BoxError;
+use dflop_loader::media::{Audio, CustomMedia, Media, RgbImage};
+use dflop_loader::shard::FieldSelection;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
@@ -15,17 +16,18 @@ use crate::convert::{class, json_text, media};
 use crate::error::DflopError;
 use crate::names::Names;
 
-/// A function for fields: called with a list of values, it returns a list of as many.
+/// A function for fields: called with a list of values, it returns a list of the same length.
 ///
-/// Args:
-///     fields: names of the fields: extensions, or ``images``, ``audio``, ``video``, ``text``.
-///     function: takes a list of values, as samples have them, and returns a list of new ones, of any kind. An exception
-///         as a value makes its sample bad. Where a call with several values raises, each is tried alone, so that only
-///         those that raise are lost. With ``has_context`` it takes a second list: for each value a dictionary of ``key``,
-///         ``shard``, ``extension``, ``epoch`` and ``seed``, a number of its own for all that is drawn at random.
-///     decodes: takes the field's bytes as stored (`Array`) in place of the built-in decoder's answer.
+/// Args: fields: names of the fields: extensions, or ``images``, ``audio``, ``video``, ``text``. function:
+/// takes a list of values, as samples have them, and returns a list of new ones, of any type. An exception
+/// among the values makes its sample bad. If a call with several values raises, each value is tried alone, so
+/// that only those that raise are lost. With ``has_context`` it takes a second list: for each value a
+/// dictionary of ``key``, ``shard``, ``extension``, ``epoch`` and ``seed``, a seed for all random choices of
+/// the value. decodes: takes the field's bytes as stored (`Array`) instead of the result of the built-in
+/// decoder.
 ///
-/// What a model is to take must be what the built-in decoders make: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
+/// Model inputs need values of the types that the built-in decoders return: uint8 arrays ``[height, width,
+/// 3]``, `Audio`, text, JSON.
 #[pyclass(frozen, name = "Transform", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyTransform {
@@ -52,17 +54,17 @@ impl PyTransform {
     }
 }
 
-/// How functions of users run.
+/// Settings of user functions.
 pub(crate) struct UserCode {
     pub(crate) threads: usize,
     pub(crate) seed: u64,
     pub(crate) framework: Framework,
-    /// Whether what comes out goes into model inputs.
+    /// Whether the results become model inputs.
     pub(crate) is_prepared: bool,
 }
 
 impl UserCode {
-    /// The transforms of a dictionary of functions, or of a list of `Transform`.
+    /// Converts a dictionary of functions, or a list of `Transform`.
     pub(crate) fn transforms(self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Transforms> {
         let mut transforms = Transforms::new().threads(self.threads).seed(self.seed);
         let Some(given) = given else { return Ok(transforms) };
@@ -76,7 +78,9 @@ impl UserCode {
             }
         } else {
             let wrong = |_| {
-                PyTypeError::new_err("`transforms` is a dictionary of functions or a list of `Transform`")
+                PyTypeError::new_err(
+                    "expected `transforms` to be a dictionary of functions or a list of `Transform`",
+                )
             };
             for transform in given.try_iter().map_err(wrong)? {
                 list.push(transform?.cast_into::<PyTransform>()?);
@@ -92,7 +96,7 @@ impl UserCode {
     }
 }
 
-/// A function of Python as the loader calls it.
+/// A Python function as the loader calls it.
 #[derive(Debug)]
 struct Function {
     transform: Py<PyTransform>,
@@ -124,18 +128,20 @@ impl Function {
             Ok(answers) if answers.len() == values.len() => answers.into_iter().map(Ok).collect(),
             Ok(answers) => {
                 let (given, expected) = (answers.len(), values.len());
-                let message = format!("a transform was given {expected} values and returned {given}");
+                let message = format!("expected {expected} values from a transform, found {given}");
                 return Err(PyTypeError::new_err(message));
             }
-            // An interrupt, or an exit, is no fault of a sample.
+            // An interrupt or an exit is not the fault of a sample.
             Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
             Err(error) if values.len() == 1 => vec![Err(error)],
-            // Which of them it was is only found one by one.
+            // An exception does not tell which of the values caused it.
             Err(_) => (0..values.len())
                 .map(|at| {
                     let context = contexts.get(at..=at).unwrap_or_default();
                     let mut answer = self.function(py, &values[at..=at], context)?;
-                    answer.pop().ok_or_else(|| PyTypeError::new_err("a transform returned nothing"))
+                    answer
+                        .pop()
+                        .ok_or_else(|| PyTypeError::new_err("expected a value from a transform, found none"))
                 })
                 .collect::<Vec<_>>(),
         };
@@ -163,6 +169,7 @@ impl Function {
         if value.is_instance_of::<PyBaseException>() {
             return Err(PyErr::from_value(value).into());
         }
+        // Model inputs need Rust values; otherwise the Python object passes through unchanged.
         if self.is_prepared {
             return Ok(prepared(&value)?);
         }
@@ -184,7 +191,7 @@ fn context<'py>(py: Python<'py>, input: &TransformInput) -> PyResult<Bound<'py, 
     Ok(dict)
 }
 
-/// What the built-in decoders would have made; anything else stays what it is.
+/// Converts to the type that the built-in decoder returns; other values stay Python objects.
 fn prepared(value: &Bound<'_, PyAny>) -> PyResult<Media> {
     if value.is_instance_of::<PyString>() {
         return Ok(Media::Text(value.extract()?));
@@ -199,7 +206,7 @@ fn prepared(value: &Bound<'_, PyAny>) -> PyResult<Media> {
     Ok(image(value)?.map_or_else(|| custom(value), Media::Image))
 }
 
-/// An image, of a uint8 array `[height, width, 3]`.
+/// Converts a uint8 array `[height, width, 3]` to an image; `None` for other arrays.
 fn image(value: &Bound<'_, PyAny>) -> PyResult<Option<RgbImage>> {
     let Some(array) = numpy_array(value)? else { return Ok(None) };
     let Ok(buffer) = PyBuffer::<u8>::get(&array) else { return Ok(None) };
@@ -209,7 +216,7 @@ fn image(value: &Bound<'_, PyAny>) -> PyResult<Option<RgbImage>> {
 }
 
 fn clip(value: &Bound<'_, PyAny>) -> PyResult<Audio> {
-    let wrong = || PyTypeError::new_err("samples of a clip are a float32 array [frames, channels]");
+    let wrong = || PyTypeError::new_err("expected a float32 array [frames, channels] as samples of audio");
     let array = numpy_array(&value.getattr("samples")?)?.ok_or_else(wrong)?;
     let buffer = PyBuffer::<f32>::get(&array).map_err(|_| wrong())?;
     let &[_, channels] = buffer.shape() else { return Err(wrong()) };
@@ -221,7 +228,7 @@ fn clip(value: &Bound<'_, PyAny>) -> PyResult<Audio> {
     })
 }
 
-/// An array of any library as one with the buffer protocol; `None` for what is none.
+/// Converts an array of any library to one with the buffer protocol; `None` for other values.
 fn numpy_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if value.hasattr("__dlpack__")? || value.hasattr("__array__")? {
         return crate::arrays::numpy(value.py())?.call_method1("asarray", (value,)).map(Some);

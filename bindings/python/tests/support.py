@@ -1,4 +1,4 @@
-"""Shards and directories for tests."""
+"""Creates shards and directories for tests."""
 
 import io
 import tarfile
@@ -10,7 +10,7 @@ from dflop import example
 
 
 class InFolder(unittest.TestCase):
-    """Every test has an empty directory of its own."""
+    """Test case with an empty directory per test."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
@@ -29,7 +29,7 @@ class InFolder(unittest.TestCase):
 
 
 class WithExample(unittest.TestCase):
-    """All tests of a class share the example's shards and model."""
+    """Test case whose tests share the example's shards and model."""
 
     @classmethod
     def setUpClass(cls) -> None:

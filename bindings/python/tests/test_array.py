@@ -1,4 +1,4 @@
-"""Arrays share memory with Rust: NumPy, buffers, DLPack."""
+"""Tests arrays that share memory with Rust: NumPy, buffers, DLPack."""
 
 import pickle
 import unittest

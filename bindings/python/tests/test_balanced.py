@@ -1,4 +1,4 @@
-"""`dflop.BalancedLoader`: microbatches, ranks, state, padding, corrections."""
+"""Tests `dflop.BalancedLoader`: microbatches, ranks, state, padding, corrections."""
 
 import json
 import pickle
@@ -152,9 +152,9 @@ class Balanced(WithExample):
             reports.append(loader.report_stage_seconds(step, times))
             if step.step == 23:
                 break
-        told = [report for report in reports if report is not None]
+        reported = [report for report in reports if report is not None]
         self.assertEqual([place for place, report in enumerate(reports) if report], [3, 7, 11, 15, 19, 23])
-        self.assertEqual(told[0]["observations"], 16)
+        self.assertEqual(reported[0]["observations"], 16)
         state = loader.state_dict()
         self.assertTrue(state["corrections"])
         again = self.loader(microbatches=4)
@@ -170,10 +170,10 @@ class Balanced(WithExample):
         loader = self.loader()
         step = next(iter(loader))
         for seconds, reason in [
-            ({"tail": [[1.0, 1.0]]}, "no module `tail`"),
-            ({"llm": [[1.0, 1.0]] * 2}, "2 DP ranks, not of 1"),
-            ({"llm": [[1.0]]}, "1 microbatches of DP rank 0, not of 2"),
-            ({"llm": [[1.0, -1.0]]}, "took -1 s"),
+            ({"tail": [[1.0, 1.0]]}, "found `tail`"),
+            ({"llm": [[1.0, 1.0]] * 2}, "1 DP ranks for `llm`, found 2"),
+            ({"llm": [[1.0]]}, "2 microbatches for `llm` on DP rank 0, found 1"),
+            ({"llm": [[1.0, -1.0]]}, "found -1 s"),
         ]:
             with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
                 loader.report_stage_seconds(step, seconds)
@@ -206,11 +206,6 @@ class Costs(WithExample):
             self.shards, model=self.model, global_batch_size=16, microbatches=4, cost=cost, tokens_max=100_000
         )
         step = next(iter(loader))
-        with_images = [
-            sum(any(name.endswith("png") for name in sample) for sample in mb.samples)
-            for mb in step.microbatches
-        ]
-        del with_images
         keys = {
             "audio",
             "data_set",

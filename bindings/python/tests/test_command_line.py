@@ -1,4 +1,4 @@
-"""`python -m dflop` and the script `dflop` are the command line."""
+"""Tests the command line as `python -m dflop` and as the script `dflop`."""
 
 import io
 import json
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 120
 
 
 def archive(samples: int) -> bytes:
-    """A shard of so many samples of one text."""
+    """Writes a shard of this many samples of one text."""
     shard = io.BytesIO()
     with tarfile.open(fileobj=shard, mode="w") as tar:
         for sample in range(samples):
@@ -35,13 +35,13 @@ def archive(samples: int) -> bytes:
 
 
 class InFolder(unittest.TestCase):
-    """Every test has an empty directory of its own, in which commands run."""
+    """Test case whose commands run in an empty directory per test."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
-        # What a command caches or generates ends with the test, too.
+        # Files that a command caches or generates are deleted with the test.
         self.environment = os.environ | {"TMPDIR": directory.name, "XDG_CACHE_HOME": directory.name}
 
     def run_program(self, *args: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +123,7 @@ class Endings(InFolder):
     def test_ctrl_c_ends_a_command_that_waits(self) -> None:
         process = self.start("stream", "-", "--decode", "raw")
         assert process.stdin is not None
-        # More than a pipe holds, so the command reads when this returns; then it waits for the rest of the shard.
+        # More than a pipe holds, so the command is reading when this returns, and waits for more.
         process.stdin.write(archive(samples=1000)[: 1 << 19])
         process.stdin.flush()
         process.send_signal(signal.SIGINT)
@@ -159,7 +159,7 @@ class InProcess(InFolder):
     def test_other_threads_go_on_while_a_command_runs(self) -> None:
         (self.directory / "a.tar").write_bytes(archive(samples=5))
         os.mkfifo(self.directory / "fifo")
-        # The command reads what another thread writes after it has begun.
+        # The command reads data that another thread writes after its start.
         code = (
             "import pathlib, threading\n"
             "from dflop._native import cli\n"
@@ -179,7 +179,7 @@ class Ranks(InFolder):
     """`dflop train` starts its ranks as processes of this interpreter."""
 
     def steps(self, program: list[str]) -> list[int]:
-        # Nothing of the search path is needed.
+        # The search path is not needed.
         self.environment["PATH"] = ""
         ran = self.run_program(*program, "train", str(EXAMPLE), "--steps", "2", "--json")
         self.assertEqual(ran.returncode, 0, ran.stderr)
@@ -189,7 +189,7 @@ class Ranks(InFolder):
         self.assertEqual(self.steps(MODULE), [0, 1])
 
     def test_ranks_of_a_script_are_of_the_same_package(self) -> None:
-        # A directory of this name is the user's own, and nothing looks there for a package.
+        # A directory of this name belongs to the user; the package is not searched there.
         (self.directory / "dflop").mkdir()
         (self.directory / "dflop/__init__.py").write_text("raise ImportError('another package')\n")
         self.assertEqual(self.steps(SCRIPT), [0, 1])
@@ -199,10 +199,10 @@ class Ranks(InFolder):
         assert process.stdout is not None and process.stderr is not None
         self.assertIn(b'"step":0', process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        # The ranks hold the other ends of these pipes; they are at their end when no rank is left.
-        said = process.stderr.read().decode()
-        self.assertEqual(process.wait(PATIENCE_SECONDS), 1, said)
-        self.assertIn("interrupted by signal 2", said)
+        # The ranks hold the other ends of these pipes, which close when no rank is left.
+        stderr = process.stderr.read().decode()
+        self.assertEqual(process.wait(PATIENCE_SECONDS), 1, stderr)
+        self.assertIn("interrupted by signal 2", stderr)
 
     def test_a_wrong_number_of_ranks_is_misuse(self) -> None:
         ran = self.dflop("train", str(EXAMPLE), "--local-ranks", "7")

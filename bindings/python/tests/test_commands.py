@@ -1,4 +1,4 @@
-"""Plans, simulations, statistics and partitions as functions."""
+"""Tests plans, simulations, statistics and partitions as functions."""
 
 import csv
 import random

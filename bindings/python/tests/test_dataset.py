@@ -1,4 +1,4 @@
-"""`dflop.Dataset`: indexes, splits, Arrow."""
+"""Tests `dflop.Dataset`: indexes, splits, Arrow."""
 
 import json
 import pickle
@@ -117,7 +117,9 @@ class Packing(InFolder):
     def test_tasks_pack_the_same_samples(self) -> None:
         self.source()
         here = dflop.pack(self.directory / "source", self.directory / "here", shard_samples=8)
-        there = dflop.pack(self.directory / "source", self.directory / "there", shard_samples=8, map=map, tasks=3)
+        there = dflop.pack(
+            self.directory / "source", self.directory / "there", shard_samples=8, map=map, tasks=3
+        )
         self.assertEqual((here["samples"], len(here["shards"])), (30, 4))
         self.assertEqual(there["samples"], 30)
 

@@ -1,0 +1,99 @@
+"""Runs the Python snippets of the documents, and compiles those that need more than a test has.
+
+Blocks marked ``python run`` of one document run in order, in one namespace and in a directory with small shards and a
+model; ``dflop_tests::markdown`` explains the marks.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from dflop import example
+
+ROOT = Path(__file__).parents[3]
+BLOCK = re.compile(r"^```python(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SKIPPED = {"target", "venv", "golden", "node_modules"}
+
+
+class Loss:
+    """A loss, as far as the documents use one."""
+
+    loss: "Loss"
+
+    def __init__(self) -> None:
+        self.loss = self
+
+    def __mul__(self, scale: float) -> "Loss":
+        return self
+
+    def backward(self) -> None:
+        """Does nothing: there is no model to train."""
+
+
+def model(**inputs: Any) -> Loss:
+    """Takes microbatches in place of a model."""
+    assert "input_ids" in inputs
+    return Loss()
+
+
+def documents() -> list[Path]:
+    """Returns the Markdown files of the checkout; none where the tests lie elsewhere."""
+    found = [path for path in ROOT.rglob("*.md") if (ROOT / "docs").is_dir()]
+    return [path for path in found if not SKIPPED.intersection(path.relative_to(ROOT).parts)]
+
+
+def blocks(document: Path) -> list[tuple[int, str, str]]:
+    """Returns line, mark and code of the Python blocks of a document."""
+    text = document.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, found.start(2)), found[1] or "", found[2]) for found in BLOCK.finditer(text)]
+
+
+def fill(directory: Path) -> None:
+    """Makes the files that snippets name."""
+    example.write_shards(directory / "shards", samples=128, shards=2)
+    example.write_model(directory / "Qwen2.5-VL-7B-Instruct")
+    for name in ("photos", "clips"):
+        example.write_shards(directory / name, samples=32, shards=1)
+    shutil.copy(ROOT / "bindings/cli/examples/shapes.csv", directory)
+
+
+class Documents(unittest.TestCase):
+    def test_snippets_compile(self) -> None:
+        for document in documents():
+            for line, _, code in blocks(document):
+                with self.subTest(document=document.name, line=line):
+                    compile("\n" * line + code, str(document), "exec")
+
+    def test_snippets_run(self) -> None:
+        for document in documents():
+            runs = [(line, code) for line, mark, code in blocks(document) if mark == "run"]
+            if not runs:
+                continue
+            namespace: dict[str, Any] = {"__name__": "__main__", "rank": 0, "world": 2, "model": model}
+            with tempfile.TemporaryDirectory() as directory:
+                fill(Path(directory))
+                for line, code in runs:
+                    with self.subTest(document=document.name, line=line), inside(directory):
+                        exec(compile("\n" * line + code, str(document), "exec"), namespace)
+
+
+@contextlib.contextmanager
+def inside(directory: str) -> Any:
+    """Runs in a directory, without output."""
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        os.chdir(before)
+
+
+if __name__ == "__main__":
+    unittest.main()

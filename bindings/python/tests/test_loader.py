@@ -1,4 +1,4 @@
-"""`dflop.Loader`: batches, passes, state, errors."""
+"""Tests `dflop.Loader`: batches, passes, state, errors."""
 
 import io
 import json
@@ -147,7 +147,7 @@ class Passes(WithExample):
         loader = dflop.Loader(self.shards)
         with self.assertRaises(dflop.StateError):
             loader.load_state_dict(state)
-        with self.assertRaisesRegex(dflop.StateError, "no state"):
+        with self.assertRaisesRegex(dflop.StateError, "expected the state of a stream"):
             loader.load_state_dict({"version": "x"})
 
     def test_metrics_say_what_stages_did(self) -> None:

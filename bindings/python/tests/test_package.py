@@ -1,4 +1,4 @@
-"""The installed package: what it consists of, and what importing it costs."""
+"""Tests the installed package: its files, and the modules that importing it loads."""
 
 import importlib.metadata
 import importlib.resources

@@ -1,4 +1,4 @@
-"""Processes and threads: the interpreter is free, Ctrl-C ends a wait, forks are refused, spawned processes work."""
+"""Tests processes and threads: free interpreter, Ctrl-C in a wait, refused forks, spawned processes."""
 
 import multiprocessing
 import os

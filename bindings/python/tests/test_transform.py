@@ -1,4 +1,4 @@
-"""Functions of users in the pipeline."""
+"""Tests user functions in the pipeline."""
 
 import threading
 import unittest
@@ -59,7 +59,7 @@ class Transforms(InFolder):
             list(dflop.Loader(self.path, transforms={"txt": lambda texts: 1 / 0}, error_count=5))
 
     def test_a_wrong_number_of_values_ends_the_pass(self) -> None:
-        with self.assertRaisesRegex(dflop.Error, "20 values and returned 3"):
+        with self.assertRaisesRegex(dflop.Error, "expected 20 values from a transform, found 3"):
             list(dflop.Loader(self.path, transforms={"txt": lambda texts: texts[:3]}))
 
     def test_contexts_name_samples_and_seed_their_draws(self) -> None:

@@ -1,22 +1,23 @@
-//! The trait that all transports implement.
+//! Trait that all transports implement: sends, receives and collectives between ranks.
 
-use super::at::At;
 use super::error::{Cause, Error, Failure, Result};
 use super::handle::Handle;
-use super::payload::{Buffer, Payload, Shape};
+use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
+use super::step_context::StepContext;
 use std::fmt::Debug;
 
 /// One rank's end of a communicator.
 ///
-/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and those of
-/// one tag keep their order; a receiver states step, microbatch and shape, and a message that says otherwise
-/// ends the job. Calls on several threads are allowed for sends and receives; collectives have to be begun
-/// in the same order on all ranks. A transport that matches by order alone (NCCL) needs the sends and receives
-/// between two ranks posted in the same order on both sides; schedules do that.
+/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and messages
+/// with one tag keep their order. A receiver states step, microbatch and shape; a message that differs ends
+/// the job. Several threads may send and receive; collectives must start in the same order on all ranks. A
+/// transport that matches by order alone (NCCL) needs the sends and receives between two ranks posted in the
+/// same order on both sides; schedules do that.
 ///
 /// # Errors
-/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not exist.
+/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not
+/// exist.
 pub trait Comm: Send + Sync + Debug {
     /// This rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -24,106 +25,112 @@ pub trait Comm: Send + Sync + Debug {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// The rank in the whole job of a rank of this communicator; errors name these.
+    /// Returns the rank in the whole job of a rank of this communicator; errors name these.
     ///
     /// # Panics
     /// If `rank` is not below [`size`](Self::size).
     fn world_rank(&self, rank: usize) -> usize;
 
-    /// Begins to send. Never waits for the receiver.
+    /// Starts to send. Never waits for the receiver.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>>;
+    /// See the [trait documentation](Comm).
+    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>>;
 
-    /// Begins to receive. Handles of the same sender and tag take messages in the order of these calls; one that
-    /// is dropped takes its message all the same, and no one sees it.
+    /// Starts to receive. Handles of the same sender and tag take messages in the order of these calls.
+    /// Dropping a handle still consumes its message.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn start_recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Handle<Payload>>;
+    /// See the [trait documentation](Comm).
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>>;
 
-    /// Begins to add up over all ranks, while the caller computes. The sum is that of
-    /// [`all_reduce`](Self::all_reduce), bit by bit.
+    /// Starts to sum over all ranks while the caller computes. The result has the bits of
+    /// [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
-    /// As said of the trait.
-    fn start_all_reduce(&self, at: At, buffer: Buffer) -> Result<Handle<Buffer>>;
+    /// See the [trait documentation](Comm).
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>>;
 
-    /// Adds up over all ranks, element by element, in an order that depends on the number of ranks alone.
+    /// Sums over all ranks, element by element, in an order that depends on the number of ranks alone.
     ///
     /// # Errors
-    /// As said of the trait; [`Error::NotSummable`] for bytes.
-    fn all_reduce(&self, at: At, values: Slice<'_>) -> Result<()>;
+    /// See the [trait documentation](Comm); [`Error::NotSummable`] for bytes.
+    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()>;
 
-    /// Adds up as [`all_reduce`](Self::all_reduce) does, but leaves rank `r` with the sum of part `r` alone.
+    /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
     ///
-    /// `parts[r]` is the number of elements of part `r`; they lie one after the other. What the other parts
-    /// hold afterwards is unspecified.
-    ///
-    /// # Errors
-    /// As said of the trait; [`Error::Parts`]; [`Error::NotSummable`] for bytes.
-    fn reduce_scatter(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()>;
-
-    /// Gives every rank the parts of all others; each brings its own, where it lies.
+    /// `parts[r]` is the number of elements of part `r`; parts are contiguous and in rank order. The contents
+    /// of the other parts are unspecified afterwards.
     ///
     /// # Errors
-    /// As said of the trait; [`Error::Parts`].
-    fn all_gather(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+    /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes.
+    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
-    /// Gives every rank what `root` has.
+    /// Gives every rank the parts of all others; each rank contributes its own part, in place.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn broadcast(&self, at: At, root: usize, values: Slice<'_>) -> Result<()>;
+    /// See the [trait documentation](Comm); [`Error::Parts`].
+    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
-    /// Waits until every rank is here.
+    /// Copies the values of `root` to every rank.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn barrier(&self, at: At) -> Result<()>;
+    /// See the [trait documentation](Comm).
+    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()>;
 
-    /// Makes communicators of the ranks that say the same color, in order of `key`, then of rank. A rank
-    /// without a color takes part in the call and gets none.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn split(&self, at: At, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
+    /// See the [trait documentation](Comm).
+    fn barrier(&self, at: StepContext) -> Result<()>;
 
-    /// Says what this rank does between messages, so that a rank that waits too long can name it.
-    fn note(&self, at: At);
+    /// Makes one communicator per color, with the ranks that gave it, ordered by `key`, then by rank. A rank
+    /// without a color takes part in the call and gets no communicator.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
 
-    /// Ends the job on all ranks, for a reason of the caller, and returns the error to give back.
-    fn abort(&self, at: At, reason: &str) -> Error;
+    /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
+    fn note(&self, at: StepContext);
 
-    /// Ends the job on all ranks with this failure, if it is the first, and returns the error to give back.
+    /// Ends the job on all ranks for a reason of the caller, and returns the error to report.
+    fn abort(&self, at: StepContext, reason: &str) -> Error;
+
+    /// Ends the job on all ranks with this failure, if it is the first, and returns the error to report.
     fn fail(&self, failure: Failure) -> Error;
 
-    /// Sends, and waits until the message left.
+    /// Sends, and waits until the message has left.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<()> {
+    /// See the [trait documentation](Comm).
+    fn send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<()> {
         self.start_send(to, tag, at, payload)?.wait()
     }
 
-    /// Receives.
+    /// Receives, and waits for the message.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Payload> {
+    /// See the [trait documentation](Comm).
+    fn recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Payload> {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
-    /// Sends and receives together, whatever the order in which the others do; returns what was received,
-    /// in order of the receives.
+    /// Sends and receives together, in whatever order the other ranks do, and returns the received messages
+    /// in the order of the receives.
     ///
     /// # Errors
-    /// As said of the trait.
-    fn group(&self, at: At, exchanges: Vec<Exchange>) -> Result<Vec<Payload>> {
+    /// See the [trait documentation](Comm).
+    fn group(&self, at: StepContext, exchanges: Vec<P2pOp>) -> Result<Vec<Payload>> {
         let size = self.size();
-        let peer = |exchange: &Exchange| match *exchange {
-            Exchange::Send { to: rank, .. } | Exchange::Recv { from: rank, .. } => rank,
+        let peer = |exchange: &P2pOp| match *exchange {
+            P2pOp::Send { to: rank, .. } | P2pOp::Recv { from: rank, .. } => rank,
         };
         if let Some(rank) = exchanges.iter().map(peer).find(|&rank| rank >= size) {
             return Err(Error::Rank { rank, size });
@@ -131,10 +138,11 @@ pub trait Comm: Send + Sync + Debug {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for exchange in exchanges {
             match exchange {
-                Exchange::Send { to, tag, payload } => sends.push(self.start_send(to, tag, at, payload)?),
-                Exchange::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
+                P2pOp::Send { to, tag, payload } => sends.push(self.start_send(to, tag, at, payload)?),
+                P2pOp::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
             }
         }
+        // receives first: a peer's sends may need this rank to take its messages before they complete
         let received = receives.into_iter().map(Handle::wait).collect::<Result<_>>()?;
         sends.into_iter().try_for_each(Handle::wait)?;
         Ok(received)
@@ -143,11 +151,12 @@ pub trait Comm: Send + Sync + Debug {
     /// Compares a digest of the plan over all ranks.
     ///
     /// # Errors
-    /// [`Error::Failed`] with [`Cause::Digest`] where one differs; it names both sides, and blames the one that
-    /// has fewer ranks behind it.
+    /// [`Error::Failed`] with [`Cause::Digest`] if one differs; the failure names both sides and blames the
+    /// rank whose digest fewer ranks share.
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
-        let at = At::step(step, "check digest");
+        let at = StepContext::step(step, "check digest");
         let mut digests = vec![0; self.size()];
+        // every rank gathers all digests, so all ranks find the same culprit without another message
         digests[self.rank()] = digest;
         self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
         let Some((culprit, other)) = odd_one(&digests) else { return Ok(()) };
@@ -161,9 +170,9 @@ pub trait Comm: Send + Sync + Debug {
     }
 }
 
-/// One part of a [`Comm::group`].
+/// One send or receive of a [`Comm::group`].
 #[derive(Debug)]
-pub enum Exchange {
+pub enum P2pOp {
     /// Sends a message.
     Send {
         /// Receiving rank.
@@ -179,13 +188,13 @@ pub enum Exchange {
         from: usize,
         /// Tag of the message.
         tag: u64,
-        /// What it has to be.
-        shape: Shape,
+        /// Expected type, rows and columns.
+        shape: PayloadShape,
     },
 }
 
-/// The first rank whose digest is not the most frequent one, and the first that has that. Of two that are
-/// as frequent, the one of the lower rank counts.
+/// Returns the first rank whose digest is not the most frequent one, and the first rank with the most
+/// frequent one. Of two equally frequent digests, the one of the lower rank counts as usual.
 fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
     let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
     let most = digests.iter().map(|&digest| count(digest)).max()?;
@@ -199,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rarer_digest_is_to_blame() {
+    fn the_rarer_digest_is_blamed() {
         assert_eq!(odd_one(&[7, 7, 7]), None);
         assert_eq!(odd_one(&[7, 8, 8]), Some((0, 1)));
         assert_eq!(odd_one(&[7, 8]), Some((1, 0)));

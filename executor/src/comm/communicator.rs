@@ -1,66 +1,49 @@
-//! The communicator of transports that move bytes of this machine: threads and TCP.
+//! Communicator of the transports that move host memory: threads and TCP.
 
 use super::api::Comm;
-use super::at::At;
+use super::async_collective::CollectiveThread;
 use super::collective;
+use super::endpoint::Endpoint;
 use super::error::{Cause, Error, Failure, Result};
-use super::fabric::Fabric;
+use super::group::Group;
 use super::handle::Handle;
 use super::message::{Header, Op};
-use super::overlap::Overlap;
 use super::parts::{even_parts, ranges};
-use super::payload::{Buffer, Payload, Shape};
+use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
+use super::step_context::StepContext;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Some ranks of a job that talk with one another; the whole job, or a [split](Comm::split) of it.
+/// Ranks of a job that exchange messages: the whole job, or a [split](Comm::split) of it.
 #[derive(Debug)]
 pub struct Communicator {
     group: Arc<Group>,
     collectives: AtomicU64,
-    overlap: Overlap,
-}
-
-/// Who belongs to a communicator.
-#[derive(Debug)]
-pub(super) struct Group {
-    pub(super) fabric: Arc<Fabric>,
-    /// Tells the messages of communicators apart.
-    pub(super) id: u64,
-    /// This rank, in the communicator.
-    pub(super) rank: usize,
-    /// Rank here to rank of the job.
-    pub(super) members: Vec<usize>,
-}
-
-impl Group {
-    pub(super) fn size(&self) -> usize {
-        self.members.len()
-    }
-
-    pub(super) fn member(&self, rank: usize) -> Result<usize> {
-        self.members.get(rank).copied().ok_or(Error::Rank { rank, size: self.size() })
-    }
+    collective_thread: CollectiveThread,
 }
 
 impl Communicator {
-    /// All ranks of a job.
-    pub(super) fn world(fabric: Arc<Fabric>) -> Self {
-        let (rank, members) = (fabric.rank, (0..fabric.size).collect());
-        Self::new(Group { fabric, id: 0, rank, members })
+    /// Makes the communicator of all ranks of a job.
+    pub(super) fn world(endpoint: Arc<Endpoint>) -> Self {
+        let (rank, members) = (endpoint.rank, (0..endpoint.size).collect());
+        Self::new(Group { endpoint, id: 0, rank, members })
     }
 
     fn new(group: Group) -> Self {
-        Self { group: Arc::new(group), collectives: AtomicU64::new(0), overlap: Overlap::default() }
+        Self {
+            group: Arc::new(group),
+            collectives: AtomicU64::new(0),
+            collective_thread: CollectiveThread::default(),
+        }
     }
 
-    /// Begins a collective: all ranks begin the same ones in the same order.
-    fn begin(&self, op: Op, at: At) -> collective::Call {
+    /// Numbers a collective. Ranks start the same collectives in the same order, so numbers agree.
+    fn begin(&self, op: Op, at: StepContext) -> collective::Call {
         collective::Call { op, number: self.collectives.fetch_add(1, Ordering::Relaxed), at }
     }
 
-    fn header(&self, tag: u64, at: At, shape: Shape) -> Header {
+    fn header(&self, tag: u64, at: StepContext, shape: PayloadShape) -> Header {
         Header { comm: self.group.id, op: Op::Point, tag, at, shape }
     }
 }
@@ -78,50 +61,58 @@ impl Comm for Communicator {
         self.group.members[rank]
     }
 
-    fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>> {
+    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
         let header = self.header(tag, at, payload.shape());
-        let sending = self.group.fabric.start_send(self.group.member(to)?, header, payload.into_buffer())?;
+        let sending =
+            self.group.endpoint.start_send(self.group.member(to)?, header, payload.into_buffer())?;
         Ok(sending.into())
     }
 
-    fn start_recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Handle<Payload>> {
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>> {
         let header = self.header(tag, at, shape);
-        Ok(Handle::new(self.group.fabric.start_recv(self.group.member(from)?, header)))
+        Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header)))
     }
 
-    fn start_all_reduce(&self, at: At, mut buffer: Buffer) -> Result<Handle<Buffer>> {
+    fn start_all_reduce(&self, at: StepContext, mut buffer: Buffer) -> Result<Handle<Buffer>> {
         let call = self.begin(Op::AllReduce, at);
         let group = self.group.clone();
         let sum =
             move || collective::all_reduce(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
-        self.overlap.start(&self.group, at, sum)
+        self.collective_thread.start(&self.group, at, sum)
     }
 
-    fn all_reduce(&self, at: At, mut values: Slice<'_>) -> Result<()> {
+    fn all_reduce(&self, at: StepContext, mut values: Slice<'_>) -> Result<()> {
         collective::all_reduce(&self.group, self.begin(Op::AllReduce, at), &mut values)
     }
 
-    fn reduce_scatter(&self, at: At, mut values: Slice<'_>, parts: &[usize]) -> Result<()> {
+    fn reduce_scatter(&self, at: StepContext, mut values: Slice<'_>, parts: &[usize]) -> Result<()> {
         let ranges = ranges(parts, self.size(), values.elements())?;
         collective::reduce_scatter(&self.group, self.begin(Op::ReduceScatter, at), &mut values, &ranges)
     }
 
-    fn all_gather(&self, at: At, mut values: Slice<'_>, parts: &[usize]) -> Result<()> {
+    fn all_gather(&self, at: StepContext, mut values: Slice<'_>, parts: &[usize]) -> Result<()> {
         let ranges = ranges(parts, self.size(), values.elements())?;
         collective::all_gather(&self.group, self.begin(Op::AllGather, at), &mut values, &ranges)
     }
 
-    fn broadcast(&self, at: At, root: usize, mut values: Slice<'_>) -> Result<()> {
+    fn broadcast(&self, at: StepContext, root: usize, mut values: Slice<'_>) -> Result<()> {
         self.group.member(root)?;
         collective::broadcast(&self.group, self.begin(Op::Broadcast, at), root, &mut values)
     }
 
-    fn barrier(&self, at: At) -> Result<()> {
+    fn barrier(&self, at: StepContext) -> Result<()> {
         collective::barrier(&self.group, self.begin(Op::Barrier, at))
     }
 
-    fn split(&self, at: At, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
         let call = self.begin(Op::Split, at);
+        // three numbers per rank: whether it has a color, the color, the key
         let mut rows = vec![0_u64; 3 * self.size()];
         rows[3 * self.rank()..][..3].copy_from_slice(&[u64::from(color.is_some()), color.unwrap_or(0), key]);
         let parts = ranges(&even_parts(rows.len(), self.size()), self.size(), rows.len())?;
@@ -133,26 +124,26 @@ impl Comm for Communicator {
         let rank = ranks.iter().position(|&rank| rank == self.rank()).unwrap_or_default();
         let members = ranks.into_iter().map(|rank| self.group.members[rank]).collect();
         let id = split_id(self.group.id, call.number, color);
-        let fabric = self.group.fabric.clone();
-        Ok(Some(Box::new(Self::new(Group { fabric, id, rank, members }))))
+        let endpoint = self.group.endpoint.clone();
+        Ok(Some(Box::new(Self::new(Group { endpoint, id, rank, members }))))
     }
 
-    fn note(&self, at: At) {
-        self.group.fabric.mailbox.note(at);
+    fn note(&self, at: StepContext) {
+        self.group.endpoint.mailbox.note(at);
     }
 
-    fn abort(&self, at: At, reason: &str) -> Error {
-        let fabric = &self.group.fabric;
-        let message = format!("rank {} ended the job: {reason}", fabric.rank);
-        fabric.fail(fabric.failure(Cause::Caller, Some(fabric.rank), at, message))
+    fn abort(&self, at: StepContext, reason: &str) -> Error {
+        let endpoint = &self.group.endpoint;
+        let message = format!("rank {} ended the job: {reason}", endpoint.rank);
+        endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
     }
 
     fn fail(&self, failure: Failure) -> Error {
-        self.group.fabric.fail(failure)
+        self.group.endpoint.fail(failure)
     }
 }
 
-/// A number for a new communicator, the same on all its ranks; never 0, which is the job's.
+/// Derives the id of a new communicator, the same on all its ranks; never 0, which is the whole job's.
 ///
 /// # Source
 /// The finalizer of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014).
@@ -162,5 +153,6 @@ fn split_id(parent: u64, number: u64, color: u64) -> u64 {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
+        // odd ids never collide with 0, the id of the whole job
     }) | 1
 }

@@ -1,59 +1,64 @@
-//! The one error type of messages and launching, and what a job failed of.
+//! Errors of messages and launching, and the failure that ends a job.
 
-use super::at::At;
-use super::payload::Dtype;
+use super::dtype::Dtype;
+use super::step_context::StepContext;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
+/// Exit status of a rank that ended because another one failed: the launcher looks for the other one.
+pub const EXIT_SECONDARY: u8 = 75;
+
 /// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a message could not be sent or received, or ranks could not find one another.
+/// Why a message could not be sent or received, or why ranks could not find each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// The job is over, on every rank, for a reason that the failure names.
+    /// The job has ended on every rank, for the reason that the failure names.
     #[error("{failure} (rank {rank} was at {at})")]
-    Failed { failure: Box<Failure>, rank: usize, at: Box<At> },
-    /// There is no such rank.
-    #[error("there is no rank {rank} in a communicator of {size}")]
+    Failed { failure: Box<Failure>, rank: usize, at: Box<StepContext> },
+    /// The communicator does not have this rank.
+    #[error("rank {rank} does not exist in a communicator of {size} ranks")]
     Rank { rank: usize, size: usize },
     /// Rows and columns do not fit the elements.
-    #[error("{found} elements do not make {expected}")]
+    #[error("expected {expected}, found {found} elements")]
     Length { found: usize, expected: String },
     /// The parts of a collective do not fit the ranks or the elements.
-    #[error("{parts} parts of {sum} elements in sum, for {size} ranks and {elements} elements")]
+    #[error("expected {size} parts of {elements} elements in total, found {parts} parts of {sum} elements")]
     Parts { parts: usize, sum: usize, size: usize, elements: usize },
-    /// Elements of this type cannot be added up.
-    #[error("a collective cannot add up elements of {dtype:?}")]
+    /// Elements of this type cannot be summed.
+    #[error("a collective cannot sum elements of type {dtype:?}")]
     NotSummable { dtype: Dtype },
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
-    Config { setting: &'static str, reason: String },
-    /// An environment variable of the launcher is missing or makes no sense.
+    InvalidSetting { setting: &'static str, reason: String },
+    /// An environment variable of the launcher is missing or invalid.
     #[error("environment variable `{variable}` of {launcher}: {reason}")]
     Environment { variable: &'static str, launcher: &'static str, reason: String },
-    /// More than one rank, and no shared secret.
+    /// A job of several ranks has no shared secret.
     #[error("no job token: set `DFLOP_JOB_TOKEN` to the same secret on all {size} ranks")]
     TokenMissing { size: usize },
     /// The other side has another token.
-    #[error("the job token of rank {rank} is not that of {address}: `DFLOP_JOB_TOKEN` differs")]
+    #[error(
+        "the job tokens of rank {rank} and {address} differ; set `DFLOP_JOB_TOKEN` to the same secret on all ranks"
+    )]
     TokenRefused { rank: usize, address: String },
     /// The name of a host has no address.
     #[error("could not resolve host `{host}` within {waited_seconds:.1} s")]
     Resolve { host: String, waited_seconds: f64, source: io::Error },
-    /// The address of the rendezvous, or of this rank, cannot be listened on.
+    /// The rendezvous, or this rank, cannot listen on its address.
     #[error("rank {rank} could not listen on {address}; choose another port with `DFLOP_PORT`")]
     Listen { rank: usize, address: String, source: io::Error },
-    /// No connection in time.
+    /// A connection was not established in time.
     #[error("rank {rank} could not reach {peer} at {address} within {waited_seconds:.1} s: {reason}")]
     Connect { rank: usize, peer: String, address: String, waited_seconds: f64, reason: String },
-    /// Some ranks never came.
-    #[error("rank {rank} waited {waited_seconds:.1} s, but ranks {missing:?} of {size} did not come")]
+    /// Some ranks did not join in time.
+    #[error("rank {rank} waited {waited_seconds:.1} s, but ranks {missing:?} of {size} did not join")]
     Missing { rank: usize, size: usize, missing: Vec<usize>, waited_seconds: f64 },
-    /// The rendezvous refused this rank, as where two processes have the same rank.
+    /// The rendezvous refused this rank, for example because another process has the same rank.
     #[error("the rendezvous refused rank {rank}: {reason}")]
     Refused { rank: usize, reason: String },
     /// Reading or writing failed outside a running job.
@@ -62,7 +67,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the whole job failed of, if this is more than a mistake of the caller.
+    /// Returns the failure that ended the job, unless the error is a mistake of the caller.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         match self {
@@ -71,25 +76,31 @@ impl Error {
         }
     }
 
-    /// Whether this rank only learned that another one failed; a launcher looks for those that did.
+    /// Returns whether another rank caused the failure; a launcher looks for that rank.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         matches!(self, Self::Failed { failure, rank, .. } if failure.culprit.unwrap_or(failure.by) != *rank)
     }
+
+    /// Returns the exit status of a rank that ends with this error: [`EXIT_SECONDARY`] or 1.
+    #[must_use]
+    pub fn exit_status(&self) -> u8 {
+        if self.is_secondary() { EXIT_SECONDARY } else { 1 }
+    }
 }
 
-/// What ended a job. Every rank keeps the first that it learns of, and passes it on.
+/// Failure that ended a job. Every rank keeps the first one it learns of and passes it on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// Kind of failure.
     pub cause: Cause,
-    /// Rank that is to blame, as far as can be told.
+    /// Rank that caused the failure, if known.
     pub culprit: Option<usize>,
-    /// Rank that noticed.
+    /// Rank that noticed the failure.
     pub by: usize,
-    /// Where the rank was that noticed.
-    pub at: At,
-    /// What happened, in words.
+    /// Activity of that rank when it noticed.
+    pub at: StepContext,
+    /// Description for the user.
     pub message: String,
 }
 
@@ -103,19 +114,19 @@ impl fmt::Display for Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A rank's connection ended without a farewell: the process died.
+    /// A connection of a rank ended without a farewell: the process died.
     Died,
     /// A rank finished while another one waited for it.
     Left,
-    /// A rank did not do its part in time.
+    /// A rank did not respond in time.
     TimedOut,
-    /// A message is not the one that the receiver's plan says.
+    /// A message differs from the one that the receiver's plan expects.
     Mismatch,
     /// Ranks made different plans.
     Digest,
-    /// Bytes that no rank of this version sends.
+    /// Bytes that no rank with this version sends.
     Protocol,
-    /// The caller of a rank ended the job, for a reason of its own.
+    /// The caller of a rank ended the job for a reason of its own.
     Caller,
 }
 
@@ -134,7 +145,7 @@ impl Cause {
     }
 }
 
-/// Whole and tenths of seconds, for messages.
+/// Formats a duration in seconds with one decimal, for messages.
 pub(super) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }

@@ -1,20 +1,20 @@
-//! Handles of what is on its way.
+//! Handles of pending sends, receives and collectives.
 
 use super::error::Result;
 
-/// Something that completes later; implemented by each transport.
+/// Operation that completes later; implemented by each transport.
 pub trait Completion<T>: Send {
     /// Whether [`wait`](Self::wait) would return at once.
     fn is_complete(&self) -> bool;
 
-    /// Waits, no longer than the communicator's time limit.
+    /// Waits, at most for the communicator's time limit.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) where the job is over or the time limit is reached.
+    /// [`Error::Failed`](super::Error::Failed) if the job has ended or the time limit is reached.
     fn wait(self: Box<Self>) -> Result<T>;
 }
 
-/// A send or receive on its way. Computation may go on until [`wait`](Self::wait).
+/// Pending send, receive or collective. The caller may compute until [`wait`](Self::wait).
 #[must_use = "a message that no one waits for may never have arrived"]
 pub struct Handle<T>(Box<dyn Completion<T>>);
 
@@ -25,21 +25,22 @@ impl<T> std::fmt::Debug for Handle<T> {
 }
 
 impl<T> Handle<T> {
-    /// Wraps what a transport makes.
+    /// Wraps a pending operation of a transport.
     pub fn new(completion: impl Completion<T> + 'static) -> Self {
         Self(Box::new(completion))
     }
 
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Returns whether [`wait`](Self::wait) would return immediately.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.0.is_complete()
     }
 
-    /// Waits for the end, no longer than the communicator's time limit.
+    /// Waits for completion, at most for the communicator's time limit.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) where the job is over, or ends because the time limit is reached.
+    /// [`Error::Failed`](super::Error::Failed) if the job has ended, or ends because the time limit is
+    /// reached.
     pub fn wait(self) -> Result<T> {
         self.0.wait()
     }

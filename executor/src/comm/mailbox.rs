@@ -1,31 +1,32 @@
-//! Where the messages of a rank arrive and are waited for.
+//! Holds the messages that arrived at a rank until they are received.
 //!
-//! One per rank, filled by a transport. Knows who left, what the job failed of and what this rank waits
-//! for, which other ranks may ask. Every wait ends: with the message, the job's failure, or the time limit.
+//! A rank has one mailbox, filled by its transport. It also records which peers left, the failure of the job,
+//! and the peers that this rank waits for, which other ranks may ask. Every wait ends: with the message, the
+//! failure of the job, or the time limit.
 
-use super::at::At;
 use super::error::Failure;
 use super::message::{Key, Message};
-use super::recycled::Recycled;
+use super::receive_buffers::ReceiveBufferPool;
+use super::step_context::StepContext;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a rank is doing, as told to others that wait for it.
+/// Activity of a rank, as reported to ranks that wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Status {
-    /// Rank that is waited for longest, and where.
-    pub(super) wait: Option<(usize, At)>,
-    /// What was done, or begun, last.
-    pub(super) last: Option<At>,
+    /// Peer of the oldest wait, and the action that waits.
+    pub(super) wait: Option<(usize, StepContext)>,
+    /// Most recent action.
+    pub(super) last: Option<StepContext>,
 }
 
-/// Why a wait ended without what it waited for.
+/// Reason why a wait ended without its message.
 #[derive(Debug)]
 pub(super) enum Interrupt {
-    /// The job is over.
+    /// The job has ended.
     Failed(Failure),
-    /// The peer finished; nothing more will come.
+    /// The peer has finished; it sends nothing more.
     Left,
     /// The time limit is reached.
     TimedOut,
@@ -44,35 +45,36 @@ struct Peer {
     buffered_bytes: usize,
     awaiting: usize,
     written: u64,
-    /// Nothing more can be written.
+    /// Whether writing to the peer failed.
     is_broken: bool,
     has_left: bool,
-    heard: Option<At>,
+    heard: Option<StepContext>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MailboxState {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
-    waits: BTreeMap<u64, (usize, At)>,
+    // by start, so that the first entry is the oldest wait
+    waits: BTreeMap<u64, (usize, StepContext)>,
     waits_begun: u64,
-    last: Option<At>,
+    last: Option<StepContext>,
     failure: Option<Failure>,
 }
 
-/// Arrived messages and everything that a wait depends on.
+/// Arrived messages, and all state that a wait depends on.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
     changed: Condvar,
     buffered_bytes_max: usize,
-    /// Buffers to receive into.
-    pub(super) recycled: Recycled,
+    /// Buffers for incoming messages.
+    pub(super) receive_buffers: ReceiveBufferPool,
 }
 
 impl Mailbox {
     pub(super) fn new(size: usize, buffered_bytes_max: usize) -> Self {
-        let state = State {
+        let state = MailboxState {
             queues: BTreeMap::new(),
             peers: (0..size).map(|_| Peer::default()).collect(),
             waits: BTreeMap::new(),
@@ -84,12 +86,12 @@ impl Mailbox {
             state: Mutex::new(state),
             changed: Condvar::new(),
             buffered_bytes_max,
-            recycled: Recycled::default(),
+            receive_buffers: ReceiveBufferPool::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // every change is complete before the lock is given up
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
+        // a panicking thread leaves consistent state: every change is complete before the lock is released
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,7 +108,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Reserves the next message of a key, and returns its number there.
+    /// Reserves the next message of a key and returns its number in the queue.
     pub(super) fn post(&self, key: Key) -> u64 {
         let mut state = self.lock();
         let queue = state.queues.entry(key).or_default();
@@ -114,20 +116,20 @@ impl Mailbox {
         queue.posted - 1
     }
 
-    /// Whether the message arrived, or will never.
+    /// Returns whether the message has arrived or never will.
     pub(super) fn is_ready(&self, key: Key, number: u64) -> bool {
         let state = self.lock();
         let has_arrived = state.queues.get(&key).is_some_and(|queue| queue.messages.contains_key(&number));
         has_arrived || state.failure.is_some()
     }
 
-    /// Waits for a message that was posted.
+    /// Waits for a message that was reserved.
     pub(super) fn take(
         &self,
         key: Key,
         number: u64,
         peer: usize,
-        at: At,
+        at: StepContext,
         timeout: Duration,
     ) -> Result<Message, Interrupt> {
         self.wait(
@@ -138,6 +140,7 @@ impl Mailbox {
             |state| {
                 let queue = state.queues.get_mut(&key)?;
                 let message = queue.messages.remove(&number)?;
+                // collectives use every tag once: without this, queues would accumulate over the run
                 if queue.messages.is_empty() && queue.posted == queue.arrived {
                     state.queues.remove(&key);
                 }
@@ -147,15 +150,15 @@ impl Mailbox {
         )
     }
 
-    /// Waits until the transport wrote as many messages to a peer.
+    /// Waits until the transport has written this number of messages to a peer.
     pub(super) fn wait_written(
         &self,
         peer: usize,
         count: u64,
-        at: At,
+        at: StepContext,
         timeout: Duration,
     ) -> Result<(), Interrupt> {
-        // a peer may leave with the last message before its writer says that it was written
+        // a peer may leave after the last message but before its writer has counted that message
         let is_gone = |peer: &Peer| peer.has_left && peer.is_broken;
         self.wait(peer, at, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
     }
@@ -163,10 +166,10 @@ impl Mailbox {
     fn wait<T>(
         &self,
         peer: usize,
-        at: At,
+        at: StepContext,
         timeout: Duration,
         is_gone: impl Fn(&Peer) -> bool,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
+        mut ready: impl FnMut(&mut MailboxState) -> Option<T>,
     ) -> Result<T, Interrupt> {
         let mut state = self.lock();
         state.last = Some(at);
@@ -182,6 +185,7 @@ impl Mailbox {
             if let Some(value) = ready(&mut state) {
                 break Ok(value);
             }
+            // after `ready`: a message that arrived before the failure can still be received
             if let Some(failure) = &state.failure {
                 break Err(Interrupt::Failed(failure.clone()));
             }
@@ -194,7 +198,7 @@ impl Mailbox {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        // a wait without an end stays on record: others that wait in turn ask for it
+        // a timed-out wait stays on record: other ranks that wait in turn ask for it
         if !matches!(ended, Err(Interrupt::TimedOut)) {
             state.end_wait(id, peer);
         }
@@ -203,20 +207,22 @@ impl Mailbox {
         ended
     }
 
-    /// Says that this rank waits for a peer elsewhere than here, until the returned number is given back.
-    pub(super) fn begin_wait(&self, peer: usize, at: At) -> u64 {
+    /// Records that this rank waits for a peer outside the mailbox, until the returned id is given to
+    /// `end_wait`.
+    pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
         let mut state = self.lock();
         state.last = Some(at);
         state.begin_wait(peer, at)
     }
 
-    /// Ends what [`begin_wait`](Self::begin_wait) began.
+    /// Ends a wait of [`begin_wait`](Self::begin_wait).
     pub(super) fn end_wait(&self, id: u64, peer: usize) {
         self.lock().end_wait(id, peer);
         self.changed.notify_all();
     }
 
-    /// Waits until there is room for more messages of a peer. There always is while someone waits for it.
+    /// Waits until there is room for more messages of a peer. There always is while someone waits for that
+    /// peer.
     pub(super) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -236,69 +242,69 @@ impl Mailbox {
         }
     }
 
-    /// Whether [`wait_for_room`](Self::wait_for_room) would return at once.
+    /// Returns whether [`wait_for_room`](Self::wait_for_room) would return immediately.
     pub(super) fn has_room(&self, from: usize) -> bool {
         self.wait_for_room(from, Duration::ZERO).is_ok()
     }
 
-    /// Says that one more message to a peer was written.
+    /// Counts one more message as written to a peer.
     pub(super) fn note_written(&self, peer: usize) {
         self.lock().peers[peer].written += 1;
         self.changed.notify_all();
     }
 
-    /// Says that nothing more can be written to a peer.
+    /// Records that writing to a peer failed.
     pub(super) fn set_broken(&self, peer: usize) {
         self.lock().peers[peer].is_broken = true;
         self.changed.notify_all();
     }
 
-    /// Number of messages that were written to a peer.
+    /// Number of messages written to a peer.
     pub(super) fn written(&self, peer: usize) -> u64 {
         self.lock().peers[peer].written
     }
 
-    /// Says what this rank does now.
-    pub(super) fn note(&self, at: At) {
+    /// Records the current action of this rank.
+    pub(super) fn note(&self, at: StepContext) {
         self.lock().last = Some(at);
     }
 
-    /// Says that a peer finished. What it sent before can still be received.
+    /// Records that a peer has finished. Its earlier messages can still be received.
     pub(super) fn set_left(&self, peer: usize) {
         self.lock().peers[peer].has_left = true;
         self.changed.notify_all();
     }
 
-    /// Whether a peer finished.
+    /// Returns whether a peer has finished.
     pub(super) fn has_left(&self, peer: usize) -> bool {
         self.lock().peers[peer].has_left
     }
 
-    /// Ends all waits; the first failure stays.
+    /// Ends all waits; the first failure is kept.
     pub(super) fn set_failure(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
         self.changed.notify_all();
     }
 
-    /// What the job failed of.
+    /// Failure of the job.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.lock().failure.clone()
     }
 
-    /// What this rank does.
+    /// Activity of this rank.
     pub(super) fn status(&self) -> Status {
         let state = self.lock();
         Status { wait: state.waits.values().next().copied(), last: state.last }
     }
 
-    /// Where a peer was when it sent what arrived last.
-    pub(super) fn heard(&self, peer: usize) -> Option<At> {
+    /// Action of a peer when it sent its most recent message.
+    pub(super) fn heard(&self, peer: usize) -> Option<StepContext> {
         self.lock().peers[peer].heard
     }
 }
 
-impl State {
-    fn begin_wait(&mut self, peer: usize, at: At) -> u64 {
+impl MailboxState {
+    fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
         self.peers[peer].awaiting += 1;
         self.waits.insert(self.waits_begun, (peer, at));
         self.waits_begun += 1;

@@ -1,10 +1,10 @@
-//! What a message says about itself, and where it is queued.
+//! Headers of messages, and the keys of the queues that they wait in.
 
-use super::at::At;
-use super::payload::{Buffer, Shape};
+use super::payload::{Buffer, PayloadShape};
+use super::step_context::StepContext;
 use std::fmt;
 
-/// Which operation a message belongs to.
+/// Operation that a message belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
     Point,
@@ -44,7 +44,7 @@ impl Op {
     }
 }
 
-/// What sender and receiver have to agree on.
+/// Properties on which sender and receiver must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     /// Communicator.
@@ -53,20 +53,20 @@ pub(super) struct Header {
     pub(super) op: Op,
     /// The caller's tag; the number of the collective, for collectives.
     pub(super) tag: u64,
-    /// Where the sender was.
-    pub(super) at: At,
+    /// Action of the sender.
+    pub(super) at: StepContext,
     /// Type, rows and columns.
-    pub(super) shape: Shape,
+    pub(super) shape: PayloadShape,
 }
 
 impl Header {
-    /// Whether a receiver that expects `self` may take a message with the header `found`.
+    /// Returns whether a receiver that expects `self` may take a message with the header `found`.
     pub(super) fn admits(&self, found: &Self) -> bool {
         let place = |header: &Self| (header.op, header.at.step, header.at.microbatch, header.shape);
         place(self) == place(found)
     }
 
-    /// Where messages with this header wait. Collectives are apart from the caller's tags.
+    /// Key of the queue for messages with this header. Collectives are separate from the caller's tags.
     pub(super) fn key(&self, from: usize) -> Key {
         Key { comm: self.comm, from, is_collective: self.op != Op::Point, tag: self.tag }
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// A queue of messages, first in, first out.
+/// Identifies a first-in, first-out queue of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     comm: u64,
@@ -87,7 +87,7 @@ pub(super) struct Key {
     tag: u64,
 }
 
-/// A message that arrived, or is about to leave.
+/// Message that has arrived or is about to be sent.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) header: Header,

@@ -2,20 +2,20 @@
 //!
 //! - [`threads::world`] makes all ranks of a job in one process; [`tcp::connect`] joins the ranks that a
 //!   launcher started ([`crate::launch`]).
-//! - Both share everything but the wire: matching by tag, headers that the receiver checks, collectives
-//!   with a fixed order of sums. So they give the same bits.
-//! - No wait is without a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`]
-//!   reaches all ranks, names the rank to blame and what it was doing, and every later call returns it.
+//! - Both share everything but the transport: matching by tag, headers that the receiver checks, and
+//!   collectives with a fixed order of sums. Both therefore give the same bits.
+//! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches
+//!   all ranks, names the rank that caused it and its activity, and is returned by every later call.
 //!
 //! # Examples
 //! ```
-//! use dflop_executor::comm::{At, Comm, Settings, threads};
+//! use dflop_executor::comm::{Comm, Settings, StepContext, threads};
 //!
 //! let ranks = threads::world(2, Settings::default())?;
 //! let sums = std::thread::scope(|scope| {
 //!     let sum = |comm: threads::ThreadComm| {
 //!         let mut values = [comm.rank() as f32 + 1.0, 10.0];
-//!         comm.all_reduce(At::step(0, "gradients"), values.as_mut_slice().into()).map(|()| values)
+//!         comm.all_reduce(StepContext::step(0, "gradients"), values.as_mut_slice().into()).map(|()| values)
 //!     };
 //!     let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || sum(comm))).collect();
 //!     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>, _>>()
@@ -25,32 +25,38 @@
 //! ```
 
 mod api;
-mod at;
+mod async_collective;
 mod collective;
 mod communicator;
+mod dtype;
+mod endpoint;
 mod error;
-mod fabric;
+mod group;
 mod handle;
-mod hang;
 mod mailbox;
 mod message;
-mod overlap;
 mod parts;
 mod payload;
-mod recycled;
+mod rank_identity;
+mod receive_buffers;
 mod rendezvous;
 mod settings;
 mod slice;
+mod step_context;
 pub mod tcp;
 pub mod threads;
+mod timeout_report;
+mod transport;
 
-pub use api::{Comm, Exchange};
-pub use at::{ActionName, At};
+pub use api::{Comm, P2pOp};
 pub use communicator::Communicator;
-pub use error::{Cause, Error, Failure, Result};
+pub use dtype::Dtype;
+pub use error::{Cause, EXIT_SECONDARY, Error, Failure, Result};
 pub use handle::{Completion, Handle};
 pub use parts::even_parts;
-pub use payload::{Buffer, Dtype, Payload, Shape};
-pub use rendezvous::{Host, Store, Token};
+pub use payload::{Buffer, Payload, PayloadShape};
+pub use rank_identity::{RankIdentity, RendezvousConfig};
+pub use rendezvous::{JobToken, RendezvousClient, RendezvousServer};
 pub use settings::Settings;
 pub use slice::Slice;
+pub use step_context::{ActionName, StepContext};

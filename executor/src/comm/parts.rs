@@ -1,9 +1,10 @@
-//! Parts of a collective, one a rank.
+//! Divides the elements of a collective into one part per rank.
 
 use super::error::{Error, Result};
 use std::ops::Range;
 
-/// Cuts `elements` into one part a rank; the first ones are longer by one where it does not come out even.
+/// Divides `elements` into one part per rank; the first parts are longer by one if the division has a
+/// remainder.
 ///
 /// # Panics
 /// If there are no ranks.
@@ -18,8 +19,9 @@ pub fn even_parts(elements: usize, ranks: usize) -> Vec<usize> {
     (0..ranks).map(|rank| elements / ranks + usize::from(rank < elements % ranks)).collect()
 }
 
-/// Where the parts lie.
+/// Returns the range of every part.
 pub(super) fn ranges(parts: &[usize], ranks: usize, elements: usize) -> Result<Vec<Range<usize>>> {
+    // parts come from the caller: an overflow must not pass as a valid sum
     let sum = parts.iter().try_fold(0_usize, |sum, &part| sum.checked_add(part)).unwrap_or(usize::MAX);
     if parts.len() != ranks || sum != elements {
         return Err(Error::Parts { parts: parts.len(), sum, size: ranks, elements });

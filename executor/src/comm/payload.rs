@@ -1,57 +1,13 @@
-//! What travels: typed elements with a shape.
+//! Typed elements with a shape: the content of a message.
 
+use super::dtype::Dtype;
 use super::error::{Error, Result};
 use half::bf16;
 use std::fmt;
 
-/// Type of the elements of a message.
+/// Type, rows and columns of a message. The receiver states it, as both sides know the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Dtype {
-    /// Plain bytes.
-    U8,
-    /// 16-bit brain floating point.
-    Bf16,
-    /// 32-bit floating point.
-    F32,
-    /// 64-bit floating point, for norms and losses.
-    F64,
-    /// 64-bit unsigned integers, for counts and digests.
-    U64,
-}
-
-impl Dtype {
-    /// Size of one element.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::U8 => 1,
-            Self::Bf16 => 2,
-            Self::F32 => 4,
-            Self::F64 | Self::U64 => 8,
-        }
-    }
-
-    /// Number in a header.
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Self::U8 => 1,
-            Self::Bf16 => 2,
-            Self::F32 => 3,
-            Self::F64 => 4,
-            Self::U64 => 5,
-        }
-    }
-
-    /// Inverse of [`code`](Self::code).
-    pub(super) fn from_code(code: u8) -> Option<Self> {
-        [Self::U8, Self::Bf16, Self::F32, Self::F64, Self::U64].into_iter().find(|dtype| dtype.code() == code)
-    }
-}
-
-/// Type, rows and columns of a message. The receiver states it; both sides know the plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct PayloadShape {
     /// Type of the elements.
     pub dtype: Dtype,
     /// Rows; tokens, for activations.
@@ -60,42 +16,42 @@ pub struct Shape {
     pub cols: usize,
 }
 
-impl Shape {
-    /// A matrix of f32.
+impl PayloadShape {
+    /// Shape of an f32 matrix.
     #[must_use]
     pub fn f32(rows: usize, cols: usize) -> Self {
         Self { dtype: Dtype::F32, rows, cols }
     }
 
-    /// One row of elements.
+    /// Shape of one row of elements.
     #[must_use]
     pub fn flat(dtype: Dtype, elements: usize) -> Self {
         Self { dtype, rows: 1, cols: elements }
     }
 
-    /// `rows * cols`, or `None` if that overflows.
+    /// Number of elements, or `None` if `rows * cols` overflows.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
         self.rows.checked_mul(self.cols)
     }
 
-    /// Size of all elements, or `None` if that overflows.
+    /// Size of all elements in bytes, or `None` on overflow.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         self.elements()?.checked_mul(self.dtype.bytes())
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for PayloadShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} [{} x {}]", self.dtype, self.rows, self.cols)
     }
 }
 
-/// Owned elements.
+/// Owned, typed elements.
 ///
-/// Owned, so that a message can be on its way while the caller computes. A transport between devices adds
-/// a variant with a handle of its device; one that does not know a variant refuses it.
+/// Owned, so that a message can be in flight while the caller computes. A transport between devices adds a
+/// variant with a handle of its device; a transport refuses variants that it does not know.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]
@@ -107,7 +63,7 @@ pub enum Buffer {
     U64(Vec<u64>),
 }
 
-/// Calls an expression on the elements of a [`Buffer`] or [`Slice`](super::Slice), whatever their type.
+/// Evaluates an expression on the elements of a [`Buffer`] or [`Slice`](super::Slice) of any type.
 macro_rules! each_type {
     ($kind:ident, $value:expr, $elements:ident => $then:expr) => {
         match $value {
@@ -122,7 +78,7 @@ macro_rules! each_type {
 pub(super) use each_type;
 
 impl Buffer {
-    /// Elements of zero.
+    /// Makes elements of value zero.
     #[must_use]
     pub fn zeros(dtype: Dtype, elements: usize) -> Self {
         match dtype {
@@ -152,13 +108,13 @@ impl Buffer {
         each_type!(Self, self, elements => elements.len())
     }
 
-    /// Memory of the elements, little-endian.
+    /// Bytes of the elements, little-endian.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         each_type!(Self, self, elements => bytemuck::cast_slice(elements))
     }
 
-    /// Memory of the elements, to write to.
+    /// Mutable bytes of the elements.
     #[must_use]
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         each_type!(Self, self, elements => bytemuck::cast_slice_mut(elements))
@@ -168,24 +124,24 @@ impl Buffer {
 /// Owned elements with a shape: one message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Payload {
-    shape: Shape,
+    shape: PayloadShape,
     buffer: Buffer,
 }
 
 impl Payload {
-    /// Joins elements and shape.
+    /// Joins elements and a shape.
     ///
     /// # Errors
     /// [`Error::Length`] if there are not `rows * cols` elements.
     pub fn new(rows: usize, cols: usize, buffer: Buffer) -> Result<Self> {
-        let shape = Shape { dtype: buffer.dtype(), rows, cols };
+        let shape = PayloadShape { dtype: buffer.dtype(), rows, cols };
         if shape.elements() != Some(buffer.elements()) {
             return Err(Error::Length { found: buffer.elements(), expected: shape.to_string() });
         }
         Ok(Self { shape, buffer })
     }
 
-    /// Joins rows and columns of f32.
+    /// Joins f32 elements with rows and columns.
     ///
     /// # Errors
     /// [`Error::Length`] if there are not `rows * cols` elements.
@@ -193,31 +149,31 @@ impl Payload {
         Self::new(rows, cols, Buffer::F32(elements))
     }
 
-    /// One row of elements.
+    /// Makes one row of elements.
     #[must_use]
     pub fn flat(buffer: Buffer) -> Self {
-        Self { shape: Shape::flat(buffer.dtype(), buffer.elements()), buffer }
+        Self { shape: PayloadShape::flat(buffer.dtype(), buffer.elements()), buffer }
     }
 
     /// Type, rows and columns.
     #[must_use]
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> PayloadShape {
         self.shape
     }
 
-    /// The elements.
+    /// Elements of the message.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// The elements, owned.
+    /// Takes the elements out.
     #[must_use]
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
 
-    /// Elements of f32, or `None` for another type.
+    /// Takes f32 elements out, or returns `None` for another type.
     #[must_use]
     pub fn into_f32(self) -> Option<Vec<f32>> {
         match self.buffer {
@@ -226,7 +182,7 @@ impl Payload {
         }
     }
 
-    /// Plain bytes, or `None` for another type.
+    /// Takes plain bytes out, or returns `None` for another type.
     #[must_use]
     pub fn into_bytes(self) -> Option<Vec<u8>> {
         match self.buffer {

@@ -3,7 +3,7 @@
 use super::error::{Error, Result};
 use std::time::Duration;
 
-/// Bounds of waiting and buffering; the same on all ranks.
+/// Bounds of waiting and buffering; must be the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     pub(super) wait: Duration,
@@ -22,29 +22,30 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// How long a rank that waits for a message asks others why they do not answer.
+    /// Time limit of a status request, by which a waiting rank asks why its peer does not answer.
     pub(super) const STATUS: Duration = Duration::from_secs(1);
 
-    /// Sets how long one wait may last before the job ends. Default: 30 s.
+    /// Sets the time limit of a single wait, after which the job ends. Default: 30 s.
     ///
-    /// The longest computation between two messages has to be shorter. A hang ends the job everywhere
-    /// within this time and one second for every rank that waits for another in turn.
+    /// The longest computation between two messages must be shorter. A hang ends the job everywhere within
+    /// this time plus one second for every rank in a chain of waiting ranks.
     #[must_use]
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.wait = timeout;
         self
     }
 
-    /// Sets within what time all ranks have to come and find one another. Default: 60 s.
+    /// Sets the time within which all ranks must join and find each other. Default: 60 s.
     #[must_use]
     pub fn rendezvous(mut self, timeout: Duration) -> Self {
         self.rendezvous = timeout;
         self
     }
 
-    /// Sets how many bytes of one peer may wait unreceived, one message more at most. Default: 1 GiB.
+    /// Sets how many unreceived bytes of one peer are buffered, plus at most one message. Default: 1 GiB.
     ///
-    /// Beyond, the peer's sends do not complete until the receiver takes or awaits something of that peer.
+    /// Beyond this bound, sends of the peer do not complete until the receiver takes or awaits a message of
+    /// that peer.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: usize) -> Self {
         self.buffered_bytes_max = bytes;
@@ -54,11 +55,13 @@ impl Settings {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// [`Error::Config`] for a time limit of zero.
+    /// [`Error::InvalidSetting`] if a time limit is zero.
     pub(super) fn check(&self) -> Result<()> {
         let zero = [("wait", self.wait), ("rendezvous", self.rendezvous)];
         match zero.into_iter().find(|(_, limit)| limit.is_zero()) {
-            Some((setting, _)) => Err(Error::Config { setting, reason: "a time limit of zero".into() }),
+            Some((setting, _)) => {
+                Err(Error::InvalidSetting { setting, reason: "must be longer than 0".into() })
+            }
             None => Ok(()),
         }
     }

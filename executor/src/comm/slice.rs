@@ -1,14 +1,15 @@
-//! Borrowed elements of a collective, changed in place.
+//! Borrowed elements that a collective changes in place.
 
+use super::dtype::Dtype;
 use super::error::{Error, Result};
-use super::payload::{Buffer, Dtype, each_type};
+use super::payload::{Buffer, each_type};
 use half::bf16;
 use std::ops::Range;
 
-/// Elements that a collective reads and writes where they are.
+/// Elements that a collective reads and writes in place.
 ///
-/// Made of a mutable slice by `into()`. A transport between devices adds a variant with a handle of its
-/// device and a range.
+/// Converted from a mutable slice by `into()`. A transport between devices adds a variant with a handle of
+/// its device and a range.
 #[derive(Debug)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]
@@ -47,12 +48,12 @@ impl Slice<'_> {
         each_type!(Self, self, elements => bytemuck::cast_slice_mut(&mut elements[range]))
     }
 
-    /// Copies a range into a buffer of its type and length.
+    /// Copies a range into a buffer of the same type and length.
     pub(super) fn copy_out(&self, range: Range<usize>, into: &mut Buffer) {
         into.as_bytes_mut().copy_from_slice(self.bytes(range));
     }
 
-    /// Copies a buffer of the same type over a range of its length.
+    /// Copies a buffer over a range of the same type and length.
     pub(super) fn copy_in(&mut self, range: Range<usize>, from: &Buffer) {
         self.bytes_mut(range).copy_from_slice(from.as_bytes());
     }
@@ -60,12 +61,13 @@ impl Slice<'_> {
     /// Adds a range to a buffer of the same type and length: `into += range`.
     ///
     /// # Errors
-    /// [`Error::NotSummable`] for bytes, and where the types differ.
+    /// [`Error::NotSummable`] for bytes, and if the types differ.
     pub(super) fn add_to(&self, range: Range<usize>, into: &mut Buffer) -> Result<()> {
         match (self, into) {
             (Self::F32(from), Buffer::F32(into)) => add(into, &from[range], |a, b| a + b),
             (Self::F64(from), Buffer::F64(into)) => add(into, &from[range], |a, b| a + b),
             (Self::Bf16(from), Buffer::Bf16(into)) => add(into, &from[range], |a, b| a + b),
+            // wrapping, so that debug and release builds give the same sums
             (Self::U64(from), Buffer::U64(into)) => add(into, &from[range], u64::wrapping_add),
             _ => return Err(Error::NotSummable { dtype: self.dtype() }),
         }

@@ -1,69 +1,77 @@
-//! All ranks of a job in one process: a message moves from one rank's hands into the other's mailbox.
+//! Thread transport: all ranks in one process, messages move into the mailbox of the receiver.
 
-use super::at::At;
 use super::communicator::Communicator;
+use super::endpoint::Endpoint;
 use super::error::{Cause, Error, Failure, Result};
-use super::fabric::{Fabric, Sent, Wire};
 use super::mailbox::{Interrupt, Mailbox, Status};
 use super::message::Message;
 use super::settings::Settings;
+use super::step_context::StepContext;
+use super::transport::{SendState, Transport};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The communicator of a rank that is a thread.
+/// Communicator of a rank that is a thread.
 pub type ThreadComm = Communicator;
 
-/// Makes the communicators of all ranks, in order. Each goes to a thread of its own.
+/// Makes the communicators of all ranks, in order. Each goes to its own thread.
 ///
-/// A rank leaves when its communicators are dropped; one whose thread panics meanwhile died, which ends the job.
+/// A rank leaves when its communicators are dropped; a rank whose thread panics has died, which ends the job.
 ///
 /// # Errors
-/// [`Error::Config`] without ranks, or for a time limit of zero.
+/// [`Error::InvalidSetting`] if there are no ranks or a time limit is zero.
 pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     settings.check()?;
     if size == 0 {
-        return Err(Error::Config { setting: "size", reason: "a job has at least one rank".into() });
+        return Err(Error::InvalidSetting { setting: "size", reason: "must be at least 1".into() });
     }
     let mailboxes = (0..size).map(|_| Arc::new(Mailbox::new(size, settings.buffered_bytes_max)));
     let mailboxes: Arc<[_]> = mailboxes.collect();
     let failure = Arc::default();
     let comm = |rank: usize| {
         let mailbox = mailboxes[rank].clone();
-        let wire = Box::new(Threads { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
-        Communicator::world(Arc::new(Fabric { rank, size, mailbox, wire, settings }))
+        let transport =
+            Box::new(ThreadTransport { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
+        Communicator::world(Arc::new(Endpoint { rank, size, mailbox, transport, settings }))
     };
     Ok((0..size).map(comm).collect())
 }
 
-/// The mailboxes of everyone.
-struct Threads {
+/// Transport of a rank: the mailboxes of all ranks.
+struct ThreadTransport {
     rank: usize,
     mailboxes: Arc<[Arc<Mailbox>]>,
-    /// What the job failed of.
+    /// Failure of the job.
     failure: Arc<Mutex<Option<Failure>>>,
 }
 
-impl Threads {
+impl ThreadTransport {
     fn others(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
         self.mailboxes.iter().enumerate().filter(|(rank, _)| *rank != self.rank).map(|(_, mailbox)| mailbox)
     }
 }
 
-impl Wire for Threads {
-    fn post(&self, to: usize, message: Message) -> Sent {
+impl Transport for ThreadTransport {
+    fn post(&self, to: usize, message: Message) -> SendState {
         if self.mailboxes[self.rank].has_left(to) {
-            return Sent::Closed;
+            return SendState::Closed;
         }
         let mailbox = &self.mailboxes[to];
         mailbox.deliver(self.rank, message);
-        if mailbox.has_room(self.rank) { Sent::Done } else { Sent::Delivered }
+        if mailbox.has_room(self.rank) { SendState::Done } else { SendState::Delivered }
     }
 
-    fn wait_sent(&self, to: usize, sent: &Sent, at: At, timeout: Duration) -> Result<(), Interrupt> {
+    fn wait_sent(
+        &self,
+        to: usize,
+        sent: &SendState,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<(), Interrupt> {
         match sent {
-            Sent::Done => return Ok(()),
-            Sent::Closed => return Err(Interrupt::Left),
-            Sent::Delivered | Sent::Queued(_) => {}
+            SendState::Done => return Ok(()),
+            SendState::Closed => return Err(Interrupt::Left),
+            SendState::Delivered | SendState::Queued(_) => {}
         }
         let own = &self.mailboxes[self.rank];
         let wait = own.begin_wait(to, at);
@@ -74,8 +82,8 @@ impl Wire for Threads {
         waited
     }
 
-    fn is_sent(&self, to: usize, sent: &Sent) -> bool {
-        matches!(sent, Sent::Done | Sent::Closed) || self.mailboxes[to].has_room(self.rank)
+    fn is_sent(&self, to: usize, sent: &SendState) -> bool {
+        matches!(sent, SendState::Done | SendState::Closed) || self.mailboxes[to].has_room(self.rank)
     }
 
     fn end_job(&self, failure: Failure) -> Failure {
@@ -92,10 +100,11 @@ impl Wire for Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadTransport {
     fn drop(&mut self) {
+        // dropped while unwinding: the rank died, others must not wait for their time limit
         if std::thread::panicking() {
-            let at = self.mailboxes[self.rank].status().last.unwrap_or(At::step(0, "start"));
+            let at = self.mailboxes[self.rank].status().last.unwrap_or(StepContext::step(0, "start"));
             let message = format!("the thread of rank {} panicked at {at}", self.rank);
             let culprit = Some(self.rank);
             self.end_job(Failure { cause: Cause::Died, culprit, by: self.rank, at, message });

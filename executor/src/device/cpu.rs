@@ -1,35 +1,35 @@
-//! The CPU device: the functions of [`crate::ops`] on the threads of a pool of its own.
+//! CPU device: runs the functions of [`crate::ops`] on its own thread pool.
 
 use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::gemm::gemm;
-use super::memory::{CpuFloats, Memory};
-use super::{Buffer, Device, Layout, Shape};
+use super::buffer_pool::{BufferPool, CpuFloats};
+use super::{Buffer, Device, SparseBuffers};
 use crate::error::Result;
 use crate::ops;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::cross_entropy_part::RowPart;
-use crate::ops::mix_rows::Sparse;
-use crate::ops::rope::{RopeShape, Turn};
-use crate::row_mix::SparseBuffers;
+use crate::ops::gather_scatter::SparseView;
+use crate::ops::gemm::gemm;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::ops::rope::{RopeShape, Rotation};
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
 /// Computes in `f32` on threads of this process.
 ///
-/// Results are bit-equal for any number of threads: sums run in an order that shapes decide. On a machine with other
-/// vector instructions matrix products may round otherwise.
+/// Results are bit-equal for any number of threads: the order of sums depends on shapes alone. Machines with
+/// other vector instructions may round matrix products differently.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pool: Arc<ThreadPool>,
-    memory: Arc<Memory>,
+    buffers: Arc<BufferPool>,
 }
 
 impl Cpu {
-    /// Makes a device with so many threads, at least one.
+    /// Makes a device with this number of threads, at least one.
     ///
     /// # Errors
     /// [`crate::Error::Threads`] if they cannot be started.
@@ -38,24 +38,24 @@ impl Cpu {
             .num_threads(threads.max(1))
             .thread_name(|index| format!("dflop-compute-{index}"))
             .build()?;
-        Ok(Self { pool: Arc::new(pool), memory: Arc::default() })
+        Ok(Self { pool: Arc::new(pool), buffers: Arc::default() })
     }
 
-    /// Sets the most bytes that buffers in use may take, on all clones of this device; asking for more is
-    /// [`crate::Error::Memory`]. Default: no limit.
+    /// Sets the limit on used bytes, for all clones of this device; allocations beyond it fail with
+    /// [`crate::Error::OutOfMemory`]. Default: no limit.
     #[must_use]
     pub fn memory_limit(self, bytes: u64) -> Self {
-        self.memory.limit(bytes);
+        self.buffers.limit(bytes);
         self
     }
 
-    /// Returns how many threads compute.
+    /// Number of computing threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// Runs on the pool; inside [`Device::run`] that is a call.
+    /// Runs on the thread pool; inside [`Device::run`] this is a plain call.
     fn on_pool<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         self.pool.install(body)
     }
@@ -66,18 +66,18 @@ impl Device for Cpu {
     type Ints = Vec<u32>;
 
     fn alloc(&self, len: usize) -> Result<CpuFloats> {
-        self.memory.take(len)
+        self.buffers.take(len)
     }
 
-    fn exact_zeros(&self, len: usize) -> Result<CpuFloats> {
-        // It stays: nothing may lie behind it.
-        let mut buffer = self.memory.take_exact(len)?;
+    fn zeros_f32(&self, len: usize) -> Result<CpuFloats> {
+        // gradients and optimizer state stay for the whole run: do not hold a longer buffer
+        let mut buffer = self.buffers.take_exact(len)?;
         self.zero(&mut buffer)?;
         Ok(buffer)
     }
 
     fn upload(&self, values: &[f32]) -> Result<CpuFloats> {
-        let mut buffer = self.memory.take_exact(values.len())?;
+        let mut buffer = self.buffers.take_exact(values.len())?;
         buffer.copy_from_slice(values);
         Ok(buffer)
     }
@@ -95,7 +95,7 @@ impl Device for Cpu {
     }
 
     fn memory_used_bytes(&self) -> u64 {
-        self.memory.used_bytes()
+        self.buffers.used_bytes()
     }
 
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
@@ -123,12 +123,13 @@ impl Device for Cpu {
 
     fn gemm(
         &self,
-        shape: Shape,
-        (a, a_layout): (&CpuFloats, Layout),
-        (b, b_layout): (&CpuFloats, Layout),
+        shape: GemmShape,
+        (a, a_layout): (&CpuFloats, MatrixLayout),
+        (b, b_layout): (&CpuFloats, MatrixLayout),
         is_added: bool,
-        (c, c_layout): (&mut CpuFloats, Layout),
+        (c, c_layout): (&mut CpuFloats, MatrixLayout),
     ) -> Result<()> {
+        // `gemm` computes `keep * c + a b`, and does not read `c` if `keep` is 0
         let keep = if is_added { 1.0 } else { 0.0 };
         let threads = self.threads();
         self.on_pool(|| gemm(threads, shape, 1.0, (a, a_layout), (b, b_layout), keep, (c, c_layout)));
@@ -145,12 +146,12 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn column_scale(&self, x: &CpuFloats, scale: &CpuFloats, y: &mut CpuFloats) -> Result<()> {
-        self.on_pool(|| ops::column_scale::forward(x, scale, y));
+    fn layer_scale(&self, x: &CpuFloats, scale: &CpuFloats, y: &mut CpuFloats) -> Result<()> {
+        self.on_pool(|| ops::layer_scale::forward(x, scale, y));
         Ok(())
     }
 
-    fn column_scale_backward(
+    fn layer_scale_backward(
         &self,
         dy: &CpuFloats,
         x: &CpuFloats,
@@ -159,7 +160,7 @@ impl Device for Cpu {
         d_scale: Option<&mut CpuFloats>,
     ) -> Result<()> {
         let d_scale = d_scale.map(|d_scale| &mut **d_scale);
-        self.on_pool(|| ops::column_scale::backward(dy, x, scale, dx, d_scale));
+        self.on_pool(|| ops::layer_scale::backward(dy, x, scale, dx, d_scale));
         Ok(())
     }
 
@@ -218,12 +219,12 @@ impl Device for Cpu {
 
     fn rope(
         &self,
-        turn: Turn,
+        rotation: Rotation,
         shape: RopeShape,
         (cos, sin): (&CpuFloats, &CpuFloats),
         x: &mut CpuFloats,
     ) -> Result<()> {
-        self.on_pool(|| ops::rope::turn(turn, shape, cos, sin, x));
+        self.on_pool(|| ops::rope::rotate(rotation, shape, cos, sin, x));
         Ok(())
     }
 
@@ -291,16 +292,16 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn mix_rows(
+    fn gather_scatter(
         &self,
-        mix: &SparseBuffers<Self>,
+        matrix: &SparseBuffers<Self>,
         columns: usize,
         x: &CpuFloats,
         y: &mut CpuFloats,
     ) -> Result<()> {
-        let SparseBuffers { targets, starts, sources, weights } = mix;
-        let mix = Sparse { targets, starts, sources, weights };
-        self.on_pool(|| ops::mix_rows::add(mix, columns, x, y));
+        let SparseBuffers { targets, starts, sources, weights } = matrix;
+        let matrix = SparseView { targets, starts, sources, weights };
+        self.on_pool(|| ops::gather_scatter::add(matrix, columns, x, y));
         Ok(())
     }
 
@@ -320,22 +321,22 @@ impl Device for Cpu {
         Ok(self.on_pool(|| ops::cross_entropy::forward_backward(logits, targets, scale)))
     }
 
-    fn cross_entropy_part(
+    fn vocab_parallel_cross_entropy(
         &self,
         logits: &mut CpuFloats,
         targets: &[Option<u32>],
-    ) -> Result<Vec<RowPart<f32>>> {
-        Ok(self.on_pool(|| ops::cross_entropy_part::forward(logits, targets)))
+    ) -> Result<Vec<PartialSoftmax<f32>>> {
+        Ok(self.on_pool(|| ops::vocab_parallel_cross_entropy::forward(logits, targets)))
     }
 
-    fn cross_entropy_part_backward(
+    fn vocab_parallel_cross_entropy_backward(
         &self,
         exponentials: &mut CpuFloats,
         targets: &[Option<u32>],
         factors: &[f32],
         scale: f64,
     ) -> Result<()> {
-        self.on_pool(|| ops::cross_entropy_part::backward(exponentials, targets, factors, scale));
+        self.on_pool(|| ops::vocab_parallel_cross_entropy::backward(exponentials, targets, factors, scale));
         Ok(())
     }
 

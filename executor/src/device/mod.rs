@@ -1,37 +1,37 @@
-//! Where stages compute: memory and operations of a device.
+//! Devices that stages compute on: memory and operations.
 //!
-//! Models are written against [`Device`] and know no other. A buffer has a type and a length, in elements; shapes live in
-//! the caller. Numbers are of the device's own type behind [`Device::Floats`] (on the CPU `f32`), so that a device that
-//! stores bf16 needs no other model. Operations are one method each, forward and backward; they may run later, in
-//! order, and [`Device::download`] waits for what it needs. Gradients of parameters and inputs are *added* to what is
-//! there unless a method says otherwise. Shapes that do not agree are errors of the model's code, and panic; what
-//! comes from outside is checked before it gets here.
+//! Models are written against [`Device`] alone. A buffer has a type and a length in elements; the caller
+//! knows its shape. [`Device::Floats`] is the number type of the device (`f32` on the CPU), so that a device
+//! that stores bf16 runs the same models. Operations are one method each, forward and backward; they may run
+//! asynchronously, in order, and [`Device::download`] waits for its operands. Gradients of parameters and
+//! inputs are *accumulated* unless a method states otherwise. Mismatched shapes are bugs of the model's code
+//! and panic; external inputs are checked before they get here.
 
 mod bf16;
+mod buffer_pool;
 mod cpu;
-pub(crate) mod gemm;
-mod memory;
+mod sparse_rows;
 
 pub use bf16::{Bf16Floats, CpuBf16};
+pub use buffer_pool::CpuFloats;
 pub use cpu::Cpu;
-pub use gemm::{Layout, Shape};
-pub use memory::CpuFloats;
+pub use sparse_rows::{DeviceSparseRows, SparseBuffers};
 
 use crate::error::Result;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::cross_entropy_part::RowPart;
-use crate::ops::rope::{RopeShape, Turn};
-use crate::row_mix::SparseBuffers;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::ops::rope::{RopeShape, Rotation};
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
-/// A buffer of a device.
+/// Buffer of a device.
 pub trait Buffer: Send + Sync {
-    /// Returns the elements.
+    /// Number of elements.
     fn len(&self) -> usize;
 
-    /// Returns whether there are no elements.
+    /// Returns whether the buffer has no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -39,74 +39,74 @@ pub trait Buffer: Send + Sync {
 
 /// Memory and operations of a device.
 ///
-/// Cheap to clone: clones are the same device. Shapes of buffers are those of [`crate::ops`], where the operation of
-/// the same name says them.
+/// Cheap to clone: clones are the same device. Shapes of buffers are documented at the functions of the same
+/// name in [`crate::ops`].
 pub trait Device: Clone + Send + Sync + 'static {
-    /// Numbers: activations, weights, gradients.
+    /// Buffers of numbers: activations, weights, gradients.
     type Floats: Buffer;
-    /// Indices.
+    /// Buffers of indices.
     type Ints: Buffer;
 
-    /// Takes memory whose contents are not defined.
+    /// Allocates memory of unspecified contents.
     fn alloc(&self, len: usize) -> Result<Self::Floats>;
-    /// Takes memory filled with zeros.
+    /// Allocates memory filled with zeros.
     fn zeros(&self, len: usize) -> Result<Self::Floats> {
         let mut buffer = self.alloc(len)?;
         self.zero(&mut buffer)?;
         Ok(buffer)
     }
-    /// Takes memory filled with zeros that holds `f32` even where the device stores less: sums of gradients, master
-    /// weights, means of the optimizer.
-    fn exact_zeros(&self, len: usize) -> Result<Self::Floats> {
+    /// Allocates zeros stored as `f32` even if the device stores less precise numbers: sums of gradients,
+    /// master weights, moments of the optimizer.
+    fn zeros_f32(&self, len: usize) -> Result<Self::Floats> {
         self.zeros(len)
     }
-    /// Copies numbers to memory of the kind of [`exact_zeros`](Self::exact_zeros).
-    fn upload_exact(&self, values: &[f32]) -> Result<Self::Floats> {
+    /// Copies numbers to the device, stored as `f32` like [`zeros_f32`](Self::zeros_f32).
+    fn upload_f32(&self, values: &[f32]) -> Result<Self::Floats> {
         self.upload(values)
     }
     /// Copies numbers to the device.
     fn upload(&self, values: &[f32]) -> Result<Self::Floats>;
     /// Copies indices to the device.
     fn upload_ints(&self, values: &[u32]) -> Result<Self::Ints>;
-    /// Copies numbers from the device, once they are computed.
+    /// Copies numbers from the device, after pending operations on them.
     fn download(&self, buffer: &Self::Floats) -> Result<Vec<f32>>;
-    /// Changes numbers on the host, once they are computed: where ranks add them up.
+    /// Changes numbers on the host, after pending operations on them, for example to sum them over ranks.
     fn on_host<R>(&self, buffer: &mut Self::Floats, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         let mut values = self.download(buffer)?;
         let result = change(&mut values);
         *buffer = self.upload(&values)?;
         Ok(result)
     }
-    /// Bytes of all buffers that are alive.
+    /// Bytes of all live buffers.
     fn memory_used_bytes(&self) -> u64;
-    /// Runs a closure where operations start without a change of threads.
+    /// Runs a closure in which operations start without a change of threads.
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R;
 
     /// Fills with zeros.
     fn zero(&self, y: &mut Self::Floats) -> Result<()>;
-    /// `y += x`.
+    /// Adds: `y += x`.
     fn add(&self, x: &Self::Floats, y: &mut Self::Floats) -> Result<()>;
-    /// `y *= factor`.
+    /// Scales: `y *= factor`.
     fn scale(&self, factor: f32, y: &mut Self::Floats) -> Result<()>;
     /// Returns the sum of squares.
     fn sum_of_squares(&self, x: &Self::Floats) -> Result<f64>;
-    /// `c = a b`, or `c += a b`.
+    /// Multiplies matrices: `c = a b`, or `c += a b`.
     fn gemm(
         &self,
-        shape: Shape,
-        a: (&Self::Floats, Layout),
-        b: (&Self::Floats, Layout),
+        shape: GemmShape,
+        a: (&Self::Floats, MatrixLayout),
+        b: (&Self::Floats, MatrixLayout),
         is_added: bool,
-        c: (&mut Self::Floats, Layout),
+        c: (&mut Self::Floats, MatrixLayout),
     ) -> Result<()>;
-    /// Writes the bias into every row of some columns.
+    /// Writes the bias into every row of a range of columns.
     fn bias(&self, bias: &Self::Floats, y: &mut Self::Floats, columns: Columns) -> Result<()>;
-    /// Adds the sums over rows of some columns.
+    /// Accumulates the sums over rows of a range of columns.
     fn bias_backward(&self, dy: &Self::Floats, columns: Columns, d_bias: &mut Self::Floats) -> Result<()>;
-    /// Adds `scale x`, a scale for every column.
-    fn column_scale(&self, x: &Self::Floats, scale: &Self::Floats, y: &mut Self::Floats) -> Result<()>;
-    /// Writes `dx`, adds `d_scale`.
-    fn column_scale_backward(
+    /// Adds `scale x`, with one scale per column.
+    fn layer_scale(&self, x: &Self::Floats, scale: &Self::Floats, y: &mut Self::Floats) -> Result<()>;
+    /// Writes `dx` and accumulates `d_scale`.
+    fn layer_scale_backward(
         &self,
         dy: &Self::Floats,
         x: &Self::Floats,
@@ -123,7 +123,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         y: &mut Self::Floats,
         inverse: &mut Self::Floats,
     ) -> Result<()>;
-    /// Adds the gradients that are asked for.
+    /// Accumulates the requested gradients.
     fn rms_norm_backward(
         &self,
         dy: &Self::Floats,
@@ -142,7 +142,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         y: &mut Self::Floats,
         statistics: &mut Self::Floats,
     ) -> Result<()>;
-    /// Adds the gradients that are asked for.
+    /// Accumulates the requested gradients.
     fn layer_norm_backward(
         &self,
         dy: &Self::Floats,
@@ -152,15 +152,15 @@ pub trait Device: Clone + Send + Sync + 'static {
         dx: Option<&mut Self::Floats>,
         parameters: Option<(&mut Self::Floats, &mut Self::Floats)>,
     ) -> Result<()>;
-    /// Turns pairs of columns by the angles of their rows.
+    /// Rotates pairs of columns by the angles of their rows.
     fn rope(
         &self,
-        turn: Turn,
+        rotation: Rotation,
         shape: RopeShape,
         angles: (&Self::Floats, &Self::Floats),
         x: &mut Self::Floats,
     ) -> Result<()>;
-    /// Attention within segments.
+    /// Computes attention within segments.
     fn attention(
         &self,
         shape: &AttentionShape,
@@ -178,12 +178,12 @@ pub trait Device: Clone + Send + Sync + 'static {
         output: (&Self::Floats, &Self::Floats),
         d_output: &Self::Floats,
     ) -> Result<Self::Floats>;
-    /// Applies a function to every element.
+    /// Applies an activation function to every element.
     fn activate(&self, activation: Activation, x: &Self::Floats, y: &mut Self::Floats) -> Result<()>;
-    /// Turns the gradient of the values into that of `x`.
+    /// Turns the gradient of the activations into the gradient of `x`.
     fn activate_backward(&self, activation: Activation, x: &Self::Floats, d: &mut Self::Floats)
     -> Result<()>;
-    /// `silu(gate) up`.
+    /// Computes `silu(gate) up`.
     fn silu_gate(&self, gate_up: &Self::Floats, columns: usize, y: &mut Self::Floats) -> Result<()>;
     /// Writes the gradients of gate and up.
     fn silu_gate_backward(
@@ -194,14 +194,14 @@ pub trait Device: Clone + Send + Sync + 'static {
         d_gate_up: &mut Self::Floats,
     ) -> Result<()>;
     /// Adds weighted rows of `x` to rows of `y`.
-    fn mix_rows(
+    fn gather_scatter(
         &self,
-        mix: &SparseBuffers<Self>,
+        matrix: &SparseBuffers<Self>,
         columns: usize,
         x: &Self::Floats,
         y: &mut Self::Floats,
     ) -> Result<()>;
-    /// Exchanges the last two axes, `[.., rows, columns]`, and writes or adds.
+    /// Exchanges the last two axes, `[.., rows, columns]`, and writes or accumulates.
     fn transpose(
         &self,
         x: &Self::Floats,
@@ -210,24 +210,24 @@ pub trait Device: Clone + Send + Sync + 'static {
         is_added: bool,
         y: &mut Self::Floats,
     ) -> Result<()>;
-    /// Replaces logits by their gradient and returns the sum of losses, once it is computed.
+    /// Replaces logits by their gradient and returns the sum of losses.
     fn cross_entropy(&self, logits: &mut Self::Floats, targets: &[u32], scale: f64) -> Result<f64>;
-    /// Replaces logits of a part of the vocabulary by exponentials, and returns what each row adds up to, once it is
-    /// computed.
-    fn cross_entropy_part(
+    /// Replaces the logits of a part of the vocabulary by exponentials, and returns the partial softmax of
+    /// each row.
+    fn vocab_parallel_cross_entropy(
         &self,
         logits: &mut Self::Floats,
         targets: &[Option<u32>],
-    ) -> Result<Vec<RowPart<f32>>>;
+    ) -> Result<Vec<PartialSoftmax<f32>>>;
     /// Turns these exponentials into the gradient of the logits.
-    fn cross_entropy_part_backward(
+    fn vocab_parallel_cross_entropy_backward(
         &self,
         exponentials: &mut Self::Floats,
         targets: &[Option<u32>],
         factors: &[f32],
         scale: f64,
     ) -> Result<()>;
-    /// Takes one step of the optimizer; `means` are those of gradients and of their squares.
+    /// Takes one optimizer step; `means` are the first and second moments of the gradients.
     fn adamw(
         &self,
         adamw: &AdamW,

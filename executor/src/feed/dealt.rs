@@ -4,7 +4,7 @@ use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
 use crate::error::{Error, Result};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, StepPlan};
 
 /// All that one encoder encodes of one sample: a medium of the pipeline.
@@ -90,7 +90,7 @@ impl Dealt {
         let plan = self.plan(job, 0, |_| 2, |_| 1)?;
         let Some(route) = plan.route(job, module) else {
             let problem = format!("have no {module:?}");
-            return Err(Error::Job { setting: "modules", problem });
+            return Err(Error::InvalidSetting { setting: "modules", reason: problem });
         };
         let of_microbatch = |source: u32| {
             let place = |dealt: &DealtMicrobatch, medium: usize| dealt.media[medium].place;

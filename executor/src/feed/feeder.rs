@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 use dflop_loader::prepare::{PreparedSample, Preparer, PreparerBuilder};
-use dflop_loader::state::LoaderState;
 use futures::StreamExt;
 
 use super::dealt::Dealt;
@@ -18,8 +18,8 @@ use super::{media, text};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
-use crate::model::whole::ModuleKind;
+use crate::model::context::MicrobatchContext;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, Place, StepPlan, StepWork};
 
 /// A step that is ready to run.
@@ -59,7 +59,7 @@ impl<D: Device> Feed<D> {
     /// - `configure`: further settings of the loader, as where it begins
     ///
     /// # Errors
-    /// [`Error::Job`] if the planner's DP size is not the LLM's; [`Error::Loader`].
+    /// [`Error::InvalidSetting`] if the planner's DP size is not the LLM's; [`Error::Loader`].
     pub fn new(
         device: D,
         job: Arc<Job>,
@@ -71,7 +71,7 @@ impl<D: Device> Feed<D> {
         let llm = job.modules().last().map_or(0, |llm| llm.dp_size);
         if planner.dp_size() != llm {
             let problem = format!("of the LLM is {llm}, that of the loader's plan {}", planner.dp_size());
-            return Err(Error::Job { setting: "dp_size", problem });
+            return Err(Error::InvalidSetting { setting: "dp_size", reason: problem });
         }
         let is_llm = place.module == ModuleKind::Llm;
         let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
@@ -129,7 +129,7 @@ impl<D: Device> Feed<D> {
         figures: &Figures,
         plan: &StepPlan,
         own: &mut BTreeMap<u32, PreparedSample>,
-    ) -> Result<BTreeMap<u32, Arc<Context<D>>>> {
+    ) -> Result<BTreeMap<u32, Arc<MicrobatchContext<D>>>> {
         let Place { module, replica, .. } = self.place;
         let mut contexts = BTreeMap::new();
         let encoded = match module {
@@ -165,7 +165,7 @@ impl<D: Device> Feed<D> {
         let model = self.job.model();
         let encoder = if self.place.module == ModuleKind::Vision { &model.vision } else { &model.audio };
         let problem = || format!("have {:?}, which the model does not have", self.place.module);
-        encoder.as_ref().ok_or_else(|| Error::Job { setting: "modules", problem: problem() })
+        encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
     }
 
     /// Others could prepare a sample, this rank could not.
@@ -202,9 +202,7 @@ impl<D: Device> Feed<D> {
 fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {
-        for (mut sample, place) in microbatch.samples.into_iter().zip(microbatch.places) {
-            all.extend(sample.take_prepared().map(|prepared| (place, prepared)));
-        }
+        all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
     }
     all
 }

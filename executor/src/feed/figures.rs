@@ -1,12 +1,12 @@
 //! What ranks count of the samples of a step, added up before it begins.
 
 use dflop_loader::prepare::PreparedSample;
-use dflop_loader::text::MediumSlot;
+use dflop_loader::sample::text::MediumSlot;
 
 use super::dealt::Dealt;
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::Result;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, Place};
 
 /// Columns of the table.
@@ -60,7 +60,7 @@ impl Figures {
                 count(&mut table[at as usize * COLUMNS..][..COLUMNS], place.module, sample);
             });
         }
-        comm.all_reduce(At::step(dealt.step, "add up figures"), table.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(dealt.step, "add up figures"), table.as_mut_slice().into())?;
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         Ok(Self { table, encoders })
     }

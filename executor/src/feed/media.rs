@@ -1,12 +1,14 @@
 //! Prepared samples to the context of an encoder's microbatch.
 
-use dflop_loader::prepare::{AudioFeatures, PixelValues, PreparedSample};
+use dflop_loader::prepare::PreparedSample;
+use dflop_loader::prepare::audio::AudioFeatures;
+use dflop_loader::prepare::image::PixelValues;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
-use crate::model::encoder::{EncoderConfig, Medium, Shown};
-use crate::model::whole::ModuleKind;
+use crate::model::context::MicrobatchContext;
+use crate::model::encoder::{EncoderConfig, EncoderInput, TiledMedium};
+use crate::model::model_config::ModuleKind;
 
 /// Joins the media of samples, in their order; of a sample its images, then its videos, or its clips.
 pub(super) fn context<D: Device>(
@@ -14,7 +16,7 @@ pub(super) fn context<D: Device>(
     encoder: &EncoderConfig,
     module: ModuleKind,
     samples: &[PreparedSample],
-) -> Result<Context<D>> {
+) -> Result<MicrobatchContext<D>> {
     if module == ModuleKind::Audio {
         return audio(device, encoder, samples.iter().flat_map(|sample| &sample.clips));
     }
@@ -36,7 +38,7 @@ fn patches<'a, D: Device>(
     device: &D,
     encoder: &EncoderConfig,
     pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
-) -> Result<Context<D>> {
+) -> Result<MicrobatchContext<D>> {
     let (mut values, mut grids) = (Vec::new(), Vec::new());
     for (image, _) in pixels {
         let Some(grid) = image.grid_thw else {
@@ -46,14 +48,14 @@ fn patches<'a, D: Device>(
         values.extend_from_slice(&image.values);
         grids.push(grid);
     }
-    encoder.context(device, &Medium::Patches { values: &values, grids: &grids })
+    encoder.context(device, &EncoderInput::Patches { values: &values, grids: &grids })
 }
 
 fn tiles<'a, D: Device>(
     device: &D,
     encoder: &EncoderConfig,
     pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
-) -> Result<Context<D>> {
+) -> Result<MicrobatchContext<D>> {
     let (mut values, mut shown) = (Vec::new(), Vec::new());
     for (image, frames) in pixels {
         values.extend_from_slice(&image.values);
@@ -61,18 +63,18 @@ fn tiles<'a, D: Device>(
         // Families that do not cut by size are given none.
         let [height, width] = image.image_size.unwrap_or([1, 1]);
         shown.push(match frames {
-            Some(frames) => Shown::Video { frames },
-            None => Shown::Image { height, width, tiles },
+            Some(frames) => TiledMedium::Video { frames },
+            None => TiledMedium::Image { height, width, tiles },
         });
     }
-    encoder.context(device, &Medium::Tiles { pixels: &values, shown: &shown })
+    encoder.context(device, &EncoderInput::Tiles { pixels: &values, shown: &shown })
 }
 
 fn audio<'a, D: Device>(
     device: &D,
     encoder: &EncoderConfig,
     clips: impl Iterator<Item = &'a AudioFeatures>,
-) -> Result<Context<D>> {
+) -> Result<MicrobatchContext<D>> {
     let (mut features, mut frames) = (Vec::new(), Vec::new());
     for clip in clips {
         features.extend_from_slice(&clip.values);
@@ -80,5 +82,5 @@ fn audio<'a, D: Device>(
         let sounding = |window: &[u8]| window.iter().map(|&is_sound| u32::from(is_sound)).sum::<u32>();
         frames.extend(clip.attention_mask.chunks(of_window).map(sounding));
     }
-    encoder.context(device, &Medium::Windows { features: &features, frames: &frames })
+    encoder.context(device, &EncoderInput::Windows { features: &features, frames: &frames })
 }

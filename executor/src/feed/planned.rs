@@ -6,7 +6,7 @@ use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
 use super::dealt::Dealt;
 use crate::error::Result;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, StepPlan};
 
 /// Predicted times of whole modules over the microbatches of a step, as the job numbers both.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use dflop_loader::balanced::Share;
+use dflop_loader::fetch::Share;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::dealt::Dealt;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 use crate::pipeline::Job;
 
 /// The samples whose media a replica of an encoder encodes: those of all LLM ranks, balanced again round by round.

@@ -1,11 +1,11 @@
 //! Prepared samples to the context of an LLM microbatch.
 
 use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
-use dflop_loader::text::MediumSlot;
+use dflop_loader::sample::text::MediumSlot;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::Context;
+use crate::model::context::MicrobatchContext;
 use crate::model::llm::{LlmConfig, TextBatch};
 
 /// Packs samples one behind the other.
@@ -15,7 +15,7 @@ pub(super) fn context<D: Device>(
     preparer: &Preparer,
     samples: Vec<PreparedSample>,
     loss_scale: f64,
-) -> Result<Option<Context<D>>> {
+) -> Result<Option<MicrobatchContext<D>>> {
     let media_places = media_places(&samples);
     let Some(inputs) = preparer.pack(samples) else { return Ok(None) };
     let ints = |name: &'static str| match inputs.tensor(name).map(|tensor| &tensor.values) {

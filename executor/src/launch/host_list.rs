@@ -1,6 +1,6 @@
-//! Slurm's lists of hosts.
+//! Parses Slurm's lists of hosts.
 
-/// Returns the first host of a list such as `gpu[007-009,12],big`; `None` if it is no list.
+/// Returns the first host of a list such as `gpu[007-009,12],big`; `None` if the list is invalid.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (prefix, rest) = list.split_at(end);
@@ -9,7 +9,7 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     }
     let (numbers, rest) = rest[1..].split_once(']')?;
     let first = numbers.split([',', '-']).next().filter(|number| !number.is_empty())?;
-    // what follows a bracket may be a suffix, with brackets of its own
+    // a bracket may be followed by a suffix, which may contain brackets itself
     let suffix = if rest.is_empty() || rest.starts_with(',') { String::new() } else { first_host(rest)? };
     Some(format!("{prefix}{first}{suffix}"))
 }

@@ -1,17 +1,16 @@
-//! How the ranks of a job come to be: read from the environment of a launcher, or started here.
+//! Starts the ranks of a job, or finds out which rank this process is.
 //!
-//! - [`Layout::from_environment`] says which rank this process is, as torchrun, Open MPI or Slurm set it
+//! - [`identity_from_environment`] reads the rank that torchrun, Open MPI or Slurm assigned to this process
 //! - [`Launcher`] starts all ranks of a job on this machine
 
 mod environment;
 mod host_list;
-mod layout;
-mod local;
+mod launcher;
 mod orphan;
 mod output;
 mod status;
 
-pub use layout::{Layout, Rendezvous};
-pub use local::{Launcher, Outcome};
+pub use environment::identity_from_environment;
+pub use launcher::{JobOutcome, Launcher};
 pub use orphan::end_with_launcher;
-pub use status::{EXIT_SECONDARY, RankStatus};
+pub use status::RankStatus;

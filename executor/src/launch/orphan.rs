@@ -1,20 +1,21 @@
-//! Ranks whose launcher was killed.
+//! Ends a rank whose launcher was killed.
 
 use crate::comm::{Error, Result};
 
-/// Has the system end this process when the process that started it dies, however it dies.
+/// Makes the system end this process when its parent dies for any reason.
 ///
-/// For ranks that [`Launcher`](super::Launcher) started: `DFLOP_STORE=launcher` says so, without it nothing
-/// happens. Linux only; elsewhere the ranks of a killed launcher run on to their end.
+/// Only takes effect in ranks that [`Launcher`](super::Launcher) started, which have `DFLOP_STORE=launcher`
+/// set. Linux only; on other systems the ranks of a killed launcher run to their end.
 ///
 /// # Errors
-/// [`Error::Io`] if the system refuses, or the launcher is dead already.
+/// [`Error::Io`] if the system refuses, or the launcher is already dead.
 pub fn end_with_launcher() -> Result<()> {
     #[cfg(target_os = "linux")]
     if std::env::var_os("DFLOP_STORE").is_some_and(|store| store == "launcher") {
         use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
         let failed = |source| Error::Io { action: "tie this rank to its launcher".into(), source };
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
+        // the launcher may have died before the request above took effect
         if getppid() == Some(Pid::INIT) {
             return Err(failed(std::io::Error::other("the launcher died")));
         }

@@ -1,12 +1,12 @@
-//! What ranks print, passed on line by line with the rank before it.
+//! Passes the output of ranks on line by line, with the rank in front.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::thread::JoinHandle;
 
-/// Longest line that is kept together; longer ones are cut.
+/// Longest line in bytes that is kept together; longer lines are split.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// What stands before every line of a rank.
+/// Text in front of every line of a rank.
 pub(super) fn prefix(rank: usize) -> String {
     format!("[{rank}] ")
 }
@@ -23,6 +23,7 @@ pub(super) fn pass_on(
         let prefix_bytes = line.len();
         loop {
             line.truncate(prefix_bytes);
+            // bounded: a rank that prints no newline must not fill the memory of the launcher
             let read = (&mut from).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
             if !read.is_ok_and(|bytes| bytes > 0) {
                 return;
@@ -30,7 +31,7 @@ pub(super) fn pass_on(
             if line.last() != Some(&b'\n') {
                 line.push(b'\n');
             }
-            // a rank must not stop because no one reads its lines any more
+            // a rank must not stop because its output is no longer read
             let _ = to().write_all(&line);
         }
     })

@@ -1,13 +1,10 @@
-//! How a rank ended.
+//! Exit status of a rank's process.
 
-use crate::comm::Error;
+use crate::comm::EXIT_SECONDARY;
 use std::fmt;
 use std::process::ExitStatus;
 
-/// Exit status of a rank that ended because another one failed: the launcher looks for the other one.
-pub const EXIT_SECONDARY: u8 = 75;
-
-/// How a rank's process ended.
+/// Exit of a rank's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankStatus {
     /// The rank.
@@ -17,7 +14,7 @@ pub struct RankStatus {
 }
 
 impl RankStatus {
-    /// Whether the rank says that it ended because of another one.
+    /// Returns whether the rank reported that it ended because of another one.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         self.status.code() == Some(i32::from(EXIT_SECONDARY))
@@ -27,13 +24,5 @@ impl RankStatus {
 impl fmt::Display for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} ended with {}", self.rank, self.status)
-    }
-}
-
-impl Error {
-    /// Exit status that a rank with this error should have: [`EXIT_SECONDARY`] or 1.
-    #[must_use]
-    pub fn exit_status(&self) -> u8 {
-        if self.is_secondary() { EXIT_SECONDARY } else { 1 }
     }
 }

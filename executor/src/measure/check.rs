@@ -23,8 +23,8 @@ use super::subject::time_passes;
 use super::{MeasuredModel, kind_of};
 use crate::device::{Cpu, Device};
 use crate::error::{Error, Result};
-use crate::model::context::Context;
-use crate::model::whole::{Frozen, StageRange};
+use crate::model::context::MicrobatchContext;
+use crate::model::model_config::{FrozenModules, StageRange};
 use crate::stage::{Activations, Stage};
 use crate::weights::Seed;
 
@@ -155,7 +155,7 @@ pub fn check(
         let seed = Seed(options.seed);
         stages.push((
             module,
-            model.config.stage(device, &range, Frozen::default(), Activations::Stored, &seed)?,
+            model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &seed)?,
         ));
     }
     // The first round touches memory for the first time and is left out.
@@ -171,7 +171,7 @@ pub fn check(
 /// A microbatch and what it took.
 struct Runs {
     drawn: Drawn,
-    contexts: Vec<(Module, Arc<Context<Cpu>>)>,
+    contexts: Vec<(Module, Arc<MicrobatchContext<Cpu>>)>,
     media_rows: usize,
     /// Nanoseconds, by context, then by run.
     taken_ns: Vec<Vec<u64>>,

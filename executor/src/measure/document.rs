@@ -130,7 +130,7 @@ mod tests {
             let layers =
                 model.config.vision.iter().flat_map(crate::model::encoder::EncoderConfig::layer_specs);
             let found =
-                layers.filter(|layer| layer.attention.sight == crate::model::attention::Sight::Window);
+                layers.filter(|layer| layer.attention.mask == crate::model::attention::AttentionMask::Window);
             assert_eq!(found.count(), windowed(&spec) as usize, "{name}");
         }
     }

@@ -5,7 +5,7 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
 
 use super::inputs::{Media, SampleTokens};
 use crate::error::Result;
-use crate::model::encoder::Shown;
+use crate::model::encoder::TiledMedium;
 
 /// Median tokens of a text, and the deviation of their logarithm.
 const TEXT_MEDIAN: f64 = 120.0;
@@ -156,7 +156,7 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
             }
             MediaRule::Vision(_) => {
                 let ImageSize { width, height } = shape.images[0];
-                Media::Tiles(vec![Shown::Image { height, width, tiles: work.items as u32 }])
+                Media::Tiles(vec![TiledMedium::Image { height, width, tiles: work.items as u32 }])
             }
         };
         match media.iter_mut().find(|(of, _)| of == module) {

@@ -2,8 +2,8 @@
 
 use crate::device::Cpu;
 use crate::error::Result;
-use crate::model::context::Context;
-use crate::model::encoder::{EncoderConfig, MediaKind, Medium, Shown};
+use crate::model::context::MicrobatchContext;
+use crate::model::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use crate::model::llm::{IGNORED, LlmConfig, TextBatch};
 
 /// Tokens of a sample of the LLM.
@@ -45,7 +45,7 @@ pub(super) fn text_context(
     device: &Cpu,
     config: &LlmConfig,
     samples: &[SampleTokens],
-) -> Result<Context<Cpu>> {
+) -> Result<MicrobatchContext<Cpu>> {
     let vocabulary = i64::from(config.spec.vocab.max(1));
     let (mut labels, mut positions, mut places, mut ends) = (Vec::new(), Vec::new(), Vec::new(), vec![0]);
     for sample in samples {
@@ -73,7 +73,7 @@ pub(super) fn text_context(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Media {
     /// Runs of tiles.
-    Tiles(Vec<Shown>),
+    Tiles(Vec<TiledMedium>),
     /// Layers, rows and columns of patches.
     Grids(Vec<[u32; 3]>),
     /// Full windows.
@@ -82,22 +82,22 @@ pub(super) enum Media {
 
 impl Media {
     /// The context of an encoder for these media.
-    pub(super) fn context(&self, device: &Cpu, config: &EncoderConfig) -> Result<Context<Cpu>> {
-        let elements = match config.media_kind() {
-            MediaKind::Tiles { elements }
-            | MediaKind::Patches { elements }
-            | MediaKind::Windows { elements, .. } => elements,
+    pub(super) fn context(&self, device: &Cpu, config: &EncoderConfig) -> Result<MicrobatchContext<Cpu>> {
+        let elements = match config.input_kind() {
+            EncoderInputKind::Tiles { elements }
+            | EncoderInputKind::Patches { elements }
+            | EncoderInputKind::Windows { elements, .. } => elements,
         };
         let values = numbers(self.items() * elements);
         match self {
-            Self::Tiles(shown) => config.context(device, &Medium::Tiles { pixels: &values, shown }),
-            Self::Grids(grids) => config.context(device, &Medium::Patches { values: &values, grids }),
+            Self::Tiles(shown) => config.context(device, &EncoderInput::Tiles { pixels: &values, shown }),
+            Self::Grids(grids) => config.context(device, &EncoderInput::Patches { values: &values, grids }),
             Self::Windows(windows) => {
-                let MediaKind::Windows { frames, .. } = config.media_kind() else {
-                    return config.context(device, &Medium::Windows { features: &values, frames: &[] });
+                let EncoderInputKind::Windows { frames, .. } = config.input_kind() else {
+                    return config.context(device, &EncoderInput::Windows { features: &values, frames: &[] });
                 };
                 let frames = vec![frames as u32; *windows];
-                config.context(device, &Medium::Windows { features: &values, frames: &frames })
+                config.context(device, &EncoderInput::Windows { features: &values, frames: &frames })
             }
         }
     }
@@ -115,7 +115,7 @@ impl Media {
     /// Tiles, patches or windows.
     pub(super) fn items(&self) -> usize {
         match self {
-            Self::Tiles(shown) => shown.iter().map(Shown::tiles).sum(),
+            Self::Tiles(shown) => shown.iter().map(TiledMedium::tiles).sum(),
             Self::Grids(grids) => grids.iter().map(|grid| grid.iter().product::<u32>() as usize).sum(),
             Self::Windows(windows) => *windows,
         }

@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::model::encoder::EncoderConfig;
 use crate::model::layer::LayerSpec;
-use crate::model::whole::{ModelConfig, ModuleKind};
+use crate::model::model_config::{ModelConfig, ModuleKind};
 
 pub use clock::Clock;
 pub use peak::gemm_peak_flops;
@@ -44,7 +44,7 @@ impl MeasuredModel {
     /// Takes a model from its `config.json`.
     ///
     /// # Errors
-    /// [`Error::Config`] or [`Error::Model`] if a field makes no sense or the executor has no counterpart to it.
+    /// [`Error::ModelConfig`] or [`Error::Model`] if a field makes no sense or the executor has no counterpart to it.
     pub fn from_config(document: &Value, spec: ModelSpec) -> Result<Self> {
         Self { config: ModelConfig::from_config(document)?, spec }.checked()
     }
@@ -52,7 +52,7 @@ impl MeasuredModel {
     /// Takes a model from its dimensions alone, such as a preset's.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the module which no family here has.
+    /// [`Error::ModelConfig`] that names the module which no family here has.
     pub fn from_spec(spec: ModelSpec) -> Result<Self> {
         let vision = document::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;
         let audio = document::audio(&spec).map(|document| EncoderConfig::audio(&document)).transpose()?;
@@ -72,7 +72,7 @@ impl MeasuredModel {
                     found.hidden(),
                     encoder.hidden
                 );
-                return Err(Error::Config { field: "model_type".to_owned(), problem });
+                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
             }
         }
         Ok(self)
@@ -90,7 +90,7 @@ impl MeasuredModel {
             Module::Audio => &self.config.audio,
             Module::Llm => &None,
         };
-        encoder.as_ref().ok_or_else(|| Error::Config {
+        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
             field: "model_type".to_owned(),
             problem: format!("has no encoder {module} here"),
         })

@@ -108,7 +108,7 @@ pub struct MeasuredProfile {
 /// Measures all modules of a model; `progress` is told what was done, a line at a time.
 ///
 /// # Errors
-/// [`crate::Error::Room`] if a module would not fit into memory; those of stages.
+/// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; those of stages.
 pub fn measure(
     model: &MeasuredModel,
     device: &Cpu,

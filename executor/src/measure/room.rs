@@ -22,7 +22,7 @@ pub(super) fn check(module: Module, layers: usize, needed_bytes: u64) -> Result<
 fn against(free_bytes: Option<u64>, module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
     match free_bytes {
         Some(free_bytes) if needed_bytes as f64 > SHARE * free_bytes as f64 => {
-            Err(Error::Room { module, layers, needed_bytes, free_bytes })
+            Err(Error::InsufficientMemory { module, layers, needed_bytes, free_bytes })
         }
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@ use dflop_costmodel::tokens::VisionRule;
 
 use super::inputs::Media;
 use crate::error::{Error, Result};
-use crate::model::encoder::Shown;
+use crate::model::encoder::TiledMedium;
 
 /// Tokens of each sequence where linear work is measured and the length is free: a tile of attention, so that little of
 /// the time is attention's.
@@ -31,7 +31,7 @@ impl Sequences {
     /// Those of a module of a model.
     ///
     /// # Errors
-    /// [`Error::Config`] if the model has no such module.
+    /// [`Error::ModelConfig`] if the model has no such module.
     pub(super) fn of(spec: &ModelSpec, module: Module) -> Result<Self> {
         let rule = match (module, spec.vision.as_ref(), spec.audio.as_ref()) {
             (Module::Llm, _, _) => return Ok(Self::Text),
@@ -39,7 +39,7 @@ impl Sequences {
             (Module::Audio, _, Some(audio)) => return Ok(Self::Windows(audio.rule.window_tokens.max(1))),
             _ => {
                 let problem = format!("has no module {module}");
-                return Err(Error::Config { field: "model_type".to_owned(), problem });
+                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
             }
         };
         Ok(match rule {
@@ -94,7 +94,7 @@ impl Sequences {
         match self {
             Self::Text => None,
             Self::Tiles(_) => {
-                let tile = Shown::Image { height: 1, width: 1, tiles: 1 };
+                let tile = TiledMedium::Image { height: 1, width: 1, tiles: 1 };
                 Some(Media::Tiles(vec![tile; batch as usize]))
             }
             Self::Windows(_) => Some(Media::Windows(batch as usize)),

@@ -16,14 +16,14 @@ use super::sequences::Sequences;
 use super::{MeasuredModel, kind_of};
 use crate::device::{Buffer, Cpu, CpuFloats, Device};
 use crate::error::{Error, Result};
-use crate::model::attention::Sight;
-use crate::model::context::Context;
+use crate::model::attention::AttentionMask;
+use crate::model::context::MicrobatchContext;
 use crate::model::layer::{Layer, LayerSpec};
-use crate::model::whole::{Frozen, ModuleKind, StageRange};
-use crate::model::{Block, Output};
+use crate::model::model_config::{FrozenModules, ModuleKind, StageRange};
+use crate::model::{Block, BlockOutput, StageBlocks};
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
-use crate::stage::{Activations, Stage, StageOptions, StageParts};
+use crate::stage::{Activations, Stage, StageOptions};
 use crate::weights::Seed;
 
 /// Least share of the layers' time that is left for linear work when attention is taken off: a guard against noise.
@@ -49,15 +49,15 @@ pub struct Passes {
 pub fn time_passes(
     clock: Clock,
     stage: &mut Stage<Cpu>,
-    context: &Arc<Context<Cpu>>,
+    context: &Arc<MicrobatchContext<Cpu>>,
     input: Option<CpuFloats>,
 ) -> Result<Passes> {
     let device = stage.device().clone();
     let context = Arc::clone(context);
     let (output, forward) = clock.time(&device, || stage.forward(0, context, input));
     let gradient = match output? {
-        Output::Rows(rows) => Some(rows),
-        Output::Loss(_) => None,
+        BlockOutput::Rows(rows) => Some(rows),
+        BlockOutput::Loss(_) => None,
     };
     let kept_bytes = stage.kept_bytes();
     let (gradient, backward) = clock.time(&device, || stage.backward(0, gradient));
@@ -68,7 +68,7 @@ pub fn time_passes(
 /// Times a step of the optimizer over all parameters of a stage, after one that is not timed.
 ///
 /// # Errors
-/// [`Error::Memory`].
+/// [`Error::OutOfMemory`].
 pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
     let lengths: Vec<usize> =
@@ -114,7 +114,7 @@ impl<'a> Subject<'a> {
     /// Takes the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Those of the model; [`Error::Memory`].
+    /// Those of the model; [`Error::OutOfMemory`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &Cpu,
@@ -126,13 +126,13 @@ impl<'a> Subject<'a> {
         let specs = model.layer_specs(module, layers)?;
         let Some(first) = specs.first() else {
             let problem = format!("leaves no layer of {module} to measure");
-            return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         };
         let attention = &first.attention;
         let all = model.config.layers(kind);
         let end = |at: usize| {
             let range = StageRange { module: kind, layers: at..at };
-            model.config.stage(device, &range, Frozen::default(), Activations::Stored, &Seed(seed))
+            model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &Seed(seed))
         };
         Ok(Self {
             device: device.clone(),
@@ -140,13 +140,13 @@ impl<'a> Subject<'a> {
             module,
             sequences: Sequences::of(&model.spec, module)?,
             layers,
-            windowed: specs.iter().filter(|spec| spec.attention.sight == Sight::Window).count(),
+            windowed: specs.iter().filter(|spec| spec.attention.mask == AttentionMask::Window).count(),
             shape: AttentionShape {
                 heads: attention.heads,
                 kv_heads: attention.kv_heads,
                 head_dim: attention.head_dim,
                 scale: 1.0 / (attention.head_dim as f64).sqrt(),
-                is_causal: attention.sight == Sight::Causal,
+                is_causal: attention.mask == AttentionMask::Causal,
             },
             hidden: attention.hidden,
             first: end(0)?,
@@ -163,7 +163,7 @@ impl<'a> Subject<'a> {
         Ok(self.run_body(&context)?.kept_bytes)
     }
 
-    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<Context<Cpu>>> {
+    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<MicrobatchContext<Cpu>>> {
         let context = match self.sequences.media(batch, tokens) {
             None => {
                 let samples = vec![SampleTokens::text(tokens as usize); batch as usize];
@@ -174,7 +174,7 @@ impl<'a> Subject<'a> {
         Ok(Arc::new(context))
     }
 
-    fn run_body(&mut self, context: &Arc<Context<Cpu>>) -> Result<Passes> {
+    fn run_body(&mut self, context: &Arc<MicrobatchContext<Cpu>>) -> Result<Passes> {
         let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
         time_passes(self.clock, &mut self.body, context, Some(input))
     }
@@ -286,12 +286,12 @@ impl<'a> Subject<'a> {
 
 /// A stage of layers alone, as one inside a pipeline has them.
 fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<Stage<Cpu>> {
-    let mut parts = StageParts::default();
+    let mut parts = StageBlocks::default();
     parts.add(false, |declaration| {
         let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
         Ok(specs.iter().map(layer).collect())
     })?;
-    parts.build(device.clone(), StageOptions::new(format!("{module} layers")), &Seed(seed))
+    Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))
 }
 
 fn both(passes: Passes) -> [f64; 2] {

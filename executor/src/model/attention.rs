@@ -1,41 +1,42 @@
-//! The attention of a layer: projections, rotation, attention, output projection.
+//! Attention of a layer: query, key and value projections, rotation, attention, output projection.
 //!
-//! Ranks of a tensor-parallel group have some query heads each, and the key and value heads that these read. Where there
-//! are fewer of the latter than ranks, some ranks have the same ones: they add up the gradients of keys and values before
-//! they go on to those of the weights, so that copies of weights have the same gradients.
+//! Each rank of a tensor-parallel group has some query heads, and the key and value heads that these read. If
+//! there are fewer key heads than ranks, several ranks share one: they sum its gradients before computing
+//! those of the weights, so that copies of weights have the same gradients.
 
 use super::context::LayerContext;
 use super::linear::Linear;
-use super::parameters::{Declaration, Init};
-use super::shard::Parts;
-use super::{BackwardPass, Pass, Saved, tensor_parallel};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::model::tensor_parallel;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::rope::{RopeShape, Turn};
+use crate::ops::rope::{RopeShape, Rotation};
+use crate::weights::{AxisPartition, Init};
 
-/// Which tokens a token sees.
+/// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
-    /// Itself and those before it in its sample.
+pub enum AttentionMask {
+    /// Itself and earlier tokens of its sample.
     Causal,
-    /// All of its image or clip.
+    /// All tokens of its image or audio clip.
     Full,
-    /// All of its window.
+    /// All tokens of its window.
     Window,
 }
 
-/// How queries, keys and values are named and stored.
+/// Names and storage of queries, keys and values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum QkvNames {
     /// Three layers, each with or without a bias.
-    Apart([(String, bool); 3]),
+    Separate([(String, bool); 3]),
     /// One layer, with a bias.
-    Together(String),
+    Fused(String),
 }
 
-/// What an attention is made of.
+/// Sizes, names and mask of an attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
     /// Width of the model.
@@ -50,25 +51,25 @@ pub struct AttentionSpec {
     pub qkv: QkvNames,
     /// Name of the output projection, and whether it has a bias.
     pub output: (String, bool),
-    /// Who sees whom.
-    pub sight: Sight,
+    /// Tokens that a token attends to.
+    pub mask: AttentionMask,
     /// Whether queries and keys are rotated.
     pub is_rotated: bool,
-    /// Beginning of the matrices.
+    /// Initialization of the matrices.
     pub init: Init,
 }
 
-/// The attention of a layer.
+/// Attention of a layer.
 #[derive(Debug)]
 pub struct Attention {
-    /// Each with its first column in a row of queries, keys and values.
+    /// Projections, each with its first column in a row of queries, keys and values.
     projections: Vec<(Linear, usize)>,
     output: Linear,
-    /// Of this rank.
+    /// Shape of the heads on this rank.
     shape: AttentionShape,
-    /// First element among those of all keys, and the number of these, where other ranks have the same heads.
+    /// Set if other ranks have the same key heads: first element among all keys, and the number of these.
     replicated: Option<(usize, usize)>,
-    sight: Sight,
+    mask: AttentionMask,
     is_rotated: bool,
 }
 
@@ -76,40 +77,44 @@ impl Attention {
     /// Declares the parameters.
     pub fn declare(declaration: &mut Declaration, spec: &AttentionSpec) -> Self {
         let AttentionSpec { hidden, heads, kv_heads, head_dim, init, .. } = *spec;
-        let place = declaration.place();
-        let (queries, keys) =
-            (Parts::heads(heads, head_dim, place.size), Parts::heads(kv_heads, head_dim, place.size));
+        let tp_rank = declaration.tp_rank();
+        let (queries, keys) = (
+            AxisPartition::heads(heads, head_dim, tp_rank.size),
+            AxisPartition::heads(kv_heads, head_dim, tp_rank.size),
+        );
         let shape = AttentionShape {
-            heads: queries.len(place.rank) / head_dim,
-            kv_heads: keys.len(place.rank) / head_dim,
+            heads: queries.len(tp_rank.rank) / head_dim,
+            kv_heads: keys.len(tp_rank.rank) / head_dim,
             head_dim,
             scale: 1.0 / (head_dim as f64).sqrt(),
-            is_causal: spec.sight == Sight::Causal,
+            is_causal: spec.mask == AttentionMask::Causal,
         };
         let projections = match &spec.qkv {
-            QkvNames::Together(name) => {
+            QkvNames::Fused(name) => {
                 let [q, kv] = [heads * head_dim, kv_heads * head_dim];
                 let (parts, sizes) =
-                    (Parts::joined(&[(&queries, q), (&keys, kv), (&keys, kv)]), [q + 2 * kv, hidden]);
+                    (AxisPartition::joined(&[(&queries, q), (&keys, kv), (&keys, kv)]), [q + 2 * kv, hidden]);
                 vec![(Linear::declare_column_parallel(declaration, name, sizes, true, init, &parts), 0)]
             }
-            QkvNames::Apart(names) => {
+            QkvNames::Separate(names) => {
                 let mut first = 0;
                 let widths = [(heads, &queries), (kv_heads, &keys), (kv_heads, &keys)];
-                let mut declare = |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &Parts))| {
-                    let sizes = [heads * head_dim, hidden];
-                    let layer =
-                        Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
-                    first += layer.outputs();
-                    (layer, first - layer.outputs())
-                };
+                let mut declare =
+                    |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &AxisPartition))| {
+                        let sizes = [heads * head_dim, hidden];
+                        let layer =
+                            Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
+                        first += layer.outputs();
+                        (layer, first - layer.outputs())
+                    };
                 names.iter().zip(widths).map(&mut declare).collect()
             }
         };
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
-        let replicated = (place.size > kv_heads).then(|| (keys.first(place.rank), kv_heads * head_dim));
-        Self { projections, output, shape, replicated, sight: spec.sight, is_rotated: spec.is_rotated }
+        // several ranks share a key head only if there are fewer heads than ranks
+        let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
+        Self { projections, output, shape, replicated, mask: spec.mask, is_rotated: spec.is_rotated }
     }
 
     fn rope(&self) -> RopeShape {
@@ -118,15 +123,15 @@ impl Attention {
     }
 
     fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a [u32] {
-        if self.sight == Sight::Window { &context.windows } else { &context.segments }
+        if self.mask == AttentionMask::Window { &context.windows } else { &context.segments }
     }
 
-    /// Computes the attention of rows, which are kept.
+    /// Computes the attention of rows, which are saved.
     pub fn forward<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         x: D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
@@ -136,7 +141,7 @@ impl Attention {
             layer.forward_into(pass, &x, rows, &mut qkv, columns)?;
         }
         if self.is_rotated {
-            device.rope(Turn::Forward, self.rope(), context.angles()?, &mut qkv)?;
+            device.rope(Rotation::Forward, self.rope(), context.angles()?, &mut qkv)?;
         }
         let mut output = device.alloc(rows * self.shape.output())?;
         let mut log_sums = device.alloc(rows * self.shape.heads)?;
@@ -148,12 +153,12 @@ impl Attention {
         Ok(y)
     }
 
-    /// Adds the gradients of the parameters and returns that of the rows.
+    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
         dy: &D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
@@ -164,8 +169,9 @@ impl Attention {
         let segments = self.segments(context);
         let mut d_qkv = device.attention_backward(&self.shape, segments, &qkv, forward, &d_output)?;
         if self.is_rotated {
-            device.rope(Turn::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
+            device.rope(Rotation::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
         }
+        // reuses the buffer where the width of the heads equals the width of the model
         let mut dx = d_output;
         if dx.len() != x.len() {
             dx = device.alloc(x.len())?;
@@ -175,7 +181,8 @@ impl Attention {
             layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
         }
         tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
-        // The gradient of the input has each rank's share; those of weights that several ranks have are of all shares.
+        // Only now: the input gradient is already summed over ranks, so summing keys and values before it
+        // would count the copies twice.
         self.sum_replicas(pass, &mut d_qkv)?;
         for (layer, first) in &self.projections {
             layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns(*first))?;
@@ -183,14 +190,14 @@ impl Attention {
         Ok(dx)
     }
 
-    /// Adds up the gradients of keys and values over the ranks that have the same heads.
+    /// Sums the gradients of keys and values over the ranks that have the same heads.
     fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut D::Floats) -> Result<()> {
         let (Some((first, keys)), Some(tensor)) = (self.replicated, pass.tensor) else { return Ok(()) };
         if d_qkv.is_empty() {
             return Ok(());
         }
         let (row, own) = (self.shape.row(), self.shape.kv_heads * self.shape.head_dim);
-        // Where own keys and values lie in a row of this rank, and in one of all heads.
+        // first columns of own keys and values, in a row of this rank and in a row of all heads
         let places = [(row - 2 * own, first), (row - own, keys + first)];
         let sum = |d_qkv: &mut [f32]| {
             let mut all = vec![0.0; d_qkv.len() / row * 2 * keys];

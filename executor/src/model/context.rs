@@ -1,29 +1,31 @@
-//! What every rank knows of a microbatch before it computes: lengths, positions, ids, who goes where.
+//! Properties of a microbatch that every rank knows before it computes: lengths, positions, ids, row
+//! selections.
 //!
-//! Made from the microbatch's description by the module's configuration, on every stage that runs it; no shape is ever
-//! sent between stages.
+//! Each stage derives them from the description of the microbatch and the configuration of the module; shapes
+//! are never sent between stages.
 
 use crate::device::Device;
+use crate::device::DeviceSparseRows;
 use crate::error::{Error, Result};
-use crate::row_mix::{DeviceMix, RowMix};
+use crate::ops::sparse_rows::SparseRows;
 
-/// A microbatch as the blocks of one module see it.
-pub struct Context<D: Device> {
-    /// What layers need.
+/// Microbatch as the blocks of one module see it.
+pub struct MicrobatchContext<D: Device> {
+    /// Inputs of transformer layers.
     pub layers: LayerContext<D>,
-    /// What first and last blocks need.
-    pub inputs: Inputs<D>,
+    /// Inputs of first and last blocks.
+    pub inputs: ModuleInputs<D>,
 }
 
-/// A microbatch as transformer layers see it.
+/// Microbatch as transformer layers see it.
 pub struct LayerContext<D: Device> {
-    /// Rows of activations.
+    /// Number of activation rows.
     pub rows: usize,
-    /// First row of every sample, image or clip, then the number of rows.
+    /// First row of every sample, image or audio clip, then the number of rows.
     pub segments: Vec<u32>,
-    /// The same of windows; empty where no layer has any.
+    /// First row of every window, then the number of rows; empty if no layer has windows.
     pub windows: Vec<u32>,
-    /// Cosines and sines of every row, where layers rotate.
+    /// Cosines and sines of every row, for layers that rotate.
     pub rotation: Option<(D::Floats, D::Floats)>,
 }
 
@@ -31,7 +33,7 @@ impl<D: Device> LayerContext<D> {
     /// Returns cosines and sines.
     ///
     /// # Errors
-    /// [`Error::Input`] if the context is that of a module that does not rotate.
+    /// [`Error::Input`] if the context belongs to a module without rotation.
     pub fn angles(&self) -> Result<(&D::Floats, &D::Floats)> {
         match &self.rotation {
             Some((cos, sin)) => Ok((cos, sin)),
@@ -40,16 +42,16 @@ impl<D: Device> LayerContext<D> {
     }
 }
 
-/// What first and last blocks need, by module.
-pub enum Inputs<D: Device> {
+/// Inputs of first and last blocks, by module.
+pub enum ModuleInputs<D: Device> {
     /// The LLM.
     Text(TextInputs<D>),
     /// An encoder.
     Encoder(EncoderInputs<D>),
 }
 
-impl<D: Device> Inputs<D> {
-    /// Returns those of the LLM.
+impl<D: Device> ModuleInputs<D> {
+    /// Returns the inputs of the LLM.
     ///
     /// # Errors
     /// [`Error::Input`] if the context is an encoder's.
@@ -60,7 +62,7 @@ impl<D: Device> Inputs<D> {
         }
     }
 
-    /// Returns those of an encoder.
+    /// Returns the inputs of an encoder.
     ///
     /// # Errors
     /// [`Error::Input`] if the context is the LLM's.
@@ -72,43 +74,44 @@ impl<D: Device> Inputs<D> {
     }
 }
 
-/// What the embedding and the LM head need.
+/// Inputs of the embedding and the LM head.
 pub struct TextInputs<D: Device> {
-    /// From rows of the vocabulary to rows of the sequence.
-    pub embedding: DeviceMix<D>,
-    /// The same on the host, for ranks that have a part of the vocabulary.
-    pub words: RowMix,
-    /// From rows of the encoders' tokens to rows of the sequence, and how many there are; `None` without media.
-    pub media: Option<(DeviceMix<D>, usize)>,
-    /// From rows of the sequence to those that predict a target.
-    pub predictions: DeviceMix<D>,
-    /// What they should predict.
+    /// Maps rows of the vocabulary to rows of the sequence.
+    pub embedding: DeviceSparseRows<D>,
+    /// Host copy of `embedding`, for ranks that have a part of the vocabulary.
+    pub words: SparseRows,
+    /// Maps encoder tokens to rows of the sequence, with the number of tokens; `None` without media.
+    pub media: Option<(DeviceSparseRows<D>, usize)>,
+    /// Maps rows of the sequence to the rows that predict a target.
+    pub predictions: DeviceSparseRows<D>,
+    /// Predicted token ids.
     pub targets: Vec<u32>,
     /// Factor on the sum of losses: 1 / target tokens of the step.
     pub loss_scale: f64,
 }
 
-/// What the first and the last block of an encoder need. All rows go through the same few sparse matrices, whatever
-/// the family; what each is stands with the family.
+/// Inputs of the first and last block of an encoder. The same few sparse matrices serve all families; each
+/// family documents how it fills them.
 pub struct EncoderInputs<D: Device> {
     /// Patches or frames, as rows.
     pub medium: D::Floats,
-    /// Rows of the medium.
+    /// Number of rows of the medium.
     pub medium_rows: usize,
-    /// Into the first layer, or, for audio, the unfolding before each convolution, in order.
-    pub stem: Vec<DeviceMix<D>>,
-    /// From rows of the position table to rows of the first layer.
-    pub positions: Option<DeviceMix<D>>,
-    /// From a learned row that stands before every image to rows of the first layer.
-    pub class: Option<DeviceMix<D>>,
-    /// From rows of the last layer to those that are projected.
-    pub taken: Option<DeviceMix<D>>,
-    /// Rows that come out of the projector's matrices.
+    /// Maps rows of the medium into the first layer; for audio, unfolds the rows before each convolution, in
+    /// order.
+    pub stem: Vec<DeviceSparseRows<D>>,
+    /// Maps rows of the position table to rows of the first layer.
+    pub positions: Option<DeviceSparseRows<D>>,
+    /// Maps the learned class row in front of every image to rows of the first layer.
+    pub class: Option<DeviceSparseRows<D>>,
+    /// Maps rows of the last layer to the projected rows.
+    pub taken: Option<DeviceSparseRows<D>>,
+    /// Number of rows that leave the projector's matrices.
     pub projected_rows: usize,
-    /// Rows that the LLM reads.
+    /// Number of tokens for the LLM.
     pub tokens: usize,
-    /// From projected rows to what the LLM reads.
-    pub arranged: Option<DeviceMix<D>>,
-    /// From a learned row that ends every line of an image to what the LLM reads.
-    pub newlines: Option<DeviceMix<D>>,
+    /// Maps projected rows to tokens.
+    pub arranged: Option<DeviceSparseRows<D>>,
+    /// Maps the learned newline row to the tokens that end lines of an image.
+    pub newlines: Option<DeviceSparseRows<D>>,
 }

@@ -1,17 +1,18 @@
-//! A transformer layer, as decoders and encoders have it: `h = x + a(norm(x))`, `y = h + mlp(norm(h))`.
+//! Transformer layer of decoders and encoders: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 //!
-//! Families differ in their norms, in who sees whom, in rotation, biases, the kind of MLP and, `InternViT`, a learned
+//! Families differ in norms, attention mask, rotation, biases, kind of MLP and, for `InternViT`, a layer
 //! scale on both branches.
 
 use super::attention::{Attention, AttentionSpec};
 use super::mlp::{Mlp, MlpSpec};
 use super::norm::{Norm, NormKind};
-use super::parameters::{Declaration, Init, ParameterId};
-use super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::weights::{Init, ParameterId};
 
-/// What a layer is made of.
+/// Sizes and names of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// Kind of both norms.
@@ -24,11 +25,11 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The MLP.
     pub mlp: MlpSpec,
-    /// Names of the scales of both branches and their beginning, if there are any.
+    /// Names of the layer scales of both branches and their initial value, if there are any.
     pub scales: Option<([String; 2], f64)>,
 }
 
-/// A transformer layer.
+/// Transformer layer.
 #[derive(Debug)]
 pub struct Layer {
     norms: [Norm; 2],
@@ -54,14 +55,14 @@ impl Layer {
         Self { norms, attention, mlp, scales, hidden }
     }
 
-    /// Adds the residual to a branch; a branch that is scaled is kept.
+    /// Adds the residual to a branch; a scaled branch is saved.
     fn join<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         index: usize,
         mut branch: D::Floats,
         residual: &D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let device = pass.device;
         let Some(scales) = self.scales else {
@@ -70,24 +71,24 @@ impl Layer {
         };
         let mut sum = device.zeros(residual.len())?;
         device.add(residual, &mut sum)?;
-        device.column_scale(&branch, pass.parameters.value(scales[index]), &mut sum)?;
+        device.layer_scale(&branch, pass.parameters.value(scales[index]), &mut sum)?;
         saved.keep(branch);
         Ok(sum)
     }
 
-    /// The gradient of a branch, if it is not that of the sum.
+    /// Returns the gradient of a branch if it differs from the gradient of the sum.
     fn split<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
         index: usize,
         dy: &D::Floats,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<Option<D::Floats>> {
         let Some(scales) = self.scales else { return Ok(None) };
         let branch = saved.take();
         let mut d_branch = pass.device.alloc(dy.len())?;
         let (scale, gradient) = pass.parameters.both(scales[index]);
-        pass.device.column_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
+        pass.device.layer_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
         Ok(Some(d_branch))
     }
 }
@@ -95,42 +96,44 @@ impl Layer {
 impl<D: Device> Block<D> for Layer {
     fn forward(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>> {
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let rows = pass.context.layers.rows;
-        let x = rows_of::<D>(input, rows, self.hidden)?;
+        let x = expect_rows::<D>(input, rows, self.hidden)?;
         let (normal, statistics) = self.norms[0].forward(pass, &x)?;
-        let mut inner = Saved::default();
+        // saved after the input: recomputation keeps only the first buffer
+        let mut inner = SavedActivations::default();
         let branch = self.attention.forward(pass, normal, &mut inner)?;
         let h = self.join(pass, 0, branch, &x, &mut inner)?;
         saved.keep(x);
         saved.keep(statistics);
         saved.append(inner);
         let (normal, statistics) = self.norms[1].forward(pass, &h)?;
-        let mut inner = Saved::default();
+        let mut inner = SavedActivations::default();
         let branch = self.mlp.forward(pass, normal, rows, &mut inner)?;
         let y = self.join(pass, 1, branch, &h, &mut inner)?;
         saved.keep(h);
         saved.keep(statistics);
         saved.append(inner);
-        Ok(Output::Rows(y))
+        Ok(BlockOutput::Rows(y))
     }
 
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
         gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
     ) -> Result<Option<D::Floats>> {
         let rows = pass.context.layers.rows;
-        let mut d = rows_of::<D>(gradient, rows, self.hidden)?;
+        let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
         let d_branch = self.split(pass, 1, &d, saved)?;
         let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
         let (statistics, h) = (saved.take(), saved.take());
         self.norms[1].backward(pass, &d_normal, &h, &statistics, Some(&mut d))?;
+        // frees memory before the attention allocates
         drop((d_branch, d_normal, h));
         let d_branch = self.split(pass, 0, &d, saved)?;
         let d_normal = self.attention.backward(pass, d_branch.as_ref().unwrap_or(&d), saved)?;

@@ -1,17 +1,19 @@
-//! Linear layers, with weights `[outputs, inputs]` as checkpoints have them.
+//! Linear layers, with weights `[outputs, inputs]` as in checkpoints.
 //!
-//! Ranks of a tensor-parallel group hold some outputs of a *column-parallel* layer, and some inputs of a *row-parallel* one,
-//! whose products they add up. The gradient of a column-parallel layer's input is for the caller to add up over the ranks:
-//! several layers may have the same input.
+//! Each rank of a tensor-parallel group holds some outputs of a *column-parallel* layer, and some inputs of a
+//! *row-parallel* one, whose products are summed over ranks. The caller sums the input gradient of
+//! column-parallel layers over ranks, because several layers may have the same input.
 
-use super::parameters::{Declaration, Init, ParameterId, Parameters};
-use super::shard::Parts;
-use super::{BackwardPass, Pass, tensor_parallel};
-use crate::device::{Device, Layout, Shape};
+use super::parameters::{Declaration, Parameters};
+use crate::device::Device;
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass};
+use crate::model::tensor_parallel;
 use crate::ops::bias::Columns;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::weights::{AxisPartition, Init, ParameterId};
 
-/// `y = x Wᵀ + b`.
+/// Linear layer: `y = x Wᵀ + b`.
 #[derive(Debug, Clone, Copy)]
 pub struct Linear {
     weight: ParameterId,
@@ -35,58 +37,68 @@ impl Linear {
     ) -> Self {
         let weight = declaration.add(format!("{name}.weight"), &[outputs, inputs], init);
         let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
-        Self::of(weight, bias, [outputs, inputs])
+        Self::from_parameters(weight, bias, [outputs, inputs])
     }
 
-    /// Declares a layer of which this rank holds some outputs; `sizes` are those of the whole.
+    /// Declares a layer that is sharded by outputs; `sizes` are those of the whole layer.
     pub fn declare_column_parallel(
         declaration: &mut Declaration,
         name: &str,
         [outputs, inputs]: [usize; 2],
         has_bias: bool,
         init: Init,
-        parts: &Parts,
+        parts: &AxisPartition,
     ) -> Self {
         let cut = (0, parts);
         let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, cut);
         let bias =
             has_bias.then(|| declaration.add_cut(format!("{name}.bias"), &[outputs], Init::Zeros, cut));
-        Self::of(weight, bias, [parts.len(declaration.place().rank), inputs])
+        Self::from_parameters(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
     }
 
-    /// Declares a layer of which this rank holds some inputs; `sizes` are those of the whole.
+    /// Declares a layer that is sharded by inputs; `sizes` are those of the whole layer.
     pub fn declare_row_parallel(
         declaration: &mut Declaration,
         name: &str,
         [outputs, inputs]: [usize; 2],
         has_bias: bool,
         init: Init,
-        parts: &Parts,
+        parts: &AxisPartition,
     ) -> Self {
         let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, (1, parts));
         let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
-        let place = declaration.place();
+        let tp_rank = declaration.tp_rank();
         Self {
             is_row_parallel: true,
-            is_bias_elsewhere: place.rank > 0,
-            ..Self::of(weight, bias, [outputs, parts.len(place.rank)])
+            // the outputs are summed over ranks, so only one of them may add the bias
+            is_bias_elsewhere: tp_rank.rank > 0,
+            ..Self::from_parameters(weight, bias, [outputs, parts.len(tp_rank.rank)])
         }
     }
 
-    /// A layer of parameters that are declared; the weight may have any shape of `outputs * inputs` elements.
+    /// Makes a layer of declared parameters; the weight may have any shape of `outputs * inputs` elements.
     #[must_use]
-    pub fn of(weight: ParameterId, bias: Option<ParameterId>, [outputs, inputs]: [usize; 2]) -> Self {
+    pub fn from_parameters(
+        weight: ParameterId,
+        bias: Option<ParameterId>,
+        [outputs, inputs]: [usize; 2],
+    ) -> Self {
         Self { weight, bias, inputs, outputs, is_row_parallel: false, is_bias_elsewhere: false }
     }
 
-    /// Returns the width of a row that comes out.
+    /// Width of an output row.
     #[must_use]
     pub const fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Computes all rows, added up over the ranks of a row-parallel layer.
-    pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats, rows: usize) -> Result<D::Floats> {
+    /// Computes all rows, summed over the ranks of a row-parallel layer.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+        rows: usize,
+    ) -> Result<D::Floats> {
         let mut y = pass.device.alloc(rows * self.outputs)?;
         self.forward_into(pass, x, rows, &mut y, Columns::all(self.outputs))?;
         if self.is_row_parallel {
@@ -95,10 +107,10 @@ impl Linear {
         Ok(y)
     }
 
-    /// Computes some columns of wider rows; what this rank has of them.
+    /// Computes a range of columns of wider rows, without the sum over ranks.
     pub fn forward_into<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         x: &D::Floats,
         rows: usize,
         y: &mut D::Floats,
@@ -108,13 +120,13 @@ impl Linear {
         if let Some(bias) = bias {
             pass.device.bias(pass.parameters.value(bias), y, columns)?;
         }
-        let shape = Shape { rows, columns: self.outputs, inner: self.inputs };
-        let weight = (pass.parameters.value(self.weight), Layout::rows(self.inputs).transposed());
-        let target = (y, Layout::rows(columns.stride).at(columns.first));
-        pass.device.gemm(shape, (x, Layout::rows(self.inputs)), weight, bias.is_some(), target)
+        let shape = GemmShape { rows, columns: self.outputs, inner: self.inputs };
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs).transposed());
+        let target = (y, MatrixLayout::rows(columns.stride).at(columns.first));
+        pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, bias.is_some(), target)
     }
 
-    /// Adds the gradients of the parameters and returns that of `x`.
+    /// Accumulates the gradients of the parameters and returns the gradient of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -129,7 +141,7 @@ impl Linear {
         Ok(dx)
     }
 
-    /// Writes the gradient of `x`, or adds it, from some columns of wider rows.
+    /// Writes or accumulates the gradient of `x`, from a range of columns of wider rows.
     pub fn backward_into<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
@@ -139,13 +151,13 @@ impl Linear {
         is_added: bool,
         dx: &mut D::Floats,
     ) -> Result<()> {
-        let shape = Shape { rows, columns: self.inputs, inner: self.outputs };
-        let weight = (pass.parameters.value(self.weight), Layout::rows(self.inputs));
-        let dy = (dy, Layout::rows(columns.stride).at(columns.first));
-        pass.device.gemm(shape, dy, weight, is_added, (dx, Layout::rows(self.inputs)))
+        let shape = GemmShape { rows, columns: self.inputs, inner: self.outputs };
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs));
+        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first));
+        pass.device.gemm(shape, dy, weight, is_added, (dx, MatrixLayout::rows(self.inputs)))
     }
 
-    /// Adds the gradients of the parameters, from some columns of wider rows.
+    /// Accumulates the gradients of the parameters, from a range of columns of wider rows.
     pub fn backward_weights<D: Device>(
         &self,
         device: &D,
@@ -159,8 +171,14 @@ impl Linear {
             device.bias_backward(dy, columns, gradient)?;
         }
         let Some(gradient) = parameters.gradient_mut(self.weight) else { return Ok(()) };
-        let shape = Shape { rows: self.outputs, columns: self.inputs, inner: rows };
-        let dy = (dy, Layout::rows(columns.stride).at(columns.first).transposed());
-        device.gemm(shape, dy, (x, Layout::rows(self.inputs)), true, (gradient, Layout::rows(self.inputs)))
+        let shape = GemmShape { rows: self.outputs, columns: self.inputs, inner: rows };
+        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first).transposed());
+        device.gemm(
+            shape,
+            dy,
+            (x, MatrixLayout::rows(self.inputs)),
+            true,
+            (gradient, MatrixLayout::rows(self.inputs)),
+        )
     }
 }

@@ -1,51 +1,52 @@
-//! The MLP of a layer: gated, with three matrices, or plain, with two.
+//! MLP of a layer: gated, with three matrices, or plain, with two.
 //!
-//! Ranks of a tensor-parallel group hold some columns of what is between the matrices each.
+//! Each rank of a tensor-parallel group holds a range of the columns between the matrices.
 
 use super::linear::Linear;
-use super::parameters::{Declaration, Init};
-use super::shard::Parts;
-use super::{BackwardPass, Pass, Saved, tensor_parallel};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::model::tensor_parallel;
 use crate::ops::activation::Activation;
 use crate::ops::bias::Columns;
+use crate::weights::{AxisPartition, Init};
 
-/// What an MLP is made of.
+/// Sizes and names of an MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpSpec {
-    /// Width of the rows that enter.
+    /// Width of an input row.
     pub inputs: usize,
     /// Width between the matrices.
     pub middle: usize,
-    /// Width of the rows that come out.
+    /// Width of an output row.
     pub outputs: usize,
     /// Names of the matrices.
     pub names: MlpNames,
     /// Whether they have biases.
     pub has_bias: bool,
-    /// Beginning of the matrices.
+    /// Initialization of the matrices.
     pub init: Init,
 }
 
-/// Names and kind.
+/// Names of the matrices, by kind of MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MlpNames {
     /// Gate, up, down, with `SiLU` on the gate.
     Gated([String; 3]),
-    /// Up, down, and what stands between.
+    /// Up and down, with the activation between them.
     Plain([String; 2], Activation),
 }
 
-/// The MLP of a layer, or a projector.
+/// MLP of a layer, or of a projector.
 #[derive(Debug)]
 pub struct Mlp {
     /// Gate and up, or up alone.
     inner: Vec<Linear>,
     down: Linear,
-    /// `None` for a gate.
+    /// Activation; `None` for a gate.
     activation: Option<Activation>,
-    /// Width between the matrices, of this rank.
+    /// Width between the matrices on this rank.
     middle: usize,
 }
 
@@ -57,28 +58,28 @@ impl Mlp {
             MlpNames::Gated([gate, up, down]) => (vec![gate, up], down, None),
             MlpNames::Plain([up, down], activation) => (vec![up], down, Some(*activation)),
         };
-        let place = declaration.place();
-        let parts = Parts::even(middle, place.size);
+        let tp_rank = declaration.tp_rank();
+        let parts = AxisPartition::even(middle, tp_rank.size);
         let sizes = [middle, inputs];
         let mut declare =
             |name: &String| Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts);
         let inner = inner.into_iter().map(&mut declare).collect();
         let sizes = [outputs, middle];
         let down = Linear::declare_row_parallel(declaration, down, sizes, has_bias, init, &parts);
-        Self { inner, down, activation, middle: parts.len(place.rank) }
+        Self { inner, down, activation, middle: parts.len(tp_rank.rank) }
     }
 
     fn stride(&self) -> usize {
         self.inner.len() * self.middle
     }
 
-    /// Computes the MLP of rows, which are kept.
+    /// Computes the MLP of rows, which are saved.
     pub fn forward<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         x: D::Floats,
         rows: usize,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let device = pass.device;
         let mut before = device.alloc(rows * self.stride())?;
@@ -98,13 +99,13 @@ impl Mlp {
         Ok(y)
     }
 
-    /// Adds the gradients of the parameters and returns that of the rows.
+    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
         dy: &D::Floats,
         rows: usize,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
     ) -> Result<D::Floats> {
         let device = pass.device;
         let (after, before, x) = (saved.take(), saved.take(), saved.take());

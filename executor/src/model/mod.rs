@@ -1,147 +1,31 @@
-//! Models as runs of blocks.
+//! Models as lists of blocks.
 //!
-//! A module (encoder with its projector, or LLM) is a list of [`Block`]s: a first one that turns inputs into rows, transformer
-//! layers, a last one that projects or computes the loss. A pipeline stage is a run of them ([`crate::stage`]). Layers
-//! of all families are one block, [`layer::Layer`], with other norms, projections, names; families differ in their first
-//! and last blocks.
+//! A module (encoder with its projector, or LLM) is a list of [`Block`]s: a first one that turns inputs into
+//! rows, transformer layers, and a last one that projects or computes the loss. A pipeline stage is a range
+//! of them ([`crate::stage`]). The layers of all families are one block, [`layer::Layer`], with different
+//! norms, projections and names; families differ in their first and last blocks.
 //!
-//! Forward and backward are written by hand. What backward needs is pushed on [`Saved`] and popped in the opposite
-//! order; a block keeps its input first, so that a stage that computes activations anew keeps that alone.
+//! Forward and backward are written by hand. A forward pushes the buffers that its backward needs on
+//! [`SavedActivations`], and backward pops them in reverse order; a block saves its input first, so that a
+//! stage that recomputes activations can keep the input alone.
 
 pub mod attention;
-pub mod config;
+mod block;
+mod config_fields;
 pub mod context;
 pub mod encoder;
 pub mod layer;
 pub mod linear;
 pub mod llm;
 pub mod mlp;
+pub mod model_config;
 pub mod norm;
 pub mod parameters;
 pub mod rope;
-pub mod shard;
+mod sharding_check;
+mod stage_blocks;
 pub mod tensor_parallel;
-pub mod whole;
 
-use crate::device::Device;
-use crate::error::Result;
-use context::Context;
-use parameters::Parameters;
-use tensor_parallel::TensorPass;
-
-/// What a forward reads.
-pub struct Pass<'a, D: Device> {
-    /// Where it computes.
-    pub device: &'a D,
-    /// Weights of the stage.
-    pub parameters: &'a Parameters<D>,
-    /// What every rank knows of the microbatch.
-    pub context: &'a Context<D>,
-    /// The ranks that hold the other parts of the layers.
-    pub tensor: Option<TensorPass<'a>>,
-}
-
-/// What a backward reads, and the gradients that it adds to.
-pub struct BackwardPass<'a, D: Device> {
-    /// Where it computes.
-    pub device: &'a D,
-    /// Weights of the stage and their gradients.
-    pub parameters: &'a mut Parameters<D>,
-    /// What every rank knows of the microbatch.
-    pub context: &'a Context<D>,
-    /// The ranks that hold the other parts of the layers.
-    pub tensor: Option<TensorPass<'a>>,
-}
-
-/// What a block hands on.
-pub enum Output<D: Device> {
-    /// Rows for the next block.
-    Rows(D::Floats),
-    /// The sum of losses over the target tokens of the microbatch, unscaled.
-    Loss(f64),
-}
-
-/// What a forward keeps for its backward, last in, first out.
-pub struct Saved<D: Device> {
-    buffers: Vec<D::Floats>,
-}
-
-impl<D: Device> Default for Saved<D> {
-    fn default() -> Self {
-        Self { buffers: Vec::new() }
-    }
-}
-
-impl<D: Device> Saved<D> {
-    /// Keeps a buffer.
-    pub fn keep(&mut self, buffer: D::Floats) {
-        self.buffers.push(buffer);
-    }
-
-    /// Takes the buffer that was kept last.
-    ///
-    /// # Panics
-    /// If backward takes more than forward kept.
-    pub fn take(&mut self) -> D::Floats {
-        self.buffers.pop().expect("backward takes what forward kept")
-    }
-
-    /// Keeps what another has kept.
-    pub fn append(&mut self, mut other: Self) {
-        self.buffers.append(&mut other.buffers);
-    }
-
-    /// Drops all but what was kept first: a block's input.
-    pub fn keep_input_only(&mut self) {
-        self.buffers.truncate(1);
-    }
-
-    /// Returns the elements that are kept.
-    #[must_use]
-    pub fn elements(&self) -> usize {
-        self.buffers.iter().map(crate::device::Buffer::len).sum()
-    }
-}
-
-/// A piece of a module that a pipeline can put on any stage.
-pub trait Block<D: Device>: Send + Sync {
-    /// Computes the block on the rows of the one before it; the first block of an encoder gets none.
-    fn forward(
-        &self,
-        pass: &Pass<'_, D>,
-        input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>>;
-
-    /// Adds the gradients of the block's parameters and returns that of its input, which may be left out if it is not
-    /// needed. The gradient of a loss is not given: it is what the context says.
-    fn backward(
-        &self,
-        pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
-        is_input_needed: bool,
-    ) -> Result<Option<D::Floats>>;
-
-    /// Whether activations can be computed anew from what was kept first.
-    fn is_recomputable(&self) -> bool {
-        false
-    }
-
-    /// Returns what the block would say of every row where forward gives a loss: logits.
-    fn logits(&self, _pass: &Pass<'_, D>, _input: &D::Floats) -> Result<Option<D::Floats>> {
-        Ok(None)
-    }
-}
-
-/// The rows that a block must be given.
-pub(crate) fn rows_of<D: Device>(input: Option<D::Floats>, rows: usize, columns: usize) -> Result<D::Floats> {
-    let found = input.as_ref().map(crate::device::Buffer::len);
-    match input {
-        Some(input) if found == Some(rows * columns) => Ok(input),
-        _ => Err(crate::Error::Input {
-            input: "rows of the stage before",
-            problem: format!("must have {rows} x {columns} elements, found {}", found.unwrap_or(0)),
-        }),
-    }
-}
+pub(crate) use block::expect_rows;
+pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+pub use stage_blocks::StageBlocks;

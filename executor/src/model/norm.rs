@@ -1,20 +1,21 @@
-//! Norms of rows, of both kinds.
+//! Normalization of rows, with parameters.
 
-use super::parameters::{Declaration, Init, ParameterId};
-use super::{BackwardPass, Pass};
+use super::parameters::Declaration;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, ForwardPass};
+use crate::weights::{Init, ParameterId};
 
-/// What rows are normalized by.
+/// Kind of normalization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// Their root mean square.
+    /// By the root mean square.
     Rms,
-    /// Their mean and standard deviation.
+    /// By mean and standard deviation.
     Layer,
 }
 
-/// A norm with its scale and, for [`NormKind::Layer`], its bias.
+/// Norm with its weight and, for [`NormKind::Layer`], its bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm {
     weight: ParameterId,
@@ -24,7 +25,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Declares `NAME.weight` and, of a layer norm, `NAME.bias`.
+    /// Declares `NAME.weight` and, for a layer norm, `NAME.bias`.
     pub fn declare(
         declaration: &mut Declaration,
         name: &str,
@@ -38,8 +39,12 @@ impl Norm {
         Self { weight, bias, epsilon, width }
     }
 
-    /// Returns the normalized rows, and what backward needs of them.
-    pub fn forward<D: Device>(&self, pass: &Pass<'_, D>, x: &D::Floats) -> Result<(D::Floats, D::Floats)> {
+    /// Returns the normalized rows, and the statistics that backward needs.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+    ) -> Result<(D::Floats, D::Floats)> {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;
         let weight = pass.parameters.value(self.weight);
@@ -53,7 +58,7 @@ impl Norm {
         Ok((y, statistics))
     }
 
-    /// Adds the gradients of the parameters and, if it is asked for, of `x`.
+    /// Accumulates the gradients of the parameters and, if requested, of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

@@ -1,113 +1,33 @@
-//! The parameters of a stage: names and shapes of checkpoints, values, gradients.
+//! Declares the parameters of a stage, and holds their values and gradients.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use super::shard::{Parts, Place, Shard};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
-use crate::weights::WeightSource;
+use crate::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank, WeightSource};
 
-/// How a parameter begins where there is no checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Init {
-    /// Normal with this standard deviation.
-    Normal(f64),
-    /// 1 everywhere.
-    Ones,
-    /// 0 everywhere.
-    Zeros,
-    /// The same value everywhere.
-    Constant(f64),
-    /// Whisper's positions: sines in the first half of the columns, cosines in the second.
-    Sinusoids,
-}
-
-/// A parameter as checkpoints have it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ParameterSpec {
-    /// Name in the checkpoint.
-    pub name: String,
-    /// Shape in the checkpoint; row-major.
-    pub shape: Vec<usize>,
-    /// Which part of it this rank holds.
-    pub shard: Shard,
-    /// Beginning without a checkpoint.
-    pub init: Init,
-    /// Whether it is trained.
-    pub is_trained: bool,
-    /// The parameter whose values this one shares: a tied LM head. It has its own gradient until
-    /// [`Parameters::fold_shared_gradients`].
-    pub shares: Option<ParameterId>,
-}
-
-impl ParameterSpec {
-    /// Returns the elements that this rank holds.
-    #[must_use]
-    pub fn elements(&self) -> usize {
-        self.held_shape().iter().product()
-    }
-
-    /// Returns the shape of what this rank holds.
-    #[must_use]
-    pub fn held_shape(&self) -> Vec<usize> {
-        self.shard.shape_of(self.shard.place().rank, &self.shape)
-    }
-
-    /// Returns where what this rank holds lies in the whole tensor, in order.
-    #[must_use]
-    pub fn spans(&self) -> Vec<Range<usize>> {
-        self.shard.spans_of(self.shard.place().rank, &self.shape)
-    }
-
-    /// Returns what this rank holds of a whole tensor: weights, or anything else with an element for each of them.
-    #[must_use]
-    pub fn part_of(&self, whole: &[f32]) -> Vec<f32> {
-        self.spans().into_iter().flat_map(|span| whole[span].iter().copied()).collect()
-    }
-
-    /// Returns whether sums over all ranks' elements, such as the norm of gradients, take this rank's part: it is no copy
-    /// of another rank's.
-    #[must_use]
-    pub fn is_counted(&self) -> bool {
-        self.shard.is_counted()
-    }
-}
-
-/// Index of a parameter of a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ParameterId(usize);
-
-impl ParameterId {
-    /// Returns the place among the parameters of the stage.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0
-    }
-}
-
-/// Collects the parameters of the blocks of a stage.
+/// Collects the parameters that the blocks of a stage declare.
 #[derive(Debug, Default)]
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
     is_frozen: bool,
-    place: Place,
+    tp_rank: TpRank,
 }
 
 impl Declaration {
-    /// Collects what a rank of a tensor-parallel group holds.
+    /// Starts a declaration for a rank of a tensor-parallel group.
     #[must_use]
-    pub fn of(place: Place) -> Self {
-        Self { place, ..Self::default() }
+    pub fn for_rank(tp_rank: TpRank) -> Self {
+        Self { tp_rank, ..Self::default() }
     }
 
-    /// Returns whose parameters are declared.
+    /// Rank whose parameters are declared.
     #[must_use]
-    pub fn place(&self) -> Place {
-        self.place
+    pub fn tp_rank(&self) -> TpRank {
+        self.tp_rank
     }
 
-    /// Says whether the parameters declared from now on are trained.
+    /// Freezes or trains the parameters that are declared from now on.
     pub fn freeze(&mut self, is_frozen: bool) {
         self.is_frozen = is_frozen;
     }
@@ -117,7 +37,7 @@ impl Declaration {
         self.specs.push(ParameterSpec {
             name: name.into(),
             shape: shape.to_vec(),
-            shard: Shard::whole(self.place),
+            shard: TensorShard::whole(self.tp_rank),
             init,
             is_trained: !self.is_frozen,
             shares: None,
@@ -132,27 +52,28 @@ impl Declaration {
         id
     }
 
-    /// Declares a parameter of which every rank of the group holds a part of one axis.
+    /// Declares a parameter that is sharded along one axis.
     pub fn add_cut(
         &mut self,
         name: impl Into<String>,
         shape: &[usize],
         init: Init,
-        (axis, parts): (usize, &Parts),
+        (axis, parts): (usize, &AxisPartition),
     ) -> ParameterId {
         let id = self.add(name, shape, init);
-        self.specs[id.0].shard = Shard::cut(self.place, axis, parts);
+        self.specs[id.0].shard = TensorShard::cut(self.tp_rank, axis, parts);
         id
     }
 
-    /// Declares a second use of a parameter if this stage has it, or a copy of it if another stage does.
+    /// Declares a second use of a parameter if this stage has it, or a copy if another stage does.
     pub fn add_shared(
         &mut self,
         name: &str,
         shape: &[usize],
         init: Init,
-        cut: (usize, &Parts),
+        cut: (usize, &AxisPartition),
     ) -> ParameterId {
+        // not found if another stage has the embedding: then the values are loaded a second time
         let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
         let id = self.add_cut(name, shape, init, cut);
         self.specs[id.0].shares = shares;
@@ -165,26 +86,26 @@ impl Declaration {
         self.specs[start..].iter().any(|spec| spec.is_trained)
     }
 
-    /// Returns how many parameters are declared.
+    /// Number of declared parameters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.specs.len()
     }
 
-    /// Returns whether none is declared.
+    /// Returns whether no parameter is declared.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty()
     }
 
-    /// Returns what was declared.
+    /// Returns the specifications of the declared parameters.
     #[must_use]
     pub fn into_specs(self) -> Vec<ParameterSpec> {
         self.specs
     }
 }
 
-/// The values of a source, if there are as many as this rank holds.
+/// Checks that a source returned as many values as this rank holds.
 fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
     if values.len() == spec.elements() {
         return Ok(values);
@@ -193,70 +114,71 @@ fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
     Err(Error::TensorShape { tensor, expected, found })
 }
 
-/// The gradients of the two parameters of a norm, if they are trained.
+/// Gradients of the two parameters of a norm, if they are trained.
 pub type GradientPair<'a, D> = Option<(&'a mut <D as Device>::Floats, &'a mut <D as Device>::Floats)>;
 
 /// Values and gradients of the parameters of a stage.
 ///
-/// Gradients are buffers of the same index; frozen parameters have none.
+/// Value and gradient of a parameter have the same index; frozen parameters have no gradient.
 pub struct Parameters<D: Device> {
     specs: Vec<ParameterSpec>,
-    /// `None` for those that share another's.
+    /// Values; `None` for a parameter that shares another's.
     values: Vec<Option<D::Floats>>,
     gradients: Vec<Option<D::Floats>>,
 }
 
 impl<D: Device> Parameters<D> {
-    /// Takes values from a checkpoint or a seed; gradients are zero.
+    /// Loads values from a checkpoint or a seed; gradients are zero.
     ///
     /// # Errors
-    /// Those of the source; [`Error::TensorShape`] if it gives another number of values than this rank holds;
-    /// [`Error::Memory`].
+    /// The errors of the source; [`Error::TensorShape`] if it returns another number of values than this rank
+    /// holds; [`Error::OutOfMemory`].
     pub fn new(device: &D, specs: Vec<ParameterSpec>, source: &dyn WeightSource) -> Result<Self> {
         let mut values = Vec::with_capacity(specs.len());
         let mut gradients = Vec::with_capacity(specs.len());
         for spec in &specs {
-            let named = |error: Error| error.for_what(|| format!("tensor `{}`", spec.name));
+            let named = |error: Error| error.while_allocating(|| format!("tensor `{}`", spec.name));
             let value = match spec.shares {
                 Some(_) => None,
                 None => Some(device.upload(&checked(spec, source.values(spec)?)?).map_err(named)?),
             };
             values.push(value);
-            let gradient = spec.is_trained.then(|| device.exact_zeros(spec.elements()));
+            // `f32` on every device, because many small gradients are added
+            let gradient = spec.is_trained.then(|| device.zeros_f32(spec.elements()));
             gradients.push(gradient.transpose().map_err(named)?);
         }
         Ok(Self { specs, values, gradients })
     }
 
-    /// Returns the values of a parameter.
+    /// Values of a parameter.
     ///
     /// # Panics
-    /// If the parameter is another stage's.
+    /// If the parameter belongs to another stage.
     #[must_use]
     pub fn value(&self, id: ParameterId) -> &D::Floats {
         let owner = self.specs[id.0].shares.unwrap_or(id);
         self.values[owner.0].as_ref().expect("a shared parameter shares one that has values")
     }
 
-    /// Returns the gradient of a parameter, if it is trained.
+    /// Gradient of a parameter, if it is trained.
     pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut D::Floats> {
         self.gradients[id.0].as_mut()
     }
 
-    /// Returns values and gradient of a parameter.
+    /// Values and gradient of a parameter.
     ///
     /// # Panics
-    /// If the parameter is another stage's.
+    /// If the parameter belongs to another stage.
     pub fn both(&mut self, id: ParameterId) -> (&D::Floats, Option<&mut D::Floats>) {
         let owner = self.specs[id.0].shares.unwrap_or(id);
         let value = self.values[owner.0].as_ref().expect("a shared parameter shares one that has values");
         (value, self.gradients[id.0].as_mut())
     }
 
-    /// Returns the values of one parameter and the gradients of two.
+    /// Values of one parameter and gradients of two.
     ///
     /// # Panics
-    /// If both gradients are the same parameter's.
+    /// If both gradients belong to the same parameter.
     pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&D::Floats, GradientPair<'_, D>) {
         let value = self.values[weight.0].as_ref().expect("norms share nothing");
         let [weight, bias] =
@@ -264,7 +186,7 @@ impl<D: Device> Parameters<D> {
         (value, weight.as_mut().zip(bias.as_mut()))
     }
 
-    /// Returns names and shapes.
+    /// Specifications of all parameters.
     #[must_use]
     pub fn specs(&self) -> &[ParameterSpec] {
         &self.specs
@@ -272,8 +194,8 @@ impl<D: Device> Parameters<D> {
 
     /// Adds the gradients of shared parameters to those of the parameters that own the values.
     ///
-    /// Called once after the last backward of a step. Until then the two uses are summed apart, as they are where a
-    /// pipeline has them on two stages, so that both give the same bits.
+    /// Called once after the last backward of a step. Until then the two uses are summed separately, as on a
+    /// pipeline that has them on two stages, so that both give the same bits.
     ///
     /// # Panics
     /// Never: a parameter does not share its own values.
@@ -295,13 +217,13 @@ impl<D: Device> Parameters<D> {
         self.gradients.iter_mut().flatten().try_for_each(|gradient| device.zero(gradient))
     }
 
-    /// Walks over trained parameters that own their values: name, values, gradient.
+    /// Iterates over trained parameters that own their values: specification, values, gradient.
     pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut D::Floats, &mut D::Floats)> {
         let all = self.specs.iter().zip(&mut self.values).zip(&mut self.gradients);
         all.filter_map(|((spec, value), gradient)| Some((spec, value.as_mut()?, gradient.as_mut()?)))
     }
 
-    /// Walks over trained parameters that own their values: index among all of the stage, name, gradient.
+    /// Iterates over trained parameters that own their values: index in the stage, specification, gradient.
     pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &D::Floats)> {
         let all = self.specs.iter().zip(&self.values).zip(&self.gradients).enumerate();
         all.filter_map(|(index, ((spec, value), gradient))| {
@@ -310,23 +232,23 @@ impl<D: Device> Parameters<D> {
         })
     }
 
-    /// Returns the gradient of the parameter of an index, if it is trained.
+    /// Gradient of a parameter by index, if it is trained.
     #[must_use]
     pub fn gradient_at(&self, index: usize) -> Option<&D::Floats> {
         self.gradients.get(index)?.as_ref()
     }
 
-    /// Returns the gradient of the parameter of an index, if it is trained, to change it.
+    /// Mutable gradient of a parameter by index, if it is trained.
     pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut D::Floats> {
         self.gradients.get_mut(index)?.as_mut()
     }
 
-    /// Walks over parameters that own their values.
+    /// Iterates over parameters that own their values.
     pub fn owned(&self) -> impl Iterator<Item = (&ParameterSpec, &D::Floats)> {
         self.specs.iter().zip(&self.values).filter_map(|(spec, value)| Some((spec, value.as_ref()?)))
     }
 
-    /// Returns all gradients by name, from the device. Two uses of one parameter are summed.
+    /// Downloads all gradients by name. Two uses of one parameter are summed.
     pub fn gradients(&self, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
         let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
         for (spec, gradient) in self.specs.iter().zip(&self.gradients) {
@@ -340,7 +262,7 @@ impl<D: Device> Parameters<D> {
         Ok(all)
     }
 
-    /// Returns the bytes of values and gradients, in elements of 4 bytes.
+    /// Size of values and gradients, at 4 bytes per element.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let buffers = self.values.iter().chain(&self.gradients).flatten();

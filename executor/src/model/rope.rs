@@ -1,27 +1,28 @@
-//! Angles of rotary embeddings: text, multimodal sections, rows and columns of images.
+//! Rotation angles of text, multimodal sections, and the rows and columns of images.
 //!
 //! # Source
-//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191, section
-//! 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024, arXiv:2407.21783, as transformers computes it.
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024,
+//! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
+//! arXiv:2407.21783, as implemented in transformers.
 
 use rayon::prelude::*;
 
-use super::config::Object;
+use super::config_fields::ConfigFields;
 use crate::device::Device;
 use crate::error::Result;
 
-/// Frequencies of the pairs of columns of a head, and whose position turns each.
+/// Frequency and position axis of every pair of columns of a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Angle of a step, for every pair.
+    /// Angle per position, for every pair.
     frequencies: Vec<f32>,
-    /// Axis of the positions, for every pair.
+    /// Position axis, for every pair.
     axes: Vec<u8>,
 }
 
 impl Rope {
-    /// Reads the rotation of a language model; `default_theta` where the configuration says none.
-    pub(crate) fn read(text: &Object<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+    /// Reads the rotation of a language model; `default_theta` applies if the configuration has none.
+    pub(crate) fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
         let (scaling, theta) = if text.has("rope_parameters") {
             let parameters = text.child("rope_parameters");
             let theta = parameters.number("rope_theta", default_theta)?;
@@ -46,7 +47,7 @@ impl Rope {
             None => vec![0; frequencies.len()],
             Some(sections) => {
                 if sections.len() != 3 || sections.iter().sum::<usize>() != frequencies.len() {
-                    let problem = format!("must be three that add up to {}", frequencies.len());
+                    let problem = format!("must be three numbers that add up to {}", frequencies.len());
                     return Err(scaling.refused("mrope_section", problem));
                 }
                 let axes = (0..).zip(&sections).flat_map(|(axis, &pairs)| std::iter::repeat_n(axis, pairs));
@@ -56,21 +57,21 @@ impl Rope {
         Ok(Self { frequencies, axes })
     }
 
-    /// The rotation of images: the first half of the pairs by the row, the second by the column.
+    /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
     #[must_use]
-    pub fn of_images(theta: f64, head_dim: usize) -> Self {
+    pub fn for_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
         let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
         Self { frequencies: [half.clone(), half].concat(), axes }
     }
 
-    /// Returns how many axes positions must have.
+    /// Number of position axes.
     #[must_use]
     pub fn axes(&self) -> usize {
         self.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
     }
 
-    /// Returns cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes][tokens]`.
+    /// Computes cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes][tokens]`.
     pub fn table<D: Device>(&self, device: &D, positions: &[&[u32]]) -> Result<(D::Floats, D::Floats)> {
         let tokens = positions.first().map_or(0, |axis| axis.len());
         let pairs = self.frequencies.len();
@@ -80,6 +81,7 @@ impl Rope {
             rows.enumerate().for_each(|(token, (cos, sin))| {
                 for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
                     let position = positions[usize::from(axis)][token] as f32;
+                    // `libm` instead of the system's functions, whose bits differ between machines
                     (sin[pair], cos[pair]) = libm::sincosf(position * frequency);
                 }
             });
@@ -88,14 +90,14 @@ impl Rope {
     }
 }
 
-/// `1 / theta^(2 i / dim)`.
+/// Computes `1 / theta^(2 i / dim)`.
 fn frequencies(theta: f64, dim: usize) -> Vec<f32> {
     let frequency = |pair: usize| 1.0 / libm::powf(theta as f32, (2 * pair) as f32 / dim as f32);
     (0..dim / 2).map(frequency).collect()
 }
 
-/// Long waves are stretched by a factor, short ones stay, those between go over smoothly.
-fn scale_by_wavelength(scaling: &Object<'_>, frequencies: &mut [f32]) -> Result<()> {
+/// Divides the frequencies of long waves by a factor, keeps those of short waves, and interpolates between.
+fn scale_by_wavelength(scaling: &ConfigFields<'_>, frequencies: &mut [f32]) -> Result<()> {
     let factor = scaling.number("factor", 8.0)? as f32;
     let low = scaling.number("low_freq_factor", 1.0)? as f32;
     let high = scaling.number("high_freq_factor", 4.0)? as f32;
@@ -120,7 +122,7 @@ mod tests {
     use crate::device::Cpu;
 
     fn read(document: &serde_json::Value) -> Result<Rope> {
-        Rope::read(&Object::of(document), 8, 10_000.0)
+        Rope::read(&ConfigFields::new(document), 8, 10_000.0)
     }
 
     #[test]
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn unsupported_rotations_are_refused_by_name() {
         for (document, part) in [
             (json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_parameters.rope_type` = \"yarn\""),
             (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),

@@ -1,12 +1,13 @@
-//! Tensor parallelism: ranks that hold a part of every layer each, and sum what they compute of it.
+//! Tensor parallelism: each rank of a group holds a part of every layer.
 //!
-//! Attention and MLP are a column-parallel layer, whose outputs are dealt out, and a row-parallel one, whose inputs are:
-//! one sum over ranks behind the second in forward, one behind the first in backward. Heads go to ranks whole. Embedding
-//! and LM head hold a part of the vocabulary each. All else is computed on every rank, from the same bits.
+//! Attention and MLP are a column-parallel layer, which is sharded by outputs, and a row-parallel one, which
+//! is sharded by inputs: forward sums over ranks after the second, backward after the first. Heads are not
+//! divided. Embedding and LM head are sharded by the vocabulary. Everything else is computed on every rank,
+//! from the same bits.
 //!
-//! **Guarantees.** Rows between blocks, losses, and gradients of what every rank holds are the same bits on all ranks: a sum
-//! has one order, and all ranks get its result ([`Comm::all_reduce`]). Biases of row-parallel layers are added once, by
-//! the first rank.
+//! **Guarantees.** Rows between blocks, losses, and gradients of replicated parameters have the same bits on
+//! all ranks: a sum has one order, and all ranks get its result ([`Comm::all_reduce`]). Only the first rank
+//! adds the bias of a row-parallel layer.
 //!
 //! # Source
 //! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -15,21 +16,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::attention::{AttentionSpec, QkvNames};
-use super::parameters::ParameterSpec;
-use super::shard::Place;
-use crate::comm::{At, Comm, Payload, Shape};
+use crate::comm::{Comm, Payload, PayloadShape, StepContext};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
+use crate::weights::{ParameterSpec, TpRank};
 
-/// Tag of the messages that bring parts of tensors to the first rank.
+/// Tag of the messages that send parts of tensors to the first rank.
 const ASSEMBLE: u64 = 0x7e_5053;
 
-/// One rank's end of a tensor-parallel group.
+/// Tensor-parallel group, as seen by one rank.
 ///
-/// All ranks of a group run the same passes of the same stages in the same order. Ranks that are threads of one process
-/// may share a device, but not call stages from inside [`Device::run`] of a device that they share: a rank that waits there
-/// would hold a thread that the other ranks need.
+/// All ranks of a group run the same passes of the same stages in the same order. Ranks that are threads of
+/// one process may share a device, but must not call stages from inside [`Device::run`] of a shared device: a
+/// rank that waits there would hold a thread that the other ranks need.
 pub struct TensorParallel {
     comm: Arc<dyn Comm>,
     step: AtomicU64,
@@ -42,65 +41,69 @@ impl fmt::Debug for TensorParallel {
 }
 
 impl TensorParallel {
-    /// A group of all ranks of a communicator, which is its own: a [split](Comm::split) of the job's.
+    /// Makes a group of all ranks of a communicator, which must be a separate [split](Comm::split) of the
+    /// job's.
     #[must_use]
     pub fn new(comm: Arc<dyn Comm>) -> Self {
         Self { comm, step: AtomicU64::new(0) }
     }
 
-    /// Returns rank and size.
+    /// Rank and size of the group.
     #[must_use]
-    pub fn place(&self) -> Place {
-        Place { rank: self.comm.rank(), size: self.comm.size() }
+    pub fn tp_rank(&self) -> TpRank {
+        TpRank { rank: self.comm.rank(), size: self.comm.size() }
     }
 
-    /// Returns the communicator.
+    /// Communicator of the group.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {
         &*self.comm
     }
 
-    /// Says which step the passes from now on belong to: messages name it, and ranks that are at different ones end the job.
-    pub fn begin_step(&self, step: u64) {
+    /// Sets the step of the following passes: messages carry it, and ranks at different steps end the job.
+    pub fn start_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// What the sums of a pass say of themselves.
+    /// Context for the sums of one pass.
     pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_> {
         let step = self.step.load(Ordering::Relaxed);
         let at = match microbatch {
-            Some(microbatch) => At::microbatch(step, microbatch as u32, action),
-            None => At::step(step, action),
+            Some(microbatch) => StepContext::microbatch(step, microbatch as u32, action),
+            None => StepContext::step(step, action),
         };
         TensorPass { group: self, at }
     }
 
-    /// Adds up over all ranks; all of them get the same bits.
+    /// Sums over all ranks; all of them get the same bits.
     ///
     /// # Errors
-    /// [`Error::Comm`] if the job is over.
-    pub fn all_reduce<D: Device>(&self, device: &D, at: At, buffer: &mut D::Floats) -> Result<()> {
+    /// [`Error::Comm`] if the job has ended.
+    pub fn all_reduce<D: Device>(&self, device: &D, at: StepContext, buffer: &mut D::Floats) -> Result<()> {
+        // all ranks have the same rows, so all of them skip the sum
         if buffer.is_empty() {
             return Ok(());
         }
         Ok(device.on_host(buffer, |values| self.comm.all_reduce(at, values.into()))??)
     }
 
-    /// Puts a tensor together from the parts of all ranks: weights, or anything else with an element for each of them.
+    /// Assembles a tensor from the parts of all ranks: weights, or any other tensor with one element per
+    /// weight.
     ///
     /// - `values`: this rank's part
     /// - returns the whole tensor, `spec.shape`, on the first rank; `None` on others
     ///
-    /// All ranks call it for the same tensors in the same order. Replicas are held against the original.
+    /// All ranks call it for the same tensors in the same order. Replicas are compared with the original.
     ///
     /// # Errors
-    /// [`Error::Comm`] if the job is over, [`Error::Replicas`] if two ranks hold other bits of the same part.
+    /// [`Error::Comm`] if the job has ended, [`Error::Replicas`] if two ranks hold different bits of the same
+    /// part.
     ///
     /// # Panics
-    /// Never: the receiver says what type it takes.
+    /// Never: received parts have the requested type.
     pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
-        let Place { rank: own, size } = self.place();
-        let at = At::step(self.step.load(Ordering::Relaxed), "assemble tensors");
+        let TpRank { rank: own, size } = self.tp_rank();
+        let at = StepContext::step(self.step.load(Ordering::Relaxed), "assemble tensors");
         if own > 0 {
             let payload = Payload::f32(1, values.len(), values.to_vec())?;
             self.comm.send(0, ASSEMBLE, at, payload)?;
@@ -108,13 +111,14 @@ impl TensorParallel {
         }
         let mut parts = vec![values.to_vec()];
         for rank in 1..size {
-            let shape = Shape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
+            let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
             let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
             parts.push(part.expect("the receiver says the type"));
         }
         let mut whole = vec![0.0; spec.shape.iter().product()];
         for (rank, part) in parts.iter().enumerate() {
             let original = spec.shard.original(rank);
+            // bits instead of values: NaN equals itself, and 0 differs from -0
             let same = part.iter().zip(&parts[original]).all(|(a, b)| a.to_bits() == b.to_bits());
             if !same {
                 let (tensor, world) = (spec.name.clone(), |rank| self.comm.world_rank(rank));
@@ -122,60 +126,29 @@ impl TensorParallel {
             }
             let mut rest = &part[..];
             for span in spec.shard.spans_of(rank, &spec.shape) {
-                let (values, behind) = rest.split_at(span.len());
+                let (values, remainder) = rest.split_at(span.len());
                 whole[span].copy_from_slice(values);
-                rest = behind;
+                rest = remainder;
             }
         }
         Ok(Some(whole))
     }
 }
 
-/// The group as one pass of one microbatch sees it.
+/// Tensor-parallel group during one pass of one microbatch.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorPass<'a> {
     /// The group.
     pub group: &'a TensorParallel,
-    /// What messages say of themselves.
-    pub at: At,
+    /// Context that messages carry.
+    pub at: StepContext,
 }
 
-/// Adds up over the ranks of a group, if there is one.
+/// Sums over the ranks of a group, if there is one.
 pub(crate) fn all_reduce<D: Device>(
     device: &D,
     tensor: Option<TensorPass<'_>>,
     buffer: &mut D::Floats,
 ) -> Result<()> {
     tensor.map_or(Ok(()), |pass| pass.group.all_reduce(device, pass.at, buffer))
-}
-
-/// The configuration fields that errors name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fields {
-    pub(crate) heads: &'static str,
-    pub(crate) kv_heads: &'static str,
-    pub(crate) mlp: &'static str,
-}
-
-/// Fails if the heads of an attention cannot be dealt out.
-pub(crate) fn check_heads(fields: &Fields, spec: &AttentionSpec, degree: usize) -> Result<()> {
-    if !spec.heads.is_multiple_of(degree) {
-        return refuse(fields.heads, spec.heads, degree, "is no multiple of");
-    }
-    let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Apart(_));
-    let fits = if is_replicated { degree % spec.kv_heads } else { spec.kv_heads % degree };
-    if fits == 0 {
-        Ok(())
-    } else {
-        refuse(fields.kv_heads, spec.kv_heads, degree, "is neither a multiple nor a divisor of")
-    }
-}
-
-/// Fails if there are fewer elements than ranks.
-pub(crate) fn check_size(field: &'static str, found: usize, degree: usize) -> Result<()> {
-    if found < degree { refuse(field, found, degree, "is less than") } else { Ok(()) }
-}
-
-fn refuse(field: &'static str, found: usize, degree: usize, problem: &'static str) -> Result<()> {
-    Err(Error::TensorParallel { field, found, degree, problem })
 }

@@ -1,4 +1,4 @@
-//! Activations of plain MLPs, element by element.
+//! Activation functions of MLPs, element by element.
 //!
 //! # Source
 //! Hendrycks, Gimpel: "Gaussian Error Linear Units", 2016, arXiv:1606.08415; the sigmoid form is CLIP's.
@@ -8,12 +8,12 @@ use rayon::prelude::*;
 use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 
-/// A function of one number.
+/// Activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x Phi(x)`, with the error function.
     GeluExact,
-    /// Its approximation by a hyperbolic tangent.
+    /// Approximation of GELU by a hyperbolic tangent.
     GeluTanh,
     /// `x sigmoid(1.702 x)`.
     GeluQuick,
@@ -22,29 +22,30 @@ pub enum Activation {
 }
 
 const QUICK: f64 = 1.702;
-/// Of the approximation by a hyperbolic tangent.
+/// Coefficient of the cubic term in the approximation by a hyperbolic tangent.
 const CUBIC: f64 = 0.044_715;
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 
 impl Activation {
-    /// Value and derivative.
+    /// Computes value and derivative.
     #[inline(always)]
     fn both<F: Real>(self, x: F) -> (F, F) {
-        let half = F::of(0.5);
+        let half = F::from_f64(0.5);
         match self {
             Self::GeluExact => {
-                let below = half * (F::ONE + (x * F::of(std::f64::consts::FRAC_1_SQRT_2)).erf());
-                let density = (-half * x * x).exp() * F::of(0.5 * SQRT_2_OVER_PI);
+                // `below` is Phi(x), the distribution function of the normal distribution
+                let below = half * (F::ONE + (x * F::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf());
+                let density = (-half * x * x).exp() * F::from_f64(0.5 * SQRT_2_OVER_PI);
                 (x * below, below + x * density)
             }
             Self::GeluTanh => {
-                let inner = F::of(SQRT_2_OVER_PI) * (x + F::of(CUBIC) * x * x * x);
+                let inner = F::from_f64(SQRT_2_OVER_PI) * (x + F::from_f64(CUBIC) * x * x * x);
                 let tanh = inner.tanh();
-                let slope = F::of(SQRT_2_OVER_PI) * (F::ONE + F::of(3.0 * CUBIC) * x * x);
+                let slope = F::from_f64(SQRT_2_OVER_PI) * (F::ONE + F::from_f64(3.0 * CUBIC) * x * x);
                 let open = half * (F::ONE + tanh);
                 (x * open, open + half * x * (F::ONE - tanh * tanh) * slope)
             }
-            Self::GeluQuick => gated(x, F::of(QUICK)),
+            Self::GeluQuick => gated(x, F::from_f64(QUICK)),
             Self::Silu => gated(x, F::ONE),
         }
     }
@@ -56,7 +57,7 @@ fn gated<F: Real>(x: F, steepness: F) -> (F, F) {
     (x * open, open * (F::ONE + steepness * x * (F::ONE - open)))
 }
 
-/// Writes the values.
+/// Writes the activations.
 pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "shapes agree");
     let chunk = chunk_len(1);
@@ -64,7 +65,7 @@ pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
         vectorized(
             #[inline(always)]
             || {
-                // The kind is matched outside the loop, which becomes vector instructions.
+                // the match is outside the loop, so that the loop becomes vector instructions
                 macro_rules! run {
                     ($kind:ident) => {
                         for (y, &x) in y.iter_mut().zip(x) {
@@ -83,7 +84,7 @@ pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
     });
 }
 
-/// Turns the gradient of the values into that of `x`, in place.
+/// Turns the gradient of the activations into the gradient of `x`, in place.
 pub fn backward<F: Real>(activation: Activation, x: &[F], d: &mut [F]) {
     assert_eq!(x.len(), d.len(), "shapes agree");
     let chunk = chunk_len(1);
@@ -118,7 +119,7 @@ mod tests {
         [Activation::GeluExact, Activation::GeluTanh, Activation::GeluQuick, Activation::Silu];
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         for activation in ALL {
             let x: Vec<f64> = numbers(20_000, 1).iter().map(|x| 4.0 * x).collect();
             let dy = numbers(x.len(), 2);
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_approximations_are_near_the_exact_one() {
+    fn the_approximations_are_close_to_the_exact_function() {
         let x: Vec<f64> = (-500..500).map(|step| f64::from(step) / 100.0).collect();
         let value = |activation| {
             let mut y = vec![0.0; x.len()];

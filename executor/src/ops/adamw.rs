@@ -1,29 +1,30 @@
-//! The optimizer `AdamW`: Adam with decoupled weight decay.
+//! `AdamW` optimizer: Adam with decoupled weight decay.
 //!
 //! # Source
-//! Loshchilov, Hutter: "Decoupled Weight Decay Regularization", 2017, arXiv:1711.05101, as `torch.optim.AdamW` has it.
+//! Loshchilov, Hutter: "Decoupled Weight Decay Regularization", 2017, arXiv:1711.05101, as implemented by
+//! `torch.optim.AdamW`.
 
 use rayon::prelude::*;
 
 use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 
-/// What a step of the optimizer takes.
+/// Settings of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Decay of the mean of gradients.
+    /// Decay of the first moment.
     pub beta1: f64,
-    /// Decay of the mean of their squares.
+    /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the mean of squares.
+    /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Share of the weights, times the learning rate, that is taken off.
+    /// Weight decay as a factor of the learning rate.
     pub weight_decay: f64,
-    /// Steps taken with this one: 1 in the first.
+    /// Number of this step, starting at 1.
     pub step: u64,
-    /// Factor on the gradients before all else: clipping.
+    /// Factor applied to the gradients first: clipping.
     pub gradient_scale: f64,
 }
 
@@ -41,18 +42,20 @@ impl Default for AdamW {
     }
 }
 
-/// Takes one step: changes weights and both means.
+/// Takes one step: updates weights and both moments.
 pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &mut [F], square: &mut [F]) {
     assert!(weights.len() == gradients.len(), "every weight has a gradient");
     assert!(mean.len() == weights.len() && square.len() == weights.len(), "every weight has its means");
     let power = |beta: f64| 1.0 - libm::pow(beta, adamw.step as f64);
+    // bias corrections: both moments start at 0
     let (mean_left, square_left) = (power(adamw.beta1), power(adamw.beta2));
-    let decay = F::of(1.0 - adamw.learning_rate * adamw.weight_decay);
-    let rate = F::of(adamw.learning_rate / mean_left);
-    let root = F::of(1.0 / square_left.sqrt());
-    let (beta1, beta2) = (F::of(adamw.beta1), F::of(adamw.beta2));
-    let (rest1, rest2) = (F::of(1.0 - adamw.beta1), F::of(1.0 - adamw.beta2));
-    let (epsilon, factor) = (F::of(adamw.epsilon), F::of(adamw.gradient_scale));
+    // decoupled: the decay applies to the weight, not to the gradient
+    let decay = F::from_f64(1.0 - adamw.learning_rate * adamw.weight_decay);
+    let rate = F::from_f64(adamw.learning_rate / mean_left);
+    let root = F::from_f64(1.0 / square_left.sqrt());
+    let (beta1, beta2) = (F::from_f64(adamw.beta1), F::from_f64(adamw.beta2));
+    let (rest1, rest2) = (F::from_f64(1.0 - adamw.beta1), F::from_f64(1.0 - adamw.beta2));
+    let (epsilon, factor) = (F::from_f64(adamw.epsilon), F::from_f64(adamw.gradient_scale));
     let chunk = chunk_len(1);
     let means = mean.par_chunks_mut(chunk).zip(square.par_chunks_mut(chunk));
     let all = weights.par_chunks_mut(chunk).zip(gradients.par_chunks(chunk)).zip(means);
@@ -76,9 +79,10 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
 mod tests {
     use super::*;
 
-    /// Recorded from `torch.optim.AdamW([1.0, -2.0], lr=0.1, weight_decay=0.1)` with these gradients, in `f64`.
+    /// Recorded from `torch.optim.AdamW([1.0, -2.0], lr=0.1, weight_decay=0.1)` with these gradients, in
+    /// `f64`.
     #[test]
-    fn steps_are_those_of_torch() {
+    fn steps_match_torch() {
         let (mut weights, mut mean, mut square) = ([1.0, -2.0], [0.0; 2], [0.0; 2]);
         let gradients = [[0.5, -1.0], [0.25, 2.0], [-1.0, 0.125]];
         for (index, gradients) in gradients.iter().enumerate() {

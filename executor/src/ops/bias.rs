@@ -1,14 +1,14 @@
-//! Biases of linear layers: rows filled before the product is added, and sums over rows.
+//! Biases of linear layers: fills rows before the product is added, and sums gradients over rows.
 //!
-//! A row of the output may stand inside wider rows ([`Columns`]): queries, keys and values of an attention lie beside
-//! each other in one matrix, whichever weights they come from.
+//! A row of the output may be part of a wider row ([`Columns`]): queries, keys and values of an attention
+//! share one matrix, whatever weights they come from.
 
 use rayon::prelude::*;
 
 use super::parallel::{add_to, chunk_len, chunk_rows, sum_chunks};
 use super::real::Real;
 
-/// Some columns of a row-major matrix.
+/// Range of columns of a row-major matrix, without its width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     /// First column.
@@ -18,14 +18,14 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Returns all columns of a matrix.
+    /// Makes a range of all columns.
     #[must_use]
     pub const fn all(columns: usize) -> Self {
         Self { first: 0, stride: columns }
     }
 }
 
-/// Writes the bias into every row of some columns.
+/// Writes the bias into every row of a range of columns.
 pub fn fill<F: Real>(bias: &[F], y: &mut [F], columns: Columns) {
     let until = columns.first + bias.len();
     assert!(until <= columns.stride && y.len().is_multiple_of(columns.stride), "columns lie in the rows");
@@ -36,11 +36,12 @@ pub fn fill<F: Real>(bias: &[F], y: &mut [F], columns: Columns) {
     });
 }
 
-/// Adds the gradient of the bias: the sum of the rows of some columns.
+/// Accumulates the gradient of the bias: the sum over rows of a range of columns.
 pub fn backward<F: Real>(dy: &[F], columns: Columns, d_bias: &mut [F]) {
     let until = columns.first + d_bias.len();
     assert!(until <= columns.stride && dy.len().is_multiple_of(columns.stride), "columns lie in the rows");
     let rows = dy.len() / columns.stride;
+    // chunks depend on the shape alone, so the order of the sum does
     let chunk = chunk_rows(columns.stride);
     sum_chunks(rows.div_ceil(chunk), d_bias, |index, sums| {
         let rows = dy.chunks(columns.stride).skip(index * chunk).take(chunk);
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (columns, bias, dy) = (Columns { first: 2, stride: 9 }, numbers(5, 1), numbers(9 * 4000, 2));
         let mut d_bias = vec![0.0; 5];
         backward(&dy, columns, &mut d_bias);

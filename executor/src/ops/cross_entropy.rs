@@ -1,18 +1,18 @@
-//! Cross entropy of logits with their gradient, row by row.
+//! Cross entropy of logits with its gradient, row by row.
 //!
-//! Forward and backward are one function: the gradient takes the place of the logits. The sum of losses is divided by
-//! what the caller says, the target tokens of the whole *step*, never by those of a microbatch.
+//! Forward and backward are one function: the gradient replaces the logits. The caller scales the sum of
+//! losses by the target tokens of the whole *step*, never of a microbatch.
 
 use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 
-/// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns the sum of
-/// losses without the scale.
+/// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns
+/// the unscaled sum of losses.
 ///
-/// Every row has a target; rows to be ignored are left out by the caller. NaN and infinite logits give a sum that is
-/// not finite.
+/// Every row has a target; the caller leaves out rows to be ignored. NaN and infinite logits give a sum that
+/// is not finite.
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
@@ -29,22 +29,25 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
             vectorized(
                 #[inline(always)]
                 || {
-                    // A loop, not an iterator's sum, which would be a function without these instructions.
+                    // a loop instead of an iterator's sum, which would be a call without these vector
+                    // instructions
                     let mut sum = 0.0;
                     for (logits, &target) in logits.chunks_mut(vocabulary).zip(targets) {
-                        sum += row(logits, target as usize, F::of(scale));
+                        sum += row(logits, target as usize, F::from_f64(scale));
                     }
                     sum
                 },
             )
         })
         .collect();
+    // in order of chunks, for any number of threads
     losses.iter().sum()
 }
 
-/// One row: its loss; its logits become `scale (p - 1 at the target)`.
+/// Returns the loss of one row; its logits become `scale (p - 1 at the target)`.
 #[inline(always)]
 fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
+    // the maximum keeps exponentials from overflowing
     let most = max(logits);
     let of_target = (logits[target] - most).to_f64();
     for value in logits.iter_mut() {
@@ -65,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (rows, vocabulary) = (300, 50);
         let x: Vec<f64> = numbers(rows * vocabulary, 1).iter().map(|x| 5.0 * x).collect();
         let targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % 50).collect();
@@ -77,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_lost() {
+    fn nan_and_infinity_reach_the_loss() {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut logits = vec![0.0_f32; 40];
             logits[25] = bad;

@@ -1,11 +1,11 @@
-//! Sums and scalings of whole buffers.
+//! Element-wise sums and scalings of whole buffers.
 
 use rayon::prelude::*;
 
 use super::parallel::{add_to, chunk_len, dot, vectorized};
 use super::real::Real;
 
-/// `y += x`.
+/// Adds: `y += x`.
 pub fn add<F: Real>(x: &[F], y: &mut [F]) {
     assert_eq!(x.len(), y.len(), "summands have the same shape");
     let chunk = chunk_len(1);
@@ -17,7 +17,7 @@ pub fn add<F: Real>(x: &[F], y: &mut [F]) {
     });
 }
 
-/// `y *= factor`.
+/// Scales: `y *= factor`.
 pub fn scale<F: Real>(factor: F, y: &mut [F]) {
     y.par_chunks_mut(chunk_len(1)).for_each(|y| y.iter_mut().for_each(|y| *y *= factor));
 }
@@ -27,7 +27,7 @@ pub fn zero<F: Real>(y: &mut [F]) {
     y.par_chunks_mut(chunk_len(1)).for_each(|y| y.fill(F::ZERO));
 }
 
-/// Sum of squares: within chunks in the type of the numbers, over chunks in `f64`.
+/// Sums squares: within chunks in the type of the numbers, over chunks in `f64`.
 pub fn sum_of_squares<F: Real>(x: &[F]) -> f64 {
     let sums: Vec<f64> = x
         .par_chunks(chunk_len(1))

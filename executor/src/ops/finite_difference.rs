@@ -1,8 +1,8 @@
-//! Backwards against differences of their forwards.
+//! Checks backwards against finite differences of their forwards.
 
 use super::real::Real;
 
-/// Numbers in -1 … 1 that look random and are the same on every run.
+/// Reproducible pseudo-random numbers in -1 … 1.
 pub(crate) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -15,10 +15,10 @@ pub(crate) fn numbers(len: usize, seed: u64) -> Vec<f64> {
 }
 
 pub(crate) fn to_f32(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|&value| f32::of(value)).collect()
+    values.iter().map(|&value| f32::from_f64(value)).collect()
 }
 
-/// Holds `gradient` against central differences of `loss` at `x`, in three random directions.
+/// Compares `gradient` with central differences of `loss` at `x`, in three random directions.
 pub(crate) fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
     const STEP: f64 = 1e-5;
     assert_eq!(x.len(), gradient.len(), "{what}");
@@ -32,7 +32,7 @@ pub(crate) fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64
     }
 }
 
-/// Scalar product with fixed random numbers: turns any output into a loss whose gradient is those numbers.
+/// Scalar product with fixed random numbers: turns any output into a loss with these numbers as its gradient.
 pub(crate) fn project(y: &[f64], gradient: &[f64]) -> f64 {
     y.iter().zip(gradient).map(|(y, g)| y * g).sum()
 }

@@ -1,4 +1,4 @@
-//! Normalization of rows to mean 0 and variance 1: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
+//! Layer normalization of rows: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
 //!
 //! # Source
 //! Ba, Kiros, Hinton: "Layer Normalization", 2016, arXiv:1607.06450.
@@ -14,7 +14,7 @@ use super::real::Real;
 pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut [F], statistics: &mut [F]) {
     let columns = weight.len();
     assert!(x.len() * 2 == statistics.len() * columns && y.len() == x.len(), "shapes agree");
-    let (over, epsilon) = (F::of(1.0 / columns as f64), F::of(epsilon));
+    let (over, epsilon) = (F::from_f64(1.0 / columns as f64), F::from_f64(epsilon));
     let chunk = chunk_len(columns);
     let outputs = y.par_chunks_mut(chunk).zip(statistics.par_chunks_mut(2 * chunk_rows(columns)));
     outputs.zip(x.par_chunks(chunk)).for_each(|((y, statistics), x)| {
@@ -24,6 +24,8 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
                 let rows = y.chunks_mut(columns).zip(x.chunks(columns)).zip(statistics.chunks_mut(2));
                 for ((y, x), statistics) in rows {
                     let mean = sum(x) * over;
+                    // two passes: subtracting the mean first avoids the cancellation of
+                    // `mean(x^2) - mean(x)^2`
                     for (y, &x) in y.iter_mut().zip(x) {
                         *y = x - mean;
                     }
@@ -38,7 +40,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
     });
 }
 
-/// Adds the gradients of `x` and of weight and bias; each only if it is asked for.
+/// Accumulates the gradients of `x` and of weight and bias, each only if requested.
 pub fn backward<F: Real>(
     dy: &[F],
     x: &[F],
@@ -54,6 +56,7 @@ pub fn backward<F: Real>(
     }
     let Some((d_weight, d_bias)) = parameters else { return };
     let rows = chunk_rows(columns);
+    // one pass over the rows for both sums
     let mut both = vec![F::ZERO; 2 * columns];
     sum_chunks((x.len() / columns).div_ceil(rows), &mut both, |index, sums| {
         vectorized(
@@ -74,10 +77,11 @@ pub fn backward<F: Real>(
     super::parallel::add_to(d_bias, &both[columns..]);
 }
 
-/// With `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`, where `dn = dy weight`.
+/// Gradient with `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`,
+/// `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx: &mut [F]) {
     let columns = weight.len();
-    let over = F::of(1.0 / columns as f64);
+    let over = F::from_f64(1.0 / columns as f64);
     let chunk = chunk_len(columns);
     let inputs = dy.par_chunks(chunk).zip(x.par_chunks(chunk));
     let inputs = inputs.zip(statistics.par_chunks(2 * chunk_rows(columns)));
@@ -113,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         for (rows, columns) in [(3, 37), (600, 32), (2, 2)] {
             let (x, weight, bias) = (numbers(rows * columns, 1), numbers(columns, 2), numbers(columns, 3));
             let dy = numbers(x.len(), 4);

@@ -1,12 +1,12 @@
-//! Operations on the CPU: forward and backward over plain slices, one operation a file.
+//! Operations on the CPU: forward and backward over plain slices, one operation per file.
 //!
-//! Matrices are row-major slices; a *row* is a token or a patch. Functions are generic over [`real::Real`], so that finite
-//! differences check every backward in `f64`. Gradients of parameters and of inputs are *added* to what is there, unless
-//! a function says otherwise: that is how residual connections and microbatches add up.
+//! Matrices are row-major slices; a *row* is a token or a patch. Functions are generic over [`real::Real`],
+//! so that finite differences check every backward in `f64`. Gradients of parameters and inputs are
+//! *accumulated* unless a function states otherwise, as residual connections and microbatches need it.
 //!
-//! **Order of sums.** Work is cut into chunks whose size depends on shapes alone ([`parallel`]), sums within a chunk run in
-//! a fixed order and chunks are added in order. Results are bit-equal for any number of threads. Slices whose lengths do
-//! not agree are an error of the caller's code, and panic.
+//! **Order of sums.** Work is divided into chunks whose size depends on shapes alone ([`parallel`]); sums
+//! within a chunk run in a fixed order, and chunks are added in order. Results are bit-equal for any number
+//! of threads. Slices with mismatched lengths are bugs of the caller and panic.
 
 #![allow(
     clippy::inline_always,
@@ -18,17 +18,19 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod bias;
-pub mod column_scale;
 pub mod cross_entropy;
-pub mod cross_entropy_part;
 pub mod elementwise;
 #[cfg(test)]
 pub(crate) mod finite_difference;
+pub mod gather_scatter;
+pub mod gemm;
 pub mod layer_norm;
-pub mod mix_rows;
+pub mod layer_scale;
 pub mod parallel;
 pub mod real;
 pub mod rms_norm;
 pub mod rope;
 pub mod silu_gate;
+pub mod sparse_rows;
 pub mod transpose;
+pub mod vocab_parallel_cross_entropy;

@@ -1,35 +1,35 @@
-//! Chunks of rows that threads share out, and sums over rows in a fixed order.
+//! Divides rows into chunks for threads, and sums over rows in a fixed order.
 
 use rayon::prelude::*;
 
 use super::real::Real;
 
-/// Elements that a thread takes at a time: some microseconds of work.
+/// Elements per chunk: some microseconds of work.
 const CHUNK_ELEMENTS: usize = 1 << 13;
-/// Sums that run beside each other in a reduction: two vector registers of the widest kind.
+/// Number of partial sums in a reduction: two vector registers of the widest kind.
 const LANES: usize = 16;
 
-/// Returns the rows of a chunk, at least one.
+/// Rows per chunk, at least one.
 pub(crate) fn chunk_rows(columns: usize) -> usize {
     (CHUNK_ELEMENTS / columns.max(1)).max(1)
 }
 
-/// Elements of a chunk of whole rows.
+/// Elements per chunk of whole rows.
 pub(crate) fn chunk_len(columns: usize) -> usize {
     chunk_rows(columns) * columns.max(1)
 }
 
 /// Runs a loop with the widest vector instructions of this machine.
 ///
-/// Rust fuses no multiplication with an addition by itself, and sums have fixed lanes: results do not depend on the
-/// machine's width.
+/// Rust does not contract multiplications and additions to fused ones, and sums have a fixed number of lanes,
+/// so results do not depend on the width of the machine's registers.
 #[inline(always)]
 pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)
 }
 
-/// The elements behind the last whole block, as a block that is filled up with zeros: a loop over it is vector
-/// instructions, where one over fewer elements would run one by one.
+/// Pads the remainder after the last whole block with zeros. A loop over a whole block becomes vector
+/// instructions, a loop over fewer elements would run one by one.
 #[inline(always)]
 fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
     let mut block = [F::ZERO; LANES];
@@ -37,7 +37,7 @@ fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
     block
 }
 
-/// Scalar product, as [`LANES`] sums beside each other.
+/// Scalar product, as [`LANES`] interleaved sums.
 #[inline(always)]
 pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     let mut sums = [F::ZERO; LANES];
@@ -57,7 +57,7 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     fold(sums)
 }
 
-/// Sum, as [`LANES`] sums beside each other.
+/// Sum, as [`LANES`] interleaved sums.
 #[inline(always)]
 pub(crate) fn sum<F: Real>(a: &[F]) -> F {
     let mut sums = [F::ZERO; LANES];
@@ -67,10 +67,11 @@ pub(crate) fn sum<F: Real>(a: &[F]) -> F {
             sums[lane] += block[lane];
         }
     }
+    // a fixed tree over the lanes, then the remainder in order
     fold(sums) + rest.iter().copied().sum()
 }
 
-/// Largest element; NaN if there is one, minus infinity of nothing.
+/// Largest element; NaN if one is NaN, minus infinity if there are no elements.
 #[inline(always)]
 pub(crate) fn max<F: Real>(a: &[F]) -> F {
     let least = -F::ONE / F::ZERO;
@@ -86,7 +87,7 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
 
 #[inline(always)]
 fn larger<F: Real>(most: F, value: F) -> F {
-    // A NaN compares with nothing: not less or equal, it is taken, and nothing is above it, it stays.
+    // NaN compares false with everything: it replaces `most` in the first test and stays by the second
     if most >= value || most.is_nan() { most } else { value }
 }
 
@@ -103,14 +104,16 @@ fn fold<F: Real>(mut sums: [F; LANES]) -> F {
     sums[0]
 }
 
-/// Adds to `total`, `[columns]`, what `add` adds up for each chunk of rows, chunk by chunk.
+/// Accumulates into `total`, `[columns]`, the sums that `add` computes for each chunk of rows, in order of
+/// chunks.
 ///
-/// `add` is given the number of a chunk and its sums, which begin at zero.
+/// `add` gets the number of a chunk and its sums, which start at zero.
 pub(crate) fn sum_chunks<F: Real>(chunks: usize, total: &mut [F], add: impl Fn(usize, &mut [F]) + Sync) {
     let columns = total.len();
     if columns == 0 || chunks == 0 {
         return;
     }
+    // every chunk sums into its own row; adding them afterwards in order keeps the bits
     let mut partial = vec![F::ZERO; chunks * columns];
     partial.par_chunks_mut(columns).enumerate().for_each(|(chunk, sums)| add(chunk, sums));
     for sums in partial.chunks(columns) {
@@ -118,7 +121,7 @@ pub(crate) fn sum_chunks<F: Real>(chunks: usize, total: &mut [F], add: impl Fn(u
     }
 }
 
-/// `total += values`.
+/// Adds: `total += values`.
 #[inline(always)]
 pub(crate) fn add_to<F: Real>(total: &mut [F], values: &[F]) {
     for (total, &value) in total.iter_mut().zip(values) {
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reductions_take_every_element_once() {
+    fn reductions_use_every_element_once() {
         for len in [0, 1, 15, 16, 17, 100] {
             let a: Vec<f64> = (0..len).map(f64::from).collect();
             let truth: f64 = a.iter().sum();
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maximum_with_a_nan_is_one() {
+    fn the_maximum_with_a_nan_is_nan() {
         for at in [0, 3, 16, 20] {
             let mut a = vec![1.0_f32; 21];
             a[at] = f32::NAN;

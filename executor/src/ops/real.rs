@@ -1,10 +1,10 @@
-//! Numbers that operations compute with: `f32` in training, `f64` where finite differences check a backward.
+//! Number types of operations: `f32` in training, `f64` where finite differences check a backward.
 
 use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
-/// A floating-point number.
+/// Floating-point number.
 pub trait Real:
     Copy
     + Debug
@@ -23,20 +23,20 @@ pub trait Real:
     + Sum
     + 'static
 {
-    /// 0.
+    /// Zero.
     const ZERO: Self;
-    /// 1.
+    /// One.
     const ONE: Self;
     /// Rounds to this type.
-    fn of(value: f64) -> Self;
-    /// Whether this is no number.
+    fn from_f64(value: f64) -> Self;
+    /// Returns whether this is NaN.
     fn is_nan(self) -> bool;
     /// Widens to `f64`.
     fn to_f64(self) -> f64;
     /// Square root.
     #[must_use]
     fn sqrt(self) -> Self;
-    /// `e` to this power; NaN stays NaN.
+    /// Exponential function; NaN stays NaN.
     #[must_use]
     fn exp(self) -> Self;
     /// Error function.
@@ -62,7 +62,7 @@ pub trait Real:
 impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
-    fn of(value: f64) -> Self {
+    fn from_f64(value: f64) -> Self {
         value
     }
     fn is_nan(self) -> bool {
@@ -86,7 +86,7 @@ impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     #[inline(always)]
-    fn of(value: f64) -> Self {
+    fn from_f64(value: f64) -> Self {
         value as f32
     }
     #[inline(always)]
@@ -111,8 +111,8 @@ impl Real for f32 {
     }
 }
 
-/// `e` to the power of `x`, within 2 units in the last place, without a branch, so that loops over it become vector
-/// instructions. Below -86.9 the result is that of -86.9, 2e-38.
+/// Exponential function within 2 units in the last place. Without a branch, so that loops become vector
+/// instructions. Inputs below -86.9 give the result for -86.9, about 2e-38.
 ///
 /// # Source
 /// Range reduction and polynomial: Moshier, Cephes Mathematical Library, `expf`.
@@ -120,12 +120,13 @@ impl Real for f32 {
 fn exp_f32(x: f32) -> f32 {
     const LEAST: f32 = -86.9;
     const MOST: f32 = 88.722_83;
-    // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits.
+    // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let x = if x < LEAST { LEAST } else { x };
     let is_over = x > MOST;
+    // NaN passes both comparisons unchanged
     let bounded = if is_over { MOST } else { x };
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
@@ -137,16 +138,17 @@ fn exp_f32(x: f32) -> f32 {
     sum = sum * rest + 1.666_666_5e-1;
     sum = sum * rest + 0.5;
     let power = sum * rest * rest + rest + 1.0;
-    // Two factors, as 2^128 is no number.
+    // two factors, because 2^128 is not representable
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(126);
     let result = power * f32::from_bits(exponent << 23) * 2.0;
     if is_over { f32::INFINITY } else { result }
 }
 
-/// The error function of `x`, within 4e-7 of it, without a branch, so that loops over it become vector instructions.
+/// Error function, within 4e-7. Without a branch, so that loops become vector instructions.
 ///
-/// `x P(x^2) / Q(x^2)` up to the bound, where 1 is as near as `f32` has it. The coefficients are a least-squares fit in
-/// `f64` to `erf(x) / x`, weighted again and again until the largest relative error was about the least, 5e-8.
+/// `x P(x^2) / Q(x^2)` up to a bound, beyond which 1 is the nearest `f32`. The coefficients are a
+/// least-squares fit in `f64` to `erf(x) / x`, reweighted iteratively until the largest relative error was
+/// close to minimal, 5e-8.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
     const MOST: f32 = 3.92;
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exponentials_are_those_of_the_standard_library() {
+    fn exponentials_match_the_standard_library() {
         for step in -8680..8870 {
             let x = step as f32 / 100.0 + 0.003;
             let truth = f64::from(x).exp();

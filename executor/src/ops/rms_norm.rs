@@ -1,4 +1,4 @@
-//! Normalization of rows by their root mean square: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
+//! Root-mean-square normalization of rows: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
 //!
 //! # Source
 //! Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
@@ -14,7 +14,7 @@ use super::real::Real;
 pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], inverse: &mut [F]) {
     let columns = weight.len();
     assert!(x.len() == inverse.len() * columns && y.len() == x.len(), "shapes agree");
-    let (mean, epsilon) = (F::of(1.0 / columns as f64), F::of(epsilon));
+    let (mean, epsilon) = (F::from_f64(1.0 / columns as f64), F::from_f64(epsilon));
     let rows = chunk_rows(columns);
     let chunks = y.par_chunks_mut(chunk_len(columns)).zip(inverse.par_chunks_mut(rows));
     chunks.zip(x.par_chunks(chunk_len(columns))).for_each(|((y, inverse), x)| {
@@ -33,7 +33,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], invers
     });
 }
 
-/// Adds the gradients of `x` and `weight`; each only if it is asked for.
+/// Accumulates the gradients of `x` and `weight`, each only if requested.
 pub fn backward<F: Real>(
     dy: &[F],
     x: &[F],
@@ -65,10 +65,10 @@ pub fn backward<F: Real>(
     });
 }
 
-/// With `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
+/// Gradient with `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &mut [F]) {
     let columns = weight.len();
-    let mean = F::of(1.0 / columns as f64);
+    let mean = F::from_f64(1.0 / columns as f64);
     let (chunk, rows) = (chunk_len(columns), chunk_rows(columns));
     let inputs = dy.par_chunks(chunk).zip(x.par_chunks(chunk)).zip(inverse.par_chunks(rows));
     dx.par_chunks_mut(chunk).zip(inputs).for_each_init(
@@ -82,6 +82,7 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &
                         for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
                             *scaled = dy * weight;
                         }
+                        // `n = x * inverse`, so both factors of `n mean(dn n)` contribute an `inverse`
                         let along = dot(scaled, x) * mean * inverse * inverse;
                         for ((dx, &scaled), &x) in dx.iter_mut().zip(&*scaled).zip(x) {
                             *dx += (scaled - x * along) * inverse;
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         for (rows, columns) in [(3, 37), (600, 32), (2, 1)] {
             let (x, weight, dy) =
                 (numbers(rows * columns, 1), numbers(columns, 2), numbers(rows * columns, 3));

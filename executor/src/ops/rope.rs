@@ -1,29 +1,31 @@
-//! Rotary embeddings: pairs of columns of every head, half a head apart, turned by an angle of their token.
+//! Rotary position embedding: rotates pairs of columns of every head, half a head apart, by an angle of their
+//! token.
 //!
-//! Which angle a pair takes is the caller's, as a table of cosines and sines: text, multimodal sections and the rows and
-//! columns of images ([`crate::model::rope`]) differ in nothing else.
+//! The caller provides the angles as a table of cosines and sines. Text, multimodal sections and the rows and
+//! columns of images ([`crate::model::rope`]) differ only in this table.
 //!
 //! # Source
-//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; halves instead of neighbors, as transformers rotates.
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; halves instead of neighboring columns, as in
+//! transformers.
 
 use rayon::prelude::*;
 
 use super::parallel::{chunk_len, chunk_rows, vectorized};
 use super::real::Real;
 
-/// The way to turn.
+/// Direction of the rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum Rotation {
     /// By the angle.
     Forward,
-    /// By its negative: the gradient, as rotations are orthogonal.
+    /// By the negative angle, for the gradient, as rotations are orthogonal.
     Backward,
 }
 
-/// Which columns turn, and by what.
+/// Columns that are rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RopeShape {
-    /// Heads that turn, from the first column on; those behind stay.
+    /// Number of rotated heads, from the first column on; columns after them are unchanged.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
@@ -31,18 +33,19 @@ pub struct RopeShape {
     pub stride: usize,
 }
 
-/// Turns the first heads of every row in place.
+/// Rotates the first heads of every row in place.
 ///
 /// - `x`: `[tokens, stride]`; `cos`, `sin`: `[tokens, head_dim / 2]`
-pub fn turn<F: Real>(turn: Turn, shape: RopeShape, cos: &[F], sin: &[F], x: &mut [F]) {
+pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F], x: &mut [F]) {
     let RopeShape { heads, head_dim, stride } = shape;
     let half = head_dim / 2;
     assert!(heads * head_dim <= stride && cos.len() == sin.len(), "heads lie in the rows");
     assert_eq!(cos.len() * stride, x.len() * half, "every token has its angles");
+    // chunks of length 0 would panic
     if half == 0 {
         return;
     }
-    let sign = if turn == Turn::Forward { F::ONE } else { -F::ONE };
+    let sign = if rotation == Rotation::Forward { F::ONE } else { -F::ONE };
     let angles = chunk_rows(stride) * half;
     let tables = cos.par_chunks(angles).zip(sin.par_chunks(angles));
     x.par_chunks_mut(chunk_len(stride)).zip(tables).for_each(|(x, (cos, sin))| {
@@ -72,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let shape = RopeShape { heads: 3, head_dim: 8, stride: 40 };
         let tokens = 300;
         let angles = numbers(tokens * 4, 1);
@@ -80,10 +83,10 @@ mod tests {
         let sin: Vec<f64> = angles.iter().map(|angle| (9.0 * angle).sin()).collect();
         let (x, mut dx) = (numbers(tokens * 40, 2), numbers(tokens * 40, 3));
         let dy = dx.clone();
-        turn(Turn::Backward, shape, &cos, &sin, &mut dx);
+        rotate(Rotation::Backward, shape, &cos, &sin, &mut dx);
         check("x", &x, &dx, |x| {
             let mut y = x.to_vec();
-            turn(Turn::Forward, shape, &cos, &sin, &mut y);
+            rotate(Rotation::Forward, shape, &cos, &sin, &mut y);
             project(&y, &dy)
         });
     }

@@ -1,4 +1,4 @@
-//! The gate of `SwiGLU`: `y = silu(gate) up`, with gate and up beside each other in a row.
+//! Gate of `SwiGLU`: `y = silu(gate) up`, with gate and up in one row.
 //!
 //! # Source
 //! Shazeer: "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (rows, columns) = (700, 11);
         let (x, dy) = (numbers(rows * columns * 2, 1), numbers(rows * columns, 2));
         let mut dx = vec![f64::NAN; x.len()];

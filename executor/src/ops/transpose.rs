@@ -1,9 +1,10 @@
-//! Exchange of the last two axes, `[batch, rows, columns]` to `[batch, columns, rows]`: kernels of a convolution have
-//! their taps last in checkpoints and first in products.
+//! Transposes the last two axes, `[batch, rows, columns]` to `[batch, columns, rows]`.
+//!
+//! Kernels of a convolution have their taps last in checkpoints and first in products.
 
 use super::real::Real;
 
-/// Writes the transposed matrices, or adds them to what is there.
+/// Writes the transposed matrices, or accumulates them.
 pub fn transpose<F: Real>(x: &[F], rows: usize, columns: usize, is_added: bool, y: &mut [F]) {
     assert!(x.len() == y.len() && x.len().is_multiple_of((rows * columns).max(1)), "shapes agree");
     for (x, y) in x.chunks(rows * columns).zip(y.chunks_mut(rows * columns)) {
@@ -22,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twice_is_nothing_and_sums_add_up() {
+    fn transposing_twice_is_the_identity() {
         let x = numbers(4 * 3 * 5, 1);
         let (mut y, mut back) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         transpose(&x, 3, 5, false, &mut y);

@@ -7,10 +7,10 @@ use super::ranks::Place;
 use super::route::{End, RoutePlan};
 use super::topology::Topology;
 use super::work::{StepWork, tokens};
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 
 /// Which way rows go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,7 +132,7 @@ impl<D: Device> View<'_, D> {
     }
 
     /// Where in the step an action is.
-    pub(super) fn at(&self, action: Action) -> At {
+    pub(super) fn at(&self, action: Action) -> StepContext {
         let step = self.work.plan.step();
         let (name, part) = match action {
             Action::Recv(message) => ("recv", message.part()),
@@ -143,13 +143,13 @@ impl<D: Device> View<'_, D> {
             Action::Backward(part) | Action::BackwardInput(part) | Action::BackwardWeight(part) => {
                 ("backward", part)
             }
-            Action::ReduceGrads(stage) => return At::step(step, &format!("reduce stage {stage}")),
+            Action::ReduceGrads(stage) => return StepContext::step(step, &format!("reduce stage {stage}")),
         };
-        At::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
+        StepContext::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
     }
 
     /// Where in the step a message is: the same at both ends but for the name.
-    pub(super) fn at_edge(&self, transfer: Transfer) -> At {
+    pub(super) fn at_edge(&self, transfer: Transfer) -> StepContext {
         let name = match (transfer.flow, transfer.is_send) {
             (Flow::Activations, true) => "send",
             (Flow::Activations, false) => "recv",
@@ -162,6 +162,6 @@ impl<D: Device> View<'_, D> {
             transfer.edge.taker
         };
         let name = format!("{name}, stage {}", own.stage);
-        At::microbatch(self.work.plan.step(), transfer.edge.taker.microbatch, &name)
+        StepContext::microbatch(self.work.plan.step(), transfer.edge.taker.microbatch, &name)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dflop_balancer::schedule::{Action, Part};
 
 use super::edge::{Edge, Flow, Transfer, View};
-use crate::comm::{Handle, Payload, Shape};
+use crate::comm::{Handle, Payload, PayloadShape};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -48,7 +48,7 @@ impl<D: Device> Exchange<D> {
             let rows = view.rows(flow, edge)?;
             if rows > 0 {
                 let from = view.job.source(peer, view.place);
-                let shape = Shape::f32(rows, view.width(edge));
+                let shape = PayloadShape::f32(rows, view.width(edge));
                 let handle = view.comm.start_recv(from, edge.tag(flow), view.at_edge(transfer), shape)?;
                 self.posted.insert((flow, edge), handle);
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::job::Job;
 use super::ranks::Place;
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::Result;
 
 /// Communicators of one rank, besides that of all ranks.
@@ -18,7 +18,7 @@ pub(super) struct Groups {
 impl Groups {
     /// Makes them; every rank of the job takes part.
     pub(super) fn split(job: &Job, place: &Place, world: &dyn Comm) -> Result<Self> {
-        let at = At::step(0, "split communicators");
+        let at = StepContext::step(0, "split communicators");
         let own = job.modules.iter().find(|module| module.module == place.module);
         let dp_size = own.map_or(1, |own| own.dp_size);
         let mut replicas = BTreeMap::new();

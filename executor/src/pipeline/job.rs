@@ -6,7 +6,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use crate::device::Cpu;
 use crate::error::{Error, Result};
-use crate::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
 /// Stages and replicas of one module of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,11 +99,11 @@ impl Job {
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
     /// # Errors
-    /// [`Error::Job`] if layers are missing or doubled, a number is 0, or the schedule cannot be run: one with split backwards,
+    /// [`Error::InvalidSetting`] if layers are missing or doubled, a number is 0, or the schedule cannot be run: one with split backwards,
     /// or several chunks a rank for a job with encoders.
     pub fn new(
         model: ModelConfig,
-        frozen: Frozen,
+        frozen: FrozenModules,
         modules: Vec<ModuleLayout>,
         schedule: ScheduleKind,
     ) -> Result<Self> {
@@ -174,7 +174,7 @@ impl Job {
 }
 
 fn refuse<T>(setting: &'static str, problem: String) -> Result<T> {
-    Err(Error::Job { setting, problem })
+    Err(Error::InvalidSetting { setting, reason: problem })
 }
 
 fn check_modules(model: &ModelConfig, modules: &[ModuleLayout]) -> Result<()> {
@@ -222,14 +222,14 @@ fn check_schedule(modules: &[ModuleLayout], schedule: ScheduleKind) -> Result<()
 
 fn describe(
     model: &ModelConfig,
-    frozen: Frozen,
+    frozen: FrozenModules,
     module: usize,
     layout: &ModuleLayout,
     layers: Range<usize>,
 ) -> Result<JobStage> {
     let is_last = layers.end == model.layers(layout.module);
     let range = StageRange { module: layout.module, layers };
-    let is_trained = model.parts::<Cpu>(&range, frozen, None)?.is_trained();
+    let is_trained = model.stage_blocks::<Cpu>(&range, frozen, None)?.is_trained();
     let has_backward = is_trained || model.is_input_trained(&range, frozen);
     let encoder = match layout.module {
         ModuleKind::Vision => model.vision.as_ref(),
@@ -244,11 +244,11 @@ fn describe(
     Ok(JobStage { range, has_backward, output_width, module })
 }
 
-fn tied(model: &ModelConfig, frozen: Frozen, stages: &[JobStage]) -> Result<Vec<String>> {
+fn tied(model: &ModelConfig, frozen: FrozenModules, stages: &[JobStage]) -> Result<Vec<String>> {
     let llm: Vec<&JobStage> = stages.iter().filter(|stage| stage.range.module == ModuleKind::Llm).collect();
     let [first, .., last] = llm.as_slice() else { return Ok(Vec::new()) };
     let specs = |stage: &JobStage| -> Result<Vec<_>> {
-        Ok(model.parts::<Cpu>(&stage.range, frozen, None)?.into_declaration().into_specs())
+        Ok(model.stage_blocks::<Cpu>(&stage.range, frozen, None)?.into_declaration().into_specs())
     };
     let (first, last) = (specs(first)?, specs(last)?);
     let is_shared = |name: &str| last.iter().any(|spec| spec.name == name);

@@ -19,7 +19,7 @@
 //! use dflop_executor::comm::{Comm, Settings, threads};
 //! use dflop_executor::device::Cpu;
 //! use dflop_executor::model::llm::TextBatch;
-//! use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+//! use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 //! use dflop_executor::pipeline::{Job, MicrobatchPlan, ModuleLayout, Pipeline, StepPlan, StepWork};
 //! use dflop_executor::stage::Activations;
 //! use dflop_executor::weights::Seed;
@@ -29,13 +29,13 @@
 //!     "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
 //!     "vocab_size": 48}))?;
 //! let layout = ModuleLayout::new(ModuleKind::Llm, vec![0..2, 2..3]);
-//! let job = Job::new(model, Frozen::default(), vec![layout], ScheduleKind::OneForwardOneBackward)?;
+//! let job = Job::new(model, FrozenModules::default(), vec![layout], ScheduleKind::OneForwardOneBackward)?;
 //! let job = Arc::new(job);
 //!
 //! let loss_of_rank = |comm: threads::ThreadComm| -> Result<f64> {
 //!     let (device, model) = (Cpu::new(1)?, job.model());
 //!     let place = job.place(comm.rank())?;
-//!     let stage = |range| model.stage(&device, range, Frozen::default(), Activations::Stored, &Seed(1));
+//!     let stage = |range| model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1));
 //!     let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
 //!     let mut pipeline = Pipeline::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!

@@ -6,7 +6,7 @@ use super::assign::assign;
 use super::job::Job;
 use super::route::{RoutePlan, RouteRow};
 use crate::error::{Error, Result};
-use crate::model::whole::ModuleKind;
+use crate::model::model_config::ModuleKind;
 
 /// An image, video or clip of a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

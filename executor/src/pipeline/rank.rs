@@ -13,7 +13,7 @@ use super::run::{Ran, Run};
 use super::timeline::Timed;
 use super::topology::Topology;
 use super::work::StepWork;
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -49,11 +49,12 @@ impl<D: Device> Pipeline<D> {
     /// - `stages`: those of [`Job::ranges`] for this rank, in order
     ///
     /// # Errors
-    /// [`Error::Job`] if the world or the stages are not those of the job, which ends the job on all ranks;
+    /// [`Error::InvalidSetting`] if the world or the stages are not those of the job, which ends the job on all ranks;
     /// [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
-        let place = checked.map_err(|error| end(comm.as_ref(), At::step(0, "join the job"), error))?;
+        let place =
+            checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
         let groups = Groups::split(&job, &place, comm.as_ref())?;
         let stages = place.stages.iter().copied().zip(stages).collect();
         Ok(Self {
@@ -92,19 +93,19 @@ impl<D: Device> Pipeline<D> {
     /// [`Error::Plan`] if contexts do not fit the plan; those of stages, as [`Error::Loss`]; [`Error::Comm`]. Whatever fails
     /// here ends the job on all ranks; others get [`Error::Comm`] that says what it was.
     pub fn step(&mut self, step: &StepWork<D>) -> Result<StepOutcome> {
-        let mut at = At::step(step.plan.step(), "begin the step");
+        let mut at = StepContext::step(step.plan.step(), "begin the step");
         let done = self.run(step, &mut at);
         done.map_err(|error| end(self.comm.as_ref(), at, error))
     }
 
-    fn run(&mut self, work: &StepWork<D>, at: &mut At) -> Result<StepOutcome> {
+    fn run(&mut self, work: &StepWork<D>, at: &mut StepContext) -> Result<StepOutcome> {
         let plan = &work.plan;
         if self.is_plan_checked {
             self.comm.check_digest(plan.step(), plan.digest(&self.job))?;
         }
         work.check(&self.job, &self.place)?;
         for stage in self.stages.values_mut() {
-            stage.begin_step(plan.step());
+            stage.start_step(plan.step());
             stage.forget();
             let device = stage.device().clone();
             stage.parameters_mut().zero_gradients(&device)?;
@@ -125,7 +126,7 @@ impl<D: Device> Pipeline<D> {
     }
 
     /// The loss of the whole step. Every microbatch is brought by one rank, so the sum has the same bits for any layout.
-    fn mean_loss(&self, work: &StepWork<D>, mut losses: Vec<f64>, at: At) -> Result<f64> {
+    fn mean_loss(&self, work: &StepWork<D>, mut losses: Vec<f64>, at: StepContext) -> Result<f64> {
         if self.place.tp_rank > 0 {
             losses.fill(0.0);
         }
@@ -163,7 +164,7 @@ impl<D: Device> Pipeline<D> {
 }
 
 /// Ends the job on all ranks, unless it is over.
-fn end(comm: &dyn Comm, at: At, error: Error) -> Error {
+fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     let is_over = matches!(&error, Error::Comm(error) if error.failure().is_some());
     if !is_over {
         // The caller gets the reason itself; the failure is for the other ranks.
@@ -175,10 +176,10 @@ fn end(comm: &dyn Comm, at: At, error: Error) -> Error {
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<Place> {
     if comm.size() != job.world_size() {
         let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
-        return Err(Error::Job { setting: "world size", problem });
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let place = job.place(comm.rank())?;
-    let refuse = |problem| Err(Error::Job { setting: "stages", problem });
+    let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
     if stages.len() != place.stages.len() {
         return refuse(format!("of rank {} are {:?}, found {}", comm.rank(), place.stages, stages.len()));
     }

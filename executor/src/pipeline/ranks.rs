@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::job::Job;
 use crate::error::{Error, Result};
-use crate::model::whole::{ModuleKind, StageRange};
+use crate::model::model_config::{ModuleKind, StageRange};
 
 /// What a world rank is in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Job {
     /// Returns what a world rank holds.
     ///
     /// # Errors
-    /// [`Error::Job`] if the job has no such rank.
+    /// [`Error::InvalidSetting`] if the job has no such rank.
     pub fn place(&self, world_rank: usize) -> Result<Place> {
         let (mut world, mut pipeline) = (0, 0);
         for (index, module) in self.modules.iter().enumerate() {
@@ -57,9 +57,9 @@ impl Job {
             world += ranks * module.tp_size;
             pipeline += ranks;
         }
-        Err(Error::Job {
+        Err(Error::InvalidSetting {
             setting: "world size",
-            problem: format!("is {world}, there is no rank {world_rank}"),
+            reason: format!("is {world}, there is no rank {world_rank}"),
         })
     }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::groups::Groups;
 use super::job::Job;
-use crate::comm::{At, Buffer, Comm, Handle};
+use crate::comm::{Buffer, Comm, Handle, StepContext};
 use crate::device::{Buffer as _, Device};
 use crate::error::Result;
 use crate::model::parameters::Parameters;
@@ -71,8 +71,8 @@ impl<'a> Reduction<'a> {
     }
 
     /// Where the step is in all collectives of a stage: replicas begin them in passes of different microbatches.
-    fn at(&self, stage: u16) -> At {
-        At::step(self.step, &format!("reduce stage {stage}"))
+    fn at(&self, stage: u16) -> StepContext {
+        StepContext::step(self.step, &format!("reduce stage {stage}"))
     }
 
     /// Whether anything of a stage is added up over replicas.
@@ -139,7 +139,7 @@ impl<'a> Reduction<'a> {
 
     /// Waits for all sums and puts them where the gradients were.
     pub(super) fn finish<D: Device>(self, stages: &mut BTreeMap<u16, Stage<D>>) -> Result<()> {
-        let at = At::step(self.step, "reduce tied parameters");
+        let at = StepContext::step(self.step, "reduce tied parameters");
         let tied = sum_copies(self.tied, self.groups, at)?;
         for bucket in self.buckets {
             write(stages, bucket.stage, &bucket.parameters, bucket.sum.wait()?)?;
@@ -177,7 +177,7 @@ impl Pending {
         parameters: &Parameters<D>,
         bucket_elements: usize,
         replicas: &dyn Comm,
-        at: At,
+        at: StepContext,
     ) -> Result<Option<Bucket>> {
         let index = self.parameters[self.next];
         self.next += 1;
@@ -190,7 +190,7 @@ impl Pending {
     }
 
     /// Begins the open bucket.
-    fn close(&mut self, stage: u16, replicas: &dyn Comm, at: At) -> Result<Option<Bucket>> {
+    fn close(&mut self, stage: u16, replicas: &dyn Comm, at: StepContext) -> Result<Option<Bucket>> {
         if self.open.is_empty() {
             return Ok(None);
         }
@@ -201,7 +201,7 @@ impl Pending {
 }
 
 /// Waits for the sums of both copies of tied parameters and begins those over replicas.
-fn sum_copies(tied: Vec<Tied>, groups: &Groups, at: At) -> Result<Vec<Tied>> {
+fn sum_copies(tied: Vec<Tied>, groups: &Groups, at: StepContext) -> Result<Vec<Tied>> {
     let (mut sums, mut here) = (Vec::with_capacity(tied.len()), Vec::new());
     for Tied { stage, parameter, state } in tied {
         match state {
@@ -244,7 +244,7 @@ fn write<D: Device>(
     for &index in parameters {
         let Some(gradient) = stage.parameters_mut().gradient_at_mut(index) else { continue };
         let elements = gradient.len();
-        *gradient = device.upload_exact(&sum[taken..taken + elements])?;
+        *gradient = device.upload_f32(&sum[taken..taken + elements])?;
         taken += elements;
     }
     Ok(())
@@ -260,7 +260,7 @@ mod tests {
     use crate::comm::{Settings, threads};
     use crate::device::Cpu;
     use crate::model::llm::TextBatch;
-    use crate::model::whole::{Frozen, ModelConfig, ModuleKind};
+    use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
     use crate::pipeline::ModuleLayout;
     use crate::stage::Activations;
     use crate::weights::Seed;
@@ -270,7 +270,8 @@ mod tests {
         let device = Cpu::new(1)?;
         let place = job.place(comm.rank())?;
         let range = &job.ranges(&place)[0];
-        let mut stage = job.model.stage(&device, range, Frozen::default(), Activations::Stored, &Seed(1))?;
+        let mut stage =
+            job.model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?;
         let batch = TextBatch {
             input_ids: &[1, 2, 3],
             labels: &[1, 2, 3],
@@ -302,7 +303,7 @@ mod tests {
         let model = ModelConfig::from_config(&document).unwrap();
         let layout = ModuleLayout::even(ModuleKind::Llm, 2, 1).dp_size(2);
         let schedule = ScheduleKind::OneForwardOneBackward;
-        let job = Job::new(model, Frozen::default(), vec![layout], schedule).unwrap();
+        let job = Job::new(model, FrozenModules::default(), vec![layout], schedule).unwrap();
         let ranks = threads::world(2, Settings::default()).unwrap();
         let counts = std::thread::scope(|scope| {
             let count = |comm: threads::ThreadComm| collectives(&job, &comm).unwrap();

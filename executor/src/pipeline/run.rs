@@ -10,10 +10,10 @@ use super::exchange::Exchange;
 use super::groups::Groups;
 use super::reduce::Reduction;
 use super::timeline::{Clock, Timed, cpu_timed};
-use crate::comm::At;
+use crate::comm::StepContext;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::Output;
+use crate::model::BlockOutput;
 use crate::model::parameters::Parameters;
 use crate::stage::Stage;
 
@@ -56,7 +56,7 @@ impl<'a, D: Device> Run<'a, D> {
     }
 
     /// Runs the list; `at` is where it stands, for errors.
-    pub(super) fn list(mut self, list: &[Action], at: &mut At) -> Result<Ran> {
+    pub(super) fn list(mut self, list: &[Action], at: &mut StepContext) -> Result<Ran> {
         for action in list {
             if let Action::Backward(part) = action {
                 self.last_backward.insert(part.stage, part.microbatch);
@@ -71,7 +71,7 @@ impl<'a, D: Device> Run<'a, D> {
             let cpu_ns = self.act(action)?;
             clock.add(action, start_ns, cpu_ns);
         }
-        *at = At::step(self.view.work.plan.step(), "finish the step");
+        *at = StepContext::step(self.view.work.plan.step(), "finish the step");
         self.exchange.finish()?;
         self.reduction.finish(self.stages)?;
         Ok(Ran { losses: self.losses, timeline: clock.into_timeline() })
@@ -82,9 +82,10 @@ impl<'a, D: Device> Run<'a, D> {
         match action {
             Action::Forward(part) => self.forward(part),
             Action::Backward(part) => self.backward(part),
-            Action::BackwardInput(part) | Action::BackwardWeight(part) => {
-                Err(Error::Job { setting: "schedule", problem: format!("splits the backward of {part}") })
-            }
+            Action::BackwardInput(part) | Action::BackwardWeight(part) => Err(Error::InvalidSetting {
+                setting: "schedule",
+                reason: format!("splits the backward of {part}"),
+            }),
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
                 let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage));
@@ -92,9 +93,9 @@ impl<'a, D: Device> Run<'a, D> {
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
                 let Some(transfer) = self.view.transfer(action) else {
-                    return Err(Error::Job {
+                    return Err(Error::InvalidSetting {
                         setting: "schedule",
-                        problem: format!("has no end for {action}"),
+                        reason: format!("has no end for {action}"),
                     });
                 };
                 let (done, cpu_ns) = cpu_timed(|| self.exchange.run(&self.view, transfer));
@@ -114,10 +115,10 @@ impl<'a, D: Device> Run<'a, D> {
         let microbatch = part.microbatch as usize;
         let (output, cpu_ns) = device.run(|| cpu_timed(|| stage.forward(microbatch, context, input)));
         match output? {
-            Output::Rows(rows) => {
+            BlockOutput::Rows(rows) => {
                 self.exchange.give(&self.view, &device, Flow::Activations, part, Some(rows))?;
             }
-            Output::Loss(loss) => self.losses[microbatch] = loss,
+            BlockOutput::Loss(loss) => self.losses[microbatch] = loss,
         }
         Ok(cpu_ns)
     }
@@ -143,5 +144,5 @@ impl<'a, D: Device> Run<'a, D> {
 }
 
 fn missing(stage: u16) -> Error {
-    Error::Job { setting: "stages", problem: format!("of this rank lack stage {stage}") }
+    Error::InvalidSetting { setting: "stages", reason: format!("of this rank lack stage {stage}") }
 }

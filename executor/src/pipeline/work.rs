@@ -8,8 +8,8 @@ use super::plan::{StepPlan, name};
 use super::ranks::Place;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::{Context, Inputs};
-use crate::model::whole::ModuleKind;
+use crate::model::context::{MicrobatchContext, ModuleInputs};
+use crate::model::model_config::ModuleKind;
 
 /// The plan of a step, and what this rank's own module needs of its own microbatches.
 ///
@@ -20,12 +20,12 @@ pub struct StepWork<D: Device> {
     pub plan: Arc<StepPlan>,
     /// Contexts by microbatch of the module ([`StepPlan::microbatches_of`]). Those planned without tokens may be left out.
     /// Nothing is computed for a microbatch without tokens.
-    pub contexts: BTreeMap<u32, Arc<Context<D>>>,
+    pub contexts: BTreeMap<u32, Arc<MicrobatchContext<D>>>,
 }
 
 impl<D: Device> StepWork<D> {
     /// The context of a microbatch that is computed.
-    pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<Context<D>>> {
+    pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<MicrobatchContext<D>>> {
         self.contexts
             .get(&microbatch)
             .ok_or_else(|| self.refused(module, microbatch, "has no context".to_owned()))
@@ -57,7 +57,7 @@ impl<D: Device> StepWork<D> {
         job: &Job,
         module: ModuleKind,
         microbatch: u32,
-        context: &Context<D>,
+        context: &MicrobatchContext<D>,
     ) -> Result<()> {
         let planned = tokens(&self.plan, job, module, microbatch);
         let agree = |what: &str, found: usize, planned: usize| {
@@ -67,7 +67,7 @@ impl<D: Device> StepWork<D> {
             Err(self.refused(module, microbatch, format!("has {found} {what}, planned are {planned}")))
         };
         match &context.inputs {
-            Inputs::Text(text) if module == ModuleKind::Llm => {
+            ModuleInputs::Text(text) if module == ModuleKind::Llm => {
                 if planned == 0 {
                     agree("tokens", context.layers.rows, 0)?;
                 }
@@ -80,7 +80,7 @@ impl<D: Device> StepWork<D> {
                 }
                 Ok(())
             }
-            Inputs::Encoder(encoder) if module != ModuleKind::Llm => {
+            ModuleInputs::Encoder(encoder) if module != ModuleKind::Llm => {
                 agree("tokens of media", encoder.tokens, planned)
             }
             _ => Err(self.refused(module, microbatch, "has the context of another module".to_owned())),

@@ -2,34 +2,34 @@
 
 use std::sync::Arc;
 
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::model_config::FrozenModules;
 use crate::model::tensor_parallel::TensorParallel;
-use crate::model::whole::{Frozen, StageSettings};
 use crate::pipeline::{Job, Pipeline};
-use crate::stage::{Activations, Stage};
+use crate::stage::{Activations, Stage, StageSettings};
 use crate::weights::WeightSource;
 
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///
 /// # Errors
-/// [`Error::Job`] if the world is not the job's; those of weights; [`Error::Comm`].
+/// [`Error::InvalidSetting`] if the world is not the job's; those of weights; [`Error::Comm`].
 pub fn build_stages<D: Device>(
     comm: &dyn Comm,
     job: &Job,
     device: &D,
-    frozen: Frozen,
+    frozen: FrozenModules,
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<Vec<Stage<D>>> {
     if comm.size() != job.world_size() {
         let problem = format!("is {}, found {} ranks", job.world_size(), comm.size());
-        return Err(Error::Job { setting: "world size", problem });
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
     let place = job.place(comm.rank())?;
     let color = place.pipeline_rank as u64;
-    let group = comm.split(At::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
+    let group = comm.split(StepContext::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
     let is_shared = job.modules().iter().any(|own| own.module == place.module && own.tp_size > 1);
     let tensor_parallel =
         group.filter(|_| is_shared).map(|group| Arc::new(TensorParallel::new(Arc::from(group))));
@@ -49,7 +49,7 @@ pub fn join<D: Device>(
     comm: Box<dyn Comm>,
     job: &Arc<Job>,
     device: &D,
-    frozen: Frozen,
+    frozen: FrozenModules,
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<Pipeline<D>> {
@@ -57,7 +57,7 @@ pub fn join<D: Device>(
         Ok(stages) => Pipeline::new(comm, job.clone(), stages),
         Err(error) => {
             // The caller gets the reason itself; the failure is for the other ranks.
-            drop(comm.abort(At::step(0, "build stages"), &error.to_string()));
+            drop(comm.abort(StepContext::step(0, "build stages"), &error.to_string()));
             Err(error)
         }
     }

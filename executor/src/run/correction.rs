@@ -3,7 +3,7 @@
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker};
 use dflop_loader::plan::{StepPlan as LoaderPlan, StepPlanner};
 
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::{Error, Result};
 use crate::feed::PlannedTimes;
 use crate::pipeline::{Job, Place, Timed};
@@ -45,7 +45,7 @@ impl StepTimes {
             }
         }
         ns[cells + 1] = waited_ns;
-        comm.all_reduce(At::step(step, "add up times"), ns.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(step, "add up times"), ns.as_mut_slice().into())?;
         let (busy_ns, waited_ns) = (ns[cells], ns[cells + 1]);
         ns.truncate(cells);
         Ok(Self { starts, ns, busy_ns, waited_ns })

@@ -12,7 +12,7 @@ use super::correction::{Learner, StepTimes};
 use super::forecast::Forecast;
 use super::report::StepReport;
 use super::told::Told;
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
 use crate::feed::{FedStep, Feed};
@@ -63,7 +63,7 @@ impl<D: Device> Rank<D> {
     ) -> Result<Self> {
         let comm = pipeline.comm();
         let mut peak = [options.peak_flops_per_second];
-        comm.all_reduce(At::step(0, "add up peaks"), peak.as_mut_slice().into())?;
+        comm.all_reduce(StepContext::step(0, "add up peaks"), peak.as_mut_slice().into())?;
         let rank = comm.rank();
         if let Some(trace) = &mut options.trace {
             let place = pipeline.place();
@@ -93,7 +93,7 @@ impl<D: Device> Rank<D> {
         done.inspect_err(|error| {
             let is_over = matches!(error, crate::Error::Comm(error) if error.failure().is_some());
             if !is_over {
-                let at = At::step(self.trainer.steps(), "train");
+                let at = StepContext::step(self.trainer.steps(), "train");
                 // The caller gets the reason itself; the failure is for the other ranks.
                 drop(self.pipeline.comm().abort(at, &error.to_string()));
             }
@@ -101,7 +101,7 @@ impl<D: Device> Rank<D> {
     }
 
     fn try_step(&mut self) -> Result<Option<StepReport>> {
-        self.pipeline.comm().note(At::step(self.trainer.steps(), "read data"));
+        self.pipeline.comm().note(StepContext::step(self.trainer.steps(), "read data"));
         let Some(fed) = self.feed.next(self.pipeline.comm())? else { return Ok(None) };
         self.told.step(self.pipeline.comm().rank(), &self.feed, &fed);
         let forecast = Forecast::new(self.pipeline.job(), self.pipeline.place().pipeline_rank, &fed.planned)?;

@@ -9,7 +9,7 @@
 //! `torch.nn.utils.clip_grad_norm_` has it.
 
 use super::ownership::Ownership;
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -30,7 +30,7 @@ pub fn gradient_norm<D: Device>(
     comm: &dyn Comm,
     step: u64,
 ) -> Result<f64> {
-    let at = At::step(step, "norm of gradients");
+    let at = StepContext::step(step, "norm of gradients");
     let mut squares = vec![0.0_f64; ownership.len()];
     let mut is_counted = vec![false; ownership.len()];
     for stage in stages {

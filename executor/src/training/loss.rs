@@ -5,7 +5,7 @@
 //! different numbers of targets. Gradients are scaled by the tokens that the plan counts; where these turn out otherwise,
 //! [`StepLoss::factor`] is what is missing to the gradient of the mean.
 
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::error::{Error, Result};
 
 /// Sum of losses and target tokens of the microbatches of a rank.
@@ -38,7 +38,7 @@ impl LossSum {
     /// # Errors
     /// [`Error::StepLoss`] on a rank whose sum is not finite, which ends the job; [`Error::Comm`].
     pub fn reduce(self, comm: &dyn Comm, step: u64) -> Result<StepLoss> {
-        let at = At::step(step, "loss");
+        let at = StepContext::step(step, "loss");
         let Self { mut sum, mut target_tokens } = self;
         if !sum.is_finite() {
             let error = Error::StepLoss { step, target_tokens, sum };

@@ -45,12 +45,12 @@ fn total(
 ///   threads that are used, as its clock under load is in no data sheet.
 ///
 /// # Errors
-/// [`Error::Setting`] if time or peak is not above 0.
+/// [`Error::InvalidSetting`] if time or peak is not above 0.
 pub fn utilization(flops: u128, seconds: f64, peak_flops_per_second: f64) -> Result<f64> {
     let rows = [("seconds", seconds), ("peak_flops_per_second", peak_flops_per_second)];
     for (setting, value) in rows {
         if !(value > 0.0 && value.is_finite()) {
-            return Err(Error::Setting { setting, reason: format!("{value} is not above 0") });
+            return Err(Error::InvalidSetting { setting, reason: format!("{value} is not above 0") });
         }
     }
     Ok(flops as f64 / (seconds * peak_flops_per_second))

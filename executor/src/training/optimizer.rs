@@ -9,9 +9,9 @@ use std::collections::btree_map::Entry;
 
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::ops::adamw::AdamW;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 
 /// Numbers that weights are stored in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ impl OptimizerSettings {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`Error::Setting`].
+    /// [`Error::InvalidSetting`].
     pub fn check(&self) -> Result<()> {
         let rows = [
             ("beta1", self.beta1, (0.0..1.0).contains(&self.beta1)),
@@ -78,7 +78,7 @@ impl OptimizerSettings {
         ];
         match rows.into_iter().find(|(_, _, is_good)| !is_good) {
             Some((setting, value, _)) => {
-                Err(Error::Setting { setting, reason: format!("{value} is out of range") })
+                Err(Error::InvalidSetting { setting, reason: format!("{value} is out of range") })
             }
             None => Ok(()),
         }
@@ -112,7 +112,7 @@ impl<D: Device> Optimizer<D> {
     /// Makes an optimizer that has taken no step.
     ///
     /// # Errors
-    /// [`Error::Setting`] if a setting is out of range.
+    /// [`Error::InvalidSetting`] if a setting is out of range.
     pub fn new(settings: OptimizerSettings) -> Result<Self> {
         settings.check()?;
         Ok(Self { settings, steps: 0, states: Vec::new() })
@@ -134,7 +134,7 @@ impl<D: Device> Optimizer<D> {
     /// order, at every call.
     ///
     /// # Errors
-    /// [`Error::Memory`] if there is none for the state of a parameter.
+    /// [`Error::OutOfMemory`] if there is none for the state of a parameter.
     pub fn step(
         &mut self,
         stages: &mut [&mut Stage<D>],
@@ -156,7 +156,7 @@ impl<D: Device> Optimizer<D> {
                     Entry::Vacant(place) => {
                         let what = || format!("state of the optimizer for tensor `{}`", spec.name);
                         let state = State::new(&device, weights, precision);
-                        place.insert(state.map_err(|error| error.for_what(what))?)
+                        place.insert(state.map_err(|error| error.while_allocating(what))?)
                     }
                 };
                 state.step(&device, &adamw, weights, gradient)?;
@@ -187,7 +187,7 @@ impl<D: Device> Optimizer<D> {
 
 impl<D: Device> State<D> {
     fn new(device: &D, weights: &D::Floats, precision: Precision) -> Result<Self> {
-        let zeros = || device.exact_zeros(weights.len());
+        let zeros = || device.zeros_f32(weights.len());
         let master = match precision {
             Precision::F32 => None,
             Precision::Bf16 => {

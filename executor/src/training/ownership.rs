@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 
 /// Separates names in a message; no tensor has it in its name.
 const SEPARATOR: u8 = b'\n';
@@ -49,7 +49,7 @@ impl Ownership {
         }
         let mut owners = BTreeMap::new();
         for (rank, names) in
-            gather_bytes(comm, At::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
+            gather_bytes(comm, StepContext::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
         {
             for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
                 // ranks come in order: the lowest stays
@@ -95,11 +95,11 @@ fn key(spec: &ParameterSpec) -> String {
     if spec.shard.is_whole() {
         return spec.name.clone();
     }
-    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.place().rank))
+    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.tp_rank().rank))
 }
 
 /// Brings bytes of every rank, in any number, to all.
-pub(super) fn gather_bytes(comm: &dyn Comm, at: At, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+pub(super) fn gather_bytes(comm: &dyn Comm, at: StepContext, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut lengths = vec![0_u64; comm.size()];
     lengths[comm.rank()] = own.len() as u64;
     comm.all_gather(at, lengths.as_mut_slice().into(), &vec![1; comm.size()])?;

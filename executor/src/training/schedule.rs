@@ -52,9 +52,9 @@ impl LearningRate {
     /// Checks that rates are numbers, not negative, and the minimum is not above the peak.
     ///
     /// # Errors
-    /// [`Error::Setting`] that names the one that makes no sense.
+    /// [`Error::InvalidSetting`] that names the one that makes no sense.
     pub fn check(&self) -> Result<()> {
-        let invalid = |setting, reason| Err(Error::Setting { setting, reason });
+        let invalid = |setting, reason| Err(Error::InvalidSetting { setting, reason });
         if !(self.peak.is_finite() && self.peak >= 0.0) {
             return invalid("learning_rate", format!("{} is no rate", self.peak));
         }

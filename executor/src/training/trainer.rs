@@ -4,7 +4,7 @@ use super::clip::{clip_factor, gradient_norm};
 use super::optimizer::{Optimizer, OptimizerSettings};
 use super::ownership::Ownership;
 use super::schedule::LearningRate;
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stage::Stage;
@@ -32,7 +32,7 @@ impl TrainerSettings {
         match self.gradient_norm_max {
             Some(norm) if norm.is_nan() || norm <= 0.0 => {
                 let reason = format!("{norm} is not above 0");
-                Err(Error::Setting { setting: "gradient_norm_max", reason })
+                Err(Error::InvalidSetting { setting: "gradient_norm_max", reason })
             }
             _ => Ok(()),
         }
@@ -68,7 +68,7 @@ impl<D: Device> Trainer<D> {
     /// - `stages`: of this rank, in the order in which they come to [`update`](Self::update)
     ///
     /// # Errors
-    /// [`Error::Setting`] if a setting makes no sense, [`Error::Comm`].
+    /// [`Error::InvalidSetting`] if a setting makes no sense, [`Error::Comm`].
     pub fn new<'a>(
         settings: TrainerSettings,
         comm: &dyn Comm,
@@ -76,10 +76,10 @@ impl<D: Device> Trainer<D> {
     ) -> Result<Self> {
         settings.check()?;
         let optimizer = Optimizer::new(settings.optimizer)?;
-        let own = comm.split(At::step(0, "split for the trainer"), Some(0), comm.rank() as u64)?;
+        let own = comm.split(StepContext::step(0, "split for the trainer"), Some(0), comm.rank() as u64)?;
         let Some(comm) = own else {
             let reason = "the communicator gave no part of itself".to_owned();
-            return Err(Error::Setting { setting: "comm", reason });
+            return Err(Error::InvalidSetting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
         Ok(Self { settings, optimizer, ownership, comm })
@@ -93,7 +93,7 @@ impl<D: Device> Trainer<D> {
     ///
     /// # Errors
     /// [`Error::Gradient`] if one is not finite: then nothing was updated on any rank, and the job is over;
-    /// [`Error::Comm`], [`Error::Memory`].
+    /// [`Error::Comm`], [`Error::OutOfMemory`].
     pub fn update<'a>(
         &mut self,
         stages: impl IntoIterator<Item = &'a mut Stage<D>>,

@@ -1,4 +1,4 @@
-//! Checkpoints as they are downloaded: one file, or pieces with an index.
+//! Reads Hugging Face checkpoints: one safetensors file, or several with an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -10,18 +10,17 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{ALIASES, INDEX_FILE, Tensor, WEIGHTS_FILE, WeightSource};
+use super::{ALIASES, INDEX_FILE, ParameterSpec, Tensor, WEIGHTS_FILE, WeightSource};
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 
-/// Longest header that is read: the format's own bound.
+/// Longest header that is read, the bound of the format itself.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// A tensor of a file.
+/// Location of a tensor.
 #[derive(Debug, Clone)]
 struct Stored {
     file: usize,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     start: u64,
     info: TensorInfo,
 }
@@ -32,7 +31,7 @@ impl Stored {
     }
 }
 
-/// The headers of a checkpoint's files; values are read when they are asked for.
+/// Headers of the files of a checkpoint; values are read on request.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<PathBuf>,
@@ -43,28 +42,28 @@ impl Checkpoint {
     /// Opens a file, or a directory with [`WEIGHTS_FILE`] or [`INDEX_FILE`].
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Format`] if it is not what it says.
+    /// [`Error::File`] if a file cannot be read, [`Error::Format`] if it is invalid.
     pub fn open(path: &Path) -> Result<Self> {
         let files = if !path.is_dir() {
             vec![path.to_owned()]
         } else if path.join(WEIGHTS_FILE).exists() {
             vec![path.join(WEIGHTS_FILE)]
         } else {
-            pieces(path)?
+            index_files(path)?
         };
-        Self::of_files(files)
+        Self::open_files(files)
     }
 
-    /// Opens files that have the tensors between them.
+    /// Opens several files that contain the tensors together.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`].
-    pub fn of_files(files: Vec<PathBuf>) -> Result<Self> {
+    /// See [`Checkpoint::open`].
+    pub fn open_files(files: Vec<PathBuf>) -> Result<Self> {
         let mut tensors = BTreeMap::new();
         for (file, path) in files.iter().enumerate() {
             for (name, (start, info)) in header(path)? {
                 if tensors.insert(name.clone(), Stored { file, start, info }).is_some() {
-                    let problem = format!("tensor `{name}` is in another file as well");
+                    let problem = format!("tensor `{name}` is also in another file");
                     return Err(Error::Format { path: path.clone(), problem });
                 }
             }
@@ -72,12 +71,13 @@ impl Checkpoint {
         Ok(Self { files, tensors })
     }
 
-    /// Returns the names in the files, ascending.
+    /// Iterates over the tensor names in the files, ascending.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Checks that the files have what a model has, and nothing else but what begins with `ignored`.
+    /// Checks that the files contain exactly the tensors of a model, except names that start with an
+    /// `ignored` prefix.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].
@@ -94,11 +94,11 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the tensors that a model does not read, so that they can be written along with it.
+    /// Reads the tensors that a model does not use, so that they can be written along with it.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] or [`Error::TensorShape`] if the files do not fit the model; [`Error::TensorType`],
-    /// [`Error::File`].
+    /// [`Error::MissingTensor`] or [`Error::TensorShape`] if the files do not fit the model;
+    /// [`Error::TensorType`], [`Error::File`].
     pub fn others(&self, specs: &[ParameterSpec]) -> Result<Vec<Tensor>> {
         let own = specs.iter().filter(|spec| spec.shares.is_none());
         let used: BTreeSet<&str> = own.map(|spec| Ok(self.find(spec)?.0)).collect::<Result<_>>()?;
@@ -110,7 +110,7 @@ impl Checkpoint {
         others.map(read).collect()
     }
 
-    /// The name and place of a parameter in the files.
+    /// Finds name and location of a parameter in the files.
     fn find(&self, spec: &ParameterSpec) -> Result<(&str, &Stored)> {
         let others = ALIASES.iter().filter_map(|(prefix, other)| {
             spec.name.strip_prefix(prefix).map(|rest| format!("{other}{rest}"))
@@ -129,7 +129,7 @@ impl Checkpoint {
         Ok((name, stored))
     }
 
-    /// Returns shape and values of a tensor by its name in the files.
+    /// Reads shape and values of a tensor by its name in the files.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorType`], [`Error::File`].
@@ -140,10 +140,10 @@ impl Checkpoint {
         Ok((stored.info.shape.clone(), self.read_all(name, stored)?))
     }
 
-    /// Returns shape and values of a tensor of whole numbers.
+    /// Reads shape and values of an integer tensor.
     ///
     /// # Errors
-    /// As [`Checkpoint::tensor`].
+    /// See [`Checkpoint::tensor`].
     pub fn integers(&self, name: &str) -> Result<(Vec<usize>, Vec<i64>)> {
         let Some(stored) = self.tensors.get(name) else {
             return Err(Error::MissingTensor { tensor: name.to_owned() });
@@ -157,7 +157,7 @@ impl Checkpoint {
         Ok((stored.info.shape.clone(), values))
     }
 
-    /// The bytes of some spans of elements, which are `width` bytes each.
+    /// Reads the bytes of ranges of elements, which have `width` bytes each.
     fn bytes(&self, stored: &Stored, spans: &[Range<usize>], width: usize) -> Result<Vec<u8>> {
         let path = &self.files[stored.file];
         let mut bytes = vec![0; width * spans.iter().map(Range::len).sum::<usize>()];
@@ -165,10 +165,10 @@ impl Checkpoint {
             let mut file = File::open(path)?;
             let mut rest = &mut bytes[..];
             for span in spans {
-                let (place, behind) = rest.split_at_mut(width * span.len());
+                let (target, remainder) = rest.split_at_mut(width * span.len());
                 file.seek(SeekFrom::Start(stored.start + (width * span.start) as u64))?;
-                file.read_exact(place)?;
-                rest = behind;
+                file.read_exact(target)?;
+                rest = remainder;
             }
             Ok(())
         };
@@ -205,8 +205,8 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// The files that an index names, in order.
-fn pieces(directory: &Path) -> Result<Vec<PathBuf>> {
+/// Lists the files that an index names, in order.
+fn index_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let path = directory.join(INDEX_FILE);
     let text =
         std::fs::read(&path).map_err(|source| Error::File { action: "read", path: path.clone(), source })?;
@@ -217,13 +217,14 @@ fn pieces(directory: &Path) -> Result<Vec<PathBuf>> {
     let map = map.ok_or_else(|| format("`weight_map` must be an object".to_owned()))?;
     let mut files = BTreeSet::new();
     for (name, file) in map {
+        // only plain file names: an index must not point outside the directory
         let file = file.as_str().filter(|file| Path::new(file).file_name() == Some(file.as_ref()));
-        files.insert(file.ok_or_else(|| format(format!("tensor `{name}` is in no file of the directory")))?);
+        files.insert(file.ok_or_else(|| format(format!("tensor `{name}` has no file in the directory")))?);
     }
     Ok(files.into_iter().map(|file| directory.join(file)).collect())
 }
 
-/// Names with first bytes in the file.
+/// Reads the header of a file: tensors with the offset of their first byte.
 fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
     let failed = |source| Error::File { action: "read", path: path.to_owned(), source };
     let format = |problem: String| Error::Format { path: path.to_owned(), problem };
@@ -232,8 +233,9 @@ fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
+    // the length comes from the file: check before allocating
     if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
-        return Err(format(format!("its header has {length} bytes, the file {file_bytes}")));
+        return Err(format(format!("header of {length} bytes exceeds the file of {file_bytes} bytes")));
     }
     let mut text = vec![0; length as usize];
     file.read_exact(&mut text).map_err(failed)?;
@@ -242,7 +244,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
         if start > end || 8 + length + end as u64 > file_bytes {
-            return Err(format(format!("tensor `{name}` ends behind the file")));
+            return Err(format(format!("tensor `{name}` exceeds the file")));
         }
         tensors.insert(name, (8 + length + start as u64, info.clone()));
     }

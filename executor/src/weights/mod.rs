@@ -1,27 +1,28 @@
-//! Where parameters get their values: checkpoints of Hugging Face, or a seed; and how they are written.
+//! Loads initial values of parameters from a Hugging Face checkpoint or a seed, and writes checkpoints.
 //!
-//! Names and shapes are those of the files. Some families have been saved under several names in the course of time;
-//! `ALIASES` says which prefixes mean the same, and files are written under the first.
+//! Names and shapes are those of the files. Some families have been saved under several names over time;
+//! `ALIASES` lists equivalent prefixes, and files are written with the first one.
 
-mod assemble;
 mod checkpoint;
+mod parameter_spec;
 mod seed;
+mod tensor_shard;
 mod write;
 
-pub use assemble::assemble;
 pub use checkpoint::Checkpoint;
+pub use parameter_spec::{Init, ParameterId, ParameterSpec};
 pub use seed::Seed;
+pub use tensor_shard::{AxisPartition, TensorShard, TpRank};
 pub use write::{Tensor, write};
 
 use crate::error::Result;
-use crate::model::parameters::ParameterSpec;
 
-/// The file of a checkpoint in one piece.
+/// Name of the file of an unsharded checkpoint.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
-/// The file that says which tensor is in which piece.
+/// Name of the file that assigns tensors to files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Prefixes that mean the same: the one used here, and another that files have.
+/// Equivalent prefixes: the one used here, and another one found in files.
 pub(crate) const ALIASES: [(&str, &str); 12] = [
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head.", "lm_head."),
@@ -37,9 +38,9 @@ pub(crate) const ALIASES: [(&str, &str); 12] = [
     ("pre_layrnorm.", "vision_model.pre_layrnorm."),
 ];
 
-/// Gives parameters their first values.
+/// Source of initial values of parameters.
 pub trait WeightSource {
-    /// Returns the values of what this rank holds of a parameter, row-major.
+    /// Returns the values of this rank's part of a parameter, row-major.
     ///
     /// # Errors
     /// [`crate::Error::MissingTensor`], [`crate::Error::TensorShape`], [`crate::Error::TensorType`] or

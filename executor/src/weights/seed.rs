@@ -1,18 +1,17 @@
-//! Values from a seed.
+//! Draws initial values from a seed.
 
 use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::WeightSource;
+use super::{Init, ParameterSpec, WeightSource};
 use crate::error::Result;
-use crate::model::parameters::{Init, ParameterSpec};
 
-/// What the state of the generator grows by.
+/// Increment of the generator's state.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Draws values from a seed and the parameter's name: every stage that has the parameter draws the same, on every
-/// machine, and a rank that has a part of it what the whole has there.
+/// Draws values from a seed and the name of a parameter. Every stage that has the parameter draws the same
+/// values on every machine, and a rank that has a part of it draws the values of that part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -25,6 +24,7 @@ impl WeightSource for Seed {
             Init::Constant(value) => vec![value as f32; elements],
             Init::Sinusoids => spec.part_of(&sinusoids(&spec.shape)),
             Init::Normal(deviation) => {
+                // by name, not by order, so that every division into stages draws the same values
                 let state = xxh3_64_with_seed(spec.name.as_bytes(), self.0);
                 let mut values = Vec::with_capacity(elements);
                 spec.spans().into_iter().for_each(|span| normal(state, deviation, span, &mut values));
@@ -34,12 +34,14 @@ impl WeightSource for Seed {
     }
 }
 
-/// Appends elements of an endless series of normal numbers, two of which are made of two numbers of the generator.
+/// Appends elements of an infinite series of normal numbers; each pair of them uses two numbers of the
+/// generator.
 ///
 /// # Source
-/// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64` (Steele, Lea,
-/// Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64`
+/// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
 fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f32>) {
+    // skips to the first pair: the state is linear in the number of draws
     let mut state = state.wrapping_add(GAMMA.wrapping_mul(2 * (elements.start / 2) as u64));
     let mut uniform = || {
         state = state.wrapping_add(GAMMA);
@@ -48,6 +50,7 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     };
     for pair in elements.start / 2..elements.end.div_ceil(2) {
+        // `1 - u` is above 0, so that the logarithm is finite
         let (first, second) = (1.0 - uniform(), uniform());
         let radius = deviation * (-2.0 * libm::log(first)).sqrt();
         let (sin, cos) = libm::sincos(2.0 * std::f64::consts::PI * second);
@@ -57,7 +60,7 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f
     }
 }
 
-/// Angles of `position / 10000^(column / (half - 1))`.
+/// Computes sinusoids of the angles `position / 10000^(column / (half - 1))`.
 fn sinusoids(shape: &[usize]) -> Vec<f32> {
     let [positions, columns] = shape else { return vec![0.0; shape.iter().product()] };
     let half = columns / 2;
@@ -75,14 +78,14 @@ fn sinusoids(shape: &[usize]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::shard::{Parts, Place, Shard};
+    use crate::weights::{AxisPartition, TensorShard, TpRank};
 
     #[test]
-    fn values_are_normal_and_those_of_the_name() {
+    fn values_are_normal_and_depend_on_the_name() {
         let spec = |name: &str| ParameterSpec {
             name: name.to_owned(),
             shape: vec![100, 301],
-            shard: Shard::default(),
+            shard: TensorShard::default(),
             init: Init::Normal(0.5),
             is_trained: true,
             shares: None,
@@ -101,8 +104,8 @@ mod tests {
         assert_eq!(values[..2], [-0.313_302_96, -0.435_311_73]);
         for axis in [0, 1] {
             for rank in 0..3 {
-                let parts = Parts::even([100, 301][axis], 3);
-                let shard = Shard::cut(Place { rank, size: 3 }, axis, &parts);
+                let parts = AxisPartition::even([100, 301][axis], 3);
+                let shard = TensorShard::cut(TpRank { rank, size: 3 }, axis, &parts);
                 let part = ParameterSpec { shard, ..spec("a") };
                 assert_eq!(Seed(1).values(&part).unwrap(), part.part_of(&values));
             }

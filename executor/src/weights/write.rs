@@ -1,4 +1,4 @@
-//! Weights to files that transformers reads.
+//! Writes weights as files that transformers reads.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 use super::{INDEX_FILE, WEIGHTS_FILE};
 use crate::error::{Error, Result};
 
-/// A tensor to be written.
+/// Tensor to write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     /// Name in the checkpoint.
@@ -27,15 +27,17 @@ impl Tensor {
     }
 }
 
-/// Writes tensors as `f32` into a directory: one file, or pieces of at most `piece_bytes_max` (or one tensor) with an
-/// index.
+/// Writes tensors as `f32` into a directory: one file, or several of at most `piece_bytes_max` (or one
+/// tensor) with an index.
 ///
-/// Each file is written under another name, brought to disk and renamed; the index is last. What was there before under
-/// the same names is replaced, and a file of the other form is removed, so that the directory has one set of weights.
+/// Each file is written under a temporary name, synced and renamed; the index is written last. Existing files
+/// with the same names are replaced, and a file of the other form is removed, so that the directory has one
+/// set of weights.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be written.
 pub fn write(directory: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> Result<()> {
+    // the same files for any order in which stages return their tensors
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut pieces: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;
@@ -78,22 +80,24 @@ fn write_piece(path: &Path, tensors: &[Tensor]) -> Result<()> {
             })?;
         views.push((&tensor.name, view));
     }
-    // Without it transformers refuses the file.
+    // transformers refuses files without this entry
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     replace(path, |part| {
         safetensors::serialize_to_file(views, Some(metadata), part).map_err(std::io::Error::other)
     })
 }
 
-/// Writes beside, brings to disk, renames.
+/// Writes a temporary file, syncs and renames it.
 fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");
     let part = Path::new(&part);
     let all = || {
         write(part)?;
+        // before the rename, so that a crash leaves the old file or the complete new one
         File::open(part)?.sync_all()?;
         std::fs::rename(part, path)?;
+        // the rename itself is durable only once the directory is synced
         path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
     };
     all().map_err(|source| Error::File { action: "write", path: path.to_owned(), source })

@@ -1,21 +1,21 @@
-//! What was recorded of a model, and the comparison with it.
+//! Records of a model, and the comparison with them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::Output;
-use dflop_executor::model::context::Context;
+use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::stage::{Stage, StageOptions, StageParts};
+use dflop_executor::model::{BlockOutput, StageBlocks};
+use dflop_executor::stage::{Stage, StageOptions};
 use dflop_executor::weights::{Checkpoint, WeightSource};
 use serde_json::Value;
 
-/// Largest difference of a tensor, relative to its norm or to a thousandth of the largest.
+/// Largest difference of a tensor, relative to its norm or to a thousandth of the largest norm.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
-/// A recorded model.
+/// Recorded model.
 pub(crate) struct Fixture {
     pub(crate) name: &'static str,
     pub(crate) config: Value,
@@ -52,8 +52,8 @@ impl Fixture {
         names.map(|name| (name.to_owned(), self.floats(&format!("grad.{name}")))).collect()
     }
 
-    /// Holds gradients against the recorded ones and returns the worst relative difference. Gradients of parameters that
-    /// transformers does not reach must be zero.
+    /// Compares gradients with the recorded ones and returns the worst relative difference. Gradients of
+    /// parameters that transformers does not reach must be zero.
     pub(crate) fn compare_gradients(&self, found: &BTreeMap<String, Vec<f32>>) -> f64 {
         let truth = self.gradients();
         let least = 1e-3 * truth.values().map(|values| norm(values)).fold(0.0, f64::max);
@@ -85,7 +85,7 @@ pub(crate) fn difference(found: &[f32], truth: &[f32]) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// The text of a fixture.
+/// Text of a fixture.
 pub(crate) struct Text {
     input_ids: Vec<i64>,
     labels: Vec<i64>,
@@ -112,7 +112,7 @@ impl Text {
         1.0 / self.labels.iter().filter(|&&label| label != -100).count() as f64
     }
 
-    pub(crate) fn context(&self, config: &LlmConfig, device: &Cpu) -> Context<Cpu> {
+    pub(crate) fn context(&self, config: &LlmConfig, device: &Cpu) -> MicrobatchContext<Cpu> {
         let batch = TextBatch {
             input_ids: &self.input_ids,
             labels: &self.labels,
@@ -124,8 +124,13 @@ impl Text {
         config.context(device, &batch).unwrap()
     }
 
-    /// The context of one sample, with the scale of all.
-    pub(crate) fn context_of_sample(&self, sample: usize, config: &LlmConfig, device: &Cpu) -> Context<Cpu> {
+    /// Context of one sample, with the loss scale of all.
+    pub(crate) fn context_of_sample(
+        &self,
+        sample: usize,
+        config: &LlmConfig,
+        device: &Cpu,
+    ) -> MicrobatchContext<Cpu> {
         let (start, end) = (self.cu_seqlens[sample] as usize, self.cu_seqlens[sample + 1] as usize);
         let axes = self.positions.chunks(self.input_ids.len());
         let positions: Vec<i64> = axes.flat_map(|axis| axis[start..end].to_vec()).collect();
@@ -145,7 +150,7 @@ impl Text {
     }
 }
 
-/// Some layers of a language model.
+/// Builds a stage of some layers of a language model.
 pub(crate) fn llm_stage(
     config: &LlmConfig,
     layers: std::ops::Range<usize>,
@@ -153,19 +158,23 @@ pub(crate) fn llm_stage(
     options: StageOptions,
     weights: &dyn WeightSource,
 ) -> Stage<Cpu> {
-    let mut parts = StageParts::default();
+    let mut parts = StageBlocks::default();
     parts.add(false, |declaration| config.blocks(layers, declaration)).unwrap();
-    parts.build(device.clone(), options, weights).unwrap()
+    Stage::new(device.clone(), options, parts, weights).unwrap()
 }
 
-/// Runs forward through stages and backward again; returns the sum of losses.
-pub(crate) fn train(stages: &mut [Stage<Cpu>], microbatch: usize, context: &Arc<Context<Cpu>>) -> f64 {
+/// Runs forward and backward through stages; returns the sum of losses.
+pub(crate) fn train(
+    stages: &mut [Stage<Cpu>],
+    microbatch: usize,
+    context: &Arc<MicrobatchContext<Cpu>>,
+) -> f64 {
     let mut rows = None;
     let mut loss = f64::NAN;
     for stage in &mut *stages {
         match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
-            Output::Rows(output) => rows = Some(output),
-            Output::Loss(sum) => loss = sum,
+            BlockOutput::Rows(output) => rows = Some(output),
+            BlockOutput::Loss(sum) => loss = sum,
         }
     }
     let mut gradient = None;
@@ -175,7 +184,7 @@ pub(crate) fn train(stages: &mut [Stage<Cpu>], microbatch: usize, context: &Arc<
     loss
 }
 
-/// Gradients of all stages by name; what two stages have is added.
+/// Gradients of all stages by name; gradients of a parameter on two stages are added.
 pub(crate) fn gradients(stages: &[Stage<Cpu>]) -> BTreeMap<String, Vec<f32>> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for stage in stages {

@@ -1,5 +1,6 @@
-//! Tiny models of Hugging Face transformers: logits, loss and every gradient, on packed samples of uneven length with
-//! media among them, against what `tests/record/executor_parity.py` recorded.
+//! Parity with Hugging Face transformers: logits, loss and every gradient of tiny models.
+//!
+//! Inputs are packed samples of uneven length with media, recorded by `tests/record/executor_parity.py`.
 
 #![allow(clippy::float_cmp, reason = "bits are compared on purpose")]
 #![allow(clippy::print_stdout, reason = "differences are worth reading")]

@@ -1,20 +1,20 @@
-//! Models that see or hear: encoder, projector, scatter into packed text, decoder, loss, and all the way back.
+//! Multimodal models: encoder, projector, scatter into packed text, decoder, loss, and the whole backward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::Output;
 use dflop_executor::model::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_executor::model::llm::LlmConfig;
-use dflop_executor::stage::{Activations, Stage, StageOptions, StageParts};
+use dflop_executor::model::{BlockOutput, StageBlocks};
+use dflop_executor::stage::{Activations, Stage, StageOptions};
 
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
 
 const MODELS: [&str; 5] = ["llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
 
-/// How a model is cut, and what of it is trained.
+/// Cuts of a model into stages, and its frozen parts.
 #[derive(Clone, Copy)]
 struct Setting {
     threads: usize,
@@ -44,22 +44,22 @@ fn encoder_stages(
         Some(cut) => vec![0, cut, config.layers()],
     };
     let stage = |cut: &[usize]| {
-        let mut parts = StageParts::default();
+        let mut parts = StageBlocks::default();
         config.add_to(cut[0]..cut[1], setting.frozen, &mut parts).unwrap();
         let options = StageOptions {
             is_input_trained: cut[0] > 0 && !setting.frozen.encoder,
             activations: setting.activations,
             ..StageOptions::new("encoder")
         };
-        parts.build(device.clone(), options, &fixture.weights).unwrap()
+        Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()
     };
     cuts.windows(2).map(stage).collect()
 }
 
-fn rows(output: Output<Cpu>) -> <Cpu as dflop_executor::device::Device>::Floats {
+fn rows(output: BlockOutput<Cpu>) -> <Cpu as dflop_executor::device::Device>::Floats {
     match output {
-        Output::Rows(rows) => rows,
-        Output::Loss(_) => unreachable!("an encoder has no loss"),
+        BlockOutput::Rows(rows) => rows,
+        BlockOutput::Loss(_) => unreachable!("an encoder has no loss"),
     }
 }
 
@@ -75,14 +75,14 @@ fn run(name: &'static str, setting: Setting) -> Run {
     let (encoder, llm) = (encoder_of(&fixture), LlmConfig::from_config(&fixture.config).unwrap());
     let mut encoders = encoder_stages(&fixture, &encoder, &device, setting);
     let is_media_trained = encoders.last().unwrap().has_backward();
-    let mut parts = StageParts::default();
+    let mut parts = StageBlocks::default();
     parts.add(setting.is_llm_frozen, |declaration| llm.blocks(0..llm.layers(), declaration)).unwrap();
     let options = StageOptions {
         is_input_trained: is_media_trained,
         activations: setting.activations,
         ..StageOptions::new("llm")
     };
-    let mut decoder = parts.build(device.clone(), options, &fixture.weights).unwrap();
+    let mut decoder = Stage::new(device.clone(), options, parts, &fixture.weights).unwrap();
 
     let text = Text::of(&fixture, &PLACEHOLDERS);
     let context = Arc::new(text.context(&llm, &device));
@@ -93,7 +93,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
     }
     let again = dflop_executor::device::Device::upload(&device, media.as_ref().unwrap()).unwrap();
     let logits = decoder.logits(&context, Some(again)).unwrap().unwrap().to_vec();
-    let Output::Loss(loss) = decoder.forward(0, context, media).unwrap() else {
+    let BlockOutput::Loss(loss) = decoder.forward(0, context, media).unwrap() else {
         panic!("the LLM has a loss")
     };
     let kept_bytes = decoder.kept_bytes() + encoders.iter().map(Stage::kept_bytes).sum::<u64>();
@@ -108,7 +108,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for name in MODELS {
         let (fixture, found) = (Fixture::open(name), run(name, WHOLE));
         let truth = fixture.floats("logits");
@@ -139,9 +139,9 @@ fn any_split_any_threads_and_recomputation_give_the_same_bits() {
     }
 }
 
-/// What is trained has the gradient that it has when all is trained; what is frozen has none, and keeps nothing.
+/// Trained parts have the same gradients as when all is trained; frozen parts have none, and save nothing.
 #[test]
-fn frozen_parts_have_no_gradient_and_change_no_other() {
+fn frozen_parts_have_no_gradient_and_change_no_other_gradient() {
     for name in MODELS {
         let whole = run(name, WHOLE);
         for (encoder, projector, is_llm_frozen) in
@@ -171,9 +171,9 @@ fn frozen_parts_have_no_gradient_and_change_no_other() {
     }
 }
 
-/// An encoder alone: the last hidden state, and gradients from a given one.
+/// A separate encoder: the last hidden state, and gradients from a given one.
 #[test]
-fn towers_alone_are_those_of_transformers() {
+fn separate_encoders_match_transformers() {
     for name in ["clip", "siglip"] {
         let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
         let config = encoder_of(&fixture);
@@ -197,10 +197,10 @@ fn a_microbatch_without_media_needs_no_encoder() {
         let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
         let llm = LlmConfig::from_config(&fixture.config).unwrap();
         let text = Text::of(&fixture, &[]);
-        // The second sample of every fixture has none.
+        // the second sample of every fixture has no media
         let context = Arc::new(text.context_of_sample(1, &llm, &device));
         let mut stage = llm_stage(&llm, 0..llm.layers(), &device, StageOptions::new("llm"), &fixture.weights);
-        assert!(matches!(stage.forward(0, context, None).unwrap(), Output::Loss(loss) if loss > 0.0));
+        assert!(matches!(stage.forward(0, context, None).unwrap(), BlockOutput::Loss(loss) if loss > 0.0));
         assert!(stage.backward(0, None).unwrap().is_none());
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use dflop_executor::device::Cpu;
-use dflop_executor::model::context::Context;
-use dflop_executor::model::encoder::{EncoderConfig, Medium};
+use dflop_executor::model::context::MicrobatchContext;
+use dflop_executor::model::encoder::{EncoderConfig, EncoderInput};
 use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::model::whole::{ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ pub(crate) fn media_context(
     module: ModuleKind,
     media: &[Item],
     device: &Cpu,
-) -> Context<Cpu> {
+) -> MicrobatchContext<Cpu> {
     let (mut values, mut grids, mut frames_of) = (Vec::new(), Vec::new(), Vec::new());
     for &item in media {
         assert_eq!(item.module(), module);
@@ -84,8 +84,8 @@ pub(crate) fn media_context(
         }
     }
     let (encoder, medium) = match module {
-        ModuleKind::Vision => (&model.vision, Medium::Patches { values: &values, grids: &grids }),
-        _ => (&model.audio, Medium::Windows { features: &values, frames: &frames_of }),
+        ModuleKind::Vision => (&model.vision, EncoderInput::Patches { values: &values, grids: &grids }),
+        _ => (&model.audio, EncoderInput::Windows { features: &values, frames: &frames_of }),
     };
     encoder.as_ref().unwrap().context(device, &medium).unwrap()
 }
@@ -96,7 +96,7 @@ pub(crate) fn text_context(
     samples: &[&Sample],
     scale: f64,
     device: &Cpu,
-) -> Context<Cpu> {
+) -> MicrobatchContext<Cpu> {
     let (mut ids, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
     let (mut starts, mut places) = (vec![0], Vec::new());
     for sample in samples {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dflop_executor::comm::{Cause, Settings};
-use dflop_executor::model::parameters::ParameterSpec;
-use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::model::model_config::ModuleKind;
 use dflop_executor::pipeline::{ModuleLayout, StepPlan, StepWork};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
 

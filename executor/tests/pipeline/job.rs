@@ -7,7 +7,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use dflop_executor::comm::{Comm, Communicator, Settings};
 use dflop_executor::device::Cpu;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout, Pipeline, Place, StepPlan, StepWork, Timed};
 use dflop_executor::stage::Activations;
 use dflop_executor::weights::{Seed, WeightSource};
@@ -24,7 +24,7 @@ pub(crate) struct Setting {
     pub(crate) modules: Vec<ModuleLayout>,
     pub(crate) schedule: ScheduleKind,
     pub(crate) activations: Activations,
-    pub(crate) frozen: Frozen,
+    pub(crate) frozen: FrozenModules,
     pub(crate) transport: Transport,
     pub(crate) steps: u64,
     pub(crate) bucket_elements: usize,
@@ -42,7 +42,7 @@ impl Setting {
             modules,
             schedule: ScheduleKind::OneForwardOneBackward,
             activations: Activations::Stored,
-            frozen: Frozen::default(),
+            frozen: FrozenModules::default(),
             transport: Transport::Threads,
             steps: 1,
             bucket_elements: 1 << 20,

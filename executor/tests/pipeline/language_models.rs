@@ -1,7 +1,7 @@
 //! A language model alone: stages, schedules, replicas.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
-use dflop_executor::model::whole::{Frozen, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind};
 use dflop_executor::pipeline::ModuleLayout;
 use dflop_executor::stage::Activations;
 
@@ -20,7 +20,7 @@ fn any_number_of_stages_gives_the_same_bits() {
     for is_tied in [false, true] {
         let model = language_model(is_tied);
         let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut);
-        one_by_one(&model, Frozen::default(), &samples).assert_close(&whole.truth);
+        one_by_one(&model, FrozenModules::default(), &samples).assert_close(&whole.truth);
         for transport in [Transport::Threads, Transport::Tcp] {
             for layout in [llm(2), llm(4), ModuleLayout::new(ModuleKind::Llm, vec![0..3, 3..4])] {
                 let setting = Setting { transport, steps: 2, ..Setting::new(&model, vec![layout]) };
@@ -69,7 +69,7 @@ fn replicas_and_cuts_change_nothing_but_rounding() {
     let samples = texts(12);
     for is_tied in [false, true] {
         let model = language_model(is_tied);
-        let truth = one_by_one(&model, Frozen::default(), &samples);
+        let truth = one_by_one(&model, FrozenModules::default(), &samples);
         for (dp_size, microbatches, stages) in [(1, 6, 1), (2, 6, 2), (3, 6, 1), (3, 3, 2), (2, 12, 1)] {
             let setting = Setting::new(&model, vec![llm(stages).dp_size(dp_size)]);
             truth.assert_close(&run_job(&setting, &samples, &round_robin(12, microbatches)).truth);
@@ -113,7 +113,7 @@ fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits() {
 #[test]
 fn a_rank_without_samples_neither_hangs_nor_changes_a_gradient() {
     let (model, samples) = (language_model(true), texts(3));
-    let truth = one_by_one(&model, Frozen::default(), &samples);
+    let truth = one_by_one(&model, FrozenModules::default(), &samples);
     for cut in [vec![vec![0, 1], vec![], vec![2], vec![]], vec![vec![], vec![1], vec![], vec![2, 0]]] {
         let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
         truth.assert_close(&run_job(&setting, &samples, &cut).truth);

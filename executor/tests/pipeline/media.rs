@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, ScheduleKind};
 use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::ModuleLayout;
 use dflop_executor::stage::Activations;
 
@@ -58,7 +58,7 @@ fn models() -> [Arc<ModelConfig>; 3] {
 fn encoders_and_llm_of_any_dp_sizes_agree() {
     for model in models() {
         let samples = samples(&model);
-        let truth = one_by_one(&model, Frozen::default(), &samples);
+        let truth = one_by_one(&model, FrozenModules::default(), &samples);
         for (encoders, llm, microbatches) in
             [(1, 1, 4), (1, 2, 4), (2, 2, 4), (3, 2, 4), (1, 4, 4), (3, 1, 2), (2, 3, 6)]
         {
@@ -110,7 +110,7 @@ fn a_job_over_tcp_has_the_bits_of_one_over_threads() {
 fn balanced_and_data_blind_cuts_have_the_same_gradients() {
     for model in models() {
         let samples = samples(&model);
-        let truth = one_by_one(&model, Frozen::default(), &samples);
+        let truth = one_by_one(&model, FrozenModules::default(), &samples);
         let balanced: Cut = vec![vec![7], vec![3, 1], vec![2, 4], vec![0, 5, 6]];
         let reversed: Cut = vec![vec![6, 5, 4, 3, 2, 1, 0], vec![7]];
         for cut in [balanced, reversed, round_robin(8, 8), round_robin(8, 2)] {
@@ -139,7 +139,7 @@ fn missing_media_neither_hang_nor_change_a_gradient() {
             let renumbered =
                 |of: &Vec<usize>| of.iter().map(|index| used.binary_search(index).unwrap()).collect();
             let cut: Cut = cut.iter().map(renumbered).collect();
-            let truth = one_by_one(&model, Frozen::default(), &samples);
+            let truth = one_by_one(&model, FrozenModules::default(), &samples);
             for encoders in [1, 3] {
                 let setting = Setting::new(&model, replicated(&apart(&model), encoders, 2));
                 truth.assert_close(&run_job(&setting, &samples, &cut).truth);
@@ -163,7 +163,7 @@ fn frozen_modules_get_no_gradients_and_change_no_other() {
             (parts(true, true), parts(false, false), true),
             (parts(false, true), parts(true, true), false),
         ] {
-            let frozen = Frozen { vision, audio, is_llm_frozen };
+            let frozen = FrozenModules { vision, audio, is_llm_frozen };
             let truth = one_by_one(&model, frozen, &samples);
             let setting = Setting { frozen, ..Setting::new(&model, replicated(&layouts, 2, 2)) };
             truth.assert_close(&run_job(&setting, &samples, &round_robin(8, 4)).truth);

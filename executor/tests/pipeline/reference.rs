@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::Output;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::BlockOutput;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::Seed;
 
@@ -18,15 +18,15 @@ pub(crate) struct Truth {
     pub(crate) gradients: BTreeMap<String, Vec<f32>>,
 }
 
-fn rows(output: Output<Cpu>) -> Vec<f32> {
+fn rows(output: BlockOutput<Cpu>) -> Vec<f32> {
     match output {
-        Output::Rows(rows) => rows.to_vec(),
-        Output::Loss(_) => panic!("an encoder has no loss"),
+        BlockOutput::Rows(rows) => rows.to_vec(),
+        BlockOutput::Loss(_) => panic!("an encoder has no loss"),
     }
 }
 
 /// Runs every sample alone, and every medium of it alone.
-pub(crate) fn one_by_one(model: &ModelConfig, frozen: Frozen, samples: &[Sample]) -> Truth {
+pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[Sample]) -> Truth {
     let device = Cpu::new(1).unwrap();
     let stage = |module: ModuleKind| -> Stage<Cpu> {
         let range = StageRange { module, layers: 0..model.layers(module) };
@@ -47,7 +47,9 @@ pub(crate) fn one_by_one(model: &ModelConfig, frozen: Frozen, samples: &[Sample]
         let context = Arc::new(text_context(model, &[sample], scale, &device));
         let input = (!media.is_empty()).then(|| device.upload(&media).unwrap());
         let llm = modules.get_mut(&ModuleKind::Llm).unwrap();
-        let Output::Loss(sum) = llm.forward(0, context, input).unwrap() else { panic!("the LLM has a loss") };
+        let BlockOutput::Loss(sum) = llm.forward(0, context, input).unwrap() else {
+            panic!("the LLM has a loss")
+        };
         loss += sum;
         let gradient = llm.backward(0, None).unwrap().map(|gradient| gradient.to_vec()).unwrap_or_default();
         let mut taken = 0;

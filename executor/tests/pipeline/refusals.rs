@@ -3,7 +3,7 @@
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::comm::{Settings, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::model::model_config::ModuleKind;
 use dflop_executor::pipeline::{Job, MediumPlan, MicrobatchPlan, ModuleLayout, Pipeline, StepPlan};
 
 use super::batch::{LLM_LAYERS, language_model, with_encoders};
@@ -20,17 +20,17 @@ fn jobs_that_cannot_run_are_refused_by_setting() {
     let one = ScheduleKind::OneForwardOneBackward;
     let cut = |ranges: Vec<std::ops::Range<usize>>| vec![ModuleLayout::new(ModuleKind::Llm, ranges)];
     for (modules, schedule, expected) in [
-        (vec![], one, "job: `modules` must be vision, audio, the LLM"),
+        (vec![], one, "invalid `modules`: must be vision, audio, the LLM"),
         (vec![vision.clone()], one, "the last at least: [Vision]"),
-        (vec![llm_alone.clone(), vision.clone()], one, "job: `modules` must be"),
+        (vec![llm_alone.clone(), vision.clone()], one, "invalid `modules`: must be"),
         (vec![ModuleLayout::even(ModuleKind::Audio, 2, 1), llm_alone.clone()], one, "2 layers, the model 0"),
-        (cut(vec![0..2, 3..4]), one, "job: `stages` of Llm must go on with layer 2, not 3..4"),
+        (cut(vec![0..2, 3..4]), one, "invalid `stages`: of Llm must go on with layer 2, not 3..4"),
         (cut(vec![0..2, 2..2, 2..4]), one, "not 2..2"),
-        (cut(vec![0..3]), one, "job: `stages` of Llm have 3 layers, the model 4"),
+        (cut(vec![0..3]), one, "invalid `stages`: of Llm have 3 layers, the model 4"),
         (cut(vec![]), one, "have 0 layers"),
         (vec![llm(1).dp_size(0)], one, "must be above 0"),
         (vec![llm(1).tp_size(0)], one, "must be above 0"),
-        (vec![llm(2)], ScheduleKind::ZeroBubble, "job: `schedule` zb-h1 splits backwards"),
+        (vec![llm(2)], ScheduleKind::ZeroBubble, "invalid `schedule`: zb-h1 splits backwards"),
         (vec![vision, llm(2)], ScheduleKind::Interleaved { chunks: 2 }, "interleaved:2 is for an LLM alone"),
         (vec![llm(3)], ScheduleKind::Interleaved { chunks: 2 }, "needs a multiple of 2 stages, found 3"),
         (vec![llm(2)], ScheduleKind::Interleaved { chunks: 0 }, "needs a multiple of 0 stages"),
@@ -69,12 +69,12 @@ fn a_world_or_stages_of_another_job_are_refused() {
         let comm = threads::world(1, Settings::default()).unwrap().remove(0);
         Pipeline::<Cpu>::new(Box::new(comm), std::sync::Arc::clone(&job), stages).err().unwrap().to_string()
     };
-    assert_eq!(join(Vec::new()), "job: `world size` is 2, found 1 ranks");
+    assert_eq!(join(Vec::new()), "invalid `world size`: is 2, found 1 ranks");
     let one = std::sync::Arc::new(Setting::new(&model, vec![llm(1)]).job().unwrap());
     let comm = threads::world(1, Settings::default()).unwrap().remove(0);
     let error = Pipeline::<Cpu>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
-    assert_eq!(error, "job: `stages` of rank 0 are [0], found 0");
-    assert_eq!(job.place(2).unwrap_err().to_string(), "job: `world size` is 2, there is no rank 2");
+    assert_eq!(error, "invalid `stages`: of rank 0 are [0], found 0");
+    assert_eq!(job.place(2).unwrap_err().to_string(), "invalid `world size`: is 2, there is no rank 2");
 }
 
 /// Ranks are numbered module by module, replica by replica, stage by stage, and by TP rank last.

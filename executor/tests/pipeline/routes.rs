@@ -1,6 +1,6 @@
 //! Theorems about routes: what is sent arrives, nothing else does, and gradients take the same way back.
 
-use dflop_executor::model::whole::ModuleKind;
+use dflop_executor::model::model_config::ModuleKind;
 use dflop_executor::pipeline::{End, MediumPlan, MicrobatchPlan, ModuleLayout, StepPlan};
 use proptest::prelude::*;
 

@@ -1,13 +1,14 @@
-//! Ranks of a job as threads of a test, over each transport.
+//! Runs the ranks of a job as threads of a test, over each transport.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
-use dflop_executor::comm::{Comm, Communicator, Host, Settings, Token, tcp, threads};
-use dflop_executor::launch::{Layout, Rendezvous};
+use dflop_executor::comm::{
+    Comm, Communicator, JobToken, RankIdentity, RendezvousConfig, RendezvousServer, Settings, tcp, threads,
+};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Every transport that a conformance test runs over.
+/// Transports that conformance tests run over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Threads,
@@ -16,7 +17,7 @@ pub enum Transport {
 
 pub const ALL: [Transport; 2] = [Transport::Threads, Transport::Tcp];
 
-/// Runs one thread a rank and returns what each returned, in order.
+/// Runs one thread per rank and returns the results in order.
 pub fn run<T: Send>(
     transport: Transport,
     size: usize,
@@ -39,10 +40,10 @@ pub fn run<T: Send>(
     }
 }
 
-/// A job over TCP whose ranks are threads of this process.
+/// Job over TCP whose ranks are threads of this process.
 pub struct TcpJob {
-    pub host: Host,
-    pub token: Token,
+    pub host: RendezvousServer,
+    pub token: JobToken,
     pub size: usize,
 }
 
@@ -52,29 +53,29 @@ impl TcpJob {
     }
 
     pub fn at(size: usize, address: IpAddr) -> Self {
-        let token = Token::random().unwrap();
-        let host = Host::start(&[SocketAddr::new(address, 0)], size, token.clone()).unwrap();
+        let token = JobToken::random().unwrap();
+        let host = RendezvousServer::start(&[SocketAddr::new(address, 0)], size, token.clone()).unwrap();
         Self { host, token, size }
     }
 
-    pub fn layout(&self, rank: usize) -> Layout {
-        let rendezvous = Rendezvous {
+    pub fn identity(&self, rank: usize) -> RankIdentity {
+        let rendezvous = RendezvousConfig {
             host: self.host.address().ip().to_string(),
             port: self.host.address().port(),
             token: Some(self.token.clone()),
-            is_hosted_elsewhere: true,
+            is_hosted_by_launcher: true,
             listen: None,
         };
         let rendezvous = (self.size > 1).then_some(rendezvous);
-        Layout { rank, size: self.size, local_rank: rank, rendezvous }
+        RankIdentity { rank, size: self.size, local_rank: rank, rendezvous }
     }
 
     pub fn run<T: Send>(&self, settings: Settings, rank: impl Fn(tcp::Session) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let rank = &rank;
             let start = |of: usize| {
-                let layout = self.layout(of);
-                scope.spawn(move || rank(tcp::connect(&layout, settings).unwrap()))
+                let identity = self.identity(of);
+                scope.spawn(move || rank(tcp::connect(&identity, settings).unwrap()))
             };
             let threads: Vec<_> = (0..self.size).map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -82,12 +83,12 @@ impl TcpJob {
     }
 }
 
-/// Time limits of tests that wait for nothing.
+/// Time limits of tests that do not run into any.
 pub fn patient() -> Settings {
     Settings::default().wait(Duration::from_secs(20)).rendezvous(Duration::from_secs(20))
 }
 
-/// Floats that do not add up the same in any order, different on every rank.
+/// Floats whose sum depends on the order, different on every rank.
 pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1) | 1;
     let mut float = || {
@@ -99,7 +100,7 @@ pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
     (0..elements).map(|_| float()).collect()
 }
 
-/// The sum over all ranks in the order of the ring: part `p` from rank `p + 1` on.
+/// Sum over all ranks in the order of the ring: part `p` from rank `p + 1` on.
 pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
     let inputs: Vec<_> = (0..size).map(|rank| floats(rank, elements)).collect();
     let parts = dflop_executor::comm::even_parts(elements, size);
@@ -111,7 +112,7 @@ pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
     owner.enumerate().map(sum).collect()
 }
 
-/// What a failed job says, on one rank.
+/// Failure of a job, and its message on one rank.
 pub fn failure<T: std::fmt::Debug>(
     result: dflop_executor::comm::Result<T>,
 ) -> (dflop_executor::comm::Failure, String) {
@@ -119,12 +120,12 @@ pub fn failure<T: std::fmt::Debug>(
     (error.failure().expect("the job is over").clone(), error.to_string())
 }
 
-/// A flat payload of f32.
+/// Flat payload of f32.
 pub fn row(elements: &[f32]) -> dflop_executor::comm::Payload {
     dflop_executor::comm::Payload::f32(1, elements.len(), elements.to_vec()).unwrap()
 }
 
-/// Keeps a rank in the job until all are done with their part.
+/// Keeps a rank in the job until all ranks are done.
 pub fn stay(comm: &dyn Comm) {
-    comm.barrier(dflop_executor::comm::At::step(99, "end of test")).unwrap();
+    comm.barrier(dflop_executor::comm::StepContext::step(99, "end of test")).unwrap();
 }

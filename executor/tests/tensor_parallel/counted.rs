@@ -1,14 +1,15 @@
-//! A communicator that counts the collectives of a pass.
+//! Communicator that counts the collectives of a pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dflop_executor::comm::{
-    At, Buffer, Comm, Communicator, Error, Failure, Handle, Payload, Result, Shape, Slice,
+    Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
 };
 use dflop_executor::device::Cpu;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
+use dflop_executor::stage::StageSettings;
 use serde_json::json;
 
 use super::fixture::{Fixture, Text};
@@ -23,7 +24,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// Sums and gathers since the last call.
+    /// Returns the sums and gathers since the last call.
     fn take(&self) -> [usize; 2] {
         [&self.sums, &self.gathers].map(|count| count.swap(0, Ordering::Relaxed))
     }
@@ -39,41 +40,47 @@ impl Comm for Counted {
     fn world_rank(&self, rank: usize) -> usize {
         self.inner.world_rank(rank)
     }
-    fn start_send(&self, to: usize, tag: u64, at: At, payload: Payload) -> Result<Handle<()>> {
+    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
         self.inner.start_send(to, tag, at, payload)
     }
-    fn start_recv(&self, from: usize, tag: u64, at: At, shape: Shape) -> Result<Handle<Payload>> {
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>> {
         self.inner.start_recv(from, tag, at, shape)
     }
-    fn start_all_reduce(&self, at: At, buffer: Buffer) -> Result<Handle<Buffer>> {
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {
         self.sums.fetch_add(1, Ordering::Relaxed);
         self.inner.start_all_reduce(at, buffer)
     }
-    fn all_reduce(&self, at: At, values: Slice<'_>) -> Result<()> {
+    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()> {
         self.sums.fetch_add(1, Ordering::Relaxed);
         self.inner.all_reduce(at, values)
     }
-    fn reduce_scatter(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()> {
+    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
         self.sums.fetch_add(1, Ordering::Relaxed);
         self.inner.reduce_scatter(at, values, parts)
     }
-    fn all_gather(&self, at: At, values: Slice<'_>, parts: &[usize]) -> Result<()> {
+    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
         self.gathers.fetch_add(1, Ordering::Relaxed);
         self.inner.all_gather(at, values, parts)
     }
-    fn broadcast(&self, at: At, root: usize, values: Slice<'_>) -> Result<()> {
+    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()> {
         self.inner.broadcast(at, root, values)
     }
-    fn barrier(&self, at: At) -> Result<()> {
+    fn barrier(&self, at: StepContext) -> Result<()> {
         self.inner.barrier(at)
     }
-    fn split(&self, at: At, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
         self.inner.split(at, color, key)
     }
-    fn note(&self, at: At) {
+    fn note(&self, at: StepContext) {
         self.inner.note(at);
     }
-    fn abort(&self, at: At, reason: &str) -> Error {
+    fn abort(&self, at: StepContext, reason: &str) -> Error {
         self.inner.abort(at, reason)
     }
     fn fail(&self, failure: Failure) -> Error {
@@ -81,8 +88,8 @@ impl Comm for Counted {
     }
 }
 
-/// Three layers. Forward: embedding, attentions and MLPs sum, the loss gathers three numbers a row. Backward: LM head,
-/// MLPs and attentions sum; copied keys and values once more a layer.
+/// Three layers. Forward: embedding, attentions and MLPs sum, the loss gathers three numbers per row.
+/// Backward: LM head, MLPs and attentions sum; copied keys and values sum once more per layer.
 #[test]
 fn an_attention_and_an_mlp_sum_once_each_way() {
     for (kv_heads, in_backward) in [(2, 1 + 3 * 2), (1, 1 + 3 * 3)] {
@@ -95,7 +102,7 @@ fn an_attention_and_an_mlp_sum_once_each_way() {
             let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
             let (range, device) =
                 (StageRange { module: ModuleKind::Llm, layers: 0..3 }, Cpu::new(1).unwrap());
-            let stage = model.stage_with(&device, &range, Frozen::default(), settings, &Anything);
+            let stage = model.stage_with(&device, &range, FrozenModules::default(), settings, &Anything);
             let mut stage = stage.unwrap();
             let built = comm.take();
             let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, &device);

@@ -1,4 +1,5 @@
-//! Decoders alone: grouped queries with shared and with copied keys, biases, tied and untied heads, parts of uneven size.
+//! Separate decoders: grouped queries with shared and copied keys, biases, tied and untied heads, uneven
+//! parts.
 
 use dflop_executor::stage::Activations;
 use serde_json::{Value, json};
@@ -7,7 +8,7 @@ use super::fixture::{Fixture, TOLERANCE, difference, norm};
 use super::job::{Anything, Job};
 use super::support::Transport;
 
-/// 4 query heads on 2 of keys, biases on these, a tied head; neither 22 nor 50 can be cut in 4.
+/// 4 query heads on 2 key heads, biases on these, a tied head; neither 22 nor 50 is divisible by 4.
 fn qwen2() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": true})
@@ -30,7 +31,7 @@ fn models() -> [(&'static str, Value); 4] {
 }
 
 #[test]
-fn any_degree_gives_what_one_rank_gives() {
+fn any_degree_gives_the_result_of_one_rank() {
     for (name, config) in models() {
         let job = Job::new(&config, "llama", &Anything);
         let whole = job.run();
@@ -42,7 +43,7 @@ fn any_degree_gives_what_one_rank_gives() {
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for name in ["qwen2", "llama"] {
         let fixture = Fixture::open(name);
         for ranks in [2, 4] {
@@ -88,7 +89,7 @@ fn gradients_of_microbatches_in_flight_add_up() {
 }
 
 #[test]
-fn a_group_of_one_has_the_bits_of_none() {
+fn a_group_of_one_rank_changes_no_bit() {
     let config = qwen2();
     let job = Job::new(&config, "qwen2", &Anything);
     Job { is_llm_shared: false, ..job }.run().assert_same_bits(&job.run(), "one rank");

@@ -1,4 +1,4 @@
-//! What a group refuses, and how it ends.
+//! Configurations that a tensor-parallel group refuses, and failures that end it.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use dflop_executor::Error;
 use dflop_executor::comm::{Cause, Communicator};
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::parameters::ParameterSpec;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::Stage;
+use dflop_executor::stage::{Stage, StageSettings};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
 
@@ -20,11 +20,11 @@ fn stage(model: &ModelConfig, comm: Communicator) -> dflop_executor::Result<Stag
     let group = Arc::new(TensorParallel::new(Arc::new(comm)));
     let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
     let range = StageRange { module: ModuleKind::Llm, layers: 0..model.layers(ModuleKind::Llm) };
-    model.stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, &Seed(1))
+    model.stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, &Seed(1))
 }
 
 #[test]
-fn degrees_that_do_not_fit_are_refused_by_field() {
+fn degrees_that_do_not_divide_are_refused_by_field() {
     let decoder = json!({"model_type": "llama", "hidden_size": 24, "intermediate_size": 5, "num_hidden_layers": 1,
         "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 48});
     let few_words = json!({"model_type": "llama", "hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1,
@@ -35,7 +35,7 @@ fn degrees_that_do_not_fit_are_refused_by_field() {
             &decoder,
             ModuleKind::Llm,
             4,
-            "`num_attention_heads` = 6 is no multiple of the tensor-parallel degree 4",
+            "`num_attention_heads` = 6 is not a multiple of the tensor-parallel degree 4",
         ),
         (
             &decoder,
@@ -45,25 +45,29 @@ fn degrees_that_do_not_fit_are_refused_by_field() {
         ),
         (&decoder, ModuleKind::Llm, 6, "`intermediate_size` = 5 is less than the tensor-parallel degree 6"),
         (&few_words, ModuleKind::Llm, 6, "`vocab_size` = 5 is less than the tensor-parallel degree 6"),
-        (&recorded("internvl"), ModuleKind::Llm, 3, "`text_config.num_attention_heads` = 4 is no multiple"),
+        (
+            &recorded("internvl"),
+            ModuleKind::Llm,
+            3,
+            "`text_config.num_attention_heads` = 4 is not a multiple",
+        ),
         (
             &recorded("internvl"),
             ModuleKind::Vision,
             2,
-            "`vision_config.num_attention_heads` = 3 is no multiple",
+            "`vision_config.num_attention_heads` = 3 is not a multiple",
         ),
-        (&recorded("qwen2_5_vl"), ModuleKind::Vision, 4, "`vision_config.num_heads` = 2 is no multiple"),
+        (&recorded("qwen2_5_vl"), ModuleKind::Vision, 4, "`vision_config.num_heads` = 2 is not a multiple"),
         (
             &recorded("qwen2_audio"),
             ModuleKind::Audio,
             2,
-            "`audio_config.encoder_attention_heads` = 3 is no multiple",
+            "`audio_config.encoder_attention_heads` = 3 is not a multiple",
         ),
     ] {
         let model = ModelConfig::from_config(config).unwrap();
         let degree = NonZeroUsize::new(degree).unwrap();
         let error = model.check_tensor_parallel(module, degree).unwrap_err();
-        assert!(matches!(error, Error::TensorParallel { degree: found, .. } if found == degree.get()));
         assert!(error.to_string().contains(expected), "{error}");
     }
     let model = ModelConfig::from_config(&decoder).unwrap();
@@ -71,12 +75,12 @@ fn degrees_that_do_not_fit_are_refused_by_field() {
         model.check_tensor_parallel(ModuleKind::Llm, NonZeroUsize::new(degree).unwrap()).is_ok()
     }));
     let errors = run(Transport::Threads, 4, patient(), |comm| stage(&model, comm).err());
-    assert!(
-        errors.iter().all(|error| matches!(error, Some(Error::TensorParallel { found: 6, degree: 4, .. })))
-    );
+    let problem = "= 6 is not a multiple of the tensor-parallel degree 4";
+    let is_refused = |error: &Option<Error>| matches!(error, Some(Error::ModelConfig { problem: found, .. }) if found == problem);
+    assert!(errors.iter().all(is_refused));
 }
 
-/// What each rank's forward says where they say that they are at these steps; a rank without a step does nothing.
+/// Errors of each rank's forward, when ranks are at these steps; a rank without a step does nothing.
 fn forward(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
     let config = json!({"model_type": "llama", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 48});
@@ -84,14 +88,14 @@ fn forward(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
     run(Transport::Threads, 2, patient(), |comm| {
         let step = steps[dflop_executor::comm::Comm::rank(&comm)]?;
         let mut stage = stage(&model, comm).unwrap();
-        stage.begin_step(step);
+        stage.start_step(step);
         let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, stage.device());
         stage.forward(5, Arc::new(context), None).err()
     })
 }
 
 #[test]
-fn a_rank_that_does_not_come_ends_the_pass_by_name() {
+fn a_missing_rank_ends_the_pass_and_is_named() {
     let errors = forward([Some(3), None]);
     let Some(Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
     let failure = error.failure().unwrap();
@@ -99,9 +103,9 @@ fn a_rank_that_does_not_come_ends_the_pass_by_name() {
     assert!(error.to_string().contains("step 3, microbatch 5, `tensor-parallel forward`"), "{error}");
 }
 
-/// A source that takes no notice of parts.
+/// Source that ignores shards.
 #[test]
-fn values_of_whole_tensors_are_no_parts() {
+fn whole_values_are_not_accepted_for_a_shard() {
     struct Whole;
     impl WeightSource for Whole {
         fn values(&self, spec: &ParameterSpec) -> dflop_executor::Result<Vec<f32>> {
@@ -113,17 +117,20 @@ fn values_of_whole_tensors_are_no_parts() {
         let group = Arc::new(TensorParallel::new(Arc::new(comm)));
         let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
         let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
-        model.stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, &Whole).err()
+        model.stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, &Whole).err()
     });
     for error in errors {
         let message = error.unwrap().to_string();
-        assert_eq!(message, "tensor `model.embed_tokens.weight` has shape [1152], the model's has [24, 24]");
+        assert_eq!(
+            message,
+            "expected tensor `model.embed_tokens.weight` to have shape [24, 24], found [1152]"
+        );
     }
 }
 
-/// One rank is given rows of another size: it says so, and the other does not wait for it.
+/// One rank gets rows of another size: it returns an error, and the other does not wait for it.
 #[test]
-fn a_pass_that_fails_on_one_rank_ends_it_on_all() {
+fn a_pass_that_fails_on_one_rank_fails_on_all() {
     let config = Fixture::open("llama").config;
     let model = ModelConfig::from_config(&config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
@@ -132,7 +139,7 @@ fn a_pass_that_fails_on_one_rank_ends_it_on_all() {
         let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
         let range = StageRange { module: ModuleKind::Llm, layers: 1..2 };
         let device = Cpu::new(1).unwrap();
-        let stage = model.stage_with(&device, &range, Frozen::default(), settings, &Seed(1));
+        let stage = model.stage_with(&device, &range, FrozenModules::default(), settings, &Seed(1));
         let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, &device);
         let rows = device.zeros(context.layers.rows * 24 - rank).unwrap();
         stage.unwrap().forward(2, Arc::new(context), Some(rows)).err()

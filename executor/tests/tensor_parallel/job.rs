@@ -1,17 +1,17 @@
-//! A model trained by some ranks for a step, and what came of it.
+//! Trains a model on some ranks for a step, and collects the results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::Output;
-use dflop_executor::model::context::Context;
+use dflop_executor::model::BlockOutput;
+use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::encoder::EncoderConfig;
-use dflop_executor::model::parameters::ParameterSpec;
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::stage::{Activations, Stage, StageSettings};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::WeightSource;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -20,7 +20,7 @@ use super::encoder::{PLACEHOLDERS, encoder_context};
 use super::fixture::{Fixture, Text, difference, norm};
 use super::support::{Transport, patient, run};
 
-/// Values of all tensors, biases and norms too, from their names.
+/// Values of all tensors, including biases and norms, derived from their names.
 pub(crate) struct Anything;
 
 impl WeightSource for Anything {
@@ -34,12 +34,12 @@ impl WeightSource for Anything {
     }
 }
 
-/// How a model is trained.
+/// Settings of a training step.
 #[derive(Clone, Copy)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "the choices are independent")]
 pub(crate) struct Job<'a> {
     pub(crate) config: &'a Value,
-    /// Whose text and media.
+    /// Recorded model whose text and media are used.
     pub(crate) inputs: &'static str,
     pub(crate) weights: &'a (dyn WeightSource + Sync),
     pub(crate) transport: Transport,
@@ -50,9 +50,9 @@ pub(crate) struct Job<'a> {
     pub(crate) activations: Activations,
     /// Layers of the LLM before a cut into two stages.
     pub(crate) cut: Option<usize>,
-    /// Whether every sample of the text is a microbatch, all of them in flight at the same time.
+    /// Whether every sample of the text is a microbatch, with all of them in flight at the same time.
     pub(crate) is_by_sample: bool,
-    pub(crate) frozen: Frozen,
+    pub(crate) frozen: FrozenModules,
     /// Whether all ranks compute on one device with one thread.
     pub(crate) is_device_shared: bool,
 }
@@ -74,12 +74,12 @@ impl<'a> Job<'a> {
             activations: Activations::Stored,
             cut: None,
             is_by_sample: false,
-            frozen: Frozen::default(),
+            frozen: FrozenModules::default(),
             is_device_shared: false,
         }
     }
 
-    /// Trains a step; what all ranks must agree on is held against the first rank's.
+    /// Trains a step; results that all ranks must agree on are compared with the first rank's.
     pub(crate) fn run(self) -> Trained {
         let shared = self.is_device_shared.then(|| Cpu::new(1).unwrap());
         let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
@@ -101,7 +101,7 @@ impl<'a> Job<'a> {
     fn rank(self, comm: Arc<dyn Comm>, device: &Cpu) -> Trained {
         let (model, fixture) = (ModelConfig::from_config(self.config).unwrap(), Fixture::open(self.inputs));
         let group = Arc::new(TensorParallel::new(comm));
-        group.begin_step(7);
+        group.start_step(7);
         let mut encoders = self.stages(&model, &group, device, false);
         let mut decoders = self.stages(&model, &group, device, true);
         let text = Text::of(&fixture, if encoders.is_empty() { &[] } else { &PLACEHOLDERS });
@@ -168,17 +168,17 @@ fn forward_media(
 ) -> Floats {
     let context = Arc::new(encoder_context(fixture, config, device));
     match stages[0].forward(0, context, None).unwrap() {
-        Output::Rows(rows) => rows,
-        Output::Loss(_) => unreachable!("an encoder has no loss"),
+        BlockOutput::Rows(rows) => rows,
+        BlockOutput::Loss(_) => unreachable!("an encoder has no loss"),
     }
 }
 
-fn logits(stages: &[Stage<Cpu>], context: &Context<Cpu>, media: Option<&Floats>) -> Vec<f32> {
+fn logits(stages: &[Stage<Cpu>], context: &MicrobatchContext<Cpu>, media: Option<&Floats>) -> Vec<f32> {
     let copy = |rows: &Floats| stages[0].device().upload(rows).unwrap();
     let (last, before) = stages.split_last().unwrap();
     let mut rows = media.map(copy);
     for stage in before {
-        let Output::Rows(next) = stage.evaluate(context, rows).unwrap() else {
+        let BlockOutput::Rows(next) = stage.evaluate(context, rows).unwrap() else {
             unreachable!("the last stage has the loss")
         };
         rows = Some(next);
@@ -187,14 +187,18 @@ fn logits(stages: &[Stage<Cpu>], context: &Context<Cpu>, media: Option<&Floats>)
 }
 
 /// Runs all microbatches, the first with media, and returns the sum of losses.
-fn forward(stages: &mut [Stage<Cpu>], contexts: &[Arc<Context<Cpu>>], mut media: Option<Floats>) -> f64 {
+fn forward(
+    stages: &mut [Stage<Cpu>],
+    contexts: &[Arc<MicrobatchContext<Cpu>>],
+    mut media: Option<Floats>,
+) -> f64 {
     let mut loss = 0.0;
     for (microbatch, context) in contexts.iter().enumerate() {
         let mut rows = media.take();
         for stage in &mut *stages {
             match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
-                Output::Rows(next) => rows = Some(next),
-                Output::Loss(sum) => loss += sum,
+                BlockOutput::Rows(next) => rows = Some(next),
+                BlockOutput::Loss(sum) => loss += sum,
             }
         }
     }
@@ -204,7 +208,7 @@ fn forward(stages: &mut [Stage<Cpu>], contexts: &[Arc<Context<Cpu>>], mut media:
 type Floats = <Cpu as Device>::Floats;
 type Named = BTreeMap<String, Vec<f32>>;
 
-/// What this rank holds, and what the first rank puts together of all.
+/// Gradients of this rank's parts, and the whole gradients on the first rank.
 pub(crate) fn gradients(stages: &mut [Stage<Cpu>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
     let (mut held, mut whole) = (Vec::new(), Named::new());
     for stage in stages {
@@ -230,22 +234,22 @@ pub(crate) fn gradients(stages: &mut [Stage<Cpu>]) -> (Vec<(ParameterSpec, Vec<f
     (held, whole)
 }
 
-/// What a rank computed.
+/// Results of a rank.
 pub(crate) struct Trained {
     /// Mean over target tokens.
     pub(crate) loss: f64,
     pub(crate) logits: Vec<f32>,
-    /// Gradients of what the rank holds.
+    /// Gradients of this rank's parts.
     pub(crate) held: Vec<(ParameterSpec, Vec<f32>)>,
     /// Whole gradients, on the first rank.
     pub(crate) gradients: Named,
 }
 
-/// Largest relative difference of any of loss, logits and gradients.
+/// Largest relative difference of loss, logits or gradients.
 pub(crate) const TOLERANCE: f64 = 1e-5;
 
 impl Trained {
-    /// Holds what was computed against what one rank computed; returns the worst relative difference.
+    /// Compares the results with those of one rank; returns the worst relative difference.
     pub(crate) fn compare(&self, truth: &Self, what: &str) -> f64 {
         let of_logits = difference(&self.logits, &truth.logits) / norm(&truth.logits);
         let of_loss = (self.loss - truth.loss).abs() / truth.loss;

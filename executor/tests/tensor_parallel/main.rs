@@ -1,4 +1,4 @@
-//! Ranks that share the layers of a model give what one rank gives, and what PyTorch gives: losses, logits, gradients.
+//! Tensor-parallel ranks give what one rank gives, and what PyTorch gives: losses, logits, gradients.
 
 #![allow(clippy::float_cmp, reason = "bits are compared on purpose")]
 #![allow(clippy::print_stdout, reason = "differences are worth reading")]

@@ -1,13 +1,13 @@
-//! Models that see or hear: encoders and LLM shared by ranks, together or one of them.
+//! Multimodal models: ranks share the encoder, the LLM, or both.
 
 use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::Output;
 use dflop_executor::model::encoder::FrozenEncoder;
+use dflop_executor::model::model_config::FrozenModules;
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::Frozen;
-use dflop_executor::stage::{Activations, StageOptions, StageParts};
+use dflop_executor::model::{BlockOutput, StageBlocks};
+use dflop_executor::stage::{Activations, Stage, StageOptions};
 use serde_json::Value;
 
 use super::encoder::{encoder_context, encoder_of};
@@ -15,10 +15,10 @@ use super::fixture::{Fixture, TOLERANCE, difference, norm};
 use super::job::{Anything, Job, gradients};
 use super::support::{Transport, patient, run};
 
-/// Ranks, whether they share the encoder, whether they share the LLM.
+/// Number of ranks, whether they share the encoder, whether they share the LLM.
 type Sharing = (usize, bool, bool);
 
-/// The recorded models; three of them have encoders of three heads and MLPs that cannot be cut in three.
+/// Recorded models; three of them have encoders of three heads and MLPs that are not divisible by three.
 const RECORDED: [(&str, &[Sharing]); 5] = [
     ("llava_onevision", &[(3, true, false), (2, false, true), (4, false, true)]),
     ("internvl", &[(3, true, false), (4, false, true)]),
@@ -28,7 +28,7 @@ const RECORDED: [(&str, &[Sharing]); 5] = [
 ];
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for (name, sharings) in RECORDED {
         let fixture = Fixture::open(name);
         let job = Job::new(&fixture.config, name, &fixture.weights);
@@ -46,7 +46,7 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
     }
 }
 
-/// The recorded configurations with encoders of four heads; tiles, patches and windows stay what they were.
+/// Recorded configurations with encoders of four heads; tiles, patches and windows are unchanged.
 fn with_four_heads(name: &'static str) -> Value {
     let mut config = Fixture::open(name).config;
     match name {
@@ -64,7 +64,7 @@ fn with_four_heads(name: &'static str) -> Value {
 }
 
 #[test]
-fn encoder_and_llm_on_the_same_ranks_give_what_one_rank_gives() {
+fn encoder_and_llm_on_the_same_ranks_give_the_result_of_one_rank() {
     for (name, degrees) in
         [("llava_onevision", &[2, 4][..]), ("internvl", &[2, 4]), ("qwen2_5_vl", &[2]), ("qwen2_audio", &[4])]
     {
@@ -82,7 +82,7 @@ fn encoder_and_llm_on_the_same_ranks_give_what_one_rank_gives() {
     }
 }
 
-/// What is trained has the gradient that it has when all is trained.
+/// Trained parts have the same gradients as when all is trained.
 #[test]
 fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
     for name in ["qwen2_5_vl", "qwen2_vl"] {
@@ -92,8 +92,11 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
         for (encoder, projector, is_llm_frozen) in
             [(true, false, false), (true, true, false), (true, false, true)]
         {
-            let frozen =
-                Frozen { vision: FrozenEncoder { encoder, projector }, is_llm_frozen, ..Frozen::default() };
+            let frozen = FrozenModules {
+                vision: FrozenEncoder { encoder, projector },
+                is_llm_frozen,
+                ..FrozenModules::default()
+            };
             let found = Job { frozen, ..job }.run();
             let is_trained =
                 |name: &str| match (name.starts_with("visual.merger"), name.starts_with("visual.")) {
@@ -111,18 +114,18 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
 
 /// CLIP and SigLIP: the last hidden state, and gradients from a given one.
 #[test]
-fn towers_alone_are_those_of_transformers() {
+fn separate_encoders_match_transformers() {
     for name in ["clip", "siglip"] {
         let fixture = Fixture::open(name);
         let ranks = run(Transport::Threads, 3, patient(), |comm| {
             let (fixture, device) = (Fixture::open(name), Cpu::new(1).unwrap());
             let config = encoder_of(&fixture);
-            let mut parts = StageParts::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
+            let mut parts = StageBlocks::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
             config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();
             let options = StageOptions { is_input_trained: false, ..StageOptions::new("tower") };
-            let mut stages = [parts.build(device.clone(), options, &fixture.weights).unwrap()];
+            let mut stages = [Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()];
             let context = Arc::new(encoder_context(&fixture, &config, &device));
-            let Output::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
+            let BlockOutput::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
                 unreachable!("an encoder has no loss")
             };
             stages[0].backward(0, Some(device.upload(&fixture.floats("gradient")).unwrap())).unwrap();

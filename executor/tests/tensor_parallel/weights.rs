@@ -1,12 +1,12 @@
-//! Parts of tensors: from checkpoints and seeds, back into whole tensors, and counted once.
+//! Shards of tensors: loaded from checkpoints and seeds, assembled into whole tensors, and counted once.
 
 use std::sync::Arc;
 
 use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::Stage;
-use dflop_executor::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, assemble, write};
+use dflop_executor::stage::{Stage, StageSettings, assemble};
+use dflop_executor::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, write};
 use serde_json::json;
 
 use super::fixture::Fixture;
@@ -22,10 +22,10 @@ fn stage(
     let settings = StageSettings { tensor_parallel: group.cloned(), ..StageSettings::default() };
     let range = StageRange { module, layers: 0..model.layers(module) };
     let device = Cpu::new(1).unwrap();
-    model.stage_with(&device, &range, Frozen::default(), settings, source).unwrap()
+    model.stage_with(&device, &range, FrozenModules::default(), settings, source).unwrap()
 }
 
-/// The tensors of a module that ranks share, as the first rank puts them together.
+/// Tensors of a module that ranks share, as the first rank assembles them.
 fn of_ranks(
     model: &ModelConfig,
     module: ModuleKind,
@@ -47,7 +47,7 @@ fn of_ranks(
 }
 
 #[test]
-fn assembled_tensors_are_those_that_were_loaded() {
+fn assembled_tensors_equal_the_loaded_ones() {
     for (name, module, ranks) in [
         ("llama", ModuleKind::Llm, 4),
         ("qwen2", ModuleKind::Llm, 2),
@@ -65,9 +65,9 @@ fn assembled_tensors_are_those_that_were_loaded() {
     }
 }
 
-/// What ranks write is a checkpoint that one rank reads.
+/// Checkpoints that several ranks write are read by one rank.
 #[test]
-fn what_ranks_hold_is_written_as_checkpoints_have_it() {
+fn shards_are_written_as_whole_tensors() {
     let fixture = Fixture::open("llama");
     let model = ModelConfig::from_config(&fixture.config).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -81,7 +81,7 @@ fn what_ranks_hold_is_written_as_checkpoints_have_it() {
     }
 }
 
-/// The norm of all gradients from what each rank counts.
+/// Norm of all gradients, from the parts that each rank counts.
 #[test]
 fn every_element_is_counted_by_one_rank() {
     let config = json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 1,
@@ -105,19 +105,16 @@ fn every_element_is_counted_by_one_rank() {
     }
     let job = Job { ranks: 4, ..Job::new(&config, "qwen2", &Anything) }.run();
     let copies = job.held.iter().filter(|(spec, _)| spec.shard.original(1) == 0).count();
-    // Three norms, and weight and bias of keys and of values.
+    // three norms, and weight and bias of keys and of values
     assert_eq!(copies, 3 + 4);
 }
 
-/// Parts of tensors that are not what their originals are, as where one rank was restored from another state.
+/// Replicas that differ from the original, as after restoring one rank from another state.
 #[test]
-fn copies_that_differ_are_named() {
+fn replicas_that_differ_are_named() {
     struct Drifted(usize);
     impl WeightSource for Drifted {
-        fn values(
-            &self,
-            spec: &dflop_executor::model::parameters::ParameterSpec,
-        ) -> dflop_executor::Result<Vec<f32>> {
+        fn values(&self, spec: &dflop_executor::weights::ParameterSpec) -> dflop_executor::Result<Vec<f32>> {
             let mut values = Anything.values(spec)?;
             if self.0 == 1 && spec.name == "model.layers.1.input_layernorm.weight" {
                 values[3] += 1e-6;
@@ -128,9 +125,9 @@ fn copies_that_differ_are_named() {
     let model = ModelConfig::from_config(&Fixture::open("llama").config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
         let group = Arc::new(TensorParallel::new(Arc::new(comm)));
-        let source = Drifted(group.place().rank);
+        let source = Drifted(group.tp_rank().rank);
         assemble(&stage(&model, ModuleKind::Llm, Some(&group), &source)).err().map(|error| error.to_string())
     });
-    let expected = "tensor `model.layers.1.input_layernorm.weight` has other bits on rank 1 than on rank 0";
+    let expected = "tensor `model.layers.1.input_layernorm.weight` differs between rank 0 and rank 1";
     assert_eq!(errors[0].as_deref(), Some(expected));
 }

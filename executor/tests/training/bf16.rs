@@ -2,12 +2,12 @@
 
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::{Buffer, Cpu, CpuBf16, Device};
-use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::stage::Stage;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState};
 use dflop_executor::training::{
     LearningRate, LossSum, OptimizerSettings, Precision, Trainer, TrainerSettings,
 };
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::Seed;
 
 use super::model::{LAYERS, config, context, run_whole, settings, stage, weights};
@@ -86,7 +86,7 @@ fn masters_add_up_what_bf16_cannot_hold() {
         for _ in 0..STEPS {
             let mut all = stage.parameters_mut().trained_mut();
             let (_, _, gradient) = all.find(|(spec, ..)| spec.name == NORM).unwrap();
-            *gradient = device.upload_exact(&vec![1.0; gradient.len()]).unwrap();
+            *gradient = device.upload_f32(&vec![1.0; gradient.len()]).unwrap();
             drop(all);
             trainer.update([&mut stage], 1.0).unwrap();
         }

@@ -7,10 +7,10 @@ use std::path::Path;
 use dflop_executor::Error;
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::model::parameters::ParameterSpec;
 use dflop_executor::stage::Stage;
 use dflop_executor::training::checkpoint::{Checkpoints, RunState, Saved};
 use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Checkpoint, Seed, Tensor, WeightSource};
 use serde_json::json;
 
@@ -225,7 +225,7 @@ fn a_rank_that_cannot_write_is_named_and_the_run_goes_on() {
         assert_eq!(good.latest(&comm).unwrap().unwrap().step(), 2);
         error.to_string()
     });
-    assert_eq!(errors[0], "tensor `wrong` has shape [3], the model's has [2]");
+    assert_eq!(errors[0], "expected tensor `wrong` to have shape [2], found [3]");
     assert_eq!(errors[1], "checkpoint of step 2: rank 0 could not write its part");
 }
 
@@ -236,10 +236,10 @@ fn a_state_of_another_model_is_refused_by_tensor() {
     let saved = Checkpoints::new(directory.path()).latest(&alone()).unwrap().unwrap();
     let mut wider = document();
     wider["intermediate_size"] = json!(32);
-    let config = dflop_executor::model::whole::ModelConfig::from_config(&wider).unwrap();
+    let config = dflop_executor::model::model_config::ModelConfig::from_config(&wider).unwrap();
     let error = config.check::<Cpu>(saved.weights()).unwrap_err().to_string();
     assert!(
-        error.contains("`model.layers.0.mlp.gate_proj.weight` has shape [24, 16], the model's has [32, 16]"),
+        error.contains("`model.layers.0.mlp.gate_proj.weight` to have shape [32, 16], found [24, 16]"),
         "{error}"
     );
 }

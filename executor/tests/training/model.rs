@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_executor::Result;
-use dflop_executor::comm::{At, Comm, Payload, Shape};
+use dflop_executor::comm::{Comm, Payload, PayloadShape, StepContext};
 use dflop_executor::device::{Buffer, Device};
-use dflop_executor::model::Output;
-use dflop_executor::model::context::Context;
+use dflop_executor::model::BlockOutput;
+use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::training::{
     Decay, LearningRate, LossSum, OptimizerSettings, Precision, StepLoss, Trainer, TrainerSettings,
@@ -39,7 +39,7 @@ pub(crate) fn stage<D: Device>(
     source: &dyn WeightSource,
 ) -> Stage<D> {
     let range = StageRange { module: ModuleKind::Llm, layers };
-    config().stage(device, &range, Frozen::default(), Activations::Stored, source).unwrap()
+    config().stage(device, &range, FrozenModules::default(), Activations::Stored, source).unwrap()
 }
 
 pub(crate) fn settings(precision: Precision) -> TrainerSettings {
@@ -56,7 +56,7 @@ pub(crate) fn targets() -> u64 {
     LENGTHS.iter().map(|&length| length as u64 - 1).sum()
 }
 
-pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Arc<Context<D>> {
+pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Arc<MicrobatchContext<D>> {
     let length = LENGTHS[microbatch];
     let id = |at: usize| (at * at + 7 * at / 3 + 5 * microbatch + 11 * step as usize) as i64 % 48;
     let input_ids: Vec<i64> = (0..length).map(id).collect();
@@ -77,7 +77,7 @@ pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches
     let mut sum = LossSum::default();
     for &microbatch in microbatches {
         let context = context(stage.device(), step, microbatch);
-        let Output::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else {
+        let BlockOutput::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else {
             panic!("all layers")
         };
         sum.add(loss, LENGTHS[microbatch] as u64 - 1);
@@ -91,8 +91,8 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
     let mut sum = LossSum::default();
     for (microbatch, &length) in LENGTHS.iter().enumerate() {
-        let at = At::microbatch(step, microbatch as u32, "rows");
-        let shape = Shape::f32(length, WIDTH);
+        let at = StepContext::microbatch(step, microbatch as u32, "rows");
+        let shape = PayloadShape::f32(length, WIDTH);
         let receive = |from: usize| -> Result<D::Floats> {
             device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))
         };
@@ -101,8 +101,8 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
         };
         let input = if rank > 0 { Some(receive(rank - 1)?) } else { None };
         match stage.forward(microbatch, context(&device, step, microbatch), input)? {
-            Output::Rows(rows) => send(rank + 1, &rows)?,
-            Output::Loss(loss) => sum.add(loss, length as u64 - 1),
+            BlockOutput::Rows(rows) => send(rank + 1, &rows)?,
+            BlockOutput::Loss(loss) => sum.add(loss, length as u64 - 1),
         }
         let gradient = if rank < last { Some(receive(rank + 1)?) } else { None };
         if let Some(gradient) = stage.backward(microbatch, gradient)?.filter(|_| rank > 0) {
@@ -119,13 +119,12 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     if comm.size() == 1 {
         return Ok(());
     }
-    let (device, at) = (stage.device().clone(), At::step(step, "tied"));
+    let (device, at) = (stage.device().clone(), StepContext::step(step, "tied"));
     let mut all = stage.parameters_mut().trained_mut();
     let (_, _, gradient) = all.find(|(spec, ..)| spec.name == TIED).expect("first and last have it");
-    let shape = Shape::f32(1, gradient.len());
+    let shape = PayloadShape::f32(1, gradient.len());
     comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
-    let other =
-        device.upload_exact(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
+    let other = device.upload_f32(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
     device.add(&other, gradient)
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::model::whole::{Frozen, ModuleKind, StageRange, StageSettings};
-use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::stage::{Activations, Stage, StageSettings};
 use dflop_executor::training::checkpoint::{Checkpoints, RunState};
 use dflop_executor::training::{Precision, Trainer};
 use dflop_executor::weights::{Seed, WeightSource};
@@ -20,9 +20,9 @@ type Whole = BTreeMap<String, Vec<f32>>;
 
 fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
     let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
-    let shared = (group.place().size > 1).then(|| Arc::clone(group));
+    let shared = (group.tp_rank().size > 1).then(|| Arc::clone(group));
     let settings = StageSettings { activations: Activations::Stored, tensor_parallel: shared };
-    config().stage_with(&Cpu::new(1).unwrap(), &range, Frozen::default(), settings, source).unwrap()
+    config().stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, source).unwrap()
 }
 
 /// Trains up to a step on a group of this degree, from the newest state if there is one, and saves; returns norms and
@@ -41,7 +41,7 @@ fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
         }
         let mut norms = Vec::new();
         while trainer.steps() < steps {
-            group.begin_step(trainer.steps());
+            group.start_step(trainer.steps());
             run_whole(&mut stage, trainer.steps(), &[0, 1]);
             norms.push(trainer.update([&mut stage], 1.0).unwrap().gradient_norm);
         }

@@ -7,7 +7,7 @@ use dflop_executor::Error;
 use dflop_executor::comm::{Comm, Communicator};
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::stage::Activations;
 use dflop_executor::training::{
     LearningRate, OptimizerSettings, Ownership, Precision, StepLoss, Trainer, TrainerSettings, UpdateReport,
@@ -72,9 +72,9 @@ pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn C
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {
         let mut values = device.download(gradient).unwrap();
-        let at = dflop_executor::comm::At::step(step, "gradients");
+        let at = dflop_executor::comm::StepContext::step(step, "gradients");
         comm.all_reduce(at, values.as_mut_slice().into()).unwrap();
-        *gradient = device.upload_exact(&values).unwrap();
+        *gradient = device.upload_f32(&values).unwrap();
     }
 }
 
@@ -152,7 +152,7 @@ fn frozen_parameters_have_no_state_and_stay() {
         let device = Cpu::new(1).unwrap();
         let config = super::model::config();
         let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
-        let frozen = Frozen { is_llm_frozen: true, ..Frozen::default() };
+        let frozen = FrozenModules { is_llm_frozen: true, ..FrozenModules::default() };
         let mut stage = config.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap();
         let before = weights(&stage);
         let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
@@ -186,7 +186,8 @@ fn three_steps_with_clipping_are_those_of_torch() {
     let context = Arc::new(config.llm.context(&device, &batch).unwrap());
     let range = StageRange { module: ModuleKind::Llm, layers: 0..config.layers(ModuleKind::Llm) };
     let source = Checkpoint::open(&directory).unwrap();
-    let mut stage = config.stage(&device, &range, Frozen::default(), Activations::Stored, &source).unwrap();
+    let mut stage =
+        config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &source).unwrap();
     let settings = TrainerSettings {
         learning_rate: LearningRate::cosine(0.01, 2, 6),
         optimizer: OptimizerSettings::default(),

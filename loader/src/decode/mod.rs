@@ -1,88 +1,18 @@
-//! Decodes the bytes of one field to typed media, one file per modality.
-//!
-//! All decoders are pure functions over untrusted bytes: they check sizes before they allocate, return
-//! [`DecodeError`] and never panic. The extension selects the decoder of a field ([`kind_of_extension`]); for
-//! images and audio the content determines the format. Threads and the account of bad samples are the
-//! caller's.
+//! Decodes samples on a pool of threads and collates them into batches.
 
-mod audio;
-mod crop;
-mod custom;
-mod error;
-#[cfg(test)]
-mod fixtures;
-mod image;
-mod json;
-mod limits;
-mod numpy;
-mod resize;
-mod rgb224;
-#[cfg(test)]
-mod tests;
-mod text;
-mod video;
+mod batch;
+mod collate;
+mod fields;
+mod mode;
+mod pool;
+mod tensor;
+mod transform;
 
-use bytes::Bytes;
-use serde_json::Value;
-
-use crate::probe::{MediumKind, kind_of_extension};
-
-pub use self::audio::{Audio, decode_audio};
-pub use self::custom::CustomMedia;
-pub use self::error::{BoxError, DecodeError};
-pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
-pub use self::json::decode_json;
-pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};
-pub use self::numpy::{NpyArray, decode_npy};
-pub(crate) use self::resize::resize_crop;
-pub use self::rgb224::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
-pub use self::text::decode_text;
-#[cfg(feature = "video")]
-pub(crate) use self::video::video_shape;
-pub use self::video::{Video, VideoLimits, VideoSampling};
-
-/// Decoded value of one field.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Media {
-    /// An image, or the first frame of an animation.
-    Image(RgbImage),
-    /// An audio clip.
-    Audio(Audio),
-    /// Sampled frames of a video; requires the feature `video`.
-    Video(Video),
-    /// A text.
-    Text(String),
-    /// A JSON document.
-    Json(Value),
-    /// A NumPy array.
-    Npy(NpyArray),
-    /// Bytes of a field without a decoder, as stored.
-    Opaque(Bytes),
-    /// Value that user code made of a field; see [`crate::transform`].
-    Custom(CustomMedia),
-}
-
-/// Decodes one field by its extension; fields without a decoder are returned undecoded.
-///
-/// # Errors
-/// See [`DecodeError`].
-///
-/// # Examples
-/// ```
-/// use dflop_loader::decode::{DecodeLimits, Media, decode};
-/// let media = decode("caption.txt", "a red kite".into(), &DecodeLimits::default())?;
-/// assert_eq!(media, Media::Text("a red kite".to_owned()));
-/// # Ok::<(), dflop_loader::decode::DecodeError>(())
-/// ```
-pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
-    match kind_of_extension(extension) {
-        MediumKind::Image => decode_rgb(&bytes, &limits.image).map(Media::Image),
-        MediumKind::Audio => decode_audio(&bytes, &limits.audio).map(Media::Audio),
-        #[cfg(feature = "video")]
-        MediumKind::Video => video::decode_video(&bytes, &limits.video).map(Media::Video),
-        MediumKind::Text => decode_text(&bytes, limits.text_bytes_max).map(Media::Text),
-        MediumKind::Json => decode_json(&bytes, limits.text_bytes_max).map(Media::Json),
-        MediumKind::Npy => decode_npy(&bytes).map(Media::Npy),
-        MediumKind::Opaque => Ok(Media::Opaque(bytes)),
-    }
-}
+pub use self::batch::{Batch, Pixels};
+pub(crate) use self::collate::{Collator, PendingBatch, PendingSample};
+pub use self::mode::Decode;
+pub(crate) use self::mode::check_augment;
+pub(crate) use self::pool::{DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
+pub use self::tensor::Tensor;
+pub(crate) use self::transform::TransformStage;
+pub use self::transform::{Transform, TransformFault, TransformInput, Transforms};

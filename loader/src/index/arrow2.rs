@@ -69,8 +69,8 @@ mod tests {
     use arrow_array::ffi::from_ffi;
     use arrow_schema::{DataType, Field, Schema as ArrowRsSchema};
 
-    use super::*;
-    use crate::index::{Index, IndexOptions};
+    use super::{Index, *};
+    use crate::index::cache::IndexOptions;
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 
@@ -124,7 +124,7 @@ mod tests {
                 let row = index.sample(sample);
                 let fields = row.fields().map(|field| {
                     let shape = match field.shape {
-                        crate::measure::FieldShape::Text(text) => [text.tokens, text.target_tokens],
+                        crate::sample::FieldShape::Text(text) => [text.tokens, text.target_tokens],
                         _ => [0, 0],
                     };
                     (field.extension.to_owned(), field.bytes, shape)

@@ -6,24 +6,22 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::IndexOptions;
+use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
-use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
+use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
-use crate::compression::{Compression, decompress, sniff_compression};
-use crate::decode::{DecodeLimits, VideoSampling, decode};
-use crate::error::{Error, Result};
-use crate::measure::{FieldFault, FieldShape, measure_sampled};
-use crate::probe::is_video_extension;
-use crate::read::{Assembler, FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
-use crate::sample::RawSample;
-use crate::shard::Shard;
-use crate::skip::{Skipped, reason_of};
-use crate::store::{Identity, Opened, open, read_error};
-use crate::text::TextLength;
+use crate::error::{Error, Result, Skipped, reason_of};
+use crate::media::{DecodeLimits, VideoSampling, decode, is_video_extension};
+use crate::sample::text::TextLength;
+use crate::sample::{FieldFault, FieldShape, measure_sampled};
+use crate::shard::{
+    Assembler, Compression, FIELD_BYTES_MAX, MappedSamples, RawSample, Shard, ShardItem, StreamedSamples,
+    decompress, sniff_compression,
+};
+use crate::store::{Identity, Opened};
 
 /// The columns of one shard, extensions still numbered by this shard's own list.
 #[derive(Debug, Default)]
@@ -78,7 +76,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
-    let Opened::Mapped(archive) = open(shard)? else {
+    let Opened::Mapped(archive) = shard.open()? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "dataset", reason });
     };
@@ -115,7 +113,7 @@ pub(super) fn stat(shard: &Shard) -> Result<Identity> {
         setting: "dataset",
         reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),
     })?;
-    let metadata = std::fs::metadata(path).map_err(|source| read_error(shard, source))?;
+    let metadata = std::fs::metadata(path).map_err(|source| shard.read_error(source))?;
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let modified_ns = modified.map_or(0, |since| since.as_nanos() as u64);
     Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })
@@ -172,7 +170,7 @@ impl Builder {
     }
 
     /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
-    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &Layout) -> bool {
+    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,
             Err(reason) => {
@@ -361,7 +359,7 @@ impl ShardColumns {
     }
 }
 
-/// The medium of a field and its shape, as in [`super::schema`].
+/// The medium of a field and its shape, as in [`crate::index`].
 type EncodedShape = (u8, [u32; 2]);
 
 /// # Errors

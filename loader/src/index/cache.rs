@@ -16,22 +16,19 @@ use sha2::{Digest, Sha256};
 use super::build::{BuiltShard, build_checked, stat};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
-use super::place::{lock_first_writable, write_to_first};
+use super::location::{lock_first_writable, write_to_first};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
 use super::text_counts::{TokenCounts, carry_over};
 use super::{Index, no_samples};
-use crate::compression::Compression;
-use crate::decode::VideoSampling;
-use crate::error::{Error, Result};
-use crate::group::split_key;
-use crate::progress::{NoProgress, Progress};
-use crate::shard::Shard;
-use crate::skip::Skipped;
+use crate::error::{Error, Result, Skipped};
+use crate::flow::{NoProgress, Progress};
+use crate::media::VideoSampling;
+use crate::shard::tar::slice::SliceEntries;
+use crate::shard::{Compression, Shard, split_key};
 use crate::store::local::map_file;
 use crate::store::{Identity, without_query};
-use crate::tar::slice::SliceEntries;
 
 /// Remote shards that are read at the same time, at least.
 const REMOTE_THREADS: usize = 16;

@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, schema, shape_item};
-use crate::decode::VideoSampling;
+use crate::media::VideoSampling;
 
 /// Key of the checksum in the footer's own metadata.
 const CHECKSUM_KEY: &str = "dflop.xxh3";

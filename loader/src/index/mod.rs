@@ -10,31 +10,29 @@ mod build;
 mod cache;
 mod file;
 pub mod foreign;
-mod parts;
-mod place;
+mod location;
+mod merge;
 mod remote;
 mod rows;
 mod schema;
 mod text_counts;
-mod written;
+mod writer;
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use self::cache::IndexOptions;
+pub use self::rows::{FieldRow, SampleRow};
+pub use self::schema::IndexedShard;
+pub use self::text_counts::{TextCounter, TokenCounts};
+pub(crate) use self::writer::WrittenIndex;
 pub use arrow_array::RecordBatch;
-pub use cache::IndexOptions;
-pub use parts::ShardFault;
-pub use rows::{FieldRow, SampleRow};
-pub use schema::IndexedShard;
-pub use text_counts::{TextCounter, TokenCounts};
-pub(crate) use written::WrittenIndex;
 
-use crate::decode::VideoSampling;
-use crate::error::{Error, Result};
+use self::rows::ShardRows;
+use crate::error::{Error, Result, Skipped};
+use crate::media::VideoSampling;
 use crate::shard::Shard;
-use crate::skip::Skipped;
-use rows::ShardRows;
 
 /// The index of a dataset, open for reading.
 #[derive(Debug)]
@@ -70,7 +68,7 @@ impl Index {
     /// # Errors
     /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Read`] if a shard cannot be read.
     pub fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
-        parts::build_part(shards, options)
+        merge::build_part(shards, options)
     }
 
     /// Joins parts of [`Self::build_part`], in any order, and writes the very file that [`Self::open_or_build`] would have written
@@ -87,7 +85,7 @@ impl Index {
         parts: impl IntoIterator<Item = impl Into<bytes::Bytes>>,
         options: &IndexOptions,
     ) -> Result<Self> {
-        parts::merge_parts(shards, parts.into_iter().map(Into::into), options)
+        merge::merge_parts(shards, parts.into_iter().map(Into::into), options)
     }
 
     /// Returns the number of good samples.

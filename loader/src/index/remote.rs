@@ -9,17 +9,17 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use super::build::Builder;
-use crate::compression::{Compression, decompress, sniff_compression};
 use crate::error::Result;
-use crate::group::split_key;
-use crate::measure::measure_sample;
-use crate::probe::{ImageFormat, MediumKind, kind_of_extension};
-use crate::read::{FIELD_BYTES_MAX, RangedSamples, ShardItem, StreamedSamples};
-use crate::sample::RawSample;
-use crate::shard::Shard;
-use crate::store::{Identity, RemoteObject, ShardBody, Task, read_error, spawn};
-use crate::tar::Entry;
-use crate::tar::ranged::Archive;
+use crate::media::probe::ImageFormat;
+use crate::media::{MediumKind, kind_of_extension};
+use crate::sample::measure_sample;
+use crate::shard::tar::Entry;
+use crate::shard::tar::ranged::Archive;
+use crate::shard::{
+    Compression, FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, StreamedSamples, decompress,
+    sniff_compression, split_key,
+};
+use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
 /// Payloads up to this length are read whole: a request costs as much as these bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
@@ -35,16 +35,16 @@ const PACKED_BYTES_AHEAD: u64 = 16 << 20;
 /// Reads a remote shard into `builder`, whose compression is set on the way.
 ///
 /// # Errors
-/// [`crate::Error::Read`] if the store fails for good.
+/// [`crate::error::Error::Read`] if the store fails for good.
 pub(super) fn push_remote(
     builder: &mut Builder,
     shard: &Shard,
     object: &RemoteObject,
     identity: &Identity,
 ) -> Result<()> {
-    let mut window = Window::new(object.clone(), identity.clone());
+    let mut window = RangeWindow::new(object.clone(), identity.clone());
     let first = window.read(0..identity.bytes.min(WINDOW_BYTES_MIN));
-    let first = first.map_err(|source| read_error(shard, source))?;
+    let first = first.map_err(|source| shard.read_error(source))?;
     let result = match sniff_compression(&shard.url, &first) {
         Ok(Compression::None) => push_plain(builder, shard, window),
         Ok(compression) => {
@@ -56,10 +56,10 @@ pub(super) fn push_remote(
             Ok(())
         }
     };
-    result.map_err(|source| read_error(shard, source))
+    result.map_err(|source| shard.read_error(source))
 }
 
-fn push_plain(builder: &mut Builder, shard: &Shard, window: Window) -> io::Result<()> {
+fn push_plain(builder: &mut Builder, shard: &Shard, window: RangeWindow) -> io::Result<()> {
     let wanted = if builder.is_verified() { all_bytes } else { wanted_bytes };
     let mut samples = RangedSamples::new(shard.url.clone(), window, FIELD_BYTES_MAX, wanted);
     while let Some(item) = samples.next() {
@@ -110,7 +110,7 @@ fn all_bytes(entry: &Entry) -> u64 {
 
 /// Reads the rest of a sample's fields where their beginnings do not tell the shape: images that keep their
 /// orientation behind the pixels, and everything else that is not understood.
-fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
+fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()> {
     let is_cut = |payload: &Option<Bytes>, bytes: u64| {
         payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
     };
@@ -130,7 +130,7 @@ fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
 }
 
 /// A remote archive seen through a window that moves forward, and grows while nothing is jumped over.
-struct Window {
+struct RangeWindow {
     object: RemoteObject,
     identity: Identity,
     start: u64,
@@ -139,7 +139,7 @@ struct Window {
     next: Option<(Range<u64>, Task<io::Result<Bytes>>)>,
 }
 
-impl Window {
+impl RangeWindow {
     fn new(object: RemoteObject, identity: Identity) -> Self {
         Self { object, identity, start: 0, bytes: Bytes::new(), next_bytes: WINDOW_BYTES_MIN, next: None }
     }
@@ -178,7 +178,7 @@ impl Window {
     }
 }
 
-impl Archive for Window {
+impl Archive for RangeWindow {
     fn bytes(&self) -> u64 {
         self.identity.bytes
     }
@@ -217,7 +217,7 @@ pub(super) fn identities(shards: &[Shard]) -> Result<Vec<Option<Identity>>> {
         None => Ok(None),
         Some(task) => {
             let identity = task.wait().flatten();
-            identity.map(Some).map_err(|source| read_error(shard, source))
+            identity.map(Some).map_err(|source| shard.read_error(source))
         }
     };
     shards.iter().zip(tasks).map(wait).collect()

@@ -9,10 +9,11 @@ use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
 use super::build::ShardColumns;
 use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
-use super::text_counts::{self, CountedTexts};
-use crate::measure::FieldShape;
-use crate::probe::is_video_extension;
-use crate::text::TextLength;
+use super::text_counts;
+use super::text_counts::CountedTexts;
+use crate::media::is_video_extension;
+use crate::sample::FieldShape;
+use crate::sample::text::TextLength;
 
 /// Bytes of a tar block, the unit of `start_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;
@@ -37,7 +38,7 @@ pub(super) struct ShardRows {
 }
 
 impl ShardRows {
-    /// Takes the columns apart; `None` if they are not those of [`super::schema`].
+    /// Takes the columns apart; `None` if they are not those of [`crate::index`].
     pub(super) fn new(batch: &RecordBatch) -> Option<Self> {
         let lists = batch.column_by_name("fields")?.as_list_opt::<i32>()?.clone();
         if lists.value_type() != *field_item().data_type() {

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Fields, Schema};
 
-use crate::compression::Compression;
-use crate::decode::VideoSampling;
-use crate::skip::Skipped;
+use crate::error::Skipped;
+use crate::media::VideoSampling;
+use crate::shard::Compression;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
 pub(super) const VERSION: u32 = 5;

@@ -14,11 +14,11 @@ use super::build::{BuiltShard, ShardColumns};
 use super::file::DecodedIndex;
 use super::rows::ShardRows;
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
-use crate::batch::{Field, Sample};
-use crate::decode::{BoxError, DecodeLimits, Media, decode_json, decode_text};
-use crate::probe::{MediumKind, kind_of_extension};
-use crate::sample::{RawField, RawSample};
-use crate::text::TextLength;
+use crate::error::BoxError;
+use crate::media::{DecodeLimits, Media, MediumKind, decode_json, decode_text, kind_of_extension};
+use crate::sample::text::TextLength;
+use crate::sample::{Field, Sample};
+use crate::shard::{RawField, RawSample};
 
 /// Counts the tokens of a sample's texts.
 pub trait TextCounter: Debug + Send + Sync {

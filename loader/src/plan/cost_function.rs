@@ -9,8 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dflop_costmodel::{Module, ModuleTimes, SampleCost, SampleShape};
 
-use crate::decode::BoxError;
-use crate::error::{Error, Result};
+use crate::error::{BoxError, Error, Result};
 
 /// A sample of a global batch, as a cost function sees it.
 #[derive(Debug, Clone, PartialEq)]

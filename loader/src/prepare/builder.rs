@@ -6,19 +6,21 @@ use std::time::SystemTime;
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
+use super::audio::AudioProcessor;
 use super::chat_template::ChatTemplate;
 use super::count::MarkerTokens;
 use super::expand::Expander;
 use super::family::Family;
+use super::image::ImageProcessor;
 use super::labels::Labeler;
-use super::media::{
-    AudioProcessor, AudioTensors, CountedAudio, CountedImages, CountedVideos, ImageProcessor, ImageTensors,
-    VideoTensors,
-};
-use super::pack::{Layout, Packer};
+use super::length::LongSample;
+use super::media::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
+use super::pack::Packer;
 use super::tokenizer::Tokenizer;
-use super::{LongSample, PlainText, Preparer};
+use super::video::{CountedVideos, VideoTensors};
+use super::{PlainText, Preparer};
 use crate::error::{Error, Result};
+use crate::sample::BatchLayout;
 
 /// Token by which a vocabulary shows that its turns are written in the manner of Llama 3.
 const HEADER_TOKEN: &str = "<|start_header_id|>";
@@ -37,7 +39,7 @@ pub struct PreparerBuilder {
     audio: Option<Arc<dyn AudioTensors>>,
     videos: Option<Arc<dyn VideoTensors>>,
     plain_text: PlainText,
-    layout: Layout,
+    layout: BatchLayout,
     tokens_max: Option<u64>,
     long_sample: LongSample,
     now: Option<SystemTime>,
@@ -57,7 +59,7 @@ impl PreparerBuilder {
             audio: audio.map(|processor| -> Arc<dyn AudioTensors> { Arc::new(processor) }),
             videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
             plain_text: PlainText::default(),
-            layout: Layout::Packed,
+            layout: BatchLayout::Packed,
             tokens_max: None,
             long_sample: LongSample::default(),
             now: None,
@@ -120,7 +122,7 @@ impl PreparerBuilder {
 
     /// Sets how samples of a microbatch share tensors. Default: packed.
     #[must_use]
-    pub fn layout(mut self, layout: Layout) -> Self {
+    pub fn layout(mut self, layout: BatchLayout) -> Self {
         self.layout = layout;
         self
     }

@@ -1,14 +1,14 @@
 //! Fields of a sample to turns.
 //!
-//! The rules are those of [`crate::sample_media`], by which [`crate::measure`] estimated the sample's tokens: a JSON
+//! The rules are those of [`crate::sample::document`], by which [`crate::sample`] estimated the sample's tokens: a JSON
 //! conversation counts first, then text fields, then a question and its answer, then a caption. Only words that it
 //! counted are prepared.
 
 use super::chat_template::{Message, MessagePart};
 use super::error::PrepareError;
-use crate::batch::{Field, Sample};
-use crate::sample_media::{Part, SampleMedia, Turn};
-use crate::text::{ASSISTANT_ROLES, MediumSlot, turns};
+use crate::sample::document::{Part, SampleMedia, Turn};
+use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, turns};
+use crate::sample::{Field, Sample};
 
 /// What a sample says, with the places of its media.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct SampleConversation {
 
 /// Reads what a sample says.
 ///
-/// Media and their placeholders meet as [`crate::sample_media`] says. In a conversation, media without any placeholder
+/// Media and their placeholders meet as [`crate::sample::document`] says. In a conversation, media without any placeholder
 /// go in front of the first turn of the user. Media of a kind that `takes` says the model does not take are left out.
 ///
 /// # Errors

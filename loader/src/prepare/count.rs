@@ -6,15 +6,18 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::chat_template::MessagePart;
 use super::conversation::{Conversation, read_conversation};
+use super::error::PrepareError;
 use super::image::PixelValues;
-use super::labels::target_tokens;
+use super::labels::{IGNORED, target_tokens};
+use super::tokenizer::Tokenizer;
 use super::video::VideoValues;
-use super::{IGNORED, MessagePart, PrepareError, Preparer, Tokenizer, labels};
-use crate::batch::Sample;
-use crate::decode::BoxError;
+use super::{Preparer, labels};
+use crate::error::BoxError;
 use crate::index::TextCounter;
-use crate::text::{ASSISTANT_ROLES, MediumSlot, TextLength};
+use crate::sample::Sample;
+use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, TextLength};
 
 /// Counts what a [`Preparer`] writes beside the media: words, chat template and special tokens.
 ///

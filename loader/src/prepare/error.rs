@@ -1,8 +1,8 @@
 //! Why a sample cannot be prepared.
 
-use crate::decode::BoxError;
-use crate::sample_media::MediaFault;
-use crate::text::MediumSlot;
+use crate::error::BoxError;
+use crate::sample::document::MediaFault;
+use crate::sample::text::MediumSlot;
 
 /// Why a sample cannot be turned into what a model takes; the sample is skipped and accounted for.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,7 @@ use super::error::PrepareError;
 use super::family::{Family, Placeholder, VideoText};
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use crate::text::MediumSlot;
+use crate::sample::text::MediumSlot;
 
 /// The tokens of one medium in the ids of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]

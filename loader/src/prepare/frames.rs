@@ -10,7 +10,7 @@ use super::error::PrepareError;
 use super::image::PixelValues;
 use super::labels::Marked;
 use super::video::VideoValues;
-use crate::text::MediumSlot;
+use crate::sample::text::MediumSlot;
 
 /// Images, where frames are images with videos among them, in the order of the text; the tokens of each place.
 #[derive(Debug, Default)]

@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::prepare::expand::MediaRun;
-    use crate::text::MediumSlot;
+    use crate::sample::text::MediumSlot;
 
     const MEDIA: u32 = 9;
     const MARKER: u32 = 8;

@@ -15,7 +15,8 @@ use super::audio::WINDOW_FRAMES;
 pub use super::audio::{AudioFeatures, AudioProcessor};
 pub use super::image::{ImageProcessor, PixelValues};
 pub use super::video::{CountedVideos, VideoTensors, VideoValues};
-use crate::decode::{Audio, BoxError, RgbImage};
+use crate::error::BoxError;
+use crate::media::{Audio, RgbImage};
 
 /// Makes tensors of images.
 pub trait ImageTensors: Debug + Send + Sync {

@@ -38,30 +38,33 @@ use std::sync::Arc;
 
 use dflop_costmodel::{ModelSpec, SampleShape};
 
-pub(crate) use account::PrepareLog;
-pub use account::{PrepareReport, Truncated};
-pub use builder::PreparerBuilder;
-pub use chat_template::{ChatTemplate, Message, MessagePart};
-pub use conversation::{Conversation, SampleConversation, read_conversation};
-pub use count::{PreparedTexts, TokenizedTexts};
-pub use error::PrepareError;
-pub use expand::MediaRun;
-pub use family::{Family, PixelLayout, Placeholder, VideoText};
-pub use labels::IGNORED;
-pub use length::LongSample;
-pub use media::{AudioFeatures, AudioTensors, ImageTensors, PixelValues, VideoTensors, VideoValues};
-pub use pack::{Layout, ModelInputs, PaddingSide};
-pub use tensors::{NamedTensor, TensorValues};
-pub use tokenizer::{Encoded, Tokenizer};
+pub(crate) use self::account::PrepareLog;
+pub use self::account::{PrepareReport, Truncated};
+pub use self::audio::AudioFeatures;
+pub use self::builder::PreparerBuilder;
+pub use self::chat_template::{ChatTemplate, Message, MessagePart};
+pub use self::conversation::{Conversation, SampleConversation, read_conversation};
+pub use self::count::{PreparedTexts, TokenizedTexts};
+pub use self::error::PrepareError;
+pub use self::expand::MediaRun;
+pub use self::family::{Family, PixelLayout, Placeholder, VideoText};
+pub use self::image::PixelValues;
+pub use self::labels::IGNORED;
+pub use self::length::LongSample;
+pub use self::media::{AudioTensors, ImageTensors};
+pub use self::pack::ModelInputs;
+pub use self::tensors::{NamedTensor, TensorValues};
+pub use self::tokenizer::{Encoded, Tokenizer};
+pub use self::video::{VideoTensors, VideoValues};
 
-use crate::batch::Sample;
-use crate::decode::Media;
-use crate::text::MediumSlot;
-use count::MarkerTokens;
-use expand::{Expanded, Expander};
-use frames::{Shown, write_frames};
-use labels::{Labeler, Marked, target_tokens};
-use pack::Packer;
+use self::count::MarkerTokens;
+use self::expand::{Expanded, Expander};
+use self::frames::{Shown, write_frames};
+use self::labels::{Labeler, Marked, target_tokens};
+use self::pack::Packer;
+use crate::media::Media;
+use crate::sample::text::MediumSlot;
+use crate::sample::{BatchLayout, Sample};
 
 /// Why a video that was not decoded is refused.
 const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
@@ -175,7 +178,7 @@ impl Preparer {
 
     /// Returns how samples of a microbatch share tensors.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> BatchLayout {
         self.packer.layout
     }
 

@@ -11,37 +11,8 @@ use super::labels::IGNORED;
 use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
 use super::tensors::NamedTensor;
-use crate::text::MediumSlot;
-
-/// How the samples of a microbatch share tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Layout {
-    /// One row, samples one behind the other.
-    Packed,
-    /// A row for each sample, filled up to the longest.
-    Padded {
-        /// Where the padding goes.
-        side: PaddingSide,
-    },
-}
-
-impl Layout {
-    /// Whether all samples share one row.
-    #[must_use]
-    pub fn is_packed(self) -> bool {
-        self == Self::Packed
-    }
-}
-
-/// The end of a row that padding goes to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum PaddingSide {
-    /// In front of the sample.
-    Left,
-    /// Behind the sample, as in training.
-    #[default]
-    Right,
-}
+use crate::sample::text::MediumSlot;
+use crate::sample::{BatchLayout, PaddingSide};
 
 /// The tensors of a microbatch.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +42,7 @@ impl ModelInputs {
 /// Makes the tensors of microbatches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packer {
-    pub(super) layout: Layout,
+    pub(super) layout: BatchLayout,
     pub(super) pixel_layout: Option<PixelLayout>,
     pub(super) pad_id: u32,
     /// Fixed length of a packed row, or of each padded one.
@@ -87,7 +58,7 @@ impl Packer {
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; positions are the model's to count;
     /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images and 2
     ///   for videos;
-    /// - media as `super::pixels` says.
+    /// - media as `crate::prepare` says.
     pub(super) fn pack(&self, mut samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         let tokens = samples.iter().map(|sample| sample.tokens() as u64).sum();
         samples.extend(self.padding(&samples));
@@ -99,8 +70,8 @@ impl Packer {
         }
         let target_tokens = samples.iter().map(|sample| sample.target_tokens() as u64).sum();
         let mut tensors = match self.layout {
-            Layout::Packed => self.packed(&samples, &lengths),
-            Layout::Padded { side } => {
+            BatchLayout::Packed => self.packed(&samples, &lengths),
+            BatchLayout::Padded { side } => {
                 self.padded(&samples, self.pad_to_tokens.map_or(max_seqlen, |row| row.max(max_seqlen)), side)
             }
         };

@@ -1,8 +1,10 @@
 //! Pixels and mel values of a microbatch, laid out as their family takes them.
 
+use super::audio::AudioFeatures;
 use super::family::PixelLayout;
-use super::media::{AudioFeatures, PixelValues, VideoValues};
+use super::image::PixelValues;
 use super::tensors::{NamedTensor, TensorValues};
+use super::video::VideoValues;
 
 /// The tensors of all images, by sample; none where there is no image, and no `pixel_values` where images
 /// were only counted.

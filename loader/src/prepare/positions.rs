@@ -10,7 +10,7 @@
 
 use super::PreparedSample;
 use super::video::VideoValues;
-use crate::text::MediumSlot;
+use crate::sample::text::MediumSlot;
 
 /// Seconds of a layer above which positions no longer grow: far from where sums overflow.
 const SECONDS_MAX: i64 = 1 << 24;

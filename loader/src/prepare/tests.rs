@@ -7,9 +7,9 @@ use dflop_costmodel::ModelSpec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::*;
-use crate::batch::Field;
-use crate::decode::{Audio, RgbImage};
+use crate::media::{Audio, RgbImage};
+use crate::prepare::*;
+use crate::sample::{Field, PaddingSide};
 
 const CHATML: &[u8] = include_bytes!("../../../tests/golden/model_inputs/chatml/tokenizer.json");
 
@@ -59,7 +59,7 @@ fn prepare(preparer: &Preparer, fields: Vec<Field>) -> Result<PreparedSample, Pr
 }
 
 fn refusal(preparer: &Preparer, fields: Vec<Field>) -> String {
-    crate::skip::reason_of(&prepare(preparer, fields).unwrap_err())
+    crate::error::reason_of(&prepare(preparer, fields).unwrap_err())
 }
 
 /// The text of the ids, and of those that are learned.
@@ -338,7 +338,7 @@ proptest! {
     ) {
         let samples: Vec<_> = shapes.iter().map(|&(tokens, rows)| numbered(100, tokens, [2 * rows, 2])).collect();
         let side = if is_left { PaddingSide::Left } else { PaddingSide::Right };
-        let preparer = builder("llava-ov-qwen2.5-7b").layout(Layout::Padded { side }).build().unwrap();
+        let preparer = builder("llava-ov-qwen2.5-7b").layout(BatchLayout::Padded { side }).build().unwrap();
         let inputs = preparer.pack(samples.clone()).unwrap();
         let longest = inputs.max_seqlen as usize;
         let [ids, mask, labels] = ["input_ids", "attention_mask", "labels"].map(|name| ints(&inputs, name));

@@ -1,6 +1,6 @@
 //! Videos: sampled frames to the tensors of a family, how many tokens they become, and how long a layer of them lasts.
 //!
-//! Frames are those that [`VideoSampling`](crate::decode::VideoSampling) chose. A model that takes fewer gets some of
+//! Frames are those that [`VideoSampling`](crate::media::VideoSampling) chose. A model that takes fewer gets some of
 //! them, evenly spread, as its token rule counts. Whoever decodes frames elsewhere may hand a [`Video`] over as well.
 
 use std::fmt::Debug;
@@ -10,7 +10,8 @@ use dflop_costmodel::tokens::VisionRule;
 
 use super::image::{ImageProcessor, PixelValues};
 use super::media::square_bytes;
-use crate::decode::{BoxError, Video};
+use crate::error::BoxError;
+use crate::media::Video;
 
 /// Frames per second where neither the video nor the times of its frames say; that of `transformers`.
 const UNKNOWN_RATE: f64 = 24.0;
@@ -221,7 +222,7 @@ mod tests {
         let processor = ImageProcessor::for_model(&ModelSpec::preset("internvl3-8b").unwrap()).unwrap();
         let refusal = |video: &Video| {
             let error = VideoTensors::video(&processor, video).unwrap_err();
-            crate::skip::reason_of(&*error)
+            crate::error::reason_of(&*error)
         };
         assert!(refusal(&Video::default()).contains("no frames"));
         let mut short = video(2, 4, 4);

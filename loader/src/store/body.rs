@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::cache::CacheKey;
 use super::object::{Identity, Ranges, RemoteObject};
 use super::tasks::{Task, spawn};
-use crate::prefetch::{ByteBudget, ByteLease};
+use crate::flow::{ByteBudget, ByteLease};
 
 /// Shards whose length is asked for ahead.
 const IDENTITIES_AHEAD: usize = 16;

@@ -49,9 +49,10 @@ mod cloud {
     use object_store::http::HttpBuilder;
     use object_store::{ClientConfigKey, RetryConfig};
 
-    use super::{Arc, Duration, ObjectStore, RemoteUrl, Retries};
-    use crate::store::http::Connector;
-    use crate::store::url::StoreKind;
+    use super::super::http::Connector;
+    use super::super::url::StoreKind;
+    use super::{Arc, Duration, ObjectStore};
+    use super::{RemoteUrl, Retries};
 
     fn retry_config(retries: Retries) -> RetryConfig {
         let mut config = RetryConfig { max_retries: 0, ..RetryConfig::default() };

@@ -4,22 +4,19 @@ use std::io::{self, ErrorKind};
 
 use super::fault::unwatched;
 use super::object::{RemoteObject, is_missing};
-use super::read_error;
 use super::tasks::spawn;
 use super::url::StoreKind;
-use crate::error::Result;
-use crate::shard::Shard;
 
-/// Asks whether a remote shard is there.
+/// Asks whether an object exists.
 ///
 /// # Errors
-/// [`crate::Error::Read`] if the store does not say.
-pub(crate) fn exists(shard: &Shard) -> Result<bool> {
-    let Some(object) = shard.remote().cloned() else { return Ok(false) };
+/// The answer of the store after all attempts, where it is neither yes nor no.
+pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
+    let object = object.clone();
     match spawn(async move { object.identity().await }).wait().flatten() {
         Ok(_) => Ok(true),
         Err(error) if is_missing(&error) => Ok(false),
-        Err(error) => Err(read_error(shard, error)),
+        Err(error) => Err(error),
     }
 }
 
@@ -65,7 +62,8 @@ mod tests {
     use object_store::{ObjectStore, ObjectStoreExt};
 
     use crate::shard::expand_shards_in;
-    use crate::store::{Stores, spawn};
+    use crate::store::stores::Stores;
+    use crate::store::tasks::spawn;
 
     fn bucket(names: &[&str]) -> Stores {
         let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
@@ -98,7 +96,7 @@ mod tests {
     fn objects_are_read_by_range_and_missing_ones_are_named() {
         let stores = bucket(&["f/b.tar"]);
         let object = |url: &str| stores.object(&Arc::from(url)).unwrap();
-        let read = async |object: crate::store::RemoteObject| {
+        let read = async |object: crate::store::object::RemoteObject| {
             let identity = object.identity().await?;
             object.read(2..5, &identity).await
         };

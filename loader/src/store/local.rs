@@ -1,7 +1,7 @@
 //! Local files, memory-mapped: payloads are slices of the page cache.
 
 use std::fs::File;
-use std::io::{Error, ErrorKind, Result};
+use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
 use bytes::Bytes;
@@ -28,4 +28,24 @@ pub(crate) fn map_file(path: &Path) -> Result<Bytes> {
     // SAFETY: the map is read-only and private; that nobody shortens the file is stated above.
     let map = unsafe { Mmap::map(&file)? };
     Ok(Bytes::from_owner(map))
+}
+
+/// Reads a whole file of at most `bytes_max`; `None` if there is none.
+///
+/// # Errors
+/// [`crate::Error::File`] if it cannot be read, [`crate::Error::Index`] if it is longer.
+pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec<u8>>> {
+    let error = |source| crate::Error::File { path: path.display().to_string(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(error(source)),
+    };
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > bytes_max {
+        let reason = format!("it is longer than {bytes_max} bytes");
+        return Err(crate::Error::Index { path: path.display().to_string(), reason });
+    }
+    Ok(Some(bytes))
 }

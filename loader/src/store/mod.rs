@@ -13,10 +13,9 @@ mod fetch;
 mod http;
 mod list;
 pub(crate) mod local;
+mod location;
 mod object;
 mod observed;
-pub(crate) mod ranges;
-mod remote;
 mod retry;
 mod settings;
 mod stores;
@@ -24,24 +23,26 @@ mod tasks;
 mod upload;
 mod url;
 
+use std::io;
 use std::pin::Pin;
 use std::process::Stdio;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 
-pub(crate) use body::{RemoteShard, ShardBody, ShardsAhead};
-pub(crate) use list::{exists, list_directory};
-pub(crate) use object::Identity;
-pub use object::RemoteObject;
-pub use retry::{Backoff, RetryConfig};
-pub use settings::{ShardCache, StoresBuilder};
-pub use stores::Stores;
-pub(crate) use tasks::{Task, spawn};
-pub(crate) use url::{is_remote, without_query};
+pub(crate) use self::body::{RemoteShard, ShardBody, ShardsAhead};
+pub(crate) use self::cache::{CacheKey, Room, blocking};
+pub(crate) use self::fetch::fetch_ranges;
+pub(crate) use self::list::{exists, list_directory};
+pub use self::location::Location;
+pub(crate) use self::object::Identity;
+pub use self::object::RemoteObject;
+pub use self::retry::{Backoff, RetryConfig};
+pub use self::settings::{ShardCache, StoresBuilder};
+pub use self::stores::Stores;
+pub(crate) use self::tasks::{Task, spawn};
+pub(crate) use self::url::{is_remote, without_query};
 
-use crate::error::{Error, Result};
-use crate::shard::{Shard, ShardSource};
 /// Buffer between a pipe and its reader.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;
 
@@ -56,39 +57,29 @@ pub(crate) enum Opened {
     Stream(Input, Option<Box<tokio::process::Child>>),
 }
 
-/// Opens a shard.
+/// Opens the bytes of a shard.
 ///
 /// # Errors
-/// [`Error::Read`] if the file cannot be mapped or the command cannot be started, or if the shard is remote: those are
-/// read through [`ShardsAhead`] or [`ranges`].
-pub(crate) fn open(shard: &Shard) -> Result<Opened> {
-    match &shard.source {
-        ShardSource::File(path) => {
-            let mapped = local::map_file(path);
-            Ok(Opened::Mapped(mapped.map_err(|source| read_error(shard, source))?))
-        }
-        ShardSource::Remote(_) => {
-            Err(read_error(shard, std::io::Error::other("a remote shard is no file of this machine")))
-        }
-        ShardSource::StandardInput => {
+/// If the file cannot be mapped or the command cannot be started, or if the location is remote: remote shards are
+/// read through [`ShardsAhead`] or by range.
+pub(crate) fn open(location: &Location) -> io::Result<Opened> {
+    match location {
+        Location::File(path) => Ok(Opened::Mapped(local::map_file(path)?)),
+        Location::Remote(_) => Err(io::Error::other("a remote shard is no file of this machine")),
+        Location::StandardInput => {
             let input: Pin<Box<dyn AsyncRead + Send>> = Box::pin(tokio::io::stdin());
             Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, input), None))
         }
-        ShardSource::Pipe(command) => {
+        Location::Pipe(command) => {
             let mut child = tokio::process::Command::new("sh")
                 .args(["-c", command])
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .kill_on_drop(true)
-                .spawn()
-                .map_err(|source| read_error(shard, source))?;
+                .spawn()?;
             let output = child.stdout.take().expect("its output is piped");
             let output: Pin<Box<dyn AsyncRead + Send>> = Box::pin(output);
             Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, output), Some(Box::new(child))))
         }
     }
-}
-
-pub(crate) fn read_error(shard: &Shard, source: std::io::Error) -> Error {
-    Error::Read { shard: shard.url.to_string(), source }
 }

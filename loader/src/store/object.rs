@@ -304,7 +304,7 @@ fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
 /// An error and its causes, shortened: a body of a page is no reason.
 pub(super) fn shown(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;
-    let reason = crate::skip::reason_of(error);
+    let reason = crate::error::reason_of(error);
     let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(CHARACTERS_MAX) {
         Some((end, _)) => format!("{}…", &line[..end]),

@@ -27,7 +27,7 @@ const PARTS_AT_ONCE: usize = 8;
 impl Stores {
     /// Uploads a file; blocks until the store has all of it.
     ///
-    /// Each request is tried again as [`crate::store::RetryConfig`] says. Readers see the old object, or none, until the
+    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until the
     /// last byte is there.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Whether a sample comes back from a shard as it went in.
 
 use crate::error::{Error, Result};
-use crate::group::{is_metadata, split_key};
+use crate::shard::{is_metadata, split_key};
 
 /// Longest entry name that is written: what Linux takes for a path.
 const NAME_BYTES_MAX: usize = 4096;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
-use crate::shard::{Shard, ShardSource};
-use crate::store::{Stores, exists, is_remote, list_directory};
+use crate::shard::Shard;
+use crate::store::{Location, Stores, exists, is_remote, list_directory};
 
 /// Takes over finished shards.
 #[derive(Debug)]
@@ -78,11 +78,11 @@ impl Destination {
         match self {
             Self::Directory(directory) => {
                 let path = directory.join(name);
-                Ok(Shard { url: path.to_string_lossy().into(), source: ShardSource::File(path) })
+                Ok(Shard { url: path.to_string_lossy().into(), location: Location::File(path) })
             }
             Self::Store { stores, url, .. } => {
                 let url: Arc<str> = format!("{url}{name}").into();
-                Ok(Shard { source: ShardSource::Remote(stores.object(&url)?), url })
+                Ok(Shard { location: Location::Remote(stores.object(&url)?), url })
             }
         }
     }
@@ -98,7 +98,13 @@ impl Destination {
             Self::Directory(directory) => put_in_directory(directory, finished, name),
             Self::Store { stores, url, .. } => {
                 let shard = self.shard(name)?;
-                if !is_replaced && exists(&shard)? {
+                let is_there = match shard.remote() {
+                    Some(object) if !is_replaced => {
+                        exists(object).map_err(|source| shard.read_error(source))?
+                    }
+                    _ => false,
+                };
+                if is_there {
                     return Err(Error::ShardExists { path: shard.url.to_string() });
                 }
                 stores.put_file(&format!("{url}{name}"), finished)?;

@@ -3,8 +3,8 @@
 //! A *shard* is a tar file named `shard-000000.tar`, or `shard-000000.tar.zst` with Zstandard. A sample lies
 //! in one shard whole; a shard that has no room for the next sample ends, and the next one begins. Equal
 //! samples in equal order give equal bytes: no time, no owner, nothing of the machine goes in. A shard gets
-//! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::read`] gives back
-//! is what was written; a sample for which that would not hold is refused. Sources come from [`crate::pack`].
+//! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::shard`] gives back
+//! is what was written; a sample for which that would not hold is refused. Sources come from [`crate::import`].
 //!
 //! The rows of the index are made on the way and written at the end, so that the dataset opens without being read
 //! again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of one under a
@@ -23,18 +23,18 @@ mod shard_file;
 
 use std::path::PathBuf;
 
-use crate::compression::Compression;
 use crate::error::{Error, Result};
 use crate::index::WrittenIndex;
+use crate::shard::Compression;
+use crate::shard::tar::Entry;
 use crate::store::Stores;
-use crate::tar::Entry;
 
-use check::check_sample;
-use destination::Destination;
-use existing::{Existing, find_shard};
-pub(crate) use part::PartDirectory;
-pub use part::ShardPart;
-use shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_bytes_of};
+use self::check::check_sample;
+use self::destination::Destination;
+use self::existing::{Existing, find_shard};
+pub(crate) use self::part::PartDirectory;
+pub use self::part::ShardPart;
+use self::shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_bytes_of};
 
 /// Default limit of one shard: 256 MiB before compression.
 pub const SHARD_BYTES: u64 = 256 << 20;

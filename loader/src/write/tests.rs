@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::{ShardCompression, ShardWriter, ZSTD_LEVEL};
 use crate::error::Error;
-use crate::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem};
-use crate::sample::RawSample;
+use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
 fn read_samples(archive: Vec<u8>) -> Vec<RawSample> {
     let samples = MappedSamples::new(Arc::from("s.tar"), archive.into(), FIELD_BYTES_MAX);
@@ -122,7 +121,7 @@ fn long_names_count_towards_the_limit() {
     for bytes in [95, 96, 97, 600, 1024] {
         writer.write(&"k".repeat(bytes), &[("txt", b"x")]).unwrap();
     }
-    let counted = writer.open.as_ref().unwrap().file.tar_bytes() + super::END_BYTES;
+    let counted = writer.open.as_ref().unwrap().file.tar_bytes() + super::shard_file::END_BYTES;
     let shards = writer.finish().unwrap().shards;
     assert_eq!(fs::metadata(&shards[0]).unwrap().len(), counted);
 }

@@ -80,7 +80,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
     let allowed = [
         "loader/src/store/local.rs",
         "loader/src/index/arrow2.rs",
-        "executor/src/device/gemm.rs",
+        "executor/src/ops/gemm.rs",
         "bindings/python/src/arrays/array.rs",
         "bindings/python/src/arrays/dlpack.rs",
         "bindings/python/src/arrays/storage.rs",

@@ -151,9 +151,11 @@ fn paths_in_documents_exist() {
             continue; // names what was there once
         }
         let text = read(&document);
+        let bases = [root(), root().join(document.parent().expect("a file has a directory"))];
+        let is_missing = |code: &str| !bases.iter().any(|base| base.join(code).exists());
         for (line, prose) in prose(&text) {
             let codes = prose.split('`').skip(1).step_by(2);
-            for code in codes.filter(|code| is_path(code) && !root().join(code).exists()) {
+            for code in codes.filter(|code| is_path(code) && is_missing(code)) {
                 missing.push(format!("{}: {code}", place(&document, line)));
             }
         }

@@ -1,7 +1,7 @@
 //! Arguments for random augmentation of images.
 
 use clap::Args;
-use dflop_loader::augment::{Augment, ColorJitter};
+use dflop_loader::media::augment::{Augment, ColorJitter};
 
 use crate::failure::Failure;
 

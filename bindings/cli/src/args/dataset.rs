@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use dflop_loader::dataset::Dataset;
+use dflop_loader::dataset::Splits;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::{Shard, expand_shards_in};
-use dflop_loader::split::Splits;
 use dflop_loader::store::{ShardCache, Stores};
 
 use crate::args::video::VideoArgs;

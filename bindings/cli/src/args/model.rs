@@ -5,7 +5,8 @@ use std::sync::Arc;
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
-use dflop_loader::model_source::{self, image_processor_of};
+
+use dflop_loader::model::{image_processor_of, spec_of as spec_of_names};
 use dflop_loader::prepare::image::ImageProcessor;
 
 use crate::args::profile::MeasuredProfileArgs;
@@ -85,7 +86,7 @@ impl ModelArgs {
 
 /// Returns the spec of one preset or directory, or of several joined.
 pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
-    model_source::spec_of(names).map_err(|error| match error {
+    spec_of_names(names).map_err(|error| match error {
         dflop_loader::Error::Model(Error::UnknownModel { .. }) => {
             Failure::Misuse(format!("{error}; or the directory of a checkpoint with its `config.json`"))
         }

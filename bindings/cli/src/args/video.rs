@@ -1,7 +1,7 @@
 //! Arguments for the sampling of video frames.
 
 use clap::{Args, ValueEnum};
-use dflop_loader::decode::VideoSampling;
+use dflop_loader::media::VideoSampling;
 
 use crate::failure::Failure;
 

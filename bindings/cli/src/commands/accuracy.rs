@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::render_accuracy;
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 /// Compare the predictions of a measured profile with other measurements: errors by module, part and size.
 #[derive(Debug, Args)]

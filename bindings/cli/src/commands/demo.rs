@@ -9,11 +9,10 @@ use clap::Args;
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::balanced::BalancedLoader;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::loader::BalancedLoader;
+use dflop_loader::plan::{StepPlan, StepPlanner, simulate_plan};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::simulate::simulate_plan;
 use futures::StreamExt;
 use serde::Serialize;
 
@@ -79,6 +78,7 @@ struct DemoReport {
 }
 
 pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
+    // With `--json` the lines for people are dropped, so that the object is the only output.
     let mut nowhere = std::io::sink();
     let out: &mut dyn Write = if args.json { &mut nowhere } else { stdout };
     let directory = args.out.join("shards");

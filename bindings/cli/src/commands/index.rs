@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use dflop_loader::decode::VideoSampling;
+use dflop_loader::error::Skipped;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::skip::Skipped;
+use dflop_loader::media::VideoSampling;
 use serde::Serialize;
 
 use crate::args::dataset::{DatasetArgs, index_options};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use dflop_loader::pack::{PackOptions, SkippedSource, pack};
+use dflop_loader::import::{PackOptions, SkippedSource, pack};
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use serde::Serialize;

@@ -15,8 +15,8 @@ use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
 use crate::output::{Output, shown_bytes, write_json};
-use dflop_loader::model_directory::ModelDirectory;
-use dflop_loader::model_source::{checkpoint_path, read_profile};
+use dflop_loader::model::ModelDirectory;
+use dflop_loader::model::{checkpoint_path, read_profile};
 
 /// Measure the modules of a model on this machine's CPU, through the executor, into a profile that
 /// `--profile` reads.

@@ -58,7 +58,7 @@ mod tests {
     use super::super::rng::Rng;
     use super::super::speech::speak;
     use super::*;
-    use dflop_loader::decode::{AudioLimits, decode_audio};
+    use dflop_loader::media::{AudioLimits, decode_audio};
 
     #[test]
     fn both_formats_keep_every_sample() {

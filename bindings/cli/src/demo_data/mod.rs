@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use dflop_loader::progress::Progress;
+use dflop_loader::flow::Progress;
 
 /// Maximum number of shards of a dataset.
 const SHARDS_MAX: usize = 8;
@@ -70,6 +70,7 @@ fn write_shards(
     seed: u64,
     progress: &dyn Progress,
 ) -> io::Result<Vec<(PathBuf, u64)>> {
+    // Threads take shards from a counter, because shards differ in cost.
     let next = AtomicUsize::new(0);
     let work = || {
         let mut written = Vec::new();
@@ -90,6 +91,7 @@ fn write_shards(
     for result in results {
         written.extend(result?);
     }
+    // Threads finish in any order; names sort in the order of shards.
     written.sort_unstable();
     Ok(written)
 }
@@ -97,11 +99,11 @@ fn write_shards(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_loader::decode::{AudioLimits, ImageLimits, decode_audio, decode_rgb, decode_text};
-    use dflop_loader::probe::{MediumKind, kind_of_extension};
-    use dflop_loader::progress::NoProgress;
-    use dflop_loader::read::{FIELD_BYTES_MAX, MappedSamples, ShardItem};
-    use dflop_loader::sample::RawSample;
+    use dflop_loader::flow::NoProgress;
+    use dflop_loader::media::{
+        AudioLimits, ImageLimits, MediumKind, decode_audio, decode_rgb, decode_text, kind_of_extension,
+    };
+    use dflop_loader::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
     const SAMPLES: usize = 24;
 
@@ -154,7 +156,7 @@ mod tests {
                 MediumKind::Text => assert!(!decode_text(bytes, FIELD_BYTES_MAX).unwrap().is_empty()),
                 MediumKind::Json => {
                     let json = serde_json::from_slice(bytes).unwrap();
-                    assert!(dflop_loader::text::has_turns(&json));
+                    assert!(dflop_loader::sample::text::has_turns(&json));
                 }
                 other => panic!("{other:?}"),
             }

@@ -1,12 +1,13 @@
-"""Streams multimodal training data, knows what every sample costs, and cuts global batches into balanced microbatches.
+"""Streams multimodal training data, predicts sample costs, and balances global batches over microbatches.
 
 Three ways to use it:
 
-- `Loader` streams shards into any trainer, decoded on threads of its own;
-- `BalancedLoader` gives every data-parallel rank its share of each global batch as balanced microbatches;
-- `plan`, `simulate`, `stats` and `CostModel` say what training would cost before it runs.
+- `Loader` streams shards into any trainer, decoded on its own threads;
+- `BalancedLoader` delivers every data-parallel rank its share of each global batch as balanced microbatches;
+- `plan`, `simulate`, `stats` and `CostModel` predict the cost of training before it runs.
 
-`dflop.torch` adds what needs PyTorch: profiles of your own modules, timers, a ``Dataset`` for its ``DataLoader``.
+`dflop.torch` adds what needs PyTorch: profiles of your own modules, timers, a ``Dataset`` for its
+``DataLoader``.
 """
 
 from __future__ import annotations

@@ -7,20 +7,20 @@ from dflop import _native
 
 
 def main() -> int:
-    """Runs the command that the arguments of this process ask for and returns the exit status.
+    """Runs the command in the arguments of this process and returns the exit status.
 
-    0 is done, 1 is failed, 2 is misuse, 75 is a rank that ended because of another.
+    0 is success, 1 failure, 2 misuse, 75 a rank that ended because another rank failed.
     """
-    # No Python code runs while a command does, so nobody would see what Python's own handler takes note of.
+    # Python's handler only sets a flag, and no Python code runs during a command that would check it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.cli(sys.argv[1:], program=[sys.executable, *_flags(), "-m", "dflop"])
 
 
 def _flags() -> list[str]:
-    """Flags with which the interpreter finds this package where it was found now.
+    """Returns the flags with which another interpreter finds this package in the same place.
 
-    A console script does not look for packages in the current directory, ``-m`` does unless it is told not to.
+    A console script does not look for packages in the current directory; ``-m`` does, unless ``-P`` is given.
     """
     if sys.flags.isolated:
         return ["-I"]

@@ -1,4 +1,4 @@
-"""Types of the compiled part; what each does is said in its own documentation."""
+"""Types of the compiled part. Classes and functions document themselves at run time."""
 
 import os
 import sys

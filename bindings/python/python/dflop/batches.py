@@ -1,6 +1,6 @@
-"""What loaders deliver: samples, batches, steps and microbatches.
+"""Classes that loaders deliver: samples, batches, steps and microbatches.
 
-Mappings here are plain dictionaries with attributes, so that everything which takes a dictionary takes them too:
+Mappings are dictionaries with attributes, so that they work wherever a dictionary does:
 ``model(**microbatch)``, collators, ``Accelerator``, ``Trainer``.
 """
 
@@ -14,15 +14,15 @@ from typing import Any
 class Sample(dict[str, Any]):
     """A sample: its fields by extension, decoded or as stored.
 
-    Images are uint8 arrays ``[height, width, 3]``, audio is `Audio`, video is `Video`, text is ``str``, JSON what it
-    says, NumPy files arrays, and everything else `Array`, the bytes as stored.
+    Images are uint8 arrays ``[height, width, 3]``, audio is `Audio`, video is `Video`, text is ``str``, JSON
+    its Python value, NumPy files are arrays, and every other field is an `Array` of its bytes as stored.
 
     Attributes:
         key: path of the sample's entries up to the first dot of the file name.
         shard: URL of the shard.
-        offset: where the sample's first header is in the shard, in bytes, after decompression.
-        epoch: epoch that the sample was drawn from, from 0.
-        bytes: payload bytes that were read for it, encoded.
+        offset: position of the sample's first header in the decompressed shard, in bytes.
+        epoch: epoch that the sample was drawn in, from 0.
+        bytes: encoded payload bytes that were read for the sample.
     """
 
     __slots__ = ("bytes", "epoch", "key", "offset", "shard")
@@ -40,12 +40,12 @@ class Sample(dict[str, Any]):
 class Batch(dict[str, Any]):
     """Samples that are delivered together.
 
-    With ``image=`` the images are one array under ``"image"``, float32 ``[images, 3, size, size]``. All other fields
-    are lists by extension, one entry for each sample, ``None`` where a sample has no such field.
+    With ``image=`` the images are one array under ``"image"``, float32 ``[images, 3, size, size]``. All other
+    fields are lists by extension, one entry per sample, ``None`` for a sample without the field.
 
     Attributes:
         samples: the samples, in order.
-        image_rows: for each sample, start and end of its rows in ``"image"``; empty without ``image=``.
+        image_rows: start and end of each sample's rows in ``"image"``; empty without ``image=``.
     """
 
     __slots__ = ("image_rows", "samples")
@@ -65,25 +65,28 @@ class Batch(dict[str, Any]):
 class Microbatch(dict[str, Any]):
     """Samples of one forward and backward pass, as the tensors that the model takes: ``model(**microbatch)``.
 
-    Models of Hugging Face keep the samples of a packed row apart by their positions, but only without a cache, which is
-    on by default: ``model(**microbatch, use_cache=False)``, or ``config.text_config.use_cache = False`` for trainers.
+    Hugging Face models separate the samples of a packed row by their positions, but only without a cache,
+    which is on by default: ``model(**microbatch, use_cache=False)``, or ``config.text_config.use_cache =
+    False`` for trainers.
 
-    Without a tokenizer there are no tensors, and the decoded `samples` are all there is.
+    Without a tokenizer there are no tensors, only the decoded `samples`.
 
     Attributes:
-        samples: the samples, with those fields that did not become tensors.
+        samples: the samples, with the fields that did not become tensors.
         sample_keys: keys of the samples, in the order of the tensors.
-        tokens: LLM positions of the samples, padding not among them.
-        target_tokens: tokens that the loss is computed on: labels that are not -100.
-        padding_tokens: padding behind or around the samples, with ``pad_to_tokens`` or a padded layout.
-        planned_tokens: `tokens` as planned, from what headers say.
-        cost_seconds: predicted forward and backward time, in seconds: of all modules where they share a device, with
-            ``stages`` of the slowest one.
-        module_seconds: that of each module: ``vision``, ``audio``, ``llm``.
-        loss_scale: factor for the **mean** loss over this microbatch's target tokens, so that summing over microbatches
-            and averaging gradients over DP ranks gives the token-true gradient of the global batch.
-        loss_scale_sum: the same factor for a loss that is **summed** over target tokens.
-        cu_seqlens: int32 ``[samples + 1]``, first token of each sample, then the number of tokens; ``None`` without tensors.
+        tokens: LLM positions of the samples, without padding.
+        target_tokens: tokens that the loss is taken over: labels that are not -100.
+        padding_tokens: tokens of padding, with ``pad_to_tokens`` or a padded layout.
+        planned_tokens: `tokens` as planned, from the index.
+        cost_seconds: predicted forward and backward time, in seconds: the sum of all modules if they share a
+            device, the slowest module with ``stages``.
+        module_seconds: predicted forward and backward time of each module: ``vision``, ``audio``, ``llm``.
+        loss_scale: factor for the **mean** loss over this microbatch's target tokens: the sum over
+            microbatches, averaged over DP ranks, has the gradient of the mean loss over all target tokens of
+            the global batch.
+        loss_scale_sum: the factor for a loss that is **summed** over target tokens.
+        cu_seqlens: int32 ``[samples + 1]``, first token of each sample, then the number of tokens; ``None``
+            without tensors.
         max_seqlen: tokens of the longest sample.
     """
 
@@ -116,16 +119,16 @@ class Microbatch(dict[str, Any]):
     max_seqlen: int
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Microbatch:
-        """Returns this microbatch with its tensors, `cu_seqlens` included, on a device of PyTorch.
+        """Returns a copy of this microbatch with its tensors, including `cu_seqlens`, on a PyTorch device.
 
-        Lightning and Accelerate call it, and so keep the attributes of what they move.
+        Lightning and Accelerate call it, which keeps the attributes of the microbatches that they move.
 
         Args:
-            device: as ``torch.Tensor.to`` takes it.
-            non_blocking: copies from page-locked memory beside computing.
+            device: device as in ``torch.Tensor.to``.
+            non_blocking: copies from page-locked memory asynchronously.
 
         Raises:
-            TypeError: the arrays are not PyTorch's; make the loader with ``array_type="torch"``.
+            TypeError: the arrays are not PyTorch's; create the loader with ``array_type="torch"``.
         """
         moved = copy.copy(self)
         tensors: dict[str, Any] = {**self, "cu_seqlens": self.cu_seqlens}
@@ -133,14 +136,16 @@ class Microbatch(dict[str, Any]):
             if tensor is None:
                 continue
             if not hasattr(tensor, "pin_memory"):
-                raise TypeError(f'`{name}` is no tensor of PyTorch: make the loader with array_type="torch"')
+                raise TypeError(
+                    f'expected `{name}` to be a PyTorch tensor: create the loader with array_type="torch"'
+                )
             tensors[name] = tensor.to(device, non_blocking=non_blocking)
         moved.cu_seqlens = tensors.pop("cu_seqlens")
         moved.update(tensors)
         return moved
 
     def __repr__(self) -> str:
-        # What other libraries make of a microbatch, by its class, has the tensors alone.
+        # Libraries that rebuild a mapping by its class keep the tensors only.
         if not hasattr(self, "samples"):
             return f"Microbatch(tensors={list(self)})"
         return f"Microbatch(samples={len(self.samples)}, tokens={self.tokens}, tensors={list(self)})"
@@ -152,11 +157,11 @@ class Step:
 
     Attributes:
         step: number of the step, from 0.
-        microbatches: in the order in which a pipeline runs them.
-        target_tokens: tokens of the whole global batch, over all ranks, that the loss is computed on.
-        digest: of the plan of all ranks, 16 hex digits; equal digests mean equal plans.
+        microbatches: microbatches in the order in which a pipeline runs them.
+        target_tokens: tokens of the whole global batch, over all ranks, that the loss is taken over.
+        digest: digest of the plan of all ranks, 16 hex digits; equal digests mean equal plans.
         makespan_seconds: predicted time of the slowest rank.
-        lower_bound_seconds: what no partition of this global batch can beat.
+        lower_bound_seconds: lower bound on the makespan of every partition of this global batch.
     """
 
     step: int
@@ -170,11 +175,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Audio:
-    """A clip.
+    """Decoded audio.
 
     Attributes:
         samples: float32 ``[frames, channels]``, -1 to 1.
-        sample_rate_hz: frames of a second.
+        sample_rate_hz: frames per second.
         is_truncated: whether the file ended early.
     """
 
@@ -189,8 +194,8 @@ class Video:
 
     Attributes:
         frames: uint8 ``[frames, height, width, 3]``.
-        times_seconds: when each frame is shown, float64 ``[frames]``.
-        frames_per_second: of the whole video.
+        times_seconds: presentation time of each frame, float64 ``[frames]``.
+        frames_per_second: frame rate of the whole video.
     """
 
     frames: Any = field(repr=False)

@@ -1,4 +1,4 @@
-"""What the command line answers with ``--json``, as dictionaries: plans, simulations, statistics, profiles."""
+"""Runs commands of the command line and returns their JSON: plans, simulations, statistics, profiles."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ def plan(
 
     Args:
         shapes: CSV file of samples, ``tiles,seq_len``.
-        gpus: GPUs of the cluster, ``gpus_per_node`` in each node, with ``memory_gib`` each.
-        global_batch: samples of a step.
-        profile: directory of a measured profile; or a ``model`` with a ``device`` whose stated rate is taken.
-        flags: any other flag of ``dflop plan``, with underscores, such as ``placement="any"``, ``uneven_layers=True``.
+        gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each.
+        global_batch: samples of a step, over all ranks.
+        profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated
+            FLOP rate.
+        flags: any other flag of ``dflop plan``, with underscores, such as ``placement="any"``,
+            ``uneven_layers=True``.
 
     Returns:
-        ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``, ``step_seconds_p95``,
-        ``lower_bound_seconds``, ``search_seconds``, and the reasons.
+        ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``,
+        ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons.
 
     Raises:
-        ConfigError: flags that make no sense. Error: nothing fits, or a file cannot be used.
+        ConfigError: flags are invalid. Error: no plan fits, or a file cannot be used.
     """
     flags |= {
         "shapes": shapes,
@@ -66,22 +68,25 @@ def simulate(
     schedule: str = "1f1b",
     **flags: Any,
 ) -> dict[str, Any]:
-    """Simulates pipelines on global batches of a dataset: data-blind, LPT and ours.
+    """Simulates pipelines on global batches of a dataset: data-blind, LPT and dflop.
 
     Args:
-        dataset: a `Dataset`, or shards; or, with ``shapes`` and ``gpus`` among the flags, none: whole methods are compared.
-        global_batch: samples of a step.
+        dataset: a `Dataset`, or shards. Without one, but with the flags ``shapes`` and ``gpus``, whole
+            methods are compared.
+        global_batch: samples of a step, over all ranks.
         model: preset or directory of a checkpoint.
-        dp_size: data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages of every module.
-        steps: steps to simulate; by default an epoch, 50 at most.
+        dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
+            module.
+        steps: number of steps to simulate. Default: an epoch, 50 at most.
         schedule: ``gpipe``, ``1f1b``, ``interleaved:V`` or ``zb-h1``.
         flags: any other flag of ``dflop simulate``, with underscores.
 
     Returns:
-        ``strategies``: for each its ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``.
+        ``strategies`` with ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``
+        each.
 
     Raises:
-        ConfigError: flags that make no sense. Error: the data cannot be read, or a step cannot be planned.
+        ConfigError: flags are invalid. Error: the data cannot be read, or a step cannot be planned.
     """
     flags |= {"global_batch": global_batch, "model": model, "dp_size": dp_size, "microbatches": microbatches}
     flags |= {"stages": stages, "steps": steps, "schedule": schedule}
@@ -91,39 +96,40 @@ def simulate(
 def stats(
     dataset: Dataset | Names, *, model: Names = "omni-7b", sample: int | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Says how shapes, tokens and predicted costs of a dataset are spread, and which samples are outliers.
+    """Returns the distributions of shapes, tokens and predicted costs of a dataset, and its outliers.
 
     Args:
         dataset: a `Dataset`, or shards.
         model: preset or directory of a checkpoint.
-        sample: looks at so many samples only.
+        sample: number of samples to profile, drawn at random. Default: all.
         flags: any other flag of ``dflop stats``, with underscores.
 
     Returns:
-        ``quantiles`` of all figures, histograms, outliers.
+        ``quantiles`` of all quantities, histograms, outliers.
 
     Raises:
-        ConfigError: flags that make no sense. Error: the data cannot be read.
+        ConfigError: flags are invalid. Error: the data cannot be read.
     """
     flags |= {"model": model, "sample": sample}
     return _run("stats", _shards(dataset, flags), flags)
 
 
 def profile(*, model: Names, out: str | os.PathLike[str], **flags: Any) -> dict[str, Any]:
-    """Measures a model's stages, as the executor runs them, on this machine's CPU into a profile.
+    """Measures the modules of a model, as the executor runs them, on this machine's CPU into a profile.
 
-    For modules of your own, and for GPUs, see ``dflop.torch.profile``.
+    For your own modules, and for GPUs, see ``dflop.torch.profile``.
 
     Args:
         model: preset or directory of a checkpoint.
         out: directory of the profile.
-        flags: any other flag of ``dflop profile``, with underscores, such as ``tokens_max``, ``seconds_max``, ``check=True``.
+        flags: any other flag of ``dflop profile``, with underscores, such as ``tokens_max``, ``seconds_max``,
+            ``check=True``.
 
     Returns:
-        ``points``, ``seconds``, and with ``check`` how well the profile predicts.
+        ``points``, ``seconds``, and with ``check`` the errors of the profile's predictions.
 
     Raises:
-        ConfigError: flags that make no sense. Error: the profile cannot be written.
+        ConfigError: flags are invalid. Error: the profile cannot be written.
     """
     return _run("profile", [], flags | {"model": model, "out": out})
 
@@ -151,7 +157,7 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 def _shards(dataset: Dataset | Names | None, flags: dict[str, Any]) -> list[str]:
-    """The shards as arguments; the index of a `Dataset` is used where it lies."""
+    """Returns the shards as arguments, and adds the index of a `Dataset` to the flags."""
     if dataset is None:
         return []
     if isinstance(dataset, _native.Dataset):

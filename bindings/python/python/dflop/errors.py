@@ -1,7 +1,7 @@
-"""What can go wrong, by what the caller does next.
+"""Exceptions of the package, divided by what the caller can do about them.
 
-Every error has the fields of the Rust error as attributes, such as ``shard``, ``offset`` and ``key``, and its ``kind``,
-the name of the case in snake case.
+Every error has the fields of the Rust error as attributes, such as ``shard``, ``offset`` and ``key``, and its
+``kind``, the name of the case in snake case.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ class Error(Exception):
 
     Attributes:
         kind: name of the case, such as ``"error_budget"``.
-        fields: everything that the error knows, by name; also available as attributes.
+        fields: details by name, also available as attributes.
     """
 
     kind: str = "error"
 
     def __init__(self, message: str, kind: str = "error", fields: dict[str, Any] | None = None) -> None:
-        # All arguments go to the base, so that an error can be sent to another process.
+        # The base gets all arguments, so that the error can be pickled.
         super().__init__(message, kind, fields or {})
         self.kind = kind
         self.fields = fields or {}
@@ -38,7 +38,7 @@ class Error(Exception):
 
 
 class ConfigError(Error, ValueError):
-    """A setting makes no sense; raised when something is built, never while it streams."""
+    """A setting is invalid; raised by constructors and functions, never while a loader streams."""
 
 
 class DataError(Error):
@@ -46,7 +46,7 @@ class DataError(Error):
 
 
 class ErrorBudgetError(DataError):
-    """More samples are bad than the error budget tolerates; ``first`` is the first of them."""
+    """More samples are bad than the error budget allows; ``first`` is the first of them."""
 
 
 class ReadError(Error):
@@ -58,24 +58,24 @@ class StateError(Error, ValueError):
 
 
 class PlanError(Error):
-    """A global batch, a partition or a parallelism cannot be planned."""
+    """A step, a partition or a parallelism cannot be planned."""
 
 
 class ModelError(Error, ValueError):
-    """A model, a device or a profile makes no sense, or cannot answer."""
+    """A model, a device or a profile is invalid, or does not cover the request."""
 
 
 class UserCodeError(Error):
-    """A function of the user cannot be gone on with: a cost function, or a call of a transform as a whole."""
+    """A user function failed: a cost function, or a call of a transform as a whole."""
 
 
 class StalledError(Error, TimeoutError):
-    """Nothing has happened for longer than was allowed; a state taken now goes on exactly."""
+    """The loader made no progress for longer than allowed; a state taken now resumes exactly."""
 
 
 class StageError(Error, RuntimeError):
-    """A part of the loader ended without a word: a defect."""
+    """A stage of the loader ended without an error, which is a defect."""
 
 
 class ForkError(Error, RuntimeError):
-    """This process was forked after threads of this package had started, which do not live on in a fork."""
+    """This process was forked after threads of the package had started, which do not exist in a fork."""

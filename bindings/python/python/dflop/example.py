@@ -1,9 +1,10 @@
-"""A small multimodal dataset and a small model to try things on; made in a moment, without a download.
+"""A small multimodal dataset and a small model for experiments, generated in a moment, without a download.
 
-    directory = dflop.example.directory()          # shards/ and model/ in a temporary directory that lives as long as the process
+    directory = dflop.example.directory()  # shards/ and model/, deleted with the process
     loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", global_batch_size=16)
 
-The model is a Qwen2-VL of 64 dimensions with a tokenizer of whole words: ``transformers`` takes its directory like any other.
+The model is a Qwen2-VL of 64 dimensions with a tokenizer of whole words; ``transformers`` reads its
+directory.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ TEMPLATE_WORDS = ["system", "user", "assistant", "You", "are", "a", "helpful", "
 
 
 def directory(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
-    """Makes shards and a model in a temporary directory, which goes when the process ends.
+    """Generates shards and a model in a temporary directory, which is deleted when the process ends.
 
     Args:
-        samples: in all shards together; one in four has no image, lengths differ by a factor of about thirty.
-        shards: files among which they are dealt.
-        seed: of all that is drawn.
+        samples: number of samples in all shards; one in four has no image, lengths differ by a factor of
+            about thirty.
+        shards: number of shards.
+        seed: seed of all random choices.
 
     Returns:
         the directory, with ``shards/`` and ``model/`` inside.
@@ -56,9 +58,9 @@ def directory(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
 
 
 def on_ranks(ranks: int) -> None:
-    """Starts the running program again on so many processes with ``torchrun``, in its place, unless it is one of them.
+    """Replaces the running program by this many processes of it under ``torchrun``, unless it is one of them.
 
-    Each has one thread for computing if nothing else is said in ``OMP_NUM_THREADS``.
+    Each has one compute thread unless ``OMP_NUM_THREADS`` is set.
     """
     if "RANK" in os.environ:
         return
@@ -69,10 +71,10 @@ def on_ranks(ranks: int) -> None:
 
 
 def write_shards(directory: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
-    """Writes samples of images (PNG), conversations (JSON) and a class (``cls``) to ``directory``."""
+    """Writes shards of images (PNG), conversations (JSON) and classes (``cls``) to ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
-    dice = random.Random(seed)
-    made = [_sample(dice, number) for number in range(samples)]
+    rng = random.Random(seed)
+    made = [_sample(rng, number) for number in range(samples)]
     for shard in range(shards):
         with tarfile.open(directory / f"{shard:03}.tar", "w") as tar:
             for number in range(shard * samples // shards, (shard + 1) * samples // shards):
@@ -83,7 +85,7 @@ def write_shards(directory: Path, *, samples: int = 256, shards: int = 4, seed: 
 
 
 def write_model(directory: Path) -> None:
-    """Writes configuration, image processor and tokenizer of a small Qwen2-VL, without weights, to ``directory``."""
+    """Writes the files of a small Qwen2-VL without weights to ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     documents = {"config.json": _config(), "preprocessor_config.json": _preprocessor()}
     documents |= {"tokenizer.json": _tokenizer(), "tokenizer_config.json": _tokenizer_config()}
@@ -91,20 +93,17 @@ def write_model(directory: Path) -> None:
         (directory / name).write_text(json.dumps(document, indent=1))
 
 
-def _sample(dice: random.Random, number: int) -> dict[str, bytes]:
-    label = dice.randrange(8)
+def _sample(rng: random.Random, number: int) -> dict[str, bytes]:
+    label = rng.randrange(8)
     sides = [
-        28 * dice.randint(2, 4 + 4 * (number % 3))
-        for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))
+        28 * rng.randint(2, 4 + 4 * (number % 3)) for _ in range(2 * (number % 4 > 0) + 2 * (number % 9 == 1))
     ]
     images = list(zip(sides[::2], sides[1::2], strict=True))
     fields = {f"{place}.png": _png(width, height, label) for place, (width, height) in enumerate(images)}
     words = (
-        round(16 * math.exp(0.9 * dice.gauss(0, 1)))
-        if images
-        else round(60 * math.exp(0.7 * dice.gauss(0, 1)))
+        round(16 * math.exp(0.9 * rng.gauss(0, 1))) if images else round(60 * math.exp(0.7 * rng.gauss(0, 1)))
     )
-    question, answer = _words(dice, 4), _words(dice, min(max(words, 3), 400))
+    question, answer = _words(rng, 4), _words(rng, min(max(words, 3), 400))
     turns = [
         {"from": "human", "value": "<image>\n" * len(images) + question},
         {"from": "gpt", "value": answer},
@@ -114,17 +113,17 @@ def _sample(dice: random.Random, number: int) -> dict[str, bytes]:
     return fields
 
 
-def _words(dice: random.Random, count: int) -> str:
-    """Words that mostly follow from one another, so that there is something to learn."""
-    word, words = dice.randrange(WORDS), []
+def _words(rng: random.Random, count: int) -> str:
+    """Returns words that mostly follow from each other, so that a model can learn them."""
+    word, words = rng.randrange(WORDS), []
     for _ in range(count):
         words.append(f"w{word}")
-        word = (5 * word + 7) % WORDS if dice.random() < 0.9 else dice.randrange(WORDS)
+        word = (5 * word + 7) % WORDS if rng.random() < 0.9 else rng.randrange(WORDS)
     return " ".join(words)
 
 
 def _png(width: int, height: int, label: int) -> bytes:
-    """An image of one color with stripes, the color of its class."""
+    """Encodes a striped image in the color of its class."""
     color = [64 + 190 * (label >> bit & 1) for bit in range(3)]
     light, dark = bytes(color) * width, bytes(value // 2 for value in color) * width
     rows = b"".join(b"\0" + (dark if row // 7 % 2 else light) for row in range(height))
@@ -155,7 +154,7 @@ def _config() -> dict[str, Any]:
         "num_key_value_heads": 4,
         "vocab_size": 640,
         "max_position_embeddings": 8192,
-        # A cache is of no use in training, and transformers' attention looks across packed samples where there is one.
+        # With a cache, the attention of transformers crosses packed samples.
         "use_cache": False,
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],

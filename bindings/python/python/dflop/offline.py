@@ -1,7 +1,8 @@
-"""Indexing and packing, here or split into tasks on an engine that exists: Ray, Spark, Slurm, a process pool.
+"""Indexes and packs datasets, here or as tasks of another engine: Ray, Spark, Slurm, a process pool.
 
-Tasks are independent: each reads shards, or packs a contiguous part of a source, and returns something small. So any
-function that maps will do: ``map(function, iterable)`` of an executor, ``ray.util.multiprocessing.Pool().map``.
+Tasks are independent: each reads shards, or packs a contiguous part of a source, and returns a small result.
+Any mapping function runs them: ``map(function, iterable)`` of an executor,
+``ray.util.multiprocessing.Pool().map``.
 """
 
 from __future__ import annotations
@@ -23,30 +24,34 @@ Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 def index(
     dataset: _native.Dataset | Names, *, map: Map | None = None, shards_per_task: int = 1, **settings: Any
 ) -> dict[str, Any]:
-    """Makes the index of a dataset: where each sample lies and what shape it has, from headers. One that fits is kept.
+    """Builds the index of a dataset, the location and shape of every sample; an index that fits is kept.
 
     Args:
-        dataset: a `Dataset`, or shards, which then take the ``settings`` of one.
-        map: runs tasks elsewhere: called with a function that can be pickled and a list of arguments, it returns the
-            results in any order. Tasks must see the shards under the same URLs or base names. By default threads of this
-            process read the shards.
-        shards_per_task: shards that a task reads.
+        dataset: a `Dataset`, or shards with the ``settings`` of one.
+        map: runs tasks: called with a function that can be pickled and a list of arguments, it returns the
+            results in any order. Tasks must see the shards under the same URLs or base names. Default:
+            threads of this process.
+        shards_per_task: number of shards that a task reads.
 
     Returns:
-        ``shards``, ``samples``, ``bytes``, ``seconds``, ``fingerprint``, ``path``, ``skipped`` (bad samples and shards), ``warnings``.
+        ``shards``, ``samples``, ``bytes``, ``seconds``, ``fingerprint``, ``path``, ``skipped`` (bad samples
+        and shards), ``warnings``.
 
     Raises:
-        ReadError: a shard cannot be read, or has changed since a task read it. DataError: there is not one good sample.
+        ReadError: a shard cannot be read, or has changed since a task read it. DataError: no sample is good.
     """
     started = time.perf_counter()
     if not isinstance(dataset, _native.Dataset):
         dataset = _native.Dataset(dataset, **settings)
     elif settings:
-        raise TypeError(f"a `Dataset` has its own settings: {', '.join(settings)}")
+        raise TypeError(
+            f"expected no settings with a `Dataset`, which has its own, found {', '.join(settings)}"
+        )
     if map is not None:
         shards, at_once = dataset.shards, max(shards_per_task, 1)
         tasks = [shards[start : start + at_once] for start in range(0, len(shards), at_once)]
-        # Called with shards, it makes a dataset of them with the same settings: a task lists its own shards alone.
+        # The first item of `__reduce__` builds a dataset of given shards with the same settings, so that a
+        # task only lists its own shards.
         make = dataset.__reduce__()[0]
         _native.merge_index(dataset, list(map(functools.partial(_index_part, make), tasks)))
     return {
@@ -77,24 +82,26 @@ def pack(
     map: Map | None = None,
     tasks: int | None = None,
 ) -> dict[str, Any]:
-    """Makes shards of a directory, a LLaVA-style JSON or JSONL file, or an audio manifest (CSV).
+    """Writes shards from a directory, a LLaVA-style JSON or JSONL file, or an audio manifest (CSV).
 
     Args:
         source: directory or manifest.
-        out: directory of the shards, or the URL of one; must not hold shards yet.
-        shard_bytes: size at which the next shard begins, before compression; by default 256 MiB.
-        shard_samples: number of samples at which the next shard begins.
-        index: whether the index is written, too.
-        zstd: compresses shards; they cannot be read by range then.
-        root: directory that a manifest's paths are relative to; by default the manifest's own.
-        map: runs tasks elsewhere, see `index`; all must see ``source`` and ``out``.
-        tasks: number of tasks, one for each core of this machine by default.
+        out: directory or URL of the shards; must not contain shards yet.
+        shard_bytes: size in bytes at which the next shard starts, before compression. Default: 256 MiB.
+        shard_samples: number of samples at which the next shard starts. Default: no limit.
+        index: writes the index too.
+        zstd: compresses shards; ranges of them cannot be read then.
+        root: directory that the paths of a manifest are relative to. Default: the manifest's directory.
+        map: runs tasks, see `index`; all must see ``source`` and ``out``.
+        tasks: number of tasks. Default: one per core of this machine.
 
     Returns:
-        ``shards`` (paths), ``samples``, ``bytes``, ``index`` (path), ``skipped``: what cannot be packed, with ``path`` and ``reason``.
+        ``shards`` (paths), ``samples``, ``bytes``, ``index`` (path), ``skipped``: files that cannot be
+        packed, with ``path`` and ``reason``.
 
     Raises:
-        DataError: the source gives no sample, or shards stand in the way. ReadError: a file cannot be read or written.
+        DataError: the source has no sample, or ``out`` contains shards. ReadError: a file cannot be read or
+            written.
     """
     settings = {
         "shard_bytes": shard_bytes,

@@ -1,6 +1,6 @@
-//! Arrays that Python shares with Rust without a copy: one owner behind the buffer protocol and `DLPack`.
+//! Shares memory that Rust owns with Python, through the buffer protocol and `DLPack`, without a copy.
 
-#![expect(unsafe_code, reason = "memory is handed over by pointers, as both protocols want it")]
+#![expect(unsafe_code, reason = "both protocols hand memory over by pointers")]
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -16,10 +16,10 @@ use super::dlpack::{self, DlTensor};
 use super::imports::numpy;
 use super::storage::{Owner, Storage};
 
-/// Values that Rust made, in C order, shared with Python and other libraries without a copy.
+/// Array in C order that Rust owns, shared with Python and other libraries without a copy.
 ///
 /// It has the buffer protocol (`numpy.asarray`, `memoryview`, `bytes`) and `DLPack` (`torch.from_dlpack`,
-/// `jax.dlpack.from_dlpack`). The memory lives as long as any view of it. Fields as they are stored in shards are
+/// `jax.dlpack.from_dlpack`). The memory lives as long as any view of it. Undecoded fields of shards are
 /// read-only.
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Array {
 
 impl Array {
     /// # Panics
-    /// If the values do not fill the shape: a defect of the caller.
+    /// If the values do not fill the shape, which is a defect of the caller.
     pub(crate) fn new(owner: Owner, shape: &[usize]) -> Self {
         let storage = Storage::new(owner);
         let values: usize = shape.iter().product();
@@ -46,7 +46,7 @@ impl Array {
         Self { storage: Arc::new(storage), shape, strides: strides.into() }
     }
 
-    /// A field as it was stored.
+    /// Wraps the bytes of an undecoded field.
     pub(crate) fn stored(stored: Bytes) -> Self {
         let length = stored.len();
         Self::new(Owner::Stored(stored), &[length])
@@ -65,13 +65,13 @@ impl Array {
         PyTuple::new(py, self.shape.iter())
     }
 
-    /// Type of a value, as NumPy names it.
+    /// Type of a value, by its NumPy name.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.storage.value_type.name
     }
 
-    /// Bytes of all values.
+    /// Size of all values in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.storage.bytes
@@ -83,7 +83,7 @@ impl Array {
         self.storage.start as usize
     }
 
-    /// Whether it may only be read.
+    /// Whether the memory is read-only.
     #[getter]
     fn is_readonly(&self) -> bool {
         self.storage.is_readonly
@@ -102,9 +102,10 @@ impl Array {
         format!("Array(shape={:?}, dtype={:?})", self.shape, self.storage.value_type.name)
     }
 
-    /// What is stored goes to another process as bytes, other values as a NumPy array.
+    /// Pickles undecoded fields as bytes, other values as a NumPy array.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
+        // Bytes are read-only too, so that the other process gets the same kind of object.
         if slf.get().storage.is_readonly {
             let bytes = PyBytes::new(py, slf.get().storage.as_bytes());
             return Ok((py.get_type::<PyBytes>().into_any(), PyTuple::new(py, [bytes])?));
@@ -114,12 +115,12 @@ impl Array {
     }
 
     /// Returns `(1, 0)`: the CPU.
-    #[expect(clippy::unused_self, reason = "the protocol asks an object")]
+    #[expect(clippy::unused_self, reason = "the protocol calls a method")]
     fn __dlpack_device__(&self) -> (i32, i32) {
         dlpack::CPU
     }
 
-    /// Returns a `DLPack` capsule over the same memory, or over a copy where that is asked for.
+    /// Returns a `DLPack` capsule over the same memory, or over a copy on request.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -130,10 +131,12 @@ impl Array {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if stream.is_some() {
-            return Err(PyBufferError::new_err("memory of the CPU has no streams"));
+            return Err(PyBufferError::new_err(
+                "expected no stream: the memory is the CPU's, which has none",
+            ));
         }
         if dl_device.is_some_and(|device| device != dlpack::CPU) {
-            return Err(PyBufferError::new_err("the values are in memory of the CPU, device (1, 0)"));
+            return Err(PyBufferError::new_err("expected device (1, 0): the memory is the CPU's"));
         }
         let is_copied = copy == Some(true);
         let storage = if is_copied {
@@ -143,6 +146,7 @@ impl Array {
         } else {
             self.storage.clone()
         };
+        // DLPack before 1.0 has no flag for read-only memory.
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
         if storage.is_readonly && !is_versioned {
             let reason = "the values are read-only, which only DLPack 1.0 and later can say; copy them, \
@@ -153,21 +157,21 @@ impl Array {
     }
 
     /// # Safety
-    /// Called by Python with a view to fill.
+    /// Python calls this with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("there is no view to fill"));
+            return Err(PyBufferError::new_err("expected a view to fill, found a null pointer"));
         }
         let (array, storage) = (slf.get(), &slf.get().storage);
         if storage.is_readonly && flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE {
             return Err(PyBufferError::new_err(
-                "the values are read-only: a field as it is stored in a shard",
+                "the values are read-only: they are an undecoded field of a shard",
             ));
         }
         let has = |wanted: c_int| flags & wanted == wanted;
         let place = |lengths: &[isize]| lengths.as_ptr().cast_mut();
-        // SAFETY: Python gave a view to fill. Everything that it points to lives as long as this object, of which the view
-        // holds a reference, and is never moved; Python does not write to shape and strides.
+        // SAFETY: Python passes a view to fill. Everything that it points to lives as long as this object,
+        // which the view holds a reference to, and never moves; Python does not write to shape and strides.
         unsafe {
             (*view).buf = storage.start;
             (*view).len = storage.bytes as isize;
@@ -186,9 +190,9 @@ impl Array {
     }
 }
 
-/// Array with NumPy's own type, which is not one of ours.
+/// Returns an array of a NumPy type that [`Array`] does not have.
 ///
-/// - `shape`, `order`: as NumPy takes them
+/// - `shape`, `order`: as in `numpy.ndarray`
 pub(crate) fn numpy_of_stored<'py>(
     py: Python<'py>,
     stored: Bytes,

@@ -1,10 +1,10 @@
-//! `DLPack` capsules over memory that Rust owns.
+//! Creates `DLPack` capsules over memory that Rust owns.
 //!
 //! # Source
-//! `DLPack` 1.0, `dlpack.h`, and "Python Specification for `DLPack`": a consumer renames the capsule and calls the
-//! deleter; a capsule that nobody took calls it itself.
+//! `DLPack` 1.0, `dlpack.h`, and "Python Specification for `DLPack`": a consumer renames the capsule and
+//! calls the deleter; the destructor of a capsule that was not consumed calls it.
 
-#![expect(unsafe_code, reason = "the protocol is one of C structures and function pointers")]
+#![expect(unsafe_code, reason = "the protocol consists of C structures and function pointers")]
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ struct ManagedVersioned {
     tensor: RawTensor,
 }
 
-/// What a managed tensor points to.
+/// Owner of everything that a managed tensor points to.
 struct Context {
     _storage: Arc<Storage>,
     shape: Vec<i64>,
@@ -78,7 +78,7 @@ fn raw(tensor: DlTensor) -> (RawTensor, *mut Context) {
     let (data, value_type) = (storage.start, storage.value_type);
     let context = Box::new(Context { _storage: storage, shape, strides });
     let context = Box::into_raw(context);
-    // SAFETY: the context was just made, nobody else knows of it; the vectors' memory does not move with it.
+    // SAFETY: the context was just created and is not shared; moving the vectors does not move their memory.
     let (shape, strides, ndim) = unsafe {
         ((*context).shape.as_mut_ptr(), (*context).strides.as_mut_ptr(), (*context).shape.len() as i32)
     };
@@ -97,7 +97,7 @@ fn raw(tensor: DlTensor) -> (RawTensor, *mut Context) {
     (raw, context)
 }
 
-/// Makes a capsule.
+/// Creates a capsule.
 pub(crate) fn capsule(
     py: Python<'_>,
     tensor: DlTensor,
@@ -107,8 +107,8 @@ pub(crate) fn capsule(
     let is_readonly = tensor.storage.is_readonly;
     let (tensor, context) = raw(tensor);
     let context = context.cast();
-    // SAFETY: the structures are as the protocol says; the deleters below take back what is given away here, and the
-    // capsules' destructors call them where nobody else did.
+    // SAFETY: the structures have the layout of the protocol. The deleters below free what is given away
+    // here, and the capsules' destructors call them if no consumer did.
     unsafe {
         let capsule = if is_versioned {
             let flags = u64::from(is_readonly) * READ_ONLY + u64::from(is_copied) * IS_COPIED;
@@ -125,17 +125,17 @@ pub(crate) fn capsule(
     }
 }
 
-/// Called once by who took the tensor, on any thread.
+/// Frees a managed tensor; its consumer calls this once, on any thread.
 unsafe extern "C" fn delete(managed: *mut Managed) {
     if !managed.is_null() {
-        // SAFETY: it was made by `capsule`, and the protocol calls this once.
+        // SAFETY: `capsule` created it, and the protocol calls this once.
         let managed = unsafe { Box::from_raw(managed) };
-        // SAFETY: so was its context.
+        // SAFETY: `capsule` created its context too.
         drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
     }
 }
 
-/// As [`delete`].
+/// Frees a versioned managed tensor, as [`delete`].
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     if !managed.is_null() {
         // SAFETY: as in `delete`.
@@ -145,9 +145,9 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     }
 }
 
-/// The capsule goes; if it still has its first name, nobody took the tensor.
+/// Destroys a capsule; if it still has its first name, no consumer took the tensor.
 unsafe extern "C" fn drop_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with the capsule, whose pointer is the one that it was made with.
+    // SAFETY: Python calls this with the capsule, whose pointer is the one that it was created with.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
             delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
@@ -155,7 +155,7 @@ unsafe extern "C" fn drop_unversioned(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// As [`drop_unversioned`].
+/// Destroys a versioned capsule, as [`drop_unversioned`].
 unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: as in `drop_unversioned`.
     unsafe {

@@ -1,4 +1,4 @@
-//! Whose arrays a loader delivers.
+//! Delivers arrays in the type of NumPy, PyTorch or JAX, or as [`Array`].
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -9,13 +9,13 @@ use super::imports::{import, numpy};
 use super::storage::Owner;
 use crate::error::DflopError;
 
-/// The library whose arrays are delivered; always over the same memory.
+/// Library whose arrays are delivered, always over the same memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framework {
     Numpy,
     Torch,
     Jax,
-    /// Our own [`Array`], for everything that speaks `DLPack` or the buffer protocol.
+    /// Our own [`Array`], for every consumer of `DLPack` or the buffer protocol.
     Dlpack,
     /// `PyTorch` if the process has imported it, else `NumPy`.
     Auto,
@@ -32,13 +32,13 @@ impl Framework {
             "dlpack" => Self::Dlpack,
             "auto" => Self::Auto,
             _ => {
-                let reason = format!("`{name}` is none of numpy, torch, jax, dlpack and auto");
+                let reason = format!("expected numpy, torch, jax, dlpack or auto, found `{name}`");
                 return Err(DflopError::config("array_type", reason).into());
             }
         })
     }
 
-    /// Settles which library it is, once for a batch.
+    /// Resolves `Auto`, once per batch.
     pub(crate) fn settled(self, py: Python<'_>) -> PyResult<Self> {
         if self != Self::Auto {
             return Ok(self);
@@ -47,7 +47,7 @@ impl Framework {
         Ok(if has_torch { Self::Torch } else { Self::Numpy })
     }
 
-    /// Hands values over without a copy.
+    /// Returns an array over the memory of `owner`, without a copy.
     pub(crate) fn array<'py>(
         self,
         py: Python<'py>,
@@ -63,7 +63,8 @@ impl Framework {
         }
     }
 
-    /// Hands an array of `NumPy` over; read-only memory, which other libraries do not know, is copied for them.
+    /// Converts an array of `NumPy`; other libraries do not support read-only memory, so it is copied for
+    /// them.
     pub(crate) fn of_numpy(self, array: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
         let py = array.py();
         match self.settled(py)? {

@@ -1,4 +1,4 @@
-//! Imports array libraries when the first array of theirs is needed, once per process.
+//! Imports array libraries on first use, once per process.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

@@ -1,4 +1,4 @@
-//! Arrays that Rust owns and Python shares without a copy, and the library whose array type they get.
+//! Arrays over memory that Rust owns, shared with NumPy, PyTorch and JAX without a copy.
 
 pub(crate) mod array;
 mod dlpack;

@@ -1,28 +1,28 @@
-//! Memory that Rust made, with its address and the type of its values.
+//! Owns the memory of arrays, with its address and the type of its values.
 
-#![expect(unsafe_code, reason = "memory is handed over by its address")]
+#![expect(unsafe_code, reason = "memory is shared by its address")]
 
 use std::ffi::{CStr, c_void};
 
 use bytes::Bytes;
-use dflop_loader::tensor::Tensor;
+use dflop_loader::decode::Tensor;
 
-/// Memory that Rust made and gives away whole.
+/// Memory that Rust allocated and gives away as a whole.
 #[derive(Debug)]
 pub(crate) enum Owner {
-    /// A batch of images; its memory is used again.
+    /// Batch of images, whose memory returns to a pool.
     Pixels(Tensor),
     /// Model inputs, PCM.
     F32(Vec<f32>),
-    /// Ids, positions, masks.
+    /// Token ids, positions, masks.
     I64(Vec<i64>),
     /// Sequence boundaries.
     I32(Vec<i32>),
-    /// Times.
+    /// Timestamps.
     F64(Vec<f64>),
     /// Pixels of images and videos.
     U8(Vec<u8>),
-    /// A field as it was stored; a view of a mapped file, perhaps.
+    /// Undecoded field, possibly a view of a mapped file.
     Stored(Bytes),
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Owner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueType {
     pub(crate) name: &'static str,
-    /// As the `struct` module writes it.
+    /// Format character of the `struct` module.
     pub(crate) format: &'static CStr,
     pub(crate) bytes: usize,
     /// `DLDataTypeCode`: 0 signed, 1 unsigned, 2 floating point.
@@ -43,10 +43,10 @@ const I64: ValueType = ValueType { name: "int64", format: c"q", bytes: 8, code: 
 const I32: ValueType = ValueType { name: "int32", format: c"i", bytes: 4, code: 0 };
 const U8: ValueType = ValueType { name: "uint8", format: c"B", bytes: 1, code: 1 };
 
-/// Memory with its address, for whoever still looks at it.
+/// Memory with its address, shared by all of its views.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _owner: Owner,
     pub(crate) start: *mut c_void,
     pub(crate) bytes: usize,
@@ -54,10 +54,10 @@ pub(crate) struct Storage {
     pub(crate) is_readonly: bool,
 }
 
-// SAFETY: the owner may be moved and shared between threads, and its memory stays where it is. Who writes to it through
-// Python's views takes care of races itself, as with every array in Python.
+// SAFETY: the owner may be moved and shared between threads, and its memory stays in place. Races of writes
+// through Python's views are up to the writers, as for every array in Python.
 unsafe impl Send for Storage {}
-// SAFETY: as above.
+// SAFETY: the same as for `Send`.
 unsafe impl Sync for Storage {}
 
 impl Storage {
@@ -79,7 +79,7 @@ impl Storage {
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the owner keeps so many bytes there; values are plain numbers.
+        // SAFETY: the owner keeps `bytes` bytes there; the values are plain numbers.
         unsafe { std::slice::from_raw_parts(self.start.cast_const().cast(), self.bytes) }
     }
 }

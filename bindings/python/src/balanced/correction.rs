@@ -1,4 +1,4 @@
-//! Measured stage times of all ranks → corrections of later plans.
+//! Learns corrections of later plans from measured stage times of all ranks.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use super::loader_config::RunningLoader;
 use crate::error::DflopError;
 
-/// Seconds by module, DP rank and microbatch; those that are not finite were not measured.
+/// Seconds by module, DP rank and microbatch; values that are not finite were not measured.
 pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
 
-/// Learns corrections from the times of a run; the same on every rank that is given the same times.
+/// Learns corrections from the times of a run; equal on all ranks that get the same times.
 pub(super) struct Learner(CorrectionTracker);
 
 impl Learner {
@@ -21,7 +21,7 @@ impl Learner {
         Ok(Self(CorrectionTracker::new(options)?))
     }
 
-    /// Takes the times of a step. At the end of an interval plans may change from a later step on.
+    /// Adds the times of a step. At the end of an interval plans may change from a later step on.
     pub(super) fn learn(
         &mut self,
         running: &RunningLoader,
@@ -30,12 +30,13 @@ impl Learner {
     ) -> Result<Option<IntervalReport>, DflopError> {
         let modules = running.planner.model().modules();
         check(modules, plan, seconds)?;
-        // In the model's order, so that all ranks observe alike.
+        // In the model's order, so that all ranks make the same observations in the same order.
         for &module in modules {
             let Some(ranks) = seconds.get(module.name()) else { continue };
             for (rank, microbatches) in ranks.iter().enumerate() {
                 for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite())
                 {
+                    // The tracker counts in integer nanoseconds, so that all ranks compute the same.
                     let measured_ns = (seconds * 1e9).round() as u64;
                     let place = [rank, microbatch];
                     let observation = running.planner.observation(plan, place, module, measured_ns);
@@ -53,34 +54,36 @@ impl Learner {
     }
 }
 
-/// Checks that times are those of the plan's microbatches.
+/// Checks that times match the plan's microbatches.
 fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<(), DflopError> {
     let refused = |reason| Err(DflopError::config("seconds", reason));
     if let Some(name) = seconds.keys().find(|name| modules.iter().all(|module| module.name() != **name)) {
         let known: Vec<&str> = modules.iter().map(|module| module.name()).collect();
-        return refused(format!("the model has no module `{name}`, only {}", known.join(", ")));
+        return refused(format!("expected a module of {}, found `{name}`", known.join(", ")));
     }
     for (name, ranks) in seconds {
         if ranks.len() != plan.ranks.len() {
             let (given, expected) = (ranks.len(), plan.ranks.len());
-            return refused(format!("`{name}` has times of {given} DP ranks, not of {expected}"));
+            return refused(format!("expected times of {expected} DP ranks for `{name}`, found {given}"));
         }
         for (rank, (given, planned)) in ranks.iter().zip(&plan.ranks).enumerate() {
             if given.len() != planned.len() {
                 let (given, planned) = (given.len(), planned.len());
                 return refused(format!(
-                    "`{name}` has times of {given} microbatches of DP rank {rank}, not of {planned}"
+                    "expected times of {planned} microbatches for `{name}` on DP rank {rank}, found {given}"
                 ));
             }
             if let Some(seconds) = given.iter().find(|seconds| **seconds < 0.0) {
-                return refused(format!("`{name}` took {seconds} s on DP rank {rank}"));
+                return refused(format!(
+                    "expected times of at least 0 for `{name}`, found {seconds} s on DP rank {rank}"
+                ));
             }
         }
     }
     Ok(())
 }
 
-/// The plan of a step, for who reports its times.
+/// The plan of a step, for reporting its times.
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -95,7 +98,7 @@ impl Plan {
         self.plan.ranks.clone()
     }
 
-    /// Samples that the model does not take, by their place in the global batch, and why.
+    /// Samples that the model does not support, by their place in the global batch, with the reason.
     #[getter]
     fn refused(&self) -> Vec<(usize, String)> {
         self.plan.refused.clone()

@@ -1,26 +1,26 @@
-//! What a balanced loader is built from, as often as it begins anew.
+//! Builds balanced loaders: at the start, from a state, and again for every iteration.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_costmodel::correction::CorrectionTable;
-use dflop_loader::balanced::{BalancedLoader, BalancedLoaderBuilder};
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder};
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::Preparer;
-use dflop_loader::state::LoaderState;
 use pyo3::prelude::*;
 use serde_json::Value;
 
 use crate::error::DflopError;
 use crate::runtime::Threaded;
 
-/// Key of a state under which corrections stand beside what the Rust loader knows.
+/// Key of the corrections in a state, next to the fields of the Rust loader.
 const CORRECTIONS: &str = "corrections";
 
-/// Settings of a loader that can be built again.
+/// Settings of a balanced loader, from which it is built again for every iteration.
 pub(super) struct LoaderConfig {
     pub(super) planner: StepPlannerBuilder,
     pub(super) preparer: Option<Arc<Preparer>>,
-    /// Sets everything of the loader but its planner.
+    /// Applies all settings but the planner to a loader builder.
     pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,
@@ -30,12 +30,12 @@ pub(super) struct LoaderConfig {
 pub(super) struct RunningLoader {
     pub(super) planner: StepPlanner,
     pub(super) loader: Threaded<BalancedLoader>,
-    /// Tables that planning follows, in their order.
+    /// Correction tables of the planner, in order.
     corrections: Mutex<Vec<CorrectionTable>>,
 }
 
 impl LoaderConfig {
-    /// Builds a loader, at the first step or where a state stands.
+    /// Builds a loader at the first step, or at the step of a state.
     pub(super) fn build(&self, state: Option<State>) -> Result<RunningLoader, DflopError> {
         let mut builder = self.planner.clone();
         let mut corrections = Vec::new();
@@ -54,7 +54,7 @@ impl LoaderConfig {
         self.at(planner, from_step, corrections)
     }
 
-    /// Builds a loader that goes on at a step of the same run.
+    /// Builds a loader that starts at a step of the same run.
     pub(super) fn restart(&self, running: &RunningLoader, step: u64) -> Result<RunningLoader, DflopError> {
         let corrections = running.corrections().clone();
         self.at(running.planner.clone(), step, corrections)
@@ -76,14 +76,14 @@ impl LoaderConfig {
 }
 
 impl RunningLoader {
-    /// Plans by a table from its step on.
+    /// Applies a correction table from its step on.
     pub(super) fn correct(&self, table: CorrectionTable) -> Result<(), DflopError> {
         self.planner.correct(table.clone())?;
         self.corrections().push(table);
         Ok(())
     }
 
-    /// The state as JSON: that of the Rust loader and, where there are any, the corrections.
+    /// Returns the state as JSON: the Rust loader's state and, if there are any, the corrections.
     pub(super) fn state(&self) -> PyResult<Value> {
         let state = self.loader.get()?.state().map_err(DflopError::from)?;
         let json = |error: serde_json::Error| no_state(&error);
@@ -100,7 +100,7 @@ impl RunningLoader {
     }
 }
 
-/// A state that was read.
+/// State of a balanced loader, read from JSON.
 pub(super) struct State {
     loader: LoaderState,
     corrections: Vec<CorrectionTable>,
@@ -118,5 +118,5 @@ impl State {
 }
 
 fn no_state(error: &serde_json::Error) -> DflopError {
-    dflop_loader::Error::State { reason: format!("it is no loader state: {error}") }.into()
+    dflop_loader::Error::State { reason: format!("expected a loader state: {error}") }.into()
 }

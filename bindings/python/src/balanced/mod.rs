@@ -1,4 +1,4 @@
-//! `dflop.BalancedLoader`: one DP rank's share of every global batch, as balanced microbatches.
+//! `dflop.BalancedLoader`: delivers one DP rank's share of every global batch as balanced microbatches.
 
 mod correction;
 mod loader_config;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
-use dflop_loader::balanced::StepStream;
+use dflop_loader::loader::StepStream;
 use futures::StreamExt;
 use pyo3::prelude::*;
 
@@ -38,7 +38,7 @@ use crate::transform::UserCode;
 pub(crate) struct PyBalancedLoader {
     config: Arc<LoaderConfig>,
     delivery: Delivery,
-    /// The loader that delivers, or will.
+    /// The loader of the current iteration, or of the next one.
     running: Mutex<Arc<RunningLoader>>,
     learner: Mutex<Option<Learner>>,
     options: CorrectionOptions,
@@ -173,16 +173,17 @@ impl PyBalancedLoader {
         let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
         let options =
             CorrectionOptions { interval_steps: correction_interval, ..CorrectionOptions::default() };
-        // Wrong options are said now, not in the middle of a run.
+        // Checks the options now rather than in the middle of a run.
         Learner::new(options)?;
         let delivery = Delivery { framework, is_decoded: decode != "raw" };
         Ok(Self { config, delivery, running, learner: Mutex::new(None), options })
     }
 
-    /// Goes on behind the step that was delivered last. A run that has ended begins again.
+    /// Resumes after the last delivered step; restarts if the run has ended.
     fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
         let running = self.running().clone();
         let mut step = running.loader.get()?.state().map_err(DflopError::from)?.step;
+        // At the end of a run a new iteration restarts it, at its first step.
         if running.planner.steps().len() == Some(step) {
             step = running.planner.first_step().min(step);
             step = if step == running.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
@@ -194,26 +195,26 @@ impl PyBalancedLoader {
         Ok(StepIterator { running: restarted, stream, delivery: self.delivery })
     }
 
-    /// Number of steps of the whole run, as planned: only of one that ends, with ``epochs``.
+    /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs``.
     fn __len__(&self) -> PyResult<usize> {
         let steps = self.running().planner.steps().len();
         let endless = "the run has no end: set `epochs`, or count steps";
         Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
     }
 
-    /// The next step: behind the one that was delivered last.
+    /// The next step, after the last delivered one.
     #[getter]
     fn step(&self) -> PyResult<u64> {
         Ok(self.running().loader.get()?.state().map_err(DflopError::from)?.step)
     }
 
-    /// Number of steps that begin in one epoch.
+    /// Number of steps that start in one epoch.
     #[getter]
     fn steps_per_epoch(&self) -> u64 {
         self.running().planner.steps().per_epoch()
     }
 
-    /// Number of microbatches of each rank.
+    /// Number of microbatches per rank.
     #[getter]
     fn microbatches(&self) -> usize {
         self.running().planner.microbatches()
@@ -231,24 +232,23 @@ impl PyBalancedLoader {
         self.running().planner.dp_size()
     }
 
-    /// This rank.
+    /// Data-parallel rank of this loader.
     #[getter]
     fn dp_rank(&self) -> usize {
         self.config.dp_rank
     }
 
-    /// Takes what the modules of a model took, so that later plans follow it: every rank with the same times.
+    /// Corrects later plans by measured times of the model's modules; call it on every rank with the same
+    /// times.
     ///
-    /// Args:
-    ///     step: the step, as it was delivered.
-    ///     seconds: by module name, forward and backward of the whole module, in seconds: a list by DP rank of lists by
-    ///         microbatch; NaN where nothing was measured.
+    /// Args: step: the delivered step. seconds: by module name, forward and backward of the whole module, in
+    /// seconds: a list by DP rank of lists by microbatch; NaN if not measured.
     ///
     /// Returns:
-    ///     at the end of an interval what it has shown, with errors as fractions of measured time; else ``None``.
+    ///     a report at the end of an interval, with errors as fractions of measured time; otherwise ``None``.
     ///
     /// Raises:
-    ///     ConfigError: times of other modules, ranks or microbatches; a loader with a cost function of its own.
+    ///     ConfigError: modules, ranks or microbatches do not match, or the loader has a cost function.
     fn report_stage_seconds<'py>(
         &self,
         py: Python<'py>,
@@ -266,41 +266,43 @@ impl PyBalancedLoader {
         report.map(|report| to_python(py, &report)).transpose()
     }
 
-    /// Returns where the run stands: small, and equal on all ranks at the same step.
+    /// Returns the state of the run: small, and equal on all ranks at the same step.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         convert::json(py, &running.state()?)
     }
 
-    /// Goes on where a state was taken, exactly, for any number of ranks and, with ``tail="carry"``, any global batch.
+    /// Resumes exactly from a state, with any number of ranks and, with ``tail="carry"``, any global batch.
     ///
     /// Raises:
-    ///     StateError: the state is of another dataset, mixture, seed or shuffle.
+    ///     StateError: the state belongs to another dataset, mixture, seed or shuffle.
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = State::parse(&convert::json_text(state)?)?;
         let config = self.config.clone();
         let running = runtime::run(py, move || config.build(Some(state)))?;
         *self.running() = Arc::new(running);
+        // Observations before the restored state belong to other plans.
         *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(())
     }
 
-    /// What was not delivered: dictionaries with ``shard``, ``offset``, ``key``, ``field``, ``reason``; samples that
-    /// indexing found bad included.
+    /// Skipped samples, including those that indexing found: dictionaries with ``shard``, ``offset``,
+    /// ``key``, ``field``, ``reason``.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         convert::skipped(py, &running.loader.get()?.skipped())
     }
 
-    /// Returns what every stage did since the last ``iter``: items, bytes, busy and waiting seconds, and the bottleneck.
+    /// Returns the metrics of every stage since the last ``iter``: items, bytes, busy and waiting seconds,
+    /// the bottleneck.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         to_python(py, &running.loader.get()?.metrics())
     }
 
-    /// Returns what preparing samples for the model did since the last ``iter``: counted and planned tokens, cut and
-    /// dropped samples.
+    /// Returns the account of preparing samples for the model since the last ``iter``: counted and planned
+    /// tokens, truncated and dropped samples.
     fn prepare_report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         to_python(py, &running.loader.get()?.prepare_report())
@@ -317,7 +319,7 @@ impl PyBalancedLoader {
     }
 }
 
-/// Steps of a `BalancedLoader`.
+/// Iterator over the steps of a `BalancedLoader`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepIterator {
     running: Arc<RunningLoader>,
@@ -331,7 +333,7 @@ impl StepIterator {
         slf
     }
 
-    /// Returns the next step; other threads of Python run meanwhile.
+    /// Returns the next step; other Python threads run meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let stream = self.stream.get()?;
         let next = runtime::wait(py, async { stream.lock().await.next().await })?;

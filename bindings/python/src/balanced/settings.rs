@@ -1,19 +1,20 @@
-//! Keywords of a balanced loader → what it is built from.
+//! Converts the keywords of a balanced loader to the settings that it is built from.
 
 use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::ModelSpec;
-use dflop_loader::balanced::BalancedLoaderBuilder;
-use dflop_loader::collate::Decode;
+use dflop_loader::decode::Decode;
+use dflop_loader::decode::Transforms;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::model_source::image_processor_of;
+use dflop_loader::loader::BalancedLoaderBuilder;
+use dflop_loader::model::image_processor_of;
 use dflop_loader::order::Shuffle;
-use dflop_loader::plan::{CostFunction, Meet, StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::{Layout, LongSample, PaddingSide, Preparer};
-use dflop_loader::skip::ErrorBudget;
-use dflop_loader::steps::Tail;
-use dflop_loader::transform::Transforms;
+use dflop_loader::order::Tail;
+use dflop_loader::plan::{CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
+use dflop_loader::prepare::{LongSample, Preparer};
+use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
@@ -23,17 +24,17 @@ use crate::image::AugmentSettings;
 use crate::model::ModelSettings;
 use crate::tokenizer::TokenizerSettings;
 
-/// Runs of neighbors and windows of a block shuffle, where their sizes are not given.
+/// Default sizes of a block shuffle: samples per run of neighbors, and below, runs per window.
 const BLOCK_SAMPLES: u64 = 1024;
 const OPEN_BLOCKS: u64 = 64;
 
-/// How global batches are cut.
+/// Settings of the step planner.
 pub(super) struct PlanSettings {
     pub(super) global_batch_size: u64,
     pub(super) microbatches: usize,
     pub(super) dp_rank: usize,
     pub(super) dp_size: usize,
-    /// Pipeline stages of every module; none where the modules share a device.
+    /// Pipeline stages of every module; `None` if the modules share a device.
     pub(super) stages: Option<Vec<usize>>,
     pub(super) synchronize: String,
     pub(super) strategy: String,
@@ -51,7 +52,7 @@ pub(super) struct PlanSettings {
     pub(super) cost: Option<Arc<dyn CostFunction>>,
 }
 
-/// How samples become tensors.
+/// Settings of preparing samples for the model.
 pub(super) struct PrepareSettings {
     pub(super) tokenizer: TokenizerSettings,
     pub(super) layout: String,
@@ -59,11 +60,11 @@ pub(super) struct PrepareSettings {
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) skip_media_tensors: bool,
-    /// Whether texts are counted for the plan where the dataset does not say; else they are estimated.
+    /// Counting of texts for the plan, `exact` or `estimated`, if the dataset does not name a tokenizer.
     pub(super) token_counts: String,
 }
 
-/// How samples are read.
+/// Settings of reading and decoding samples.
 #[derive(Clone)]
 pub(super) struct ReadSettings {
     pub(super) decode: Decode,
@@ -78,7 +79,7 @@ pub(super) struct ReadSettings {
     pub(super) transforms: Transforms,
 }
 
-/// Everything but the data.
+/// All settings but the data.
 pub(super) struct Settings {
     pub(super) model: ModelSettings,
     pub(super) plan: PlanSettings,
@@ -87,11 +88,12 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Opens the data and puts everything together.
+    /// Opens the data and combines it with the settings.
     pub(super) fn loader_config<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
         let Self { model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
         let pad_to_tokens = prepare.pad_to_tokens;
+        // Checked before anything is opened, so that a wrong keyword fails early.
         let is_exact = is_exact(&prepare.token_counts)?;
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
@@ -99,9 +101,7 @@ impl Settings {
             Ok::<_, DflopError>((model.cost_model()?, preparer))
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
-            return Err(
-                DflopError::config("pad_to_tokens", "tensors are padded: it needs a tokenizer").into()
-            );
+            return Err(DflopError::config("pad_to_tokens", "needs a tokenizer: it pads tensors").into());
         }
         let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());
@@ -167,19 +167,19 @@ impl PlanSettings {
             "global" => Ok(Shuffle::Global),
             "none" => Ok(Shuffle::None),
             name => {
-                Err(DflopError::config("shuffle", format!("`{name}` is none of global, blocks and none")))
+                Err(DflopError::config("shuffle", format!("expected global, blocks or none, found `{name}`")))
             }
         }
     }
 }
 
 impl PrepareSettings {
-    /// What makes tensors; `None` where there is no tokenizer.
+    /// Returns the preparer; `None` without a tokenizer.
     fn preparer(
         self,
         model: &ModelSettings,
         spec: &ModelSpec,
-        layout: Layout,
+        layout: BatchLayout,
     ) -> Result<Option<Preparer>, DflopError> {
         let Some(builder) = self.tokenizer.or_of_model(&model.names)?.preparer(spec)? else {
             return Ok(None);
@@ -199,7 +199,7 @@ impl PrepareSettings {
 }
 
 impl ReadSettings {
-    /// How a loader's builder is set.
+    /// Returns a function that applies the settings to a loader builder.
     fn apply(
         self,
         seed: u64,
@@ -231,7 +231,7 @@ impl ReadSettings {
     }
 }
 
-/// A strategy by its name; the comparison that looks at no cost has another one, too.
+/// Parses a strategy; `data-blind` is accepted for round robin, `balanced` for search.
 pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     match name {
         "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
@@ -240,11 +240,11 @@ pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     }
 }
 
-fn synchronization(name: &str) -> Result<Meet, DflopError> {
+fn synchronization(name: &str) -> Result<Synchronization, DflopError> {
     match name {
-        "step" => Ok(Meet::Step),
-        "microbatch" => Ok(Meet::Microbatch),
-        _ => Err(DflopError::config("synchronize", format!("`{name}` is neither step nor microbatch"))),
+        "step" => Ok(Synchronization::PerStep),
+        "microbatch" => Ok(Synchronization::PerMicrobatch),
+        _ => Err(DflopError::config("synchronize", format!("expected step or microbatch, found `{name}`"))),
     }
 }
 
@@ -253,7 +253,7 @@ fn tail(name: &str) -> Result<Tail, DflopError> {
         "carry" => Ok(Tail::Carry),
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
-        _ => Err(DflopError::config("tail", format!("`{name}` is none of carry, drop and short"))),
+        _ => Err(DflopError::config("tail", format!("expected carry, drop or short, found `{name}`"))),
     }
 }
 
@@ -263,17 +263,20 @@ fn is_exact(token_counts: &str) -> Result<bool, DflopError> {
         "estimated" => Ok(false),
         _ => Err(DflopError::config(
             "token_counts",
-            format!("`{token_counts}` is neither exact nor estimated"),
+            format!("expected exact or estimated, found `{token_counts}`"),
         )),
     }
 }
 
-fn layout(name: &str) -> Result<Layout, DflopError> {
+fn layout(name: &str) -> Result<BatchLayout, DflopError> {
     match name {
-        "packed" => Ok(Layout::Packed),
-        "padded" => Ok(Layout::Padded { side: PaddingSide::Right }),
-        "padded_left" => Ok(Layout::Padded { side: PaddingSide::Left }),
-        _ => Err(DflopError::config("layout", format!("`{name}` is none of packed, padded and padded_left"))),
+        "packed" => Ok(BatchLayout::Packed),
+        "padded" => Ok(BatchLayout::Padded { side: PaddingSide::Right }),
+        "padded_left" => Ok(BatchLayout::Padded { side: PaddingSide::Left }),
+        _ => Err(DflopError::config(
+            "layout",
+            format!("expected packed, padded or padded_left, found `{name}`"),
+        )),
     }
 }
 
@@ -282,6 +285,9 @@ fn long_sample(name: &str) -> Result<LongSample, DflopError> {
         "error" => Ok(LongSample::Error),
         "truncate" => Ok(LongSample::TruncateText),
         "drop" => Ok(LongSample::Drop),
-        _ => Err(DflopError::config("long_sample", format!("`{name}` is none of error, truncate and drop"))),
+        _ => Err(DflopError::config(
+            "long_sample",
+            format!("expected error, truncate or drop, found `{name}`"),
+        )),
     }
 }

@@ -1,9 +1,9 @@
-//! Steps as they are delivered.
+//! Converts delivered steps to the classes of `dflop.batches`.
 
 use std::sync::Arc;
 
 use dflop_costmodel::CostModel;
-use dflop_loader::balanced::{Microbatch, Step};
+use dflop_loader::loader::{Microbatch, Step};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -12,7 +12,7 @@ use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
 
-/// A step as `dflop.batches.Step`.
+/// Converts a step to `dflop.batches.Step`.
 pub(super) fn step<'py>(
     py: Python<'py>,
     of: Step,

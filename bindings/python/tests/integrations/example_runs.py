@@ -1,4 +1,4 @@
-"""Examples as modules and as processes, none of which outlives its test."""
+"""Runs examples as modules and as processes, which end with their test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(name: str) -> ModuleType:
-    """Imports an example, anew."""
+    """Imports an example again."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The index and predicted costs as tables of pyarrow and polars."""
+"""Tests the index and predicted costs as tables of pyarrow and polars."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tables(unittest.TestCase):
         times = [f"{module}_ns" for module in self.cost.modules]
         self.assertEqual(times, ["vision_ns", "llm_ns"])
         self.assertTrue((frame["llm_ns"] > 0).all())
-        # One in four samples has no image, and then the encoder has nothing to do.
+        # One in four samples has no image, and then no work for the encoder.
         self.assertTrue(((frame["vision_ns"] == 0) == (frame["encoder_items"] == 0)).all())
         self.assertTrue(0 < frame.filter(polars.col("encoder_items") == 0).height < 40)
 

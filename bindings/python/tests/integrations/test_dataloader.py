@@ -1,4 +1,4 @@
-"""`DataLoader` and torchdata's `StatefulDataLoader` over a real loader: every image once, exact resume."""
+"""Tests `DataLoader` and torchdata's `StatefulDataLoader` over a loader: every image once, exact resume."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Batches(WithData):
                     self.assertEqual(found.sample_keys, wanted.sample_keys)
                     self.assertTrue(torch.equal(found["image"], wanted["image"]))
 
-    def test_a_state_behind_an_epoch_begins_the_next_in_another_order(self) -> None:
+    def test_a_state_after_an_epoch_starts_the_next_in_another_order(self) -> None:
         former, later = self.stateful(), self.stateful()
         first = [batch.sample_keys for batch in former]
         later.load_state_dict(former.state_dict())
@@ -89,7 +89,7 @@ class Batches(WithData):
         epoch, resumed = printed.splitlines()[-2:]
         first, last = map(float, epoch.split("loss ")[1].split(" -> "))
         self.assertLess(last, first / 4, printed)
-        self.assertEqual(resumed, "5 batches before a stop, 11 behind it")
+        self.assertEqual(resumed, "5 batches before a stop, 11 after it")
 
 
 def _copied(state: object) -> object:

@@ -1,4 +1,4 @@
-"""DDP on real ranks: gradients of any partition are those of one process, images or not."""
+"""Tests DDP on real ranks: gradients of any partition equal those of one process, with and without images."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ STRATEGIES = ("search", "data-blind")
 
 
 def rank_of_job(directory: Path) -> None:
-    """What a rank does: gradients and losses of steps by strategy, and its microbatches with images."""
+    """Runs a rank; saves gradients and losses of steps by strategy, and its microbatches with images."""
     ddp = example("ddp")
     dist.init_process_group("gloo")
     found = {}
     for strategy in STRATEGIES:
         model = ddp.model_of(directory)
         for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
-            # Those without images last, with which the gradients of all are summed over the ranks.
+            # Microbatches without images come last, because gradients are summed with the last one.
             step.microbatches.sort(key=lambda one: "pixel_values" not in one)
             loss = ddp.backward(model, step)
             images = [None] * dist.get_world_size()
@@ -58,7 +58,7 @@ def rank_of_job(directory: Path) -> None:
 
 
 def cuts(directory: Path, strategy: str, dp_size: int, **settings: object) -> list[list[dflop.Step]]:
-    """Steps with the shares of all ranks."""
+    """Returns steps with the shares of all ranks."""
     loaders = [
         dflop.BalancedLoader(
             directory / "shards",
@@ -121,12 +121,12 @@ class Ranks(WithData):
                     self.assertEqual(self.found[ranks, rank]["search", step]["digest"], balanced)
 
     def test_microbatches_without_images_were_among_them(self) -> None:
-        """What the tests above are about has happened: of the last microbatches, some had no images."""
+        """Checks the premise of the tests above: some of the last microbatches have no images."""
         steps = [found for place, found in _of_all(self.found) if place[1] != "weights"]
         self.assertIn({True, False}, [{images[-1] for images in found["images"]} for found in steps])
 
     def test_a_rank_waits_less_for_the_work_of_another(self) -> None:
-        """Floating-point operations that PyTorch counts, of the rank that has most: what a step takes."""
+        """Compares FLOPs, as PyTorch counts them, of the slowest rank."""
         model = example("pytorch").model_of(self.directory)
         most, predicted = {}, {}
         for strategy in STRATEGIES:

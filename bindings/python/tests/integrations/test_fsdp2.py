@@ -1,4 +1,4 @@
-"""FSDP2 on two real ranks: gradients of any partition are those of one process, images or not."""
+"""Tests FSDP2 on two real ranks: gradients of any partition equal those of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = 2
 
 
 def rank_of_job(directory: Path) -> None:
-    """What a rank does: whole gradients of steps by strategy, and its microbatches with images."""
+    """Runs a rank; saves whole gradients of steps by strategy, and its microbatches with images."""
     fsdp2 = example("fsdp2")
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
@@ -65,8 +65,8 @@ class Ranks(WithData):
                         named = {name.removeprefix("0."): one for name, one in gradients.items()}
                         self.assertLess(difference(named, wanted), 1e-4)
 
-    def test_microbatches_without_images_stood_beside_some_with(self) -> None:
-        """What the test above is about has happened: beside one with images stood one without."""
+    def test_microbatches_without_images_ran_with_some_that_have_them(self) -> None:
+        """Checks the premise of the test above: microbatches with and without images ran at the same time."""
         beside = [
             set(places)
             for place in self.found[0]

@@ -1,4 +1,4 @@
-"""Accelerate on balanced microbatches: the losses of two processes are those of one, also behind a resume."""
+"""Tests the Accelerate example: the losses of two processes equal those of one, also after a resume."""
 
 from __future__ import annotations
 

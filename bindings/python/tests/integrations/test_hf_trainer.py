@@ -1,4 +1,4 @@
-"""Hugging Face `Trainer` on balanced microbatches: its losses are token-true, and it resumes exactly."""
+"""Tests the `Trainer` example: losses weight all tokens equally, and it resumes exactly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrainerRuns(unittest.TestCase):
         self.out = directory.name
 
     def by_hand(self, steps: int) -> list[float]:
-        """Losses of plain SGD with the loader's own scales."""
+        """Returns losses of plain SGD with the loader's own scales."""
         model = self.example.DIRECTORY / "model"
         ds = dflop.Dataset(self.example.DIRECTORY / "shards", tokenizer=model, model=model)
         loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=2, steps=steps)

@@ -1,4 +1,4 @@
-"""JAX: images without a copy, shapes that are compiled once, losses that fall."""
+"""Tests the JAX example: images without a copy, one compilation per shape, falling losses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ class Memory(unittest.TestCase):
             return given[-1][1]
 
         with mock.patch("jax.dlpack.from_dlpack", remembers):
-            batches = list(dflop.Loader(self.shards, image=dflop.Image(size=32), batch_size=16, array_type="jax"))
+            batches = list(
+                dflop.Loader(self.shards, image=dflop.Image(size=32), batch_size=16, array_type="jax")
+            )
         self.assertEqual(len(given), len(batches))
         for batch, (address, array) in zip(batches, given, strict=True):
             self.assertIs(batch["image"], array)

@@ -1,4 +1,4 @@
-"""Lightning on balanced microbatches: token-true gradients, and a resume that is exact in and across epochs."""
+"""Tests the Lightning example: gradients by token, exact resumption within and across epochs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fit(unittest.TestCase):
         cls.example = load("lightning_loop")
 
     def by_hand(self, steps: int) -> tuple[list[float], list[list[str]]]:
-        """The same losses and samples without Lightning."""
+        """Compares losses and samples with a loop without Lightning."""
         directory = self.example.DIRECTORY
         ds = dflop.Dataset(directory / "shards", tokenizer=directory / "model", model=directory / "model")
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ class Fit(unittest.TestCase):
             self.assertEqual(whole.keys, keys)
             for loss, other in zip(whole.losses, losses, strict=True):
                 self.assertAlmostEqual(loss, other, delta=1e-4)
-            # Three steps are an epoch: one checkpoint lies inside the first, the other inside the second.
+            # Three steps are an epoch: one checkpoint is inside the first, the other inside the second.
             for saved in (2, 4):
                 resumed = self.example.train(directory, steps=5, resume=f"{directory}/step={saved}.ckpt")
                 self.assertEqual(resumed.keys, whole.keys[2 * saved :])

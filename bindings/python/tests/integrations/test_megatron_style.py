@@ -1,4 +1,4 @@
-"""What Megatron-LM asks of a data iterator: keys, types and shapes, `None`, state, one `next` a microbatch."""
+"""Tests the Megatron-LM example: keys, types and shapes, `None`, state, one `next` per microbatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from example_runs import load
 
 
 class Replays:
-    """Takes the next microbatch with `next` on the iterator itself, as Megatron does around every provider."""
+    """Takes the next microbatch with `next` on the iterator itself, as Megatron does."""
 
     def __init__(self, iterable) -> None:
         self.iterable = iterable
@@ -42,7 +42,7 @@ class Protocol(unittest.TestCase):
         )
         self.assertEqual((batch["max_seqlen"].dtype, tuple(batch["max_seqlen"].shape)), (torch.int32, (1,)))
         self.assertEqual(batch["max_seqlen"].item(), starts[0].diff().max().item())
-        # Positions begin anew where samples do, so either says which tokens see each other.
+        # Positions start from 0 with every sample, so that they determine the attention mask too.
         self.assertEqual(
             (batch["position_ids"][0] == 0).nonzero().flatten().tolist(), starts[0, :-1].tolist()
         )

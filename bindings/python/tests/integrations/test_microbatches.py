@@ -1,4 +1,4 @@
-"""Microbatches one by one: epochs, exact resume behind any of them, moving to a device."""
+"""Tests `Microbatches`: epochs, exact resume after any microbatch, moving to a device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OneByOne(unittest.TestCase):
         batches = DataLoader(one, batch_size=None, collate_fn=dflop.torch.keep)
         self.assertEqual(self.keys(batches) + self.keys(batches), expected)
 
-    def test_it_resumes_behind_any_microbatch(self) -> None:
+    def test_it_resumes_after_any_microbatch(self) -> None:
         whole = self.microbatches()
         expected = self.keys(whole) + self.keys(whole)
         for stop in range(8):

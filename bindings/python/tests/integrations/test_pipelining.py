@@ -1,4 +1,4 @@
-"""A pipeline of two stages: microbatches of one length, gradients as without it, no room is an error."""
+"""Tests a pipeline of two stages: one length, equal gradients, an error if a step does not fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def steps_of(directory: Path, **settings: object) -> list[dflop.Step]:
 
 
 def rank_of_job(directory: Path) -> None:
-    """What a stage does: gradients of its part and losses of steps, by schedule."""
+    """Runs a stage; saves gradients of its part and losses of steps, by schedule."""
     pipelining, pytorch = example("pipelining"), example("pytorch")
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
@@ -123,7 +123,7 @@ class Stages(WithData):
             self.assertEqual(loader.state_dict()["step"], 0)
 
     def test_unequal_lengths_are_what_the_pipeline_refuses(self) -> None:
-        """Without padding lengths differ, which is why there is a fixed length."""
+        """Checks that lengths differ without padding."""
         lengths = {
             one["input_ids"].shape[1] for one in steps_of(self.directory, pad_to_tokens=None)[0].microbatches
         }

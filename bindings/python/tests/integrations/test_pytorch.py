@@ -1,4 +1,4 @@
-"""A plain loop of PyTorch: gradients are those of the whole batch, layouts agree, runs go on bit by bit."""
+"""Tests a plain PyTorch loop: gradients of the whole batch, equal layouts, bit-exact resumption."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Runs(WithData):
         resumed.load_state_dict(state["loader"])
         self.assertEqual(self.losses(other, other_optimizer, resumed), wanted)
 
-    def test_a_run_that_is_left_in_the_middle_of_an_iteration_goes_on_behind_the_last_step(self) -> None:
+    def test_a_run_that_is_left_in_the_middle_of_an_iteration_resumes_after_the_last_step(self) -> None:
         loader = pytorch.loader_of(self.directory, steps=None)
         seen = [step.step for _, step in zip(range(3), loader, strict=False)]
         resumed = pytorch.loader_of(self.directory, steps=None)

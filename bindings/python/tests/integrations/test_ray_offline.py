@@ -1,4 +1,4 @@
-"""Indexing and packing by tasks: on threads, processes and Ray, with the results of one process."""
+"""Tests indexing and packing by tasks on threads, processes and Ray against one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ImportError:
 
 
 def same_process(function, items):
-    """What travels is pickled, as to another machine."""
+    """Pickles arguments and results, as for another machine."""
     return [pickle.loads(pickle.dumps(function))(pickle.loads(pickle.dumps(item))) for item in items]
 
 

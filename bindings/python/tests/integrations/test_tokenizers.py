@@ -1,4 +1,4 @@
-"""Tokenizers as users have them: a file, a directory, objects of two libraries, a name in the Hugging Face cache."""
+"""Tests tokenizers as a file, a directory, objects of two libraries, a name in the Hugging Face cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader as a dataset of PyTorch: `DataLoader`, exact resume through torchdata, page-locked memory."""
+"""Tests PyTorch datasets: `DataLoader`, exact resume through torchdata, page-locked memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
 
 
 class Batch(Mapping):
-    """A mapping with more than its arrays, as the loader's batches are."""
+    """A mapping with attributes, as the loader's batches are."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -37,7 +37,7 @@ class Batch(Mapping):
 
 
 class Loader:
-    """Epochs of numbered batches: each iteration is the rest of one, as its state says where that begins."""
+    """Loader of numbered batches; each iteration is the rest of an epoch after its state."""
 
     def __init__(self, batches: int = 5) -> None:
         self.batches, self.epoch, self.position, self.made = batches, 0, 0, []
@@ -145,7 +145,7 @@ class Resume(unittest.TestCase):
 
 
 class FakeRuntime:
-    """The two calls of the CUDA runtime."""
+    """Fake of the two CUDA runtime calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []

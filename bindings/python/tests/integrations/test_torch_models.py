@@ -1,5 +1,4 @@
-"""Inputs that Hugging Face modules are measured with: each kind runs, and the Rust side reads what was
-measured."""
+"""Tests measuring Hugging Face modules: every kind runs, and the Rust side reads the profile."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ QUICK = {"tokens_max": 128, "seconds_max": 1.0, "repeats": 3}
 
 
 def setUpModule() -> None:
-    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    # With one thread, CPU time is measured, which a busy machine does not affect.
     torch.set_num_threads(1)
 
 

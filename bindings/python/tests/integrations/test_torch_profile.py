@@ -1,4 +1,4 @@
-"""Profiles of PyTorch modules: what is measured, what is left as it was, and what the Rust side reads."""
+"""Tests profiles of PyTorch modules: measured times, restored state, and what the Rust side reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dflop.torch._split import attention_times, linear_times, short_attention
 
 
 def command(*args: str) -> str:
-    """Runs the command line: the program that DFLOP names, else that of the package."""
+    """Runs the command line: the program in DFLOP, else the package's."""
     program = [os.environ["DFLOP"]] if "DFLOP" in os.environ else [sys.executable, "-m", "dflop"]
     done = subprocess.run([*program, *args], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -30,12 +30,12 @@ def command(*args: str) -> str:
 
 
 def setUpModule() -> None:
-    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    # With one thread, CPU time is measured, which a busy machine does not affect.
     torch.set_num_threads(1)
 
 
 class FakeClock:
-    """A clock that modules move on by themselves."""
+    """A clock that modules advance themselves."""
 
     name = "fake"
 
@@ -56,7 +56,7 @@ class FakeClock:
 
 
 class Timed(torch.autograd.Function):
-    """Takes a time in both passes."""
+    """Advances the clock in both passes."""
 
     @staticmethod
     def forward(context, rows, clock, microseconds):
@@ -71,7 +71,7 @@ class Timed(torch.autograd.Function):
 
 
 class FakeLayer(torch.nn.Module):
-    """A layer that takes `linear` microseconds a token and `square` a squared token of each sequence."""
+    """A layer of `linear` microseconds per token and `square` per squared token of each sequence."""
 
     def __init__(
         self, clock: FakeClock, linear: float = 3.0, square: float = 0.01, call: float = 0.0
@@ -86,7 +86,7 @@ class FakeLayer(torch.nn.Module):
 
 
 class FakeModel(torch.nn.Module):
-    """Layers, and something outside of them that takes `ends` microseconds and 2 a token."""
+    """Layers, and a part outside of them of `ends` microseconds and 2 per token."""
 
     def __init__(self, clock: FakeClock, layers: int = 4, ends: float = 500.0, **layer: float) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Splitting(unittest.TestCase):
 
 class Curves(unittest.TestCase):
     def test_predictions_are_those_of_the_cost_model(self) -> None:
-        """The curves here and those in Rust go through the same points."""
+        """Compares the curves in Python with those in Rust."""
         tokens = [64, 128, 300, 700, 701, 2048]
         rows, observed = [], []
         for phase, factor in (("forward", 1.0), ("backward", 2.1)):
@@ -256,7 +256,7 @@ class Profiles(unittest.TestCase):
             )
         parts = {(part["part"], part["phase"]): part["errors"] for part in found["modules"][0]["parts"]}
         self.assertLess(parts["linear", "forward"]["max"], 0.01)
-        # The shortest sequence takes next to nothing, which layers do not scale.
+        # The shortest sequence takes almost no time, which layers do not scale.
         self.assertLess(parts["attention", "backward"]["p50"], 0.01)
 
     def test_a_module_is_left_as_it_was(self) -> None:
@@ -369,7 +369,7 @@ class Profiles(unittest.TestCase):
 
 
 def slow_rank(index: int, size: int, directory: str) -> None:
-    """A rank of a tensor-parallel group, the second one twice as slow; what it measured is left in a file."""
+    """A rank of a tensor-parallel group, the second one twice as slow; writes its profile to a file."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{directory}/meet", rank=index, world_size=size
@@ -386,7 +386,9 @@ class Groups(unittest.TestCase):
     def test_all_ranks_of_a_group_measure_the_same_which_is_the_slowest(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             torch.multiprocessing.spawn(slow_rank, args=(2, directory), nprocs=2)
-            first, second = (Path(directory, place, "fake-llm-tp2.csv").read_text() for place in ("", "second"))
+            first, second = (
+                Path(directory, place, "fake-llm-tp2.csv").read_text() for place in ("", "second")
+            )
         self.assertEqual(first, second)
         clock = FakeClock()
         alone = fake_profile(clock, FakeModel(clock, linear=6.0), tokens_max=512)

@@ -1,4 +1,4 @@
-"""Stage times of PyTorch modules: what is timed, and what the loader is told."""
+"""Tests stage times of PyTorch modules, and their reports to the loader."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 @dataclass
 class Step:
-    """What of a `dflop.Step` the timer looks at."""
+    """The attributes of a `dflop.Step` that the timer reads."""
 
     step: int
     microbatches: list[object]
 
 
 def setUpModule() -> None:
-    # One thread is timed by its CPU time, and waits for no other on a busy machine.
+    # With one thread, CPU time is measured, which a busy machine does not affect.
     torch.set_num_threads(1)
 
 
@@ -41,7 +41,7 @@ class Loader:
 
 
 class Work(torch.autograd.Function):
-    """Moves a clock on by as many seconds as are said, forward, and twice as many backward."""
+    """Advances a clock by some seconds forward, and twice as many backward."""
 
     @staticmethod
     def forward(context, rows, clock, seconds):
@@ -52,14 +52,14 @@ class Work(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        # Asking for what was saved makes checkpointing compute it again.
+        # Reading saved tensors makes checkpointing recompute them.
         assert context.saved_tensors
         context.clock.now += 2e6 * context.seconds
         return gradient, None, None
 
 
 class Stage(nn.Module):
-    """A module that takes as many seconds as its input has rows."""
+    """A module that takes a second per row of its input."""
 
     def __init__(self, clock: FakeClock, is_checkpointed: bool = False) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Stage(nn.Module):
 
 
 class Model(nn.Module):
-    """An encoder, a projector that is timed by nobody, and an LLM that is called by keyword."""
+    """An encoder, a projector that is not timed, and an LLM that is called by keyword."""
 
     def __init__(self, clock: FakeClock, **encoder: bool) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def timed(clock: FakeClock, model: Model, **settings) -> tuple[Loader, dflop.tor
 
 
 class StageTimes(unittest.TestCase):
-    def test_forward_and_backward_are_told_by_module_and_microbatch(self) -> None:
+    def test_forward_and_backward_are_reported_by_module_and_microbatch(self) -> None:
         clock = FakeClock()
         model = Model(clock)
         loader, timer = timed(clock, model)
@@ -149,7 +149,7 @@ class StageTimes(unittest.TestCase):
         train(model, timer, [[(1, 1), (2, 1)]])
         self.assertEqual(loader.reports[0][1], {"vision": [[1.0, 2.0]], "llm": [[3.0, 3.0]]})
 
-    def test_microbatches_without_images_need_to_be_said(self) -> None:
+    def test_microbatches_without_images_need_to_be_marked(self) -> None:
         clock = FakeClock()
         model = Model(clock)
         loader, timer = timed(clock, model)
@@ -210,7 +210,7 @@ class StageTimes(unittest.TestCase):
 
 
 def rank(index: int, size: int, directory: str) -> None:
-    """A data-parallel rank; what it reports is left in a file."""
+    """Runs a data-parallel rank, which writes its reports to a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=index, world_size=size)
     clock = FakeClock()
@@ -230,15 +230,17 @@ class Ranks(unittest.TestCase):
     def test_all_ranks_report_the_times_of_all(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             torch.multiprocessing.spawn(rank, args=(2, directory), nprocs=2)
-            found = [Path(directory, str(index)).read_text(encoding="utf-8").splitlines() for index in range(2)]
+            found = [
+                Path(directory, str(index)).read_text(encoding="utf-8").splitlines() for index in range(2)
+            ]
         wanted = [(0, {"vision": [[3.0, 9.0], [6.0, 9.0]], "llm": [[6.0, 12.0], [6.0, 15.0]]})]
         for reports, refused in found:
             self.assertEqual(reports, repr(wanted))
             self.assertEqual(refused, "data-parallel ranks have other numbers of microbatches: [1, 2]")
 
 
-class Told:
-    """A real loader, and what it answers to reports."""
+class Answers:
+    """A real loader that keeps the answers to reports."""
 
     def __init__(self, loader: dflop.BalancedLoader) -> None:
         self.loader, self.answers = loader, []
@@ -248,24 +250,24 @@ class Told:
 
 
 class RealLoader(unittest.TestCase):
-    def test_the_balanced_loader_learns_from_what_it_is_told(self) -> None:
+    def test_the_balanced_loader_learns_from_reports(self) -> None:
         directory = dflop.example.directory(samples=64)
         config = Qwen2VLConfig.from_pretrained(directory / "model")
         model = Qwen2VLForConditionalGeneration(config)
         settings = {"global_batch_size": 8, "microbatches": 2, "device": "cpu", "correction_interval": 2}
         loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", steps=4, **settings)
-        told = Told(loader)
+        answering = Answers(loader)
         with dflop.torch.StageTimer(
-            told, encoder=model.model.visual, llm=model.model.language_model
+            answering, encoder=model.model.visual, llm=model.model.language_model
         ) as timer:
             for step in loader:
                 for place, mb in enumerate(step.microbatches):
                     timer.microbatch(place)
                     (model(**mb, use_cache=False).loss * mb.loss_scale).backward()
                 timer.step(step)
-        self.assertEqual([answer is not None for answer in told.answers], [False, True, False, True])
+        self.assertEqual([answer is not None for answer in answering.answers], [False, True, False, True])
         # Two steps of two microbatches: the LLM in all of them, the encoder where there are images.
-        self.assertIn(told.answers[1]["observations"], range(5, 9))
+        self.assertIn(answering.answers[1]["observations"], range(5, 9))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What torchtitan asks of a dataloader: items, steps of ranks that add up, state in distributed checkpoints."""
+"""Tests the torchtitan example: items, steps over ranks, state in distributed checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of trainers share: examples as modules, jobs of several processes, gradients to compare."""
+"""Shares helpers of trainer tests: examples as modules, jobs of processes, comparison of gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def example(name: str) -> ModuleType:
-    """An example, imported: what it does as a program is not done."""
+    """Imports an example without running it as a program."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -29,7 +29,7 @@ def example(name: str) -> ModuleType:
 
 
 def run(*arguments: object, seconds: float = 300) -> str:
-    """What a Python program prints; all its processes end with it, at the latest after so many seconds."""
+    """Returns the output of a Python program; all its processes end with it, or after `seconds`."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
@@ -40,35 +40,35 @@ def run(*arguments: object, seconds: float = 300) -> str:
         start_new_session=True,
     )
     try:
-        printed, said = process.communicate(timeout=seconds)
+        printed, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise AssertionError("it hangs:\n" + "\n".join(process.communicate())) from None
     if process.returncode != 0:
-        raise AssertionError(f"exit status {process.returncode}:\n{printed}\n{said}")
+        raise AssertionError(f"exit status {process.returncode}:\n{printed}\n{errors}")
     return printed
 
 
 def torchrun(program: str, *arguments: object, ranks: int) -> str:
-    """Runs a program on so many ranks."""
+    """Runs a program on `ranks` ranks."""
     job = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return run(*job, program, *arguments)
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Gradients by parameter, without what DDP puts in front of the names."""
+    """Returns gradients by parameter, without the name prefix of DDP."""
     found = {name.removeprefix("module."): one.grad for name, one in model.named_parameters()}
     return {name: torch.zeros(()) if one is None else one.detach().clone() for name, one in found.items()}
 
 
 def difference(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
-    """The largest distance of two gradients of a parameter, as a fraction of the length of the wanted one."""
+    """Returns the largest relative distance of two gradients of a parameter."""
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     return max(float((found[name] - one).norm() / one.norm().clamp(min=1e-4)) for name, one in wanted.items())
 
 
 class WithData(unittest.TestCase):
-    """All tests of a class share shards and a model."""
+    """Test case whose tests share shards and a model."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -81,5 +81,5 @@ class WithData(unittest.TestCase):
 
 
 def keys_of(steps: Iterable[Step]) -> list[set[str]]:
-    """Keys of the samples of each step."""
+    """Returns the keys of the samples of each step."""
     return [{key for one in step.microbatches for key in one.sample_keys} for step in steps]

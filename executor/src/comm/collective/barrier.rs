@@ -1,11 +1,12 @@
 //! Dissemination barrier.
 
 use super::Call;
-use crate::comm::communicator::Group;
+use crate::comm::dtype::Dtype;
 use crate::comm::error::Result;
-use crate::comm::payload::{Buffer, Dtype};
+use crate::comm::group::Group;
+use crate::comm::payload::Buffer;
 
-/// Waits until every rank is here, in as many rounds as the number of ranks has bits.
+/// Waits until every rank has entered, in `ceil(log2(ranks))` rounds.
 ///
 /// # Source
 /// Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.

@@ -1,12 +1,12 @@
 //! Broadcast over a binomial tree.
 
 use super::Call;
-use crate::comm::communicator::Group;
 use crate::comm::error::Result;
+use crate::comm::group::Group;
 use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
 
-/// Gives every rank what `root` has, in as many rounds as the number of ranks has bits.
+/// Copies the values of `root` to every rank, in `ceil(log2(ranks))` rounds.
 pub(in crate::comm) fn broadcast(
     group: &Group,
     call: Call,
@@ -15,14 +15,15 @@ pub(in crate::comm) fn broadcast(
 ) -> Result<()> {
     let size = group.size();
     let place = (group.rank + size - root) % size;
+    // positions are ranks rotated so that the root is 0
     let rank_of = |place: usize| (place + root) % size;
-    // the lowest set bit of a place is the round in which it receives; the root never does
+    // the lowest set bit of a position is the round in which it receives; the root never receives
     let received_bit = if place == 0 { size.next_power_of_two() } else { 1 << place.trailing_zeros() };
     if place != 0 {
         let from = rank_of(place - received_bit);
         let buffer = call.recv(group, from, values.dtype(), values.elements())?;
         values.copy_in(0..values.elements(), &buffer);
-        group.fabric.mailbox.recycled.give(buffer);
+        group.endpoint.mailbox.receive_buffers.give(buffer);
     }
     let mut sends = Vec::new();
     let mut bit = received_bit >> 1;
@@ -34,5 +35,5 @@ pub(in crate::comm) fn broadcast(
         }
         bit >>= 1;
     }
-    sends.iter().try_for_each(super::SendOnTheWay::finish)
+    sends.iter().try_for_each(super::PendingSend::finish)
 }

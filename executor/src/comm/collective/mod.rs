@@ -1,4 +1,4 @@
-//! Collectives out of sends and receives, each with a fixed order of sums.
+//! Collectives built from sends and receives, each with a fixed order of sums.
 
 mod barrier;
 mod broadcast;
@@ -8,33 +8,34 @@ pub(super) use barrier::barrier;
 pub(super) use broadcast::broadcast;
 pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
 
-use super::at::At;
-use super::communicator::Group;
+use super::dtype::Dtype;
+use super::endpoint::PendingSend;
 use super::error::Result;
-use super::fabric::SendOnTheWay;
+use super::group::Group;
 use super::message::{Header, Op};
-use super::payload::{Buffer, Dtype, Shape};
+use super::payload::{Buffer, PayloadShape};
+use super::step_context::StepContext;
 
-/// One collective: all ranks give it the same number, and the receiver checks the rest.
+/// One collective: all ranks give it the same number, and receivers check the rest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) op: Op,
     pub(super) number: u64,
-    pub(super) at: At,
+    pub(super) at: StepContext,
 }
 
 impl Call {
     fn header(&self, group: &Group, dtype: Dtype, elements: usize) -> Header {
-        let shape = Shape::flat(dtype, elements);
+        let shape = PayloadShape::flat(dtype, elements);
         Header { comm: group.id, op: self.op, tag: self.number, at: self.at, shape }
     }
 
-    fn start_send(&self, group: &Group, to: usize, buffer: Buffer) -> Result<SendOnTheWay> {
+    fn start_send(&self, group: &Group, to: usize, buffer: Buffer) -> Result<PendingSend> {
         let header = self.header(group, buffer.dtype(), buffer.elements());
-        group.fabric.start_send(group.members[to], header, buffer)
+        group.endpoint.start_send(group.members[to], header, buffer)
     }
 
     fn recv(&self, group: &Group, from: usize, dtype: Dtype, elements: usize) -> Result<Buffer> {
-        group.fabric.recv(group.members[from], self.header(group, dtype, elements))
+        group.endpoint.recv(group.members[from], self.header(group, dtype, elements))
     }
 }

@@ -1,21 +1,22 @@
-//! Ring collectives: every rank sends to the next and receives from the one before, at once.
+//! Ring collectives: every rank sends to the next and receives from the previous one, at the same time.
 //!
-//! Part `p` starts at rank `p + 1` and each rank adds its own elements to what comes in, so the order of a
-//! sum depends on `p` and the number of ranks alone. A buffer that came in is the one that goes on: nothing
-//! but a rank's first part is copied.
+//! Part `p` starts at rank `p + 1`, and each rank adds its own elements to the incoming ones, so the order of
+//! a sum depends on `p` and the number of ranks alone. The received buffer is the one that is sent next: only
+//! the first part of each rank is copied.
 //!
 //! # Source
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use super::Call;
-use crate::comm::communicator::Group;
+use crate::comm::dtype::Dtype;
 use crate::comm::error::{Error, Result};
+use crate::comm::group::Group;
 use crate::comm::parts::{even_parts, ranges};
-use crate::comm::payload::{Buffer, Dtype};
+use crate::comm::payload::Buffer;
 use crate::comm::slice::Slice;
 use std::ops::Range;
 
-/// Adds up all elements over all ranks.
+/// Sums all elements over all ranks.
 pub(in crate::comm) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> Result<()> {
     let parts = even_parts(values.elements(), group.size());
     let parts = ranges(&parts, group.size(), values.elements())?;
@@ -23,7 +24,7 @@ pub(in crate::comm) fn all_reduce(group: &Group, call: Call, values: &mut Slice<
     gather(group, call, values, &parts, own)
 }
 
-/// Adds up; rank `r` is left with the sum of part `r`.
+/// Sums, and leaves rank `r` with the sum of part `r`.
 pub(in crate::comm) fn reduce_scatter(
     group: &Group,
     call: Call,
@@ -31,7 +32,7 @@ pub(in crate::comm) fn reduce_scatter(
     parts: &[Range<usize>],
 ) -> Result<()> {
     if let Some(own) = reduce(group, call, values, parts)? {
-        group.fabric.mailbox.recycled.give(own);
+        group.endpoint.mailbox.receive_buffers.give(own);
     }
     Ok(())
 }
@@ -62,12 +63,14 @@ fn reduce(
         return Ok(None);
     }
     let mut outgoing = copy_of(group, values, &parts[(rank + size - 1) % size]);
+    // in round `r` the sum of part `rank - r` passes through, and in the last one the rank's own part
     for round in 2..=size {
         let part = &parts[(rank + size - round % size) % size];
         let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
         let before = (rank + size - 1) % size;
         let mut incoming = call.recv(group, before, values.dtype(), part.len())?;
         values.add_to(part.clone(), &mut incoming)?;
+        // at most one message per rank is in flight
         sending.finish()?;
         outgoing = incoming;
     }
@@ -93,12 +96,12 @@ fn gather(
         sending.finish()?;
         outgoing = incoming;
     }
-    group.fabric.mailbox.recycled.give(outgoing);
+    group.endpoint.mailbox.receive_buffers.give(outgoing);
     Ok(())
 }
 
 fn copy_of(group: &Group, values: &Slice<'_>, part: &Range<usize>) -> Buffer {
-    let mut copy = group.fabric.mailbox.recycled.take(values.dtype(), part.len());
+    let mut copy = group.endpoint.mailbox.receive_buffers.take(values.dtype(), part.len());
     values.copy_out(part.clone(), &mut copy);
     copy
 }

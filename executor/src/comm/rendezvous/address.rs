@@ -1,7 +1,7 @@
-//! Names to addresses, calls and their time limit.
+//! Resolves host names, and makes or accepts connections within a deadline.
 
-use super::handshake::{Hello, Rejection, call};
-use super::token::Token;
+use super::handshake::{Hello, Rejection, start_handshake};
+use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -13,7 +13,7 @@ const RETRY_NAME: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(2);
 const CALL: Duration = Duration::from_secs(3);
 
-/// A point in time until which ranks try to find one another.
+/// Point in time until which ranks try to find each other.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) struct Deadline {
     begin: Instant,
@@ -35,12 +35,12 @@ impl Deadline {
     }
 }
 
-/// Resolves a name, or reads an address, of IPv4 or IPv6. A name that no one knows yet is asked for again.
+/// Resolves a host name or an IPv4 or IPv6 address. Unknown names are retried until the deadline.
 pub(in crate::comm) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Result<Vec<SocketAddr>> {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     let (answer, answers) = channel();
     let (name, begin) = (host.clone(), *deadline);
-    // the resolver of the system has time limits of its own
+    // the system resolver has its own time limits, which may exceed the deadline
     std::thread::spawn(move || {
         loop {
             let found = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
@@ -64,14 +64,14 @@ pub(in crate::comm) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Re
     }
 }
 
-/// Calls one of the addresses until someone answers who knows the token.
+/// Connects to one of the addresses, retrying until a peer answers that knows the token.
 ///
 /// # Errors
-/// At once where the token or this rank is refused; [`Error::Connect`] after the deadline.
+/// Immediately if the token or this rank is refused; [`Error::Connect`] after the deadline.
 pub(in crate::comm) fn dial(
     addresses: &[SocketAddr],
     hello: Hello,
-    token: &Token,
+    token: &JobToken,
     peer: &str,
     deadline: &Deadline,
 ) -> Result<TcpStream> {
@@ -81,7 +81,7 @@ pub(in crate::comm) fn dial(
         for one in addresses {
             match try_call(one, hello, token, deadline) {
                 Ok(stream) => return Ok(stream),
-                Err(Rejection::Token) => return Err(Error::TokenRefused { rank: hello.rank, address }),
+                Err(Rejection::WrongToken) => return Err(Error::TokenRefused { rank: hello.rank, address }),
                 Err(Rejection::Refused(reason)) => return Err(Error::Refused { rank: hello.rank, reason }),
                 Err(Rejection::Io(error)) => reason = error.to_string(),
             }
@@ -97,17 +97,18 @@ pub(in crate::comm) fn dial(
 fn try_call(
     address: &SocketAddr,
     hello: Hello,
-    token: &Token,
+    token: &JobToken,
     deadline: &Deadline,
 ) -> Result<TcpStream, Rejection> {
+    // a zero timeout is an error of the system call, and a dead address must not use up the deadline
     let patience = deadline.left().clamp(Duration::from_millis(1), CALL);
     let mut stream = TcpStream::connect_timeout(address, patience)?;
     stream.set_nodelay(true)?;
-    call(&mut stream, hello, token)?;
+    start_handshake(&mut stream, hello, token)?;
     Ok(stream)
 }
 
-/// Accepts connections and gives each to `take`, until `is_done` says so.
+/// Accepts connections and passes each to `take`, until `is_done` returns true.
 pub(in crate::comm) fn accept_until(
     listener: &TcpListener,
     mut take: impl FnMut(TcpStream),
@@ -117,12 +118,13 @@ pub(in crate::comm) fn accept_until(
     while !is_done() {
         match listener.accept() {
             Ok((stream, _)) => {
+                // on some systems accepted sockets inherit the mode of the listener
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
                 take(stream);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(POLL),
-            // the caller hung up before, or the like: nothing of the listener
+            // for example, the caller hung up before: not a failure of the listener
             Err(error) => {
                 tracing::debug!(%error, "a connection could not be accepted");
                 std::thread::sleep(POLL);

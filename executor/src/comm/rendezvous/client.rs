@@ -1,9 +1,9 @@
-//! The side of the store that asks.
+//! Client side of the rendezvous: sets and awaits the keys of a job.
 
 use super::address::{Deadline, dial};
 use super::handshake::{Hello, Purpose};
-use super::protocol::{Answer, Ask, Request, read_answer};
-use super::token::Token;
+use super::protocol::{ReplyKind, Request, RequestKind, read_answer};
+use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,38 +11,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A rank's connection to the store of its job.
+/// Connection of a rank to the key-value store of its job.
 ///
-/// Keys are written once. Beside addresses it holds what a later transport has to hand round, as the unique id of
-/// a NCCL communicator under its group's name.
+/// Keys are written once. In addition to addresses, the store can hold what another transport must
+/// distribute, such as the unique id of an NCCL communicator under the name of its group.
 #[derive(Debug)]
-pub struct Store {
+pub struct RendezvousClient {
     stream: Mutex<TcpStream>,
     rank: usize,
     size: usize,
     has_joined: AtomicBool,
 }
 
-impl Store {
-    /// Finds the store and proves to know the token.
+impl RendezvousClient {
+    /// Connects to the store and proves knowledge of the token.
     pub(in crate::comm) fn connect(
         addresses: &[SocketAddr],
         rank: usize,
         size: usize,
-        token: &Token,
+        token: &JobToken,
         deadline: &Deadline,
     ) -> Result<Self> {
-        let hello = Hello { purpose: Purpose::Store, rank, size };
+        let hello = Hello { purpose: Purpose::RendezvousClient, rank, size };
         let stream = dial(addresses, hello, token, "the rendezvous", deadline)?;
         Ok(Self { stream: Mutex::new(stream), rank, size, has_joined: AtomicBool::new(false) })
     }
 
-    /// Says that this rank is connected with all others; until then, its end is everyone's.
+    /// Marks this rank as connected with all others; before that, its end fails the rendezvous of everyone.
     pub(in crate::comm) fn join(&self) {
         self.has_joined.store(true, Ordering::Relaxed);
     }
 
-    /// Address of this machine by which it reaches the store.
+    /// Address by which this machine reaches the store.
     pub(in crate::comm) fn local_ip(&self) -> Result<IpAddr> {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         stream
@@ -51,42 +51,43 @@ impl Store {
             .map_err(|source| self.io("ask for the local address", source))
     }
 
-    /// Sets a key, of at most 256 bytes, to a value of at most 64 KiB.
+    /// Sets a key of at most 256 bytes to a value of at most 64 KiB.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it has a value; [`Error::Io`] if the store is gone.
+    /// [`Error::Refused`] if the key has a value; [`Error::Io`] if the store is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        match self.ask(Ask::Set, key, value, Duration::ZERO)? {
-            (Answer::Taken, _) => {
+        match self.ask(RequestKind::Set, key, value, Duration::ZERO)? {
+            (ReplyKind::Taken, _) => {
                 Err(Error::Refused { rank: self.rank, reason: format!("`{key}` was set before") })
             }
             _ => Ok(()),
         }
     }
 
-    /// Waits for the value of a key; `None` if there is none in time.
+    /// Waits for the value of a key; returns `None` if it is not set in time.
     ///
     /// # Errors
-    /// [`Error::Refused`] if a rank of the job went away before; [`Error::Io`] if the store is gone.
+    /// [`Error::Refused`] if a rank of the job disconnected before; [`Error::Io`] if the store is gone.
     pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
-        match self.ask(Ask::Wait, key, &[], timeout)? {
-            (Answer::Value, value) => Ok(Some(value)),
-            (Answer::Lost, rank) => {
+        match self.ask(RequestKind::Wait, key, &[], timeout)? {
+            (ReplyKind::Value, value) => Ok(Some(value)),
+            (ReplyKind::Lost, rank) => {
                 let rank = rank.try_into().map_or(0, u32::from_le_bytes);
-                let reason = format!("rank {rank} went away before all ranks were connected");
+                let reason = format!("rank {rank} disconnected before all ranks were connected");
                 Err(Error::Refused { rank: self.rank, reason })
             }
             _ => Ok(None),
         }
     }
 
-    /// Waits until all ranks are at the barrier of this name, which can be used once.
+    /// Waits until all ranks have entered the barrier of this name, which can be used once.
     ///
     /// # Errors
-    /// [`Error::Connect`] if they are not in time; those of [`wait`](Self::wait).
+    /// [`Error::Connect`] if some do not enter in time; the errors of [`wait`](Self::wait).
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
-        let (_, count) = self.ask(Ask::Count, name, &[], Duration::ZERO)?;
+        let (_, count) = self.ask(RequestKind::Count, name, &[], Duration::ZERO)?;
         let open = format!("barrier/{name}");
+        // the last rank to enter opens the barrier for all
         if count == (self.size as u64).to_le_bytes() {
             self.set(&open, &[])?;
         }
@@ -97,16 +98,22 @@ impl Store {
                 peer: "all ranks".into(),
                 address: open,
                 waited_seconds: timeout.as_secs_f64(),
-                reason: "some did not come".into(),
+                reason: "some ranks did not enter the barrier".into(),
             }),
         }
     }
 
-    fn ask(&self, ask: Ask, key: &str, value: &[u8], timeout: Duration) -> Result<(Answer, Vec<u8>)> {
+    fn ask(
+        &self,
+        ask: RequestKind,
+        key: &str,
+        value: &[u8],
+        timeout: Duration,
+    ) -> Result<(ReplyKind, Vec<u8>)> {
         let timeout_ms = timeout.as_millis() as u64;
         let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // the store answers in time, or its machine is gone
+        // the store answers within the requested time, or its machine is gone
         let patience = timeout + Duration::from_secs(5);
         stream
             .set_read_timeout(Some(patience))
@@ -120,10 +127,10 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for RendezvousClient {
     fn drop(&mut self) {
-        let leave = Request { ask: Ask::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
-        // a store that is gone needs no farewell; a rank that never joined is missed
+        let leave = Request { ask: RequestKind::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
+        // a store that is gone needs no farewell; a rank that never joined must count as lost
         if self.has_joined.load(Ordering::Relaxed) {
             let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = leave.write(stream);

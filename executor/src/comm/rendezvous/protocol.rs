@@ -1,4 +1,4 @@
-//! Requests to the store and its answers, as bytes.
+//! Wire format of the requests to the rendezvous server and of its replies.
 
 use std::io::{self, Read, Write};
 
@@ -7,36 +7,36 @@ const KEY_BYTES_MAX: usize = 256;
 /// Longest value.
 pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// What a client asks for.
+/// Operation that a client requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum RequestKind {
     /// Sets a key that has no value.
     Set,
     /// Waits for the value of a key.
     Wait,
     /// Adds one to a counter.
     Count,
-    /// Says that the connection ends as it should.
+    /// Announces that the connection ends in an orderly way.
     Leave,
 }
 
-/// What the store answers.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// Done; here is the value.
+pub(super) enum ReplyKind {
+    /// Success, with the value.
     Value,
-    /// There was no value in time.
+    /// The value was not set in time.
     TimedOut,
-    /// The key has a value.
+    /// The key already has a value.
     Taken,
-    /// A rank's connection ended; the value is its number.
+    /// The connection of a rank ended; the value is its number.
     Lost,
 }
 
-/// A request: key, value and time limit, where it has one.
+/// Request with key, value and time limit, as far as the operation has them.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) ask: Ask,
+    pub(super) ask: RequestKind,
     pub(super) key: String,
     pub(super) value: Vec<u8>,
     pub(super) timeout_ms: u64,
@@ -45,7 +45,7 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
         if self.key.len() > KEY_BYTES_MAX || self.value.len() > VALUE_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "key or value too long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "key or value is too long"));
         }
         let mut bytes = vec![self.ask as u8];
         bytes.extend((self.key.len() as u32).to_le_bytes());
@@ -58,7 +58,7 @@ impl Request {
 
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
         let [ask] = read(stream)?;
-        let asks = [Ask::Set, Ask::Wait, Ask::Count, Ask::Leave];
+        let asks = [RequestKind::Set, RequestKind::Wait, RequestKind::Count, RequestKind::Leave];
         let ask = *asks.get(usize::from(ask)).ok_or_else(invalid)?;
         let key_bytes = u32::from_le_bytes(read(stream)?) as usize;
         let value_bytes = u32::from_le_bytes(read(stream)?) as usize;
@@ -71,22 +71,23 @@ impl Request {
     }
 }
 
-pub(super) fn write_answer(stream: &mut impl Write, answer: Answer, value: &[u8]) -> io::Result<()> {
+pub(super) fn write_answer(stream: &mut impl Write, answer: ReplyKind, value: &[u8]) -> io::Result<()> {
     let mut bytes = vec![answer as u8];
     bytes.extend((value.len() as u32).to_le_bytes());
     bytes.extend(value);
     stream.write_all(&bytes)
 }
 
-pub(super) fn read_answer(stream: &mut impl Read) -> io::Result<(Answer, Vec<u8>)> {
+pub(super) fn read_answer(stream: &mut impl Read) -> io::Result<(ReplyKind, Vec<u8>)> {
     let [answer] = read(stream)?;
-    let answers = [Answer::Value, Answer::TimedOut, Answer::Taken, Answer::Lost];
+    let answers = [ReplyKind::Value, ReplyKind::TimedOut, ReplyKind::Taken, ReplyKind::Lost];
     let answer = *answers.get(usize::from(answer)).ok_or_else(invalid)?;
     let value_bytes = u32::from_le_bytes(read(stream)?) as usize;
     Ok((answer, read_value(stream, value_bytes)?))
 }
 
 fn read_value(stream: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {
+    // lengths come from the network: check before allocating
     if bytes > VALUE_BYTES_MAX {
         return Err(invalid());
     }
@@ -102,5 +103,5 @@ fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 fn invalid() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "not a request or answer of the store")
+    io::Error::new(io::ErrorKind::InvalidData, "invalid request or reply of the rendezvous server")
 }

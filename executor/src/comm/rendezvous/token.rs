@@ -1,36 +1,36 @@
-//! The shared secret of a job.
+//! Shared secret of a job.
 
 use crate::comm::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::io;
 
-/// A secret that all ranks of a job know; it never travels.
+/// Secret that all ranks of a job know; it is never sent.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(Vec<u8>);
+pub struct JobToken(Vec<u8>);
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for JobToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Token(…)")
     }
 }
 
-impl Token {
+impl JobToken {
     /// Takes a secret of the user.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is empty.
+    /// [`Error::InvalidSetting`] if it is empty.
     pub fn new(secret: &str) -> Result<Self> {
         if secret.is_empty() {
-            return Err(Error::Config { setting: "job token", reason: "empty".into() });
+            return Err(Error::InvalidSetting { setting: "job token", reason: "empty".into() });
         }
         Ok(Self(secret.as_bytes().to_vec()))
     }
 
-    /// Makes one of 256 random bits, as hexadecimal digits.
+    /// Draws 256 random bits, as hexadecimal digits.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system has no random numbers.
+    /// [`Error::Io`] if the system cannot provide random numbers.
     pub fn random() -> Result<Self> {
         let mut digits = String::new();
         for byte in nonce()? {
@@ -41,7 +41,7 @@ impl Token {
         Self::new(&digits)
     }
 
-    /// The secret, for the environment of a child process.
+    /// Secret, for the environment of a child process.
     pub(crate) fn secret(&self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
@@ -55,18 +55,18 @@ impl Token {
         mac
     }
 
-    /// Proves knowledge of the token over parts of fixed lengths.
+    /// Proves knowledge of the token over message parts of fixed lengths.
     pub(super) fn prove(&self, parts: &[&[u8]]) -> [u8; 32] {
         self.mac(parts).finalize().into_bytes().into()
     }
 
-    /// Checks a proof, in a time that does not depend on where it is wrong.
+    /// Checks a proof in constant time.
     pub(super) fn is_proof(&self, proof: &[u8; 32], parts: &[&[u8]]) -> bool {
         self.mac(parts).verify_slice(proof).is_ok()
     }
 }
 
-/// 256 random bits.
+/// Draws 256 random bits.
 pub(super) fn nonce() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|source| Error::Io {
@@ -82,12 +82,12 @@ mod tests {
 
     #[test]
     fn proofs_need_the_same_token_and_parts() {
-        let token = Token::new("secret").unwrap();
+        let token = JobToken::new("secret").unwrap();
         let proof = token.prove(&[b"a", b"b"]);
         assert!(token.is_proof(&proof, &[b"a", b"b"]));
         assert!(!token.is_proof(&proof, &[b"a", b"c"]));
-        assert!(!Token::new("Secret").unwrap().is_proof(&proof, &[b"a", b"b"]));
+        assert!(!JobToken::new("Secret").unwrap().is_proof(&proof, &[b"a", b"b"]));
         assert!(!format!("{token:?}").contains("secret"));
-        assert_ne!(Token::random().unwrap(), Token::random().unwrap());
+        assert_ne!(JobToken::random().unwrap(), JobToken::random().unwrap());
     }
 }

@@ -1,99 +1,111 @@
-//! Makes the connections of a rank with all others.
+//! Connects a rank with all others.
 
-use super::mesh::{Mesh, Pair};
+use super::tcp_transport::{Pair, TcpTransport};
 use crate::comm::communicator::Communicator;
+use crate::comm::endpoint::Endpoint;
 use crate::comm::error::{Error, Result};
-use crate::comm::fabric::Fabric;
 use crate::comm::mailbox::Mailbox;
+use crate::comm::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::comm::rendezvous::{
-    Deadline, Hello, Host, Purpose, Store, Token, accept_until, dial, greet, resolve,
+    Deadline, Hello, JobToken, Purpose, RendezvousClient, RendezvousServer, accept_handshake, accept_until,
+    dial, resolve,
 };
 use crate::comm::settings::Settings;
 use crate::comm::threads;
-use crate::launch::{Layout, Rendezvous};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A rank that found all others.
+/// Rank that is connected with all others.
 #[derive(Debug)]
 pub struct Session {
-    /// All ranks of the job.
+    /// Communicator of all ranks of the job.
     pub comm: Communicator,
-    /// The job's store, unless it has one rank only.
-    pub store: Option<Store>,
-    _host: Option<Host>,
+    /// Key-value store of the job; `None` in a job of one rank.
+    pub store: Option<RendezvousClient>,
+    _server: Option<RendezvousServer>,
 }
 
-/// Joins the job that `layout` describes: finds all other ranks and connects with each.
+/// Joins the job that `identity` describes: finds all other ranks and connects with each.
 ///
-/// Rank 0 hosts the rendezvous unless the launcher does. A rank listens on the address by which it reaches the
-/// rendezvous, or the one in the layout, on a port of the system's choice. A job of one rank opens no socket.
+/// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it
+/// reaches the rendezvous server, or the one in the identity, on a port that the system chooses. A job of one
+/// rank opens no socket.
 ///
 /// # Errors
-/// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`], [`Error::Connect`],
-/// [`Error::Missing`]; at once: [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`],
-/// [`Error::Config`].
-pub fn connect(layout: &Layout, settings: Settings) -> Result<Session> {
+/// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`],
+/// [`Error::Connect`], [`Error::Missing`]; immediately: [`Error::TokenMissing`], [`Error::TokenRefused`],
+/// [`Error::Refused`], [`Error::InvalidSetting`].
+pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
-    let Some(rendezvous) = &layout.rendezvous else {
+    // one rank needs no connections: threads give the same interface
+    let Some(rendezvous) = &identity.rendezvous else {
         let mut ranks = threads::world(1, settings)?;
-        return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
+        return Ok(Session { comm: ranks.remove(0), store: None, _server: None });
     };
     if rendezvous.listen.is_some_and(|ip| ip.is_unspecified()) {
-        let reason = "that is every address; name the one by which other ranks reach this one".into();
-        return Err(Error::Config { setting: "listen", reason });
+        let reason = "an unspecified address; use one by which other ranks reach this one".into();
+        return Err(Error::InvalidSetting { setting: "listen", reason });
     }
     let deadline = Deadline::after(settings.rendezvous);
     let Some(token) = rendezvous.token.clone() else {
-        return Err(Error::TokenMissing { size: layout.size });
+        return Err(Error::TokenMissing { size: identity.size });
     };
     let addresses = resolve(&rendezvous.host, rendezvous.port, &deadline)?;
-    let hosts = layout.rank == 0 && !rendezvous.is_hosted_elsewhere;
-    let host = hosts.then(|| start_host(rendezvous, &addresses, layout.size, &token)).transpose()?;
-    let addresses = host.as_ref().map_or(addresses, |host| vec![host.address()]);
-    let store = Store::connect(&addresses, layout.rank, layout.size, &token, &deadline)?;
-    let joining = Joining { layout, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
+    let is_hosting = identity.rank == 0 && !rendezvous.is_hosted_by_launcher;
+    let server =
+        is_hosting.then(|| start_server(rendezvous, &addresses, identity.size, &token)).transpose()?;
+    let addresses = server.as_ref().map_or(addresses, |server| vec![server.address()]);
+    let store = RendezvousClient::connect(&addresses, identity.rank, identity.size, &token, &deadline)?;
+    let joining = Joining { identity, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
     let pairs = joining.pairs()?;
-    let mailbox = Arc::new(Mailbox::new(layout.size, settings.buffered_bytes_max));
-    let mesh = Mesh::start(layout.rank, mailbox.clone(), pairs);
-    let wire =
-        Box::new(mesh.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?);
+    let mailbox = Arc::new(Mailbox::new(identity.size, settings.buffered_bytes_max));
+    let transport = TcpTransport::start(identity.rank, mailbox.clone(), pairs);
+    let transport = Box::new(
+        transport.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?,
+    );
     store.join();
-    let fabric = Fabric { rank: layout.rank, size: layout.size, mailbox, wire, settings };
-    Ok(Session { comm: Communicator::world(Arc::new(fabric)), store: Some(store), _host: host })
+    let endpoint = Endpoint { rank: identity.rank, size: identity.size, mailbox, transport, settings };
+    Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _server: server })
 }
 
-/// The store of rank 0: at the address to listen on, if one is given, else at those of the rendezvous.
-fn start_host(rendezvous: &Rendezvous, addresses: &[SocketAddr], size: usize, token: &Token) -> Result<Host> {
+/// Starts the rendezvous server of rank 0, on the listen address if one is set, else on those of the
+/// rendezvous.
+fn start_server(
+    rendezvous: &RendezvousConfig,
+    addresses: &[SocketAddr],
+    size: usize,
+    token: &JobToken,
+) -> Result<RendezvousServer> {
     let given = rendezvous.listen.map(|ip| vec![SocketAddr::new(ip, rendezvous.port)]);
-    Host::start(given.as_deref().unwrap_or(addresses), size, token.clone())
+    RendezvousServer::start(given.as_deref().unwrap_or(addresses), size, token.clone())
 }
 
 struct Joining<'a> {
-    layout: &'a Layout,
-    rendezvous: &'a Rendezvous,
-    token: Token,
+    identity: &'a RankIdentity,
+    rendezvous: &'a RendezvousConfig,
+    token: JobToken,
     deadline: Deadline,
-    store: &'a Store,
-    /// Ends the thread that accepts.
+    store: &'a RendezvousClient,
+    /// Stops the accepting thread.
     has_all: Arc<AtomicBool>,
 }
 
 impl Joining<'_> {
-    /// How often a rank that waits for others looks whether one of them is gone.
-    const LOOK: Duration = Duration::from_millis(100);
+    /// Interval at which a waiting rank checks whether another one is gone.
+    const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-    /// Calls the lower ranks and is called by the higher ones.
+    /// Connects to the lower ranks and accepts connections of the higher ones.
     fn pairs(&self) -> Result<Vec<Option<Pair>>> {
-        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (rank, size) = (self.identity.rank, self.identity.size);
         let ip = self.rendezvous.listen.map_or_else(|| self.store.local_ip(), Ok)?;
         let listener = self.listen(ip)?;
         let calls = self.accept(listener)?;
         let addresses = self.addresses()?;
         let mut pairs: Vec<Option<Pair>> = (0..size).map(|_| None).collect();
+        // the higher rank of a pair connects, so that each pair connects exactly once
         for (peer, address) in addresses.into_iter().enumerate().take(rank) {
             let call = |purpose| {
                 let hello = Hello { purpose, rank, size };
@@ -107,19 +119,20 @@ impl Joining<'_> {
     }
 
     fn listen(&self, ip: IpAddr) -> Result<TcpListener> {
-        let rank = self.layout.rank;
+        let rank = self.identity.rank;
         let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
+        // port 0: the system chooses, and the store publishes the choice
         let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         self.store.set(&format!("address/{rank}"), address.to_string().as_bytes())?;
         Ok(listener)
     }
 
-    /// Addresses of all ranks, or which did not come.
+    /// Returns the addresses of all ranks, or fails with the missing ones.
     fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let mut missing = Vec::new();
         let mut addresses = Vec::new();
-        for rank in 0..self.layout.size {
+        for rank in 0..self.identity.size {
             let value = self.store.wait(&format!("address/{rank}"), self.deadline.left())?;
             match value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()) {
                 Some(address) => addresses.push(address),
@@ -130,25 +143,29 @@ impl Joining<'_> {
     }
 
     fn missing(&self, missing: Vec<usize>) -> Error {
-        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (rank, size) = (self.identity.rank, self.identity.size);
         Error::Missing { rank, size, missing, waited_seconds: self.deadline.waited_seconds() }
     }
 
-    /// Accepts on a thread, until the deadline or until all are here.
+    /// Accepts on a thread, until the deadline or until all ranks are connected.
     fn accept(&self, listener: TcpListener) -> Result<Receiver<(Hello, TcpStream)>> {
         let (calls, called) = channel();
-        let (rank, size) = (self.layout.rank, self.layout.size);
+        let (rank, size) = (self.identity.rank, self.identity.size);
         let (token, deadline) = (self.token.clone(), self.deadline);
         let has_all = self.has_all.clone();
         let admit = move |hello: &Hello| {
             let is_expected = hello.size == size && (rank + 1..size).contains(&hello.rank);
-            let is_pair = hello.purpose != Purpose::Store;
-            if is_expected && is_pair { Ok(()) } else { Err(format!("rank {rank} expects no such call")) }
+            let is_pair = hello.purpose != Purpose::RendezvousClient;
+            if is_expected && is_pair {
+                Ok(())
+            } else {
+                Err(format!("rank {rank} does not expect this connection"))
+            }
         };
         let take = move |mut stream: TcpStream| {
             let (calls, token) = (calls.clone(), token.clone());
-            std::thread::spawn(move || match greet(&mut stream, &token, admit) {
-                // a receiver that is gone has all calls that it wants
+            std::thread::spawn(move || match accept_handshake(&mut stream, &token, admit) {
+                // a dropped receiver already has all connections that it needs
                 Ok(Some(hello)) => drop(calls.send((hello, stream))),
                 Ok(None) => {}
                 Err(error) => tracing::warn!(%error, "refused a connection that is not of this job"),
@@ -167,13 +184,15 @@ impl Joining<'_> {
             if self.deadline.left().is_zero() {
                 return Err(self.missing(missing));
             }
-            let Ok((hello, stream)) = calls.recv_timeout(Self::LOOK.min(self.deadline.left())) else {
-                // tells whether a rank is gone: no one sets this key
+            let Ok((hello, stream)) = calls.recv_timeout(Self::CHECK_INTERVAL.min(self.deadline.left()))
+            else {
+                // fails if a rank is gone; the key itself is never set
                 self.store.wait("never", Duration::ZERO)?;
                 continue;
             };
             let peer = hello.rank;
             halves[peer][usize::from(hello.purpose == Purpose::Control)] = Some(stream);
+            // the two connections of a peer may arrive in either order
             if let [data @ Some(_), control @ Some(_)] = &mut halves[peer] {
                 pairs[peer] = data.take().zip(control.take()).map(|(data, control)| Pair { data, control });
             }
@@ -182,8 +201,8 @@ impl Joining<'_> {
     }
 
     fn not_connected(&self, pairs: &[Option<Pair>]) -> Option<Vec<usize>> {
-        let is_open = |peer: &usize| *peer != self.layout.rank && pairs[*peer].is_none();
-        let open: Vec<usize> = (0..self.layout.size).filter(is_open).collect();
+        let is_open = |peer: &usize| *peer != self.identity.rank && pairs[*peer].is_none();
+        let open: Vec<usize> = (0..self.identity.size).filter(is_open).collect();
         (!open.is_empty()).then_some(open)
     }
 }

@@ -1,23 +1,23 @@
-//! What travels beside the messages: the end of the job, questions and answers.
+//! Control messages: the end of the job, status requests and replies.
 
-use crate::comm::at::{ActionName, At};
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::Status;
+use crate::comm::step_context::{ActionName, StepContext};
 use std::io::{self, Read, Write};
 
-/// Longest text of a failure.
+/// Longest text of a failure in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 const NO_RANK: u32 = u32::MAX;
 
 /// One control message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Control {
-    /// The job is over.
+    /// The job has ended.
     Abort(Failure),
-    /// What are you doing?
-    Ask(u64),
-    /// The answer.
-    Tell(u64, Status),
+    /// Asks for the status of a rank; the number identifies the request.
+    StatusRequest(u64),
+    /// Answers the request with this number.
+    StatusReply(u64, Status),
 }
 
 impl Control {
@@ -31,22 +31,24 @@ impl Control {
                 body.extend(wire_rank(Some(failure.by)).to_le_bytes());
                 put_at(&mut body, failure.at);
                 let mut length = failure.message.len().min(TEXT_BYTES_MAX);
+                // bounded, so that a reader can refuse longer messages; cut at a character to stay valid
+                // UTF-8
                 while !failure.message.is_char_boundary(length) {
                     length -= 1;
                 }
                 body.extend(&failure.message.as_bytes()[..length]);
             }
-            Self::Ask(id) => {
+            Self::StatusRequest(id) => {
                 body.push(1);
                 body.extend(id.to_le_bytes());
             }
-            Self::Tell(id, status) => {
+            Self::StatusReply(id, status) => {
                 body.push(2);
                 body.extend(id.to_le_bytes());
                 body.extend(wire_rank(status.wait.map(|(rank, _)| rank)).to_le_bytes());
                 for at in [status.wait.map(|(_, at)| at), status.last] {
                     body.push(u8::from(at.is_some()));
-                    put_at(&mut body, at.unwrap_or(At::step(0, "")));
+                    put_at(&mut body, at.unwrap_or(StepContext::step(0, "")));
                 }
             }
         }
@@ -55,7 +57,7 @@ impl Control {
         stream.write_all(&frame)
     }
 
-    /// Reads one; `None` at the end of the connection.
+    /// Reads one message; returns `None` at the end of the connection.
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Self>> {
         let mut length = [0; 4];
         match stream.read_exact(&mut length) {
@@ -82,7 +84,7 @@ impl Control {
                 let message = String::from_utf8_lossy(body).into_owned();
                 Some(Self::Abort(Failure { cause, culprit, by, at, message }))
             }
-            [1] => Some(Self::Ask(u64::from_le_bytes(take(body)?))),
+            [1] => Some(Self::StatusRequest(u64::from_le_bytes(take(body)?))),
             [2] => {
                 let id = u64::from_le_bytes(take(body)?);
                 let rank = take_rank(body)?;
@@ -91,7 +93,7 @@ impl Control {
                 let [has_last] = take(body)?;
                 let last = take_at(body)?;
                 let wait = rank.filter(|_| is_waiting == 1).map(|rank| (rank, waits_at));
-                Some(Self::Tell(id, Status { wait, last: (has_last == 1).then_some(last) }))
+                Some(Self::StatusReply(id, Status { wait, last: (has_last == 1).then_some(last) }))
             }
             _ => None,
         })
@@ -102,7 +104,7 @@ fn wire_rank(rank: Option<usize>) -> u32 {
     rank.map_or(NO_RANK, |rank| rank as u32)
 }
 
-fn put_at(body: &mut Vec<u8>, at: At) {
+fn put_at(body: &mut Vec<u8>, at: StepContext) {
     body.extend(at.step.to_le_bytes());
     body.extend(at.wire_microbatch().to_le_bytes());
     body.extend(at.action.padded());
@@ -119,10 +121,10 @@ fn take_rank(body: &mut &[u8]) -> io::Result<Option<usize>> {
     Ok((rank != NO_RANK).then_some(rank as usize))
 }
 
-fn take_at(body: &mut &[u8]) -> io::Result<At> {
+fn take_at(body: &mut &[u8]) -> io::Result<StepContext> {
     let step = u64::from_le_bytes(take(body)?);
     let microbatch = u32::from_le_bytes(take(body)?);
-    Ok(At::from_wire(step, microbatch, ActionName::from_padded(take(body)?)))
+    Ok(StepContext::from_wire(step, microbatch, ActionName::from_padded(take(body)?)))
 }
 
 #[cfg(test)]
@@ -130,8 +132,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_messages_come_back() {
-        let at = At::microbatch(7, 3, "forward");
+    fn control_messages_round_trip() {
+        let at = StepContext::microbatch(7, 3, "forward");
         let failure = Failure {
             cause: Cause::Digest,
             culprit: None,
@@ -139,13 +141,13 @@ mod tests {
             at,
             message: "rank 2 \u{2192} 3".to_owned(),
         };
-        let status = Status { wait: Some((2, at)), last: Some(At::step(8, "barrier")) };
+        let status = Status { wait: Some((2, at)), last: Some(StepContext::step(8, "barrier")) };
         let all = [
             Control::Abort(failure.clone()),
             Control::Abort(Failure { culprit: Some(1), ..failure }),
-            Control::Ask(77),
-            Control::Tell(77, status),
-            Control::Tell(78, Status::default()),
+            Control::StatusRequest(77),
+            Control::StatusReply(77, status),
+            Control::StatusReply(78, Status::default()),
         ];
         let mut bytes = Vec::new();
         for control in &all {

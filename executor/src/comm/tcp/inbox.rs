@@ -8,12 +8,12 @@ use std::io::{self, BufReader, Read};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Holds the headers of many small messages; large ones pass by it.
+/// Size of the read buffer: fits the headers of many small messages; large messages bypass it.
 const BUFFER_BYTES: usize = 32 << 10;
-/// A reader that found no room looks again after this, at the latest.
+/// Longest time after which a reader that found no room checks again.
 const ROOM: Duration = Duration::from_hours(1);
 
-/// Reads until the connection ends.
+/// Reads messages until the connection ends.
 pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
     let mut stream = BufReader::with_capacity(BUFFER_BYTES, stream);
     let mut header = [0; HEADER_BYTES];
@@ -29,7 +29,7 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
                 break;
             }
             None => {
-                let message = format!("rank {peer} sent bytes that are no message");
+                let message = format!("rank {peer} sent bytes that are not a message");
                 links.fail(Cause::Protocol, peer, message);
                 break;
             }
@@ -40,15 +40,16 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
 
 fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Read) -> io::Result<()> {
     let mailbox = &links.mailbox;
+    // not reading is the back pressure: TCP then blocks the sender
     while !mailbox.has_room(peer) {
         if mailbox.failure().is_some() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        // whoever waits for this peer, or takes a message of it, makes room
+        // waiting for this peer, or receiving one of its messages, makes room
         let _ = mailbox.wait_for_room(peer, ROOM);
     }
     let elements = header.shape.elements().unwrap_or_default();
-    let mut buffer = mailbox.recycled.take(header.shape.dtype, elements);
+    let mut buffer = mailbox.receive_buffers.take(header.shape.dtype, elements);
     stream.read_exact(buffer.as_bytes_mut())?;
     mailbox.deliver(peer, Message { header, buffer });
     Ok(())
@@ -58,16 +59,16 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
 mod tests {
     use super::super::frame::encode;
     use super::*;
-    use crate::comm::at::At;
     use crate::comm::error::Failure;
     use crate::comm::mailbox::Mailbox;
     use crate::comm::message::Op;
-    use crate::comm::payload::Shape;
+    use crate::comm::payload::PayloadShape;
+    use crate::comm::step_context::StepContext;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::Arc;
 
-    /// What a rank thinks of a peer that sent these bytes and hung up.
+    /// Returns the failure of a rank whose peer sent these bytes and hung up.
     fn failure_after(bytes: &[u8]) -> Option<Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -83,9 +84,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_and_what_ends_within_one_has_the_sender_to_blame() {
-        let at = At::microbatch(6, 2, "send");
-        let header = Header { comm: 0, op: Op::Point, tag: 1, at, shape: Shape::f32(2, 2) };
+    fn invalid_and_truncated_messages_blame_the_sender() {
+        let at = StepContext::microbatch(6, 2, "send");
+        let header = Header { comm: 0, op: Op::Point, tag: 1, at, shape: PayloadShape::f32(2, 2) };
         let whole = [encode(&header).as_slice(), &[0; 16]].concat();
         let cut = failure_after(&whole[..whole.len() - 1]).unwrap();
         assert_eq!((cut.cause, cut.culprit), (Cause::Died, Some(1)));

@@ -1,16 +1,16 @@
-//! What the threads of all connections of a rank share: control connections, and how a peer ended.
+//! State that the connection threads of a rank share: control connections, and how each peer ended.
 
 use super::control::Control;
-use crate::comm::at::At;
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::{Mailbox, Status};
+use crate::comm::step_context::StepContext;
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Which of a peer's connections ended, and whether it said farewell.
+/// Connections of a peer that have ended, and whether it sent a farewell.
 #[derive(Debug, Default, Clone, Copy)]
 struct Ended {
     data: bool,
@@ -18,25 +18,25 @@ struct Ended {
     farewell: bool,
 }
 
-/// One rank, as its connections see it.
+/// Connections of one rank.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) rank: usize,
     pub(super) mailbox: Arc<Mailbox>,
-    /// Control connection of each peer; none with this rank itself.
+    /// Control connection to each peer; `None` for this rank.
     controls: Vec<Option<Mutex<TcpStream>>>,
     ended: Mutex<Vec<Ended>>,
     answers: Mutex<BTreeMap<u64, Option<Status>>>,
     answered: Condvar,
     asked: AtomicU64,
-    /// What the job failed of; locked while others are told.
+    /// Failure of the job; locked while other ranks are notified.
     failure: Mutex<Option<Failure>>,
-    /// This rank is leaving: connections end now.
+    /// Whether this rank is leaving, so that ending connections are expected.
     is_closing: AtomicBool,
 }
 
 impl Links {
-    /// A peer that takes no control message for so long is left without.
+    /// Time limit for sending a control message to a peer.
     const CONTROL_PATIENCE: Duration = Duration::from_secs(1);
 
     pub(super) fn new(
@@ -45,6 +45,7 @@ impl Links {
         controls: Vec<Option<TcpStream>>,
     ) -> std::io::Result<Self> {
         for control in controls.iter().flatten() {
+            // a stopped peer must not block the notification of the others
             control.set_write_timeout(Some(Self::CONTROL_PATIENCE))?;
         }
         Ok(Self {
@@ -60,18 +61,21 @@ impl Links {
         })
     }
 
-    /// Sends a control message; a peer that does not take it will be missed elsewhere.
+    /// Sends a control message; returns whether it was sent. A peer that does not take it is noticed
+    /// elsewhere.
     fn tell(&self, peer: usize, control: &Control) -> bool {
         let Some(stream) = &self.controls[peer] else { return false };
         let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
         control.write(&mut *stream).is_ok()
     }
 
-    /// Ends the job: tells everyone, then ends all waits here. The first failure stays, and is returned.
+    /// Aborts the job: notifies all peers, then unblocks all local waits. Returns the first failure, which is
+    /// kept.
     ///
-    /// Whoever learns of a failure passes it on before its own waits end. So no rank can be missed by others,
-    /// because it ended, before they know why.
+    /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
+    /// notice the end of that rank before its reason.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
+        // held while peers are notified, so that a second failure cannot overtake the first
         let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = &*kept {
             return kept.clone();
@@ -84,14 +88,15 @@ impl Links {
         kept.insert(failure).clone()
     }
 
-    /// Asks a peer what it is doing.
+    /// Requests the status of a peer.
     pub(super) fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
         let deadline = Instant::now() + timeout;
         let id = self.asked.fetch_add(1, Ordering::Relaxed);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.insert(id, None);
+        // sending may block, and the thread that reads the answer needs this lock
         drop(answers);
-        let was_told = self.tell(peer, &Control::Ask(id));
+        let was_told = self.tell(peer, &Control::StatusRequest(id));
         answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         while was_told && answers.get(&id).is_some_and(Option::is_none) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -103,17 +108,17 @@ impl Links {
         answers.remove(&id).flatten()
     }
 
-    /// Reads a peer's control connection until it ends.
+    /// Reads the control connection of a peer until it ends.
     pub(super) fn read_controls(&self, peer: usize, mut stream: TcpStream) {
         while let Ok(Some(control)) = Control::read(&mut stream) {
             match control {
                 Control::Abort(failure) => {
                     self.end_job(failure);
                 }
-                Control::Ask(id) => {
-                    self.tell(peer, &Control::Tell(id, self.mailbox.status()));
+                Control::StatusRequest(id) => {
+                    self.tell(peer, &Control::StatusReply(id, self.mailbox.status()));
                 }
-                Control::Tell(id, status) => {
+                Control::StatusReply(id, status) => {
                     let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
                     if let Some(answer) = answers.get_mut(&id) {
                         *answer = Some(status);
@@ -125,19 +130,19 @@ impl Links {
         self.end(peer, |ended| ended.control = true);
     }
 
-    /// Says that a peer said farewell: all its messages are here.
+    /// Records the farewell of a peer: all its messages have arrived.
     pub(super) fn farewell(&self, peer: usize) {
         self.end(peer, |ended| ended.farewell = true);
         self.mailbox.set_left(peer);
     }
 
-    /// Says that a peer's messages ended.
+    /// Records the end of a peer's data connection.
     pub(super) fn data_ended(&self, peer: usize) {
         self.end(peer, |ended| ended.data = true);
     }
 
-    /// A process is dead when both of its connections have ended. By then, what it said last of its own
-    /// failure was read, and that stays the reason.
+    /// Records the end of a connection. A process is dead once both connections have ended: by then its last
+    /// control message, which may name the actual failure, has been read.
     fn end(&self, peer: usize, change: impl FnOnce(&mut Ended)) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut ended[peer]);
@@ -151,15 +156,15 @@ impl Links {
         }
     }
 
-    /// Ends the job, with a peer to blame.
+    /// Aborts the job and blames a peer.
     pub(super) fn fail(&self, cause: Cause, peer: usize, message: String) {
         let status = self.mailbox.status();
-        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(At::step(0, "start"));
+        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(StepContext::step(0, "start"));
         let failure = Failure { cause, culprit: Some(peer), by: self.rank, at, message };
         self.end_job(failure);
     }
 
-    /// From now on, the end of a connection means nothing.
+    /// Ignores ending connections from now on.
     pub(super) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
     }
@@ -168,11 +173,11 @@ impl Links {
         self.is_closing.load(Ordering::Relaxed)
     }
 
-    /// Ends the control connections.
+    /// Closes the control connections.
     pub(super) fn shut_down(&self) {
         for stream in self.controls.iter().flatten() {
             let stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-            // one that ended before is as well
+            // closing a connection that has already ended is not an error
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

@@ -1,20 +1,20 @@
-//! One process a rank, TCP between every two of them.
+//! TCP transport: one process per rank, connections between every two of them.
 //!
-//! Two ranks share two connections: one for messages, in order, and one for what must never wait behind
-//! them: the news that the job is over, and questions what a rank is doing. A small message is written by the
-//! thread that sends it, as far as the socket takes it at once; what remains, and every large one, by a thread
-//! of the connection. A thread reads each connection all the time, so two ranks that send one another
-//! large messages at once do not wait for each other.
+//! Two ranks share two connections: one for messages, in order, and one for control messages, which must
+//! never wait for data: the end of the job, and status requests. A small message is written by the sending
+//! thread, as far as the socket accepts it without blocking; the remainder, and every large message, is
+//! written by a thread of the connection. Each connection is read continuously, so two ranks that send large
+//! messages to each other at the same time do not deadlock.
 //!
-//! A rank that is dropped says farewell; a connection that ends without one means that its process died,
-//! which every other rank sees at once.
+//! A rank that is dropped sends a farewell. A connection that ends without one means that its process died,
+//! which every other rank notices immediately.
 
 mod connect;
 mod control;
 mod frame;
 mod inbox;
 mod links;
-mod mesh;
 mod outbox;
+mod tcp_transport;
 
 pub use connect::{Session, connect};

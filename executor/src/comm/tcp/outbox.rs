@@ -2,8 +2,8 @@
 
 use super::frame::{encode, farewell};
 use super::links::Links;
-use crate::comm::fabric::Sent;
 use crate::comm::message::Message;
+use crate::comm::transport::SendState;
 use rustix::net::{SendFlags, send};
 use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,111 +11,112 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Messages of up to so many bytes are written by the thread that sends them.
+/// Largest message in bytes that the sending thread writes itself.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-enum Job {
+enum WriteTask {
     Message(Message),
-    /// Bytes of a message whose beginning was written.
-    Rest(Vec<u8>, usize),
+    /// Bytes of a message, and how many of them are already written.
+    Remainder(Vec<u8>, usize),
     Farewell,
 }
 
 #[derive(Debug)]
-struct State {
-    /// Jobs that were given to the thread, ever.
+struct WriteQueue {
+    /// Number of tasks ever given to the thread.
     queued: u64,
-    jobs: Sender<Job>,
+    tasks: Sender<WriteTask>,
 }
 
-/// The sending half of a connection.
+/// Sending half of a connection.
 #[derive(Debug)]
 pub(super) struct Outbox {
     peer: usize,
     links: Arc<Links>,
     stream: TcpStream,
-    state: Mutex<State>,
-    /// Closed once the thread ended.
+    state: Mutex<WriteQueue>,
+    /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
 }
 
 impl Outbox {
     /// Starts the thread of the connection.
     pub(super) fn start(peer: usize, links: Arc<Links>, stream: TcpStream) -> io::Result<Self> {
-        let (jobs, queue) = channel();
+        let (tasks, queue) = channel();
         let (end, ended) = channel::<()>();
         let (writer, of_writer) = (stream.try_clone()?, links.clone());
         std::thread::Builder::new().name(format!("comm-send-{peer}")).spawn(move || {
-            write_jobs(&of_writer, peer, &writer, &queue);
+            run_tasks(&of_writer, peer, &writer, &queue);
             drop(end);
         })?;
-        let state = Mutex::new(State { queued: 0, jobs });
+        let state = Mutex::new(WriteQueue { queued: 0, tasks });
         Ok(Self { peer, links, stream, state, ended: Mutex::new(ended) })
     }
 
-    /// Writes what the socket takes at once, if nothing is queued before it, and queues the rest.
-    pub(super) fn post(&self, message: Message) -> Sent {
+    /// Writes as much as the socket takes without blocking, if the queue is empty, and queues the rest.
+    pub(super) fn post(&self, message: Message) -> SendState {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // messages must stay in order: write directly only if nothing is queued
         let is_idle = self.links.mailbox.written(self.peer) == state.queued;
         if !is_idle || message.buffer.as_bytes().len() > INLINE_BYTES_MAX {
-            return state.queue(Job::Message(message));
+            return state.queue(WriteTask::Message(message));
         }
         let bytes = [encode(&message.header).as_slice(), message.buffer.as_bytes()].concat();
         // an error is left to the thread, which meets it again
         let written = send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
         if written == bytes.len() {
-            return Sent::Done;
+            return SendState::Done;
         }
-        state.queue(Job::Rest(bytes, written))
+        state.queue(WriteTask::Remainder(bytes, written))
     }
 
-    /// Says farewell after all that is queued.
+    /// Queues a farewell.
     pub(super) fn farewell(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).queue(Job::Farewell);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).queue(WriteTask::Farewell);
     }
 
-    /// Waits until the thread ended, and ends the connection.
+    /// Waits until the thread has ended, and closes the connection.
     pub(super) fn close(&self, timeout: Duration) {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        // the channel never holds anything: it closes, or time is up
+        // nothing is ever sent on the channel: it disconnects, or the time is over
         let _ = ended.recv_timeout(timeout);
-        // what was written still arrives
+        // written bytes still arrive
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-impl State {
-    fn queue(&mut self, job: Job) -> Sent {
-        // a thread that ended met an error, which its peer's reader reports
-        let _ = self.jobs.send(job);
+impl WriteQueue {
+    fn queue(&mut self, task: WriteTask) -> SendState {
+        // the thread ended because of an error, which the reader of this peer reports
+        let _ = self.tasks.send(task);
         self.queued += 1;
-        Sent::Queued(self.queued)
+        SendState::Queued(self.queued)
     }
 }
 
-/// Works off the queue; ends with the farewell, or with the connection.
-fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<Job>) {
-    for job in queue {
-        let written = match &job {
-            Job::Message(message) => write_message(stream, message),
-            Job::Rest(bytes, begin) => stream.write_all(&bytes[*begin..]),
-            Job::Farewell => stream.write_all(&farewell()),
+/// Writes queued messages until the farewell, or until the connection fails.
+fn run_tasks(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<WriteTask>) {
+    for task in queue {
+        let written = match &task {
+            WriteTask::Message(message) => write_message(stream, message),
+            WriteTask::Remainder(bytes, begin) => stream.write_all(&bytes[*begin..]),
+            WriteTask::Farewell => stream.write_all(&farewell()),
         };
         if let Err(error) = written {
             tracing::debug!(peer, %error, "a message could not be written");
             links.mailbox.set_broken(peer);
             return;
         }
-        if let Job::Message(message) = job {
-            links.mailbox.recycled.give(message.buffer);
-        } else if matches!(job, Job::Farewell) {
+        if let WriteTask::Message(message) = task {
+            links.mailbox.receive_buffers.give(message.buffer);
+        } else if matches!(task, WriteTask::Farewell) {
             return;
         }
         links.mailbox.note_written(peer);
     }
 }
 
-/// Writes header and elements, without copying them together.
+/// Writes header and elements without joining them in memory.
 fn write_message(mut stream: &TcpStream, message: &Message) -> io::Result<()> {
     let (header, elements) = (encode(&message.header), message.buffer.as_bytes());
     let mut written = 0;

@@ -1,44 +1,44 @@
-//! A CPU device that stores bf16 and computes in `f32`.
+//! CPU device that stores bf16 and computes in `f32`.
 //!
-//! Weights and activations take 2 bytes a number; an operation widens its operands, computes as [`Cpu`] does, and rounds
-//! what it stores to the nearest number of bf16, ties to even. So on numbers of bf16 each operation gives the rounded
-//! result of [`Cpu`]. What would lose its meaning stays `f32`: sums of gradients and the state of the optimizer
-//! ([`Device::exact_zeros`]), statistics of norms, and the logarithms of attention's sums.
+//! Weights and activations take 2 bytes per number. An operation widens its operands, computes as [`Cpu`]
+//! does, and rounds the numbers it stores to the nearest bf16, ties to even, so each operation gives the
+//! rounded result of [`Cpu`]. Numbers that need more precision stay `f32`: sums of gradients and the state of
+//! the optimizer ([`Device::zeros_f32`]), statistics of norms, and the log-sum-exp of attention.
 //!
 //! Widened operands live as long as the operation: this device saves memory, not time.
 
-mod memory;
+mod storage;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 
-pub use memory::Bf16Floats;
-use memory::Store;
+pub use storage::Bf16Floats;
+use storage::Storage;
 
-use super::{Cpu, Device, Layout, Shape};
+use super::{Cpu, Device, SparseBuffers};
 use crate::error::Result;
 use crate::ops;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
 use crate::ops::attention::AttentionShape;
 use crate::ops::bias::Columns;
-use crate::ops::cross_entropy_part::RowPart;
-use crate::ops::mix_rows::Sparse;
-use crate::ops::rope::{RopeShape, Turn};
-use crate::row_mix::SparseBuffers;
+use crate::ops::gather_scatter::SparseView;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::ops::rope::{RopeShape, Rotation};
+use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 
 /// Stores bf16, computes in `f32` on threads of this process.
 #[derive(Debug, Clone)]
 pub struct CpuBf16 {
     cpu: Cpu,
-    /// Bytes of all buffers of bf16 that are alive.
+    /// Bytes of all live bf16 buffers.
     used_bytes: Arc<AtomicU64>,
 }
 
 impl CpuBf16 {
-    /// Makes a device with so many threads, at least one.
+    /// Makes a device with this number of threads, at least one.
     ///
     /// # Errors
     /// [`crate::Error::Threads`] if they cannot be started.
@@ -46,7 +46,7 @@ impl CpuBf16 {
         Ok(Self { cpu: Cpu::new(threads)?, used_bytes: Arc::default() })
     }
 
-    /// Returns how many threads compute.
+    /// Number of computing threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.cpu.threads()
@@ -58,15 +58,15 @@ impl Device for CpuBf16 {
     type Ints = Vec<u32>;
 
     fn alloc(&self, len: usize) -> Result<Bf16Floats> {
-        Ok(Bf16Floats(Store::Half(self.halves(len)?)))
+        Ok(Bf16Floats(Storage::Bf16(self.halves(len)?)))
     }
 
-    fn exact_zeros(&self, len: usize) -> Result<Bf16Floats> {
-        Ok(Bf16Floats(Store::Full(self.cpu.exact_zeros(len)?)))
+    fn zeros_f32(&self, len: usize) -> Result<Bf16Floats> {
+        Ok(Bf16Floats(Storage::F32(self.cpu.zeros_f32(len)?)))
     }
 
-    fn upload_exact(&self, values: &[f32]) -> Result<Bf16Floats> {
-        Ok(Bf16Floats(Store::Full(self.cpu.upload(values)?)))
+    fn upload_f32(&self, values: &[f32]) -> Result<Bf16Floats> {
+        Ok(Bf16Floats(Storage::F32(self.cpu.upload(values)?)))
     }
 
     fn upload(&self, values: &[f32]) -> Result<Bf16Floats> {
@@ -96,8 +96,8 @@ impl Device for CpuBf16 {
 
     fn zero(&self, y: &mut Bf16Floats) -> Result<()> {
         match &mut y.0 {
-            Store::Full(full) => self.cpu.zero(full),
-            Store::Half(halves) => {
+            Storage::F32(full) => self.cpu.zero(full),
+            Storage::Bf16(halves) => {
                 halves.values.fill(bf16::ZERO);
                 Ok(())
             }
@@ -120,11 +120,11 @@ impl Device for CpuBf16 {
 
     fn gemm(
         &self,
-        shape: Shape,
-        (a, a_layout): (&Bf16Floats, Layout),
-        (b, b_layout): (&Bf16Floats, Layout),
+        shape: GemmShape,
+        (a, a_layout): (&Bf16Floats, MatrixLayout),
+        (b, b_layout): (&Bf16Floats, MatrixLayout),
         is_added: bool,
-        (c, c_layout): (&mut Bf16Floats, Layout),
+        (c, c_layout): (&mut Bf16Floats, MatrixLayout),
     ) -> Result<()> {
         let (a, b) = (self.read(a)?, self.read(b)?);
         self.update(c, |c| self.cpu.gemm(shape, (&a, a_layout), (&b, b_layout), is_added, (c, c_layout)))
@@ -140,12 +140,12 @@ impl Device for CpuBf16 {
         self.update(d_bias, |d_bias| self.cpu.bias_backward(&dy, columns, d_bias))
     }
 
-    fn column_scale(&self, x: &Bf16Floats, scale: &Bf16Floats, y: &mut Bf16Floats) -> Result<()> {
+    fn layer_scale(&self, x: &Bf16Floats, scale: &Bf16Floats, y: &mut Bf16Floats) -> Result<()> {
         let (x, scale) = (self.read(x)?, self.read(scale)?);
-        self.update(y, |y| self.cpu.column_scale(&x, &scale, y))
+        self.update(y, |y| self.cpu.layer_scale(&x, &scale, y))
     }
 
-    fn column_scale_backward(
+    fn layer_scale_backward(
         &self,
         dy: &Bf16Floats,
         x: &Bf16Floats,
@@ -155,7 +155,7 @@ impl Device for CpuBf16 {
     ) -> Result<()> {
         let (dy, x, scale) = (self.read(dy)?, self.read(x)?, self.read(scale)?);
         self.update(dx, |dx| {
-            self.update_if(d_scale, |d_scale| self.cpu.column_scale_backward(&dy, &x, &scale, dx, d_scale))
+            self.update_if(d_scale, |d_scale| self.cpu.layer_scale_backward(&dy, &x, &scale, dx, d_scale))
         })
     }
 
@@ -226,13 +226,13 @@ impl Device for CpuBf16 {
 
     fn rope(
         &self,
-        turn: Turn,
+        rotation: Rotation,
         shape: RopeShape,
         (cos, sin): (&Bf16Floats, &Bf16Floats),
         x: &mut Bf16Floats,
     ) -> Result<()> {
         let (cos, sin) = (self.read(cos)?, self.read(sin)?);
-        self.update(x, |x| self.cpu.rope(turn, shape, (&cos, &sin), x))
+        self.update(x, |x| self.cpu.rope(rotation, shape, (&cos, &sin), x))
     }
 
     fn attention(
@@ -287,18 +287,18 @@ impl Device for CpuBf16 {
         self.update(d_gate_up, |d_gate_up| self.cpu.silu_gate_backward(&dy, &gate_up, columns, d_gate_up))
     }
 
-    fn mix_rows(
+    fn gather_scatter(
         &self,
-        mix: &SparseBuffers<Self>,
+        matrix: &SparseBuffers<Self>,
         columns: usize,
         x: &Bf16Floats,
         y: &mut Bf16Floats,
     ) -> Result<()> {
-        let SparseBuffers { targets, starts, sources, weights } = mix;
+        let SparseBuffers { targets, starts, sources, weights } = matrix;
         let (weights, x) = (self.read(weights)?, self.read(x)?);
-        let mix = Sparse { targets, starts, sources, weights: &weights };
+        let matrix = SparseView { targets, starts, sources, weights: &weights };
         self.update(y, |y| {
-            self.cpu.run(|| ops::mix_rows::add(mix, columns, &x, y));
+            self.cpu.run(|| ops::gather_scatter::add(matrix, columns, &x, y));
             Ok(())
         })
     }
@@ -319,15 +319,15 @@ impl Device for CpuBf16 {
         self.update(logits, |logits| self.cpu.cross_entropy(logits, targets, scale))
     }
 
-    fn cross_entropy_part(
+    fn vocab_parallel_cross_entropy(
         &self,
         logits: &mut Bf16Floats,
         targets: &[Option<u32>],
-    ) -> Result<Vec<RowPart<f32>>> {
-        self.update(logits, |logits| self.cpu.cross_entropy_part(logits, targets))
+    ) -> Result<Vec<PartialSoftmax<f32>>> {
+        self.update(logits, |logits| self.cpu.vocab_parallel_cross_entropy(logits, targets))
     }
 
-    fn cross_entropy_part_backward(
+    fn vocab_parallel_cross_entropy_backward(
         &self,
         exponentials: &mut Bf16Floats,
         targets: &[Option<u32>],
@@ -335,7 +335,7 @@ impl Device for CpuBf16 {
         scale: f64,
     ) -> Result<()> {
         self.update(exponentials, |exponentials| {
-            self.cpu.cross_entropy_part_backward(exponentials, targets, factors, scale)
+            self.cpu.vocab_parallel_cross_entropy_backward(exponentials, targets, factors, scale)
         })
     }
 

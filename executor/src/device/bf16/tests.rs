@@ -1,15 +1,16 @@
-//! Every operation against that of [`Cpu`], on numbers of bf16.
+//! Compares every operation with the one of [`Cpu`], on bf16 numbers.
 
 use super::*;
 use crate::device::Buffer;
 use crate::ops::finite_difference::{numbers, to_f32};
-use crate::row_mix::RowMix;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::ops::sparse_rows::SparseRows;
 
 const ROWS: usize = 6;
 const COLUMNS: usize = 4;
 const LEN: usize = ROWS * COLUMNS;
 
-/// Calls an operation that changes a buffer of known contents, and returns what it becomes.
+/// Calls an operation that changes a buffer of known contents, and returns the new contents.
 fn changed<D: Device>(
     device: &D,
     len: usize,
@@ -21,7 +22,7 @@ fn changed<D: Device>(
     device.download(&buffer)
 }
 
-/// Numbers of bf16.
+/// Random bf16 numbers.
 fn input<D: Device>(device: &D, len: usize, seed: u64) -> Result<D::Floats> {
     let values = to_f32(&numbers(len, seed));
     device.upload(&values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect::<Vec<_>>())
@@ -38,22 +39,26 @@ fn element_wise<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
         ("zero", changed(d, LEN, 4, |y| d.zero(y))?),
         ("bias", changed(d, ROWS * columns.stride, 4, |y| d.bias(&by_column, y, columns))?),
         ("bias backward", changed(d, COLUMNS, 4, |y| d.bias_backward(&x, Columns::all(COLUMNS), y))?),
-        ("column scale", changed(d, LEN, 4, |y| d.column_scale(&x, &by_column, y))?),
+        ("column scale", changed(d, LEN, 4, |y| d.layer_scale(&x, &by_column, y))?),
         ("transpose", changed(d, LEN, 4, |y| d.transpose(&x, ROWS, COLUMNS, true, y))?),
         ("silu", changed(d, LEN, 4, |y| d.silu_gate(&gate, COLUMNS, y))?),
         ("silu backward", changed(d, 2 * LEN, 4, |y| d.silu_gate_backward(&x, &gate, COLUMNS, y))?),
     ];
     let mut d_scale = input(d, COLUMNS, 5)?;
     let run = |dx: &mut D::Floats| {
-        d.column_scale_backward(&input(d, LEN, 6)?, &x, &by_column, dx, Some(&mut d_scale))
+        d.layer_scale_backward(&input(d, LEN, 6)?, &x, &by_column, dx, Some(&mut d_scale))
     };
     all.push(("column scale dx", changed(d, LEN, 4, run)?));
     all.push(("column scale d_scale", d.download(&d_scale)?));
     let activation = Activation::GeluTanh;
     all.push(("activate", changed(d, LEN, 4, |y| d.activate(activation, &x, y))?));
     all.push(("activate backward", changed(d, LEN, 4, |y| d.activate_backward(activation, &x, y))?));
-    let mix = RowMix::weighted([vec![(3, 0.5), (0, 0.25)], vec![], vec![(5, 2.0), (3, 1.0)]]).upload(d)?;
-    all.push(("mix rows", changed(d, 3 * COLUMNS, 4, |y| d.mix_rows(&mix.forward, COLUMNS, &x, y))?));
+    let matrix =
+        SparseRows::weighted([vec![(3, 0.5), (0, 0.25)], vec![], vec![(5, 2.0), (3, 1.0)]]).upload(d)?;
+    all.push((
+        "mix rows",
+        changed(d, 3 * COLUMNS, 4, |y| d.gather_scatter(&matrix.forward, COLUMNS, &x, y))?,
+    ));
     let squares = d.sum_of_squares(&x)? as f32;
     all.push(("sum of squares", vec![bf16::from_f32(squares).to_f32()]));
     Ok(all)
@@ -61,12 +66,12 @@ fn element_wise<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
 
 fn products<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let (a, b) = (input(d, ROWS * 5, 1)?, input(d, COLUMNS * 5, 2)?);
-    let shape = Shape { rows: ROWS, columns: COLUMNS, inner: 5 };
-    let (a_layout, b_layout) = (Layout::rows(5), Layout::rows(5).transposed());
+    let shape = GemmShape { rows: ROWS, columns: COLUMNS, inner: 5 };
+    let (a_layout, b_layout) = (MatrixLayout::rows(5), MatrixLayout::rows(5).transposed());
     let product = |is_added| {
         // into some columns of wider rows: the others stay
         changed(d, ROWS * 7, 4, |c| {
-            d.gemm(shape, (&a, a_layout), (&b, b_layout), is_added, (c, Layout::rows(7).at(2)))
+            d.gemm(shape, (&a, a_layout), (&b, b_layout), is_added, (c, MatrixLayout::rows(7).at(2)))
         })
     };
     let mut all = vec![("gemm", product(false)?), ("gemm added", product(true)?)];
@@ -80,14 +85,15 @@ fn products<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let targets = [Some(0), None, Some(3), Some(1), None, None];
     let mut parts = Vec::new();
     let run = |logits: &mut D::Floats| {
-        parts = d.cross_entropy_part(logits, &targets)?;
+        parts = d.vocab_parallel_cross_entropy(logits, &targets)?;
         Ok(())
     };
     all.push(("cross entropy part", changed(d, LEN, 4, run)?));
     all.push(("sums of parts", parts.iter().map(|part| bf16::from_f32(part.sum).to_f32()).collect()));
     let factors = [0.5, 0.25, 1.0, 2.0, 0.125, 3.0];
-    let run =
-        |exponentials: &mut D::Floats| d.cross_entropy_part_backward(exponentials, &targets, &factors, 0.125);
+    let run = |exponentials: &mut D::Floats| {
+        d.vocab_parallel_cross_entropy_backward(exponentials, &targets, &factors, 0.125)
+    };
     all.push(("cross entropy part backward", changed(d, LEN, 4, run)?));
     let host = |y: &mut D::Floats| d.on_host(y, |values| values.iter_mut().for_each(|value| *value *= 1.3));
     all.push(("on host", changed(d, LEN, 4, host)?));
@@ -119,7 +125,7 @@ fn norms<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     Ok(all)
 }
 
-/// Attention and what stands before it. The backward is given an output that is a number of bf16 on both.
+/// Attention and rotation. The backward gets an output that is a bf16 number on both devices.
 fn attention<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 2, scale: 0.7, is_causal: true };
     let segments = [0, 4, ROWS as u32];
@@ -132,14 +138,14 @@ fn attention<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     all.push(("attention backward", d.download(&d_qkv)?));
     let angles = (input(d, ROWS, 5)?, input(d, ROWS, 6)?);
     let rope = RopeShape { heads: 3, head_dim: 2, stride: shape.row() };
-    let turn = |x: &mut D::Floats| d.rope(Turn::Backward, rope, (&angles.0, &angles.1), x);
-    all.push(("rope", changed(d, ROWS * shape.row(), 7, turn)?));
+    let rotate = |x: &mut D::Floats| d.rope(Rotation::Backward, rope, (&angles.0, &angles.1), x);
+    all.push(("rope", changed(d, ROWS * shape.row(), 7, rotate)?));
     Ok(all)
 }
 
 fn optimizer<D: Device>(d: &D) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let adamw = AdamW { step: 3, ..AdamW::default() };
-    let (mut mean, mut square) = (d.exact_zeros(LEN)?, d.exact_zeros(LEN)?);
+    let (mut mean, mut square) = (d.zeros_f32(LEN)?, d.zeros_f32(LEN)?);
     let gradients = input(d, LEN, 1)?;
     let run = |weights: &mut D::Floats| d.adamw(&adamw, weights, &gradients, (&mut mean, &mut square));
     Ok(vec![("adamw", changed(d, LEN, 2, run)?)])
@@ -165,9 +171,9 @@ fn operations_give_the_rounded_results_of_f32() {
 }
 
 #[test]
-fn numbers_are_stored_to_the_nearest_with_ties_to_even() {
+fn numbers_are_rounded_to_nearest_with_ties_to_even() {
     let device = CpuBf16::new(1).unwrap();
-    // around 1 numbers are 2^-7 apart
+    // around 1, bf16 numbers are 2^-7 apart
     let step = 0.007_812_5_f32;
     let values = [1.0, 1.0 + step, 1.0 + 0.5 * step, 1.0 + 1.5 * step, 1.0 + 0.51 * step, f32::INFINITY];
     let stored = device.upload(&values).unwrap();
@@ -175,9 +181,9 @@ fn numbers_are_stored_to_the_nearest_with_ties_to_even() {
     let expected = [1.0, 1.0 + step, 1.0, 1.0 + 2.0 * step, 1.0 + step, f32::INFINITY];
     assert_eq!(device.download(&stored).unwrap(), expected);
     assert!(device.download(&device.upload(&[f32::NAN]).unwrap()).unwrap()[0].is_nan());
-    let exact = device.upload_exact(&values).unwrap();
+    let exact = device.upload_f32(&values).unwrap();
     assert_eq!(device.download(&exact).unwrap(), values);
     assert_eq!(device.memory_used_bytes(), 12 + 24);
-    assert!(matches!(device.alloc(usize::MAX / 8), Err(crate::Error::Memory { .. })));
+    assert!(matches!(device.alloc(usize::MAX / 8), Err(crate::Error::OutOfMemory { .. })));
     assert_eq!((stored.len(), exact.len()), (6, 6));
 }

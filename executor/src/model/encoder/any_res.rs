@@ -1,5 +1,8 @@
-//! The arrangement of LLaVA-OneVision: the base tile, then the map of all other tiles without the padding, perhaps scaled
-//! down, with a newline behind every row; frames of a video at half their size, with one newline behind all.
+//! Arranges the tokens of LLaVA-OneVision (any-resolution tiling).
+//!
+//! An image becomes its base tile, then the map of all other tiles without padding, scaled down if it is too
+//! large, with a newline after every row. A video becomes frames at half their size with one newline after
+//! all frames.
 //!
 //! # Source
 //! Li et al.: "LLaVA-OneVision", 2024, arXiv:2408.03326; rounding as in transformers.
@@ -7,23 +10,22 @@
 use dflop_costmodel::ImageSize;
 use dflop_costmodel::tokens::any_res::{AnyRes, VideoNewline};
 
-use super::Shown;
-use super::input::refuse;
+use super::input::{TiledMedium, refuse};
 use crate::error::Result;
-use crate::row_mix::RowMix;
+use crate::ops::sparse_rows::SparseRows;
 
-/// How much larger than the limit, along a side, a map may be before it is scaled down.
+/// Factor per side by which a map may exceed the limit before it is scaled down.
 const SCALED_ABOVE: f64 = 1.1;
 
-/// Which projected rows make the tokens of some media, and where newlines stand.
-pub(super) fn arrange(rule: &AnyRes, shown: &[Shown]) -> Result<(RowMix, RowMix)> {
+/// Selects the projected rows that become tokens, and the positions of newlines.
+pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRows, SparseRows)> {
     let side = usize::from(rule.patches_per_side);
     let mut tokens = Tokens::default();
     let mut first = 0;
     for medium in shown {
         match *medium {
-            Shown::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
-            Shown::Image { height, width, tiles } => {
+            TiledMedium::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
+            TiledMedium::Image { height, width, tiles } => {
                 (0..side * side).for_each(|row| tokens.row(first + row));
                 match tiles {
                     1 => tokens.newline(),
@@ -33,10 +35,10 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[Shown]) -> Result<(RowMix, RowMix)
         }
         first += medium.tiles() * side * side;
     }
-    Ok((RowMix::weighted(tokens.rows), RowMix::gather(tokens.newlines)))
+    Ok((SparseRows::weighted(tokens.rows), SparseRows::gather(tokens.newlines)))
 }
 
-/// Every frame at half its size, and where the rule has newlines.
+/// Adds every frame at half its size, with newlines as the rule requires.
 fn video_of(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
     let side = usize::from(rule.patches_per_side);
     let half = side.div_ceil(2);
@@ -74,7 +76,7 @@ impl Tokens {
         self.newlines.push(None);
     }
 
-    /// A row between four others.
+    /// Adds a row interpolated between four others.
     fn scaled(&mut self, [y, x]: [[(usize, f32); 2]; 2], place: impl Fn(usize, usize) -> u32) {
         let pairs = y.iter().flat_map(|y| x.iter().map(move |x| (y, x)));
         self.mixed(pairs.map(|(y, x)| (place(y.0, x.0), y.1 * x.1)).collect());
@@ -86,14 +88,14 @@ impl Tokens {
     }
 }
 
-/// The map of the tiles behind the base tile, which is the one at `first`.
+/// Adds the map of the tiles after the base tile, which is the one at `first`.
 fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut Tokens) -> Result<()> {
     let side = usize::from(rule.patches_per_side);
     let grid = rule.grid(size)?;
     let (grid_columns, grid_rows) = (grid.columns as usize, grid.rows as usize);
     if tiles as usize != 1 + grid_columns * grid_rows {
         let problem = format!(
-            "says {tiles} tiles of an image of {} x {} pixels, which has 1 + {grid_columns} x {grid_rows}",
+            "expected 1 + {grid_columns} x {grid_rows} tiles for an image of {} x {} pixels, found {tiles}",
             size.width, size.height
         );
         return refuse("shown", problem);
@@ -108,6 +110,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     };
     let limit = usize::from(rule.feature_tiles_max) * side * side;
     let ratio = ((columns * rows) as f64 / limit as f64).sqrt();
+    // slightly larger maps stay as they are, as in transformers
     if ratio <= SCALED_ABOVE {
         for row in 0..rows {
             (0..columns).for_each(|column| tokens.row(place(row, column) as usize));
@@ -115,6 +118,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
         }
         return Ok(());
     }
+    // as in transformers, the length is first reduced to a multiple of the ratio
     let scaled = |length: usize| ((length as f64 - length as f64 % ratio) / ratio).round() as usize;
     let (out_columns, out_rows) = (scaled(columns), scaled(rows));
     for row in 0..out_rows {
@@ -126,7 +130,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     Ok(())
 }
 
-/// Rows and columns of padding on each side that the aspect ratio left on the grid.
+/// Rows and columns of padding on each side that result from the aspect ratio.
 fn padding(size: ImageSize, columns: usize, rows: usize) -> [usize; 2] {
     let (width, height) = (u64::from(size.width), u64::from(size.height));
     let (columns, rows) = (columns as u64, rows as u64);
@@ -137,7 +141,7 @@ fn padding(size: ImageSize, columns: usize, rows: usize) -> [usize; 2] {
     }
 }
 
-/// The two neighbors of a place on a scaled axis and their weights, corners not aligned.
+/// Returns the two neighbors of an index on a scaled axis with their weights, corners not aligned.
 fn taps(index: usize, length: usize, scaled: usize) -> [(usize, f32); 2] {
     let source = ((index as f32 + 0.5) * (length as f32 / scaled as f32) - 0.5).max(0.0);
     let low = (source as usize).min(length - 1);

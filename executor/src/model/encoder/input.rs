@@ -1,58 +1,55 @@
-//! What an encoder encodes, and its context.
+//! Inputs of encoders, and the context that a family makes of them on the host.
 
-use super::super::context::{Context, EncoderInputs, LayerContext};
-use super::{Arrangement, EncoderConfig};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::{DeviceMix, RowMix};
+use crate::ops::sparse_rows::SparseRows;
 
-/// The media of a microbatch, as their processors make them.
+/// Media of a microbatch, as their processors output them.
 #[derive(Debug, Clone, Copy)]
-pub enum Medium<'a> {
-    /// Squares, for towers that take one size.
+pub enum EncoderInput<'a> {
+    /// Square tiles, for encoders of one size.
     Tiles {
-        /// `[tiles, channels, side, side]`, the tiles of an image one behind the other.
+        /// `[tiles, channels, side, side]`, the tiles of an image contiguous.
         pixels: &'a [f32],
-        /// What the tiles show, in order.
-        shown: &'a [Shown],
+        /// Content of the tiles, in order.
+        shown: &'a [TiledMedium],
     },
     /// Patches of images and videos of their own resolution.
     Patches {
-        /// `[patches, channels * frames * side * side]`, those of a 2 x 2 block beside each other.
+        /// `[patches, channels * frames * side * side]`, the patches of a 2 x 2 block contiguous.
         values: &'a [f32],
-        /// Layers, rows and columns of patches of every image.
+        /// Number of layers, rows and columns of patches of every image.
         grids: &'a [[u32; 3]],
     },
     /// Windows of log-mel frames.
     Windows {
-        /// `[windows, mel bins, frames]`, each as long as the encoder takes.
+        /// `[windows, mel bins, frames]`, each with the full length of the encoder.
         features: &'a [f32],
-        /// Real frames of every window.
+        /// Number of frames with audio in every window.
         frames: &'a [u32],
     },
 }
 
-/// What a run of tiles shows.
+/// Medium shown by a run of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Shown {
+pub enum TiledMedium {
     /// An image.
     Image {
-        /// Rows of pixels before it was scaled.
+        /// Pixel rows before scaling.
         height: u32,
-        /// Columns of pixels before it was scaled.
+        /// Pixel columns before scaling.
         width: u32,
-        /// Its tiles, the one that shows it whole among them.
+        /// Number of tiles, including the base tile that shows the whole image.
         tiles: u32,
     },
-    /// A video, a tile a frame.
+    /// A video, one tile per frame.
     Video {
-        /// Its frames.
+        /// Number of frames.
         frames: u32,
     },
 }
 
-impl Shown {
-    /// Returns the tiles.
+impl TiledMedium {
+    /// Number of tiles.
     #[must_use]
     pub const fn tiles(&self) -> usize {
         match self {
@@ -62,74 +59,25 @@ impl Shown {
     }
 }
 
-/// A context before it is on a device.
+/// Context before it is uploaded to a device.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct HostContext {
     pub(super) medium: Vec<f32>,
     pub(super) medium_rows: usize,
-    pub(super) stem: Vec<RowMix>,
-    pub(super) class: Option<RowMix>,
-    pub(super) positions: Option<RowMix>,
+    pub(super) stem: Vec<SparseRows>,
+    pub(super) class: Option<SparseRows>,
+    pub(super) positions: Option<SparseRows>,
     pub(super) segments: Vec<u32>,
     pub(super) windows: Vec<u32>,
-    /// Positions of every row by axis, where layers rotate.
+    /// Positions of every row by axis, for layers that rotate.
     pub(super) rotation: Option<[Vec<u32>; 2]>,
-    pub(super) taken: Option<RowMix>,
+    pub(super) taken: Option<SparseRows>,
     pub(super) projected_rows: usize,
-    pub(super) arranged: Option<RowMix>,
-    pub(super) newlines: Option<RowMix>,
+    pub(super) arranged: Option<SparseRows>,
+    pub(super) newlines: Option<SparseRows>,
 }
 
-impl EncoderConfig {
-    /// Checks the media of a microbatch and brings what the encoder's stages need of them to the device.
-    ///
-    /// # Errors
-    /// [`Error::Input`] that names the input which does not fit.
-    pub fn context<D: Device>(&self, device: &D, medium: &Medium<'_>) -> Result<Context<D>> {
-        let plan = match (&self.arrangement, *medium) {
-            (Arrangement::Tiles(tiles), Medium::Tiles { pixels, shown }) => tiles.plan(pixels, shown)?,
-            (Arrangement::Native(native), Medium::Patches { values, grids }) => native.plan(values, grids)?,
-            (Arrangement::Audio, Medium::Windows { features, frames }) => {
-                self.audio_plan(features, frames)?
-            }
-            _ => {
-                let problem = "is of another kind than the encoder takes".to_owned();
-                return Err(Error::Input { input: "medium", problem });
-            }
-        };
-        let rotation = match (&self.arrangement, &plan.rotation) {
-            (Arrangement::Native(native), Some([rows, columns])) => {
-                Some(native.rope().table(device, &[rows, columns])?)
-            }
-            _ => None,
-        };
-        let upload = |mix: &RowMix| mix.upload(device);
-        let stem: Vec<DeviceMix<D>> = plan.stem.iter().map(upload).collect::<Result<_>>()?;
-        let optional = |mix: &Option<RowMix>| mix.as_ref().map(upload).transpose();
-        Ok(Context {
-            layers: LayerContext {
-                rows: plan.segments.last().map_or(0, |&rows| rows as usize),
-                segments: plan.segments,
-                windows: plan.windows,
-                rotation,
-            },
-            inputs: super::super::context::Inputs::Encoder(EncoderInputs {
-                medium: device.upload(&plan.medium)?,
-                medium_rows: plan.medium_rows,
-                stem,
-                positions: optional(&plan.positions)?,
-                class: optional(&plan.class)?,
-                taken: optional(&plan.taken)?,
-                projected_rows: plan.projected_rows,
-                tokens: plan.arranged.as_ref().map_or(plan.projected_rows, RowMix::rows),
-                arranged: optional(&plan.arranged)?,
-                newlines: optional(&plan.newlines)?,
-            }),
-        })
-    }
-}
-
-/// Fails with the name of an input.
+/// Returns an error that names an input.
 pub(super) fn refuse<T>(input: &'static str, problem: String) -> Result<T> {
     Err(Error::Input { input, problem })
 }

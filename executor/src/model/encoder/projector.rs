@@ -1,38 +1,39 @@
-//! The way into the LLM: neighboring rows beside each other, a norm, an MLP or one matrix, an arrangement of what comes
-//! out, with a learned row at the end of lines.
+//! Projects rows of an encoder into the LLM: merged rows, a norm, an MLP or one matrix, and an arrangement
+//! with newlines.
 
-use super::super::linear::Linear;
-use super::super::mlp::{Mlp, MlpNames, MlpSpec};
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, Output, Pass, Saved};
 use super::INIT;
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+use crate::model::linear::Linear;
+use crate::model::mlp::{Mlp, MlpNames, MlpSpec};
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
 use crate::ops::activation::Activation;
+use crate::weights::ParameterId;
 
-/// What a projector is made of.
+/// Sizes and names of a projector.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ProjectorSpec {
-    /// Rows that become one.
+    /// Number of rows that are merged into one.
     pub(super) merged: usize,
-    /// Width of each.
+    /// Width of each row before merging.
     pub(super) hidden: usize,
-    /// Kind, name, epsilon and width of the norm: of a row before or behind merging.
+    /// Kind, name, epsilon and width of the norm; the width shows whether it applies before or after merging.
     pub(super) norm: Option<(NormKind, String, f64, usize)>,
-    pub(super) map: Map,
+    pub(super) map: ProjectorMap,
     /// Width of the LLM.
     pub(super) outputs: usize,
-    /// Name of the learned row at the end of lines.
+    /// Name of the learned newline row, which ends lines of an image.
     pub(super) newline: Option<String>,
 }
 
-/// The matrices of a projector.
+/// Matrices of a projector.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Map {
-    /// Names, width between, activation, whether there are biases.
+pub(super) enum ProjectorMap {
+    /// Names, width between the matrices, activation, and whether there are biases.
     Mlp([String; 2], usize, Activation, bool),
-    /// Name.
+    /// Name of the matrix.
     Linear(String),
 }
 
@@ -40,8 +41,8 @@ impl ProjectorSpec {
     /// Width between the matrices of an MLP.
     pub(super) fn middle(&self) -> Option<usize> {
         match self.map {
-            Map::Mlp(_, middle, ..) => Some(middle),
-            Map::Linear(_) => None,
+            ProjectorMap::Mlp(_, middle, ..) => Some(middle),
+            ProjectorMap::Linear(_) => None,
         }
     }
 }
@@ -52,13 +53,13 @@ enum Matrices {
     Linear(Linear),
 }
 
-/// A projector.
+/// Projector.
 #[derive(Debug)]
 pub(super) struct Projector {
     norm: Option<Norm>,
     map: Matrices,
     newline: Option<ParameterId>,
-    /// Width of merged rows.
+    /// Width of a merged row.
     inputs: usize,
     outputs: usize,
 }
@@ -71,10 +72,10 @@ impl Projector {
             .as_ref()
             .map(|(kind, name, epsilon, width)| Norm::declare(declaration, name, *kind, *width, *epsilon));
         let map = match &spec.map {
-            Map::Linear(name) => {
+            ProjectorMap::Linear(name) => {
                 Matrices::Linear(Linear::declare(declaration, name, [outputs, inputs], true, INIT))
             }
-            Map::Mlp(names, middle, activation, has_bias) => {
+            ProjectorMap::Mlp(names, middle, activation, has_bias) => {
                 let names = MlpNames::Plain(names.clone(), *activation);
                 let (middle, has_bias) = (*middle, *has_bias);
                 let spec = MlpSpec { inputs, middle, outputs, names, has_bias, init: INIT };
@@ -89,12 +90,12 @@ impl Projector {
 impl<D: Device> Block<D> for Projector {
     fn forward(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>> {
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
-        let problem = format!("must have whole rows of {} elements", self.inputs);
+        let problem = format!("must be a multiple of {} elements", self.inputs);
         let whole = input.filter(|rows| rows.len().is_multiple_of(self.inputs));
         let mut x = whole.ok_or(Error::Input { input: "rows of the encoder", problem })?;
         let rows = x.len() / self.inputs;
@@ -112,32 +113,33 @@ impl<D: Device> Block<D> for Projector {
                 y
             }
         };
-        let Some(arranged) = &inputs.arranged else { return Ok(Output::Rows(projected)) };
+        // families without newlines or windows use the projected rows in order
+        let Some(arranged) = &inputs.arranged else { return Ok(BlockOutput::Rows(projected)) };
         let mut y = device.zeros(arranged.rows * self.outputs)?;
-        device.mix_rows(&arranged.forward, self.outputs, &projected, &mut y)?;
+        device.gather_scatter(&arranged.forward, self.outputs, &projected, &mut y)?;
         if let (Some(newline), Some(newlines)) = (self.newline, &inputs.newlines) {
             let newline = pass.parameters.value(newline);
-            device.mix_rows(&newlines.forward, self.outputs, newline, &mut y)?;
+            device.gather_scatter(&newlines.forward, self.outputs, newline, &mut y)?;
         }
-        Ok(Output::Rows(y))
+        Ok(BlockOutput::Rows(y))
     }
 
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
         gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         is_input_needed: bool,
     ) -> Result<Option<D::Floats>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
-        let mut d = super::super::rows_of::<D>(gradient, inputs.tokens, self.outputs)?;
+        let mut d = super::super::expect_rows::<D>(gradient, inputs.tokens, self.outputs)?;
         let newline = self.newline.and_then(|newline| pass.parameters.gradient_mut(newline));
         if let (Some(newline), Some(newlines)) = (newline, &inputs.newlines) {
-            device.mix_rows(&newlines.backward, self.outputs, &d, newline)?;
+            device.gather_scatter(&newlines.backward, self.outputs, &d, newline)?;
         }
         if let Some(arranged) = &inputs.arranged {
             let mut d_projected = device.zeros(inputs.projected_rows * self.outputs)?;
-            device.mix_rows(&arranged.backward, self.outputs, &d, &mut d_projected)?;
+            device.gather_scatter(&arranged.backward, self.outputs, &d, &mut d_projected)?;
             d = d_projected;
         }
         let rows = inputs.projected_rows;

@@ -1,25 +1,25 @@
-//! What is taken of the last layer: a norm of all rows, a choice or an average of them, a norm of what is left.
+//! Selects or averages rows of the last layer, with an optional norm before and after.
 
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::Declaration;
-use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of};
 use crate::device::{Buffer, Device};
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
 
-/// What a tail is made of: names and epsilons of layer norms.
+/// Names and epsilons of the layer norms of a tail.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct TailSpec {
-    /// Before rows are taken.
+    /// Norm before rows are selected.
     pub(super) before: Option<(String, f64)>,
-    /// Behind.
-    pub(super) behind: Option<(String, f64)>,
+    /// Norm after rows are selected.
+    pub(super) after: Option<(String, f64)>,
 }
 
-/// The end of an encoder.
+/// End of an encoder.
 #[derive(Debug)]
 pub(super) struct Tail {
     before: Option<Norm>,
-    behind: Option<Norm>,
+    after: Option<Norm>,
     hidden: usize,
 }
 
@@ -29,15 +29,15 @@ impl Tail {
             let (name, epsilon) = spec.as_ref()?;
             Some(Norm::declare(declaration, name, NormKind::Layer, hidden, *epsilon))
         };
-        Self { before: norm(&spec.before), behind: norm(&spec.behind), hidden }
+        Self { before: norm(&spec.before), after: norm(&spec.after), hidden }
     }
 }
 
 fn normalize<D: Device>(
     norm: Option<Norm>,
-    pass: &Pass<'_, D>,
+    pass: &ForwardPass<'_, D>,
     x: D::Floats,
-    saved: &mut Saved<D>,
+    saved: &mut SavedActivations<D>,
 ) -> Result<D::Floats> {
     let Some(norm) = norm else { return Ok(x) };
     let (y, statistics) = norm.forward(pass, &x)?;
@@ -50,7 +50,7 @@ fn normalize_backward<D: Device>(
     norm: Option<Norm>,
     pass: &mut BackwardPass<'_, D>,
     d: D::Floats,
-    saved: &mut Saved<D>,
+    saved: &mut SavedActivations<D>,
 ) -> Result<D::Floats> {
     let Some(norm) = norm else { return Ok(d) };
     let (statistics, x) = (saved.take(), saved.take());
@@ -62,36 +62,36 @@ fn normalize_backward<D: Device>(
 impl<D: Device> Block<D> for Tail {
     fn forward(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>> {
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let inputs = pass.context.inputs.encoder()?;
-        let x = rows_of::<D>(input, pass.context.layers.rows, self.hidden)?;
+        let x = expect_rows::<D>(input, pass.context.layers.rows, self.hidden)?;
         let mut rows = normalize(self.before, pass, x, saved)?;
         if let Some(taken) = &inputs.taken {
             let mut y = pass.device.zeros(taken.rows * self.hidden)?;
-            pass.device.mix_rows(&taken.forward, self.hidden, &rows, &mut y)?;
+            pass.device.gather_scatter(&taken.forward, self.hidden, &rows, &mut y)?;
             rows = y;
         }
-        Ok(Output::Rows(normalize(self.behind, pass, rows, saved)?))
+        Ok(BlockOutput::Rows(normalize(self.after, pass, rows, saved)?))
     }
 
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
         gradient: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
     ) -> Result<Option<D::Floats>> {
         let inputs = pass.context.inputs.encoder()?;
         let rows = pass.context.layers.rows;
         let out_rows = inputs.taken.as_ref().map_or(rows, |taken| taken.rows);
-        let d = rows_of::<D>(gradient, out_rows, self.hidden)?;
-        let mut d = normalize_backward(self.behind, pass, d, saved)?;
+        let d = expect_rows::<D>(gradient, out_rows, self.hidden)?;
+        let mut d = normalize_backward(self.after, pass, d, saved)?;
         if let Some(taken) = &inputs.taken {
             let mut dx = pass.device.zeros(rows * self.hidden)?;
-            pass.device.mix_rows(&taken.backward, self.hidden, &d, &mut dx)?;
+            pass.device.gather_scatter(&taken.backward, self.hidden, &d, &mut dx)?;
             d = dx;
         }
         normalize_backward(self.before, pass, d, saved).map(Some)

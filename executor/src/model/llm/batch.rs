@@ -1,39 +1,39 @@
-//! The tokens of a microbatch to the context of a decoder.
+//! Turns the tokens of a microbatch into the context of a decoder.
 
-use super::super::context::{Context, Inputs, LayerContext, TextInputs};
 use super::LlmConfig;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::row_mix::RowMix;
+use crate::model::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
+use crate::ops::sparse_rows::SparseRows;
 
-/// The label of a token that is not learned.
+/// Label of a token that is not a target.
 pub const IGNORED: i64 = -100;
 
-/// The tokens of a microbatch, packed.
+/// Packed tokens of a microbatch.
 #[derive(Debug, Clone, Copy)]
 pub struct TextBatch<'a> {
     /// Token ids: `[tokens]`.
     pub input_ids: &'a [i64],
-    /// What each token is to be predicted as, [`IGNORED`] for those that are not: `[tokens]`. A sample's first token is
-    /// never learned, as nothing before it predicts it.
+    /// Target of each token, [`IGNORED`] for tokens that are not targets: `[tokens]`. The first token of a
+    /// sample is never a target, as nothing before it predicts it.
     pub labels: &'a [i64],
     /// Positions, of one axis or of layer, row and column: `[axes, tokens]`.
     pub positions: &'a [i64],
     /// First token of every sample, then the number of tokens.
     pub cu_seqlens: &'a [i32],
-    /// Places in the sequence that tokens of media take, in the order in which the encoders' tokens are given; their ids
-    /// are not read.
+    /// Rows of the sequence that media tokens take, in the order of the encoder outputs; the ids of these
+    /// rows are not read.
     pub media_places: &'a [u32],
     /// Factor on the sum of losses: 1 / target tokens of the whole step.
     pub loss_scale: f64,
 }
 
 impl LlmConfig {
-    /// Checks a microbatch and brings what the decoder's stages need of it to the device.
+    /// Checks a microbatch and uploads the inputs of the decoder's stages.
     ///
     /// # Errors
-    /// [`Error::Input`] that names the input which does not fit.
-    pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<Context<D>> {
+    /// [`Error::Input`] that names the mismatched input.
+    pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<MicrobatchContext<D>> {
         let tokens = batch.input_ids.len();
         let segments = segments(batch.cu_seqlens, tokens)?;
         let embedding = self.embedding(batch)?;
@@ -54,19 +54,19 @@ impl LlmConfig {
                 format!("has {} elements for {axes} axes of {tokens} tokens", batch.positions.len());
             return Err(Error::Input { input: "position_ids", problem });
         }
-        // A row of positions in the text may stand before those of the axes.
+        // a row of text positions may precede the rows of the axes
         let rows = batch.positions.len() / tokens.max(1);
         let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
         let by_axis: Vec<&[u32]> = positions.chunks(tokens.max(1)).collect();
-        Ok(Context {
+        Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: tokens,
                 segments,
                 windows: Vec::new(),
                 rotation: Some(self.rope.table(device, &by_axis)?),
             },
-            inputs: Inputs::Text(TextInputs {
+            inputs: ModuleInputs::Text(TextInputs {
                 embedding: embedding.upload(device)?,
                 words: embedding,
                 media,
@@ -77,13 +77,14 @@ impl LlmConfig {
         })
     }
 
-    fn embedding(&self, batch: &TextBatch<'_>) -> Result<RowMix> {
+    fn embedding(&self, batch: &TextBatch<'_>) -> Result<SparseRows> {
         let mut is_medium = vec![false; batch.input_ids.len()];
         for &place in batch.media_places {
             match is_medium.get_mut(place as usize) {
+                // two media tokens in one row would be added to each other
                 Some(taken) if !*taken => *taken = true,
                 _ => {
-                    let problem = format!("place {place} is taken twice or lies behind the tokens");
+                    let problem = format!("position {place} is taken twice or is beyond the tokens");
                     return Err(Error::Input { input: "media_places", problem });
                 }
             }
@@ -92,17 +93,18 @@ impl LlmConfig {
         for (&id, &is_medium) in batch.input_ids.iter().zip(&is_medium) {
             sources.push(if is_medium { None } else { Some(self.in_vocabulary("input_ids", id)?) });
         }
-        Ok(RowMix::gather(sources))
+        Ok(SparseRows::gather(sources))
     }
 
-    /// Rows that predict something, and what.
-    fn targets(&self, batch: &TextBatch<'_>, segments: &[u32]) -> Result<(RowMix, Vec<u32>)> {
+    /// Returns the rows that predict a target, and the targets.
+    fn targets(&self, batch: &TextBatch<'_>, segments: &[u32]) -> Result<(SparseRows, Vec<u32>)> {
         if batch.labels.len() != batch.input_ids.len() {
             let problem = format!("has {} elements for {} tokens", batch.labels.len(), batch.input_ids.len());
             return Err(Error::Input { input: "labels", problem });
         }
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         for segment in segments.windows(2).filter(|segment| segment[0] < segment[1]) {
+            // from the second token on: a row predicts its successor within the sample
             for token in segment[0] + 1..segment[1] {
                 let label = batch.labels[token as usize];
                 if label != IGNORED {
@@ -111,7 +113,7 @@ impl LlmConfig {
                 }
             }
         }
-        Ok((RowMix::gather(rows), targets))
+        Ok((SparseRows::gather(rows), targets))
     }
 
     fn in_vocabulary(&self, input: &'static str, id: i64) -> Result<u32> {
@@ -124,11 +126,11 @@ impl LlmConfig {
     }
 }
 
-/// Rows `source` to rows `target`, of `targets` rows.
-fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> RowMix {
+/// Maps each row `source` to row `target`, of `targets` rows.
+fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> SparseRows {
     let mut sources = vec![None; targets];
     pairs.for_each(|(source, target)| sources[target as usize] = Some(source));
-    RowMix::gather(sources)
+    SparseRows::gather(sources)
 }
 
 pub(in super::super) fn to_u32(input: &'static str, values: &[i64]) -> Result<Vec<u32>> {
@@ -138,7 +140,7 @@ pub(in super::super) fn to_u32(input: &'static str, values: &[i64]) -> Result<Ve
     values.iter().map(convert).collect()
 }
 
-/// First rows that ascend from 0 to the number of rows.
+/// Checks that first rows ascend from 0 to the number of rows.
 pub(in super::super) fn segments(cu_seqlens: &[i32], rows: usize) -> Result<Vec<u32>> {
     let fits = cu_seqlens.first() == Some(&0)
         && cu_seqlens.is_sorted()

@@ -1,4 +1,4 @@
-//! `config.json` to the blocks of a decoder.
+//! Reads a decoder from a `config.json` and declares its blocks.
 
 use std::ops::Range;
 
@@ -6,21 +6,22 @@ use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use serde_json::Value;
 
-use super::super::Block;
-use super::super::attention::{AttentionSpec, QkvNames, Sight};
-use super::super::config::Object;
-use super::super::layer::{Layer, LayerSpec};
-use super::super::mlp::{MlpNames, MlpSpec};
-use super::super::norm::NormKind;
-use super::super::parameters::{Declaration, Init};
-use super::super::rope::Rope;
-use super::super::tensor_parallel::{self, Fields};
 use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::model::block::Block;
+use crate::model::config_fields::ConfigFields;
+use crate::model::layer::{Layer, LayerSpec};
+use crate::model::mlp::{MlpNames, MlpSpec};
+use crate::model::norm::NormKind;
+use crate::model::parameters::Declaration;
+use crate::model::rope::Rope;
+use crate::model::sharding_check::{self, DimensionFields};
+use crate::weights::Init;
 
-/// A decoder: dimensions, names, rotation.
+/// Dimensions, names and rotation of a decoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LlmConfig {
     /// Dimensions.
@@ -28,23 +29,27 @@ pub struct LlmConfig {
     /// Rotation.
     pub rope: Rope,
     epsilon: f64,
-    /// Before `embed_tokens`, `layers`, `norm`.
+    /// Prefix of `embed_tokens`, `layers` and `norm`.
     prefix: &'static str,
-    /// Of the LM head's weight.
+    /// Name of the LM head's weight.
     head: &'static str,
     init: Init,
-    /// Fields of heads, MLP and vocabulary.
-    fields: (&'static Fields, &'static str),
+    /// Configuration fields of heads, MLP and vocabulary, for errors.
+    fields: (&'static DimensionFields, &'static str),
 }
 
-/// Where dimensions stand in the configuration of a language model alone, and inside a multimodal one.
-const FIELDS: [(&Fields, &str); 2] = [
+/// Fields of dimensions in the configuration of a language model, and inside a multimodal one.
+const FIELDS: [(&DimensionFields, &str); 2] = [
     (
-        &Fields { heads: "num_attention_heads", kv_heads: "num_key_value_heads", mlp: "intermediate_size" },
+        &DimensionFields {
+            heads: "num_attention_heads",
+            kv_heads: "num_key_value_heads",
+            mlp: "intermediate_size",
+        },
         "vocab_size",
     ),
     (
-        &Fields {
+        &DimensionFields {
             heads: "text_config.num_attention_heads",
             kv_heads: "text_config.num_key_value_heads",
             mlp: "text_config.intermediate_size",
@@ -53,14 +58,14 @@ const FIELDS: [(&Fields, &str); 2] = [
     ),
 ];
 
-/// Models whose names are known here, whole ones and language models.
+/// Supported values of `model_type`, of whole models and of language models.
 const KNOWN: [&str; 7] =
     ["llama", "qwen2", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl", "qwen2_audio"];
 const KNOWN_TEXT: [&str; 4] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"];
 
-/// Fails for models that the cost model knows, but whose checkpoints have other names than those here.
-fn refuse_other_names(top: &Object<'_>, text: &Object<'_>) -> Result<()> {
-    let known = |object: &Object<'_>, known: &[&str]| match object.text("model_type")? {
+/// Refuses models that the cost model knows, but whose checkpoints have other tensor names.
+fn refuse_other_names(top: &ConfigFields<'_>, text: &ConfigFields<'_>) -> Result<()> {
+    let known = |object: &ConfigFields<'_>, known: &[&str]| match object.text("model_type")? {
         Some(found) if !known.contains(&found) => {
             let problem = format!("= \"{found}\" is not supported, known are {}", known.join(", "));
             Err(object.refused("model_type", problem))
@@ -72,27 +77,28 @@ fn refuse_other_names(top: &Object<'_>, text: &Object<'_>) -> Result<()> {
 }
 
 impl LlmConfig {
-    /// Reads the decoder of a checkpoint from its `config.json`.
+    /// Reads the decoder from the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::Config`] if a field makes no sense or has no counterpart here.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
-        let top = Object::of(document);
+        let top = ConfigFields::new(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
         let Some(mut spec) = PartialModelSpec::from_hugging_face(&documents)?.llm else {
-            return Err(top.refused("model_type", format!("= \"{model_type}\" is no language model's")));
+            return Err(top.refused("model_type", format!("= \"{model_type}\" is not a language model")));
         };
         let text = if top.has("text_config") { top.child("text_config") } else { top.clone() };
         refuse_other_names(&top, &text)?;
         if !spec.head_dim.is_multiple_of(2) {
-            let problem = format!("makes heads {} wide, which must be even to rotate", spec.head_dim);
+            let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
             return Err(text.refused("num_attention_heads", problem));
         }
         let act = text.activation("hidden_act", crate::ops::activation::Activation::Silu)?;
         if act != crate::ops::activation::Activation::Silu {
             return Err(text.refused("hidden_act", "must be \"silu\" in a gated MLP"));
         }
+        // the outer field counts in multimodal configurations, as in transformers
         spec.details.has_tied_embeddings = if top.has("tie_word_embeddings") {
             top.flag("tie_word_embeddings", false)?
         } else {
@@ -116,7 +122,7 @@ impl LlmConfig {
         })
     }
 
-    /// Returns tensors of checkpoints that nothing here reads: the second copy of a tied embedding.
+    /// Checkpoint tensors that the decoder does not use: the second copy of a tied embedding.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         if self.spec.details.has_tied_embeddings {
@@ -126,13 +132,13 @@ impl LlmConfig {
         }
     }
 
-    /// Returns the transformer layers.
+    /// Number of transformer layers.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.spec.layers as usize
     }
 
-    /// Returns the width of a row.
+    /// Width of a row.
     #[must_use]
     pub fn hidden(&self) -> usize {
         self.spec.hidden as usize
@@ -141,30 +147,30 @@ impl LlmConfig {
     /// Checks that a tensor-parallel group of this degree can share the decoder.
     ///
     /// # Errors
-    /// [`Error::TensorParallel`] that names the field which does not fit.
+    /// [`Error::ModelConfig`] that names the mismatched field.
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         let (fields, vocabulary) = self.fields;
         let layer = self.layer(0);
-        tensor_parallel::check_heads(fields, &layer.attention, degree)?;
-        tensor_parallel::check_size(fields.mlp, layer.mlp.middle, degree)?;
-        tensor_parallel::check_size(vocabulary, self.spec.vocab as usize, degree)
+        sharding_check::check_heads(fields, &layer.attention, degree)?;
+        sharding_check::check_size(fields.mlp, layer.mlp.middle, degree)?;
+        sharding_check::check_size(vocabulary, self.spec.vocab as usize, degree)
     }
 
-    /// Declares the parameters of some layers and returns their blocks: with the embedding before the first layer and
-    /// the LM head and its loss behind the last.
+    /// Declares the parameters of some layers and returns their blocks, with the embedding before the first
+    /// layer, and LM head and loss after the last.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no such layers, [`Error::TensorParallel`] if ranks cannot share them.
+    /// [`Error::ModelConfig`] if there are no such layers, or ranks cannot share them.
     pub fn blocks<D: Device>(
         &self,
         layers: Range<usize>,
         declaration: &mut Declaration,
     ) -> Result<Vec<Box<dyn Block<D>>>> {
         if layers.start > layers.end || layers.end > self.layers() {
-            let problem = format!("= {} has no layers {layers:?}", self.layers());
-            return Err(Error::Config { field: "num_hidden_layers".to_owned(), problem });
+            let problem = format!("= {}, but layers {layers:?} were requested", self.layers());
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         }
-        self.check_tensor_parallel(declaration.place().size)?;
+        self.check_tensor_parallel(declaration.tp_rank().size)?;
         let (vocabulary, hidden) = (self.spec.vocab as usize, self.hidden());
         let embedding = format!("{}embed_tokens.weight", self.prefix);
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
@@ -182,7 +188,7 @@ impl LlmConfig {
         if layers.end == self.layers() {
             let norm = format!("{}norm", self.prefix);
             let (shape, cut) =
-                ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.place())));
+                ([vocabulary, hidden], (0, &Vocabulary::parts(vocabulary, declaration.tp_rank())));
             let head = if self.spec.details.has_tied_embeddings {
                 declaration.add_shared(&embedding, &shape, self.init, cut)
             } else {
@@ -199,7 +205,7 @@ impl LlmConfig {
         Ok(blocks)
     }
 
-    /// What a layer is made of.
+    /// Specification of a layer.
     pub(crate) fn layer(&self, layer: usize) -> LayerSpec {
         let name = |rest: &str| format!("{}layers.{layer}.{rest}", self.prefix);
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
@@ -214,11 +220,11 @@ impl LlmConfig {
                 heads: spec.heads as usize,
                 kv_heads: spec.kv_heads as usize,
                 head_dim: spec.head_dim as usize,
-                qkv: QkvNames::Apart(
+                qkv: QkvNames::Separate(
                     ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
                 ),
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
-                sight: Sight::Causal,
+                mask: AttentionMask::Causal,
                 is_rotated: true,
                 init,
             },

@@ -1,17 +1,20 @@
-//! The last block of a decoder: norm, LM head and loss, of the rows that predict a target alone.
+//! Last block of a decoder: norm, LM head and loss, only for rows that predict a target.
 //!
-//! Logits are made in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns them into their
-//! gradient and keeps it; otherwise backward makes each chunk anew, with the same bits. Ranks of a tensor-parallel group have
-//! the logits of some words each.
+//! Logits are computed in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns
+//! them into their gradient and saves it; otherwise backward recomputes each chunk with the same bits. Each
+//! rank of a tensor-parallel group has the logits of a part of the vocabulary.
 
-use super::super::norm::{Norm, NormKind};
-use super::super::parameters::{Declaration, ParameterId};
-use super::super::{BackwardPass, Block, Output, Pass, Saved, rows_of, tensor_parallel};
 use super::vocabulary::Vocabulary;
-use crate::device::{Device, Layout, Shape};
+use crate::device::Device;
 use crate::error::Result;
+use crate::model::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::model::norm::{Norm, NormKind};
+use crate::model::parameters::Declaration;
+use crate::model::tensor_parallel;
+use crate::ops::gemm::{GemmShape, MatrixLayout};
+use crate::weights::ParameterId;
 
-/// Logits that are kept from forward to backward: 64 MiB.
+/// Largest number of logits saved from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
 
 /// Norm, LM head and loss.
@@ -20,14 +23,14 @@ pub struct Head {
     norm: Norm,
     weight: ParameterId,
     words: Vocabulary,
-    /// Words of this rank.
+    /// Size of this rank's part of the vocabulary.
     vocabulary: usize,
     hidden: usize,
     kept: usize,
 }
 
 impl Head {
-    /// Declares the norm; the head's weight is declared.
+    /// Declares the norm; the weight of the head is already declared.
     pub fn declare(
         declaration: &mut Declaration,
         norm: &str,
@@ -36,36 +39,37 @@ impl Head {
         epsilon: f64,
     ) -> Self {
         let norm = Norm::declare(declaration, norm, NormKind::Rms, hidden, epsilon);
-        let words = Vocabulary::new(vocabulary, declaration.place());
+        let words = Vocabulary::new(vocabulary, declaration.tp_rank());
         Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
     }
 
-    /// Rows of a chunk; all of them if they are kept.
+    /// Number of rows of a chunk; all rows if the logits are saved.
     fn chunk(&self, rows: usize) -> usize {
-        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.most()).max(1) }
+        // by the largest part of any rank, so that all ranks have the same number of chunks, and exchanges
+        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.size_max()).max(1) }
     }
 
     fn is_kept(&self, rows: usize) -> bool {
-        rows * self.words.most() <= self.kept
+        rows * self.words.size_max() <= self.kept
     }
 
-    /// Logits of some rows, of this rank's words.
+    /// Computes the logits of some rows, for this rank's part of the vocabulary.
     fn project<D: Device>(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         normal: &D::Floats,
         first: usize,
         rows: usize,
     ) -> Result<D::Floats> {
         let mut logits = pass.device.alloc(rows * self.vocabulary)?;
-        let shape = Shape { rows, columns: self.vocabulary, inner: self.hidden };
-        let x = (normal, Layout::rows(self.hidden).at(first * self.hidden));
-        let weight = (pass.parameters.value(self.weight), Layout::rows(self.hidden).transposed());
-        pass.device.gemm(shape, x, weight, false, (&mut logits, Layout::rows(self.vocabulary)))?;
+        let shape = GemmShape { rows, columns: self.vocabulary, inner: self.hidden };
+        let x = (normal, MatrixLayout::rows(self.hidden).at(first * self.hidden));
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.hidden).transposed());
+        pass.device.gemm(shape, x, weight, false, (&mut logits, MatrixLayout::rows(self.vocabulary)))?;
         Ok(logits)
     }
 
-    /// Adds the gradients that the logits of some rows give.
+    /// Accumulates the gradients that the logits of some rows contribute.
     fn project_backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -74,20 +78,20 @@ impl Head {
         (first, rows): (usize, usize),
         d_normal: &mut D::Floats,
     ) -> Result<()> {
-        let at = Layout::rows(self.hidden).at(first * self.hidden);
-        let by_row = Layout::rows(self.vocabulary);
+        let at = MatrixLayout::rows(self.hidden).at(first * self.hidden);
+        let by_row = MatrixLayout::rows(self.vocabulary);
         let (weight, gradient) = pass.parameters.both(self.weight);
-        let shape = Shape { rows, columns: self.hidden, inner: self.vocabulary };
+        let shape = GemmShape { rows, columns: self.hidden, inner: self.vocabulary };
         pass.device.gemm(
             shape,
             (d_logits, by_row),
-            (weight, Layout::rows(self.hidden)),
+            (weight, MatrixLayout::rows(self.hidden)),
             false,
             (d_normal, at),
         )?;
         let Some(gradient) = gradient else { return Ok(()) };
-        let shape = Shape { rows: self.vocabulary, columns: self.hidden, inner: rows };
-        let target = (gradient, Layout::rows(self.hidden));
+        let shape = GemmShape { rows: self.vocabulary, columns: self.hidden, inner: rows };
+        let target = (gradient, MatrixLayout::rows(self.hidden));
         pass.device.gemm(shape, (d_logits, by_row.transposed()), (normal, at), true, target)
     }
 }
@@ -95,15 +99,15 @@ impl Head {
 impl<D: Device> Block<D> for Head {
     fn forward(
         &self,
-        pass: &Pass<'_, D>,
+        pass: &ForwardPass<'_, D>,
         input: Option<D::Floats>,
-        saved: &mut Saved<D>,
-    ) -> Result<Output<D>> {
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
         let text = pass.context.inputs.text()?;
-        let x = rows_of::<D>(input, pass.context.layers.rows, self.hidden)?;
+        let x = expect_rows::<D>(input, pass.context.layers.rows, self.hidden)?;
         let rows = text.targets.len();
         let mut taken = pass.device.zeros(rows * self.hidden)?;
-        pass.device.mix_rows(&text.predictions.forward, self.hidden, &x, &mut taken)?;
+        pass.device.gather_scatter(&text.predictions.forward, self.hidden, &x, &mut taken)?;
         drop(x);
         let (normal, statistics) = self.norm.forward(pass, &taken)?;
         let (mut loss, mut kept) = (0.0, None);
@@ -120,14 +124,14 @@ impl<D: Device> Block<D> for Head {
         if let Some(logits) = kept.filter(|_| self.is_kept(rows)) {
             saved.keep(logits);
         }
-        Ok(Output::Loss(loss))
+        Ok(BlockOutput::Loss(loss))
     }
 
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
         _: Option<D::Floats>,
-        saved: &mut Saved<D>,
+        saved: &mut SavedActivations<D>,
         is_input_needed: bool,
     ) -> Result<Option<D::Floats>> {
         let (device, text) = (pass.device, pass.context.inputs.text()?);
@@ -141,7 +145,7 @@ impl<D: Device> Block<D> for Head {
             for (index, targets) in text.targets.chunks(self.chunk(rows)).enumerate() {
                 let part = (index * self.chunk(rows), targets.len());
                 let BackwardPass { context, tensor, .. } = *pass;
-                let forward = Pass { device, parameters: &*pass.parameters, context, tensor };
+                let forward = ForwardPass { device, parameters: &*pass.parameters, context, tensor };
                 let mut logits = self.project(&forward, &normal, part.0, part.1)?;
                 self.words.cross_entropy(device, tensor, &mut logits, targets, text.loss_scale)?;
                 self.project_backward(pass, &logits, &normal, part, &mut d_normal)?;
@@ -155,11 +159,11 @@ impl<D: Device> Block<D> for Head {
             return Ok(None);
         }
         let mut dx = device.zeros(pass.context.layers.rows * self.hidden)?;
-        device.mix_rows(&text.predictions.backward, self.hidden, &d_taken, &mut dx)?;
+        device.gather_scatter(&text.predictions.backward, self.hidden, &d_taken, &mut dx)?;
         Ok(Some(dx))
     }
 
-    fn logits(&self, pass: &Pass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
+    fn logits(&self, pass: &ForwardPass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
         let (normal, _) = self.norm.forward(pass, input)?;
         let rows = pass.context.layers.rows;
         let own = self.project(pass, &normal, 0, rows)?;
@@ -173,27 +177,27 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::super::parameters::{Init, Parameters};
-    use super::super::super::shard::Place;
-    use super::super::super::tensor_parallel::TensorParallel;
-    use super::super::{LlmConfig, TextBatch};
     use super::*;
     use crate::comm::{Settings, threads};
     use crate::device::Cpu;
+    use crate::model::llm::{LlmConfig, TextBatch};
+    use crate::model::parameters::Parameters;
+    use crate::model::tensor_parallel::TensorParallel;
     use crate::weights::Seed;
+    use crate::weights::{Init, TpRank};
 
     const VOCABULARY: usize = 40;
     const HIDDEN: usize = 16;
 
-    /// Loss, gradient of the input and gradients of the parameters, with so many logits kept.
+    /// Loss, gradient of the input and gradients of the parameters, with this number of saved logits.
     fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         run_part(kept, None)
     }
 
-    /// The same of one of several ranks.
+    /// The same on one of several ranks.
     fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         let tensor = group.map(|group| group.pass(Some(0), "head"));
-        let place = group.map_or(Place::ALONE, TensorParallel::place);
+        let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);
         let device = Cpu::new(2).unwrap();
         let config = LlmConfig::from_config(
             &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
@@ -211,17 +215,17 @@ mod tests {
             loss_scale: 0.1,
         };
         let context = config.unwrap().context(&device, &batch).unwrap();
-        let mut declaration = Declaration::of(place);
-        let cut = (0, &Vocabulary::parts(VOCABULARY, place));
+        let mut declaration = Declaration::for_rank(tp_rank);
+        let cut = (0, &Vocabulary::parts(VOCABULARY, tp_rank));
         let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
         let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
         head.kept = kept;
         let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
         let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
-        let mut saved = Saved::default();
-        let pass = Pass { device: &device, parameters: &parameters, context: &context, tensor };
+        let mut saved = SavedActivations::default();
+        let pass = ForwardPass { device: &device, parameters: &parameters, context: &context, tensor };
         let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
-        let Output::Loss(loss) = output else { panic!("a head has a loss") };
+        let BlockOutput::Loss(loss) = output else { panic!("a head has a loss") };
         let parameters_mut = &mut parameters;
         let mut pass =
             BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor };
@@ -231,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_made_anew_in_chunks_give_what_kept_ones_give() {
+    fn recomputed_chunks_of_logits_give_the_result_of_saved_ones() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);
         for rows in [1, 4, 27] {
             let (chunked_loss, chunked_dx, chunked) = run(rows * VOCABULARY);
@@ -245,7 +249,7 @@ mod tests {
 
     /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
     #[test]
-    fn ranks_that_share_the_words_cut_the_same_chunks() {
+    fn ranks_that_share_the_vocabulary_use_the_same_chunks() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);
         for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
             let ranks = threads::world(3, Settings::default()).unwrap();

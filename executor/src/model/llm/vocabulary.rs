@@ -1,47 +1,48 @@
-//! The vocabulary as a rank of a tensor-parallel group has it: a part of its words, one behind the other.
+//! Part of the vocabulary that a rank of a tensor-parallel group has.
 //!
-//! Losses need one exchange of three numbers a row and rank, whatever the vocabulary.
+//! Losses need one exchange of three numbers per row and rank, for any size of the vocabulary.
 
 use std::ops::Range;
 
-use super::super::shard::{Parts, Place};
-use super::super::tensor_parallel::TensorPass;
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::cross_entropy_part::{RowPart, join};
+use crate::model::tensor_parallel::TensorPass;
+use crate::ops::vocab_parallel_cross_entropy::{PartialSoftmax, join};
+use crate::weights::{AxisPartition, TpRank};
 
-/// The words of all ranks; the first ranks have one more where it does not come out even.
+/// Contiguous parts of the vocabulary on all ranks; the first parts are longer by one if there is a
+/// remainder.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
-    /// Words of every rank.
+    /// Number of words on every rank.
     sizes: Vec<usize>,
     own: Range<usize>,
-    place: Place,
+    tp_rank: TpRank,
 }
 
 impl Vocabulary {
-    pub(super) fn new(words: usize, place: Place) -> Self {
-        let parts = Self::parts(words, place);
-        let first = parts.first(place.rank);
+    pub(super) fn new(words: usize, tp_rank: TpRank) -> Self {
+        let parts = Self::parts(words, tp_rank);
+        let first = parts.first(tp_rank.rank);
         Self {
-            sizes: (0..place.size).map(|rank| parts.len(rank)).collect(),
-            own: first..first + parts.len(place.rank),
-            place,
+            sizes: (0..tp_rank.size).map(|rank| parts.len(rank)).collect(),
+            own: first..first + parts.len(tp_rank.rank),
+            tp_rank,
         }
     }
 
-    /// How the rows of the embedding and of the LM head are cut.
-    pub(super) fn parts(words: usize, place: Place) -> Parts {
-        Parts::even(words, place.size)
+    /// Partition of the rows of the embedding and of the LM head.
+    pub(super) fn parts(words: usize, tp_rank: TpRank) -> AxisPartition {
+        AxisPartition::even(words, tp_rank.size)
     }
 
-    /// The words of this rank.
+    /// Words of this rank.
     pub(super) fn own(&self) -> Range<usize> {
         self.own.clone()
     }
 
-    /// The most words of any rank: what all ranks cut rows into chunks by.
-    pub(super) fn most(&self) -> usize {
+    /// Largest number of words of any rank, by which all ranks divide rows into the same chunks.
+    pub(super) fn size_max(&self) -> usize {
         self.sizes.first().copied().unwrap_or(0)
     }
 
@@ -58,35 +59,39 @@ impl Vocabulary {
         let own =
             |&target: &u32| self.own.contains(&(target as usize)).then(|| target - self.own.start as u32);
         let own: Vec<Option<u32>> = targets.iter().map(own).collect();
-        let rows = device.cross_entropy_part(logits, &own)?;
+        let rows = device.vocab_parallel_cross_entropy(logits, &own)?;
         let all = self.exchange(tensor, &rows)?;
         let mut loss = 0.0;
         let mut factors = Vec::with_capacity(rows.len());
         for row in 0..rows.len() {
-            let parts: Vec<RowPart<f32>> = all.iter().map(|parts| parts[row]).collect();
-            let (of_row, factor) = join(&parts, self.place.rank, scale);
+            let parts: Vec<PartialSoftmax<f32>> = all.iter().map(|parts| parts[row]).collect();
+            let (of_row, factor) = join(&parts, self.tp_rank.rank, scale);
             loss += of_row;
             factors.push(factor);
         }
-        device.cross_entropy_part_backward(logits, &own, &factors, scale)?;
+        device.vocab_parallel_cross_entropy_backward(logits, &own, &factors, scale)?;
         Ok(loss)
     }
 
-    /// What the rows add up to, on every rank.
-    fn exchange(&self, tensor: TensorPass<'_>, own: &[RowPart<f32>]) -> Result<Vec<Vec<RowPart<f32>>>> {
-        let Place { rank, size } = self.place;
+    /// Exchanges the partial softmax of every row with all ranks.
+    fn exchange(
+        &self,
+        tensor: TensorPass<'_>,
+        own: &[PartialSoftmax<f32>],
+    ) -> Result<Vec<Vec<PartialSoftmax<f32>>>> {
+        let TpRank { rank, size } = self.tp_rank;
         let part = 3 * own.len();
         let mut all = vec![0.0; size * part];
         for (place, row) in all[rank * part..].chunks_mut(3).zip(own) {
-            place.copy_from_slice(&[row.most, row.sum, row.target]);
+            place.copy_from_slice(&[row.max, row.sum, row.target]);
         }
         tensor.group.comm().all_gather(tensor.at, all.as_mut_slice().into(), &vec![part; size])?;
-        let row = |&[most, sum, target]: &[f32; 3]| RowPart { most, sum, target };
+        let row = |&[max, sum, target]: &[f32; 3]| PartialSoftmax { max, sum, target };
         let rank = |rank: usize| all[rank * part..][..part].as_chunks().0.iter().map(row).collect();
         Ok((0..size).map(rank).collect())
     }
 
-    /// Puts the logits of all ranks beside each other: `[rows, vocabulary]`, on every rank.
+    /// Joins the logits of all ranks: `[rows, vocabulary]`, on every rank.
     pub(super) fn gather<D: Device>(
         &self,
         device: &D,
@@ -104,6 +109,7 @@ impl Vocabulary {
         for row in 0..rows {
             let mut first = 0;
             for size in &self.sizes {
+                // gathered parts are blocks of rows by rank; logits are rows of all ranks
                 logits.extend_from_slice(&all[first * rows + row * size..][..*size]);
                 first += size;
             }
@@ -117,10 +123,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_one_ranks() {
-        let place = |rank| Place { rank, size: 4 };
-        let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, place(rank)).own()).collect();
+    fn every_word_belongs_to_one_rank() {
+        let tp_rank = |rank| TpRank { rank, size: 4 };
+        let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, tp_rank(rank)).own()).collect();
         assert_eq!(own, [0..13, 13..26, 26..38, 38..50]);
-        assert!((0..4).all(|rank| Vocabulary::new(50, place(rank)).most() == 13));
+        assert!((0..4).all(|rank| Vocabulary::new(50, tp_rank(rank)).size_max() == 13));
     }
 }

@@ -1,14 +1,13 @@
-//! Forward: tiles of queries, shared out over threads; a tile writes its rows for all heads.
+//! Forward of attention, parallel over tiles of queries; a tile writes its rows for all heads.
 
 use rayon::prelude::*;
 
 use super::parallel::{max, vectorized};
 use super::{AttentionShape, Tile, grown, scores};
-use crate::device::gemm::{Layout, Shape, gemm};
+use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
-/// Writes the output, `[tokens, heads * head_dim]`, and the logarithm of every row's sum of exponentials,
-/// `[tokens, heads]`.
+/// Writes the output, `[tokens, heads * head_dim]`, and the log-sum-exp of every row, `[tokens, heads]`.
 ///
 /// `segments` are the first tokens of all segments, then the number of tokens; empty segments are allowed.
 ///
@@ -25,13 +24,14 @@ pub fn forward<F: Real>(
     let mut tasks = Vec::new();
     let (mut output, mut log_sums) = (output, log_sums);
     for segment in segments.windows(2) {
-        for tile in Tile::of_segment(segment[0] as usize, segment[1] as usize) {
+        for tile in Tile::in_segment(segment[0] as usize, segment[1] as usize) {
             let (rows, rest) = output.split_at_mut(tile.rows() * shape.output());
             let (sums, rest_of_sums) = log_sums.split_at_mut(tile.rows() * shape.heads);
             (output, log_sums) = (rest, rest_of_sums);
             tasks.push((tile, rows, sums));
         }
     }
+    // tiles near the end of a segment have more keys: let threads steal single tiles
     tasks.into_par_iter().with_max_len(1).for_each_init(Vec::new, |buffer, (tile, rows, sums)| {
         for head in 0..shape.heads {
             run(shape, tile, head, qkv, buffer, rows, sums);
@@ -39,7 +39,7 @@ pub fn forward<F: Real>(
     });
 }
 
-/// One head of a tile.
+/// Processes one head of a tile.
 fn run<F: Real>(
     shape: &AttentionShape,
     tile: Tile,
@@ -56,20 +56,21 @@ fn run<F: Real>(
         #[inline(always)]
         || {
             for (row, weights) in weights.chunks_mut(keys).enumerate() {
-                let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
-                log_sums[row * shape.heads + head] = softmax(seen);
+                let (visible, unseen) = weights.split_at_mut(tile.visible(row, shape.is_causal));
+                log_sums[row * shape.heads + head] = softmax(visible);
+                // masked entries take part in the product with the values
                 unseen.fill(F::ZERO);
             }
         },
     );
     let (_, _, value) = shape.columns(head);
-    let sizes = Shape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
-    let values = (qkv, Layout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
-    let target = Layout::rows(shape.output()).at(head * shape.head_dim);
-    gemm(1, sizes, F::ONE, (weights, Layout::rows(keys)), values, F::ZERO, (output, target));
+    let sizes = GemmShape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
+    let values = (qkv, MatrixLayout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
+    let target = MatrixLayout::rows(shape.output()).at(head * shape.head_dim);
+    gemm(1, sizes, F::ONE, (weights, MatrixLayout::rows(keys)), values, F::ZERO, (output, target));
 }
 
-/// Turns scores into probabilities and returns the logarithm of the sum of their exponentials.
+/// Turns scores into probabilities and returns their log-sum-exp.
 #[inline(always)]
 fn softmax<F: Real>(row: &mut [F]) -> F {
     let most = max(row);
@@ -81,5 +82,5 @@ fn softmax<F: Real>(row: &mut [F]) -> F {
     for value in row.iter_mut() {
         *value *= inverse;
     }
-    most + F::of(libm::log(sum.to_f64()))
+    most + F::from_f64(libm::log(sum.to_f64()))
 }

@@ -1,13 +1,13 @@
 //! Attention over packed sequences, causal or full, with grouped queries.
 //!
-//! Queries, keys and values lie beside each other in a row: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens of one
-//! *segment* see each other and no others: a sample of a pack, an image, a window of an image. Scores exist for a tile
-//! of `TILE_ROWS` queries of one segment at a time, never for a whole pack; forward keeps the logarithm of the sum of
-//! exponentials of every row, from which backward makes the probabilities anew.
+//! A row holds queries, then keys, then values: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens attend
+//! within their *segment* only: a sample of a pack, an image, a window of an image. Scores exist for a tile
+//! of `TILE_ROWS` queries of one segment at a time, never for a whole pack. Forward keeps the log-sum-exp of
+//! every row, from which backward recomputes the probabilities.
 //!
 //! # Source
-//! Dao et al.: "`FlashAttention`", 2022, arXiv:2205.14135, for what is kept; Ainslie et al.: "GQA", 2023,
-//! arXiv:2305.13245.
+//! Dao et al.: "`FlashAttention`", 2022, arXiv:2205.14135, for the saved tensors; Ainslie et al.: "GQA",
+//! 2023, arXiv:2305.13245.
 
 mod backward;
 mod forward;
@@ -17,34 +17,34 @@ pub use forward::forward;
 
 use super::parallel;
 use super::real::Real;
-use crate::device::gemm::{Layout, Shape, gemm};
+use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 
-/// Queries whose scores exist at the same time.
+/// Number of queries whose scores exist at the same time.
 const TILE_ROWS: usize = 64;
 
-/// Sizes of an attention, and who sees whom.
+/// Sizes and mask of an attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; `heads` is a multiple.
+    /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Factor on scalar products of queries and keys.
+    /// Factor on the scores.
     pub scale: f64,
-    /// Whether a token sees only itself and those before it.
+    /// Whether a token attends only to itself and earlier tokens.
     pub is_causal: bool,
 }
 
 impl AttentionShape {
-    /// Returns the elements of a row of queries, keys and values.
+    /// Elements of a row of queries, keys and values.
     #[must_use]
     pub const fn row(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Returns the elements of a row of the output.
+    /// Elements of a row of the output.
     #[must_use]
     pub const fn output(&self) -> usize {
         self.heads * self.head_dim
@@ -73,7 +73,7 @@ impl AttentionShape {
     }
 }
 
-/// Some queries of one segment: their first token and those behind, and the segment's.
+/// Range of queries in one segment.
 #[derive(Debug, Clone, Copy)]
 struct Tile {
     segment: (usize, usize),
@@ -82,8 +82,8 @@ struct Tile {
 }
 
 impl Tile {
-    /// Tiles of a segment, in order.
-    fn of_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
+    /// Returns the tiles of a segment, in order.
+    fn in_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
         (start..end).step_by(TILE_ROWS).map(move |first| Self {
             segment: (start, end),
             start: first,
@@ -95,29 +95,29 @@ impl Tile {
         self.end - self.start
     }
 
-    /// Keys that any query of the tile sees; they begin with the segment.
+    /// Number of keys that any query of the tile attends to; they start with the segment.
     fn keys(&self, is_causal: bool) -> usize {
         (if is_causal { self.end } else { self.segment.1 }) - self.segment.0
     }
 
-    /// Keys that a query of the tile sees.
-    fn seen(&self, row: usize, is_causal: bool) -> usize {
+    /// Number of keys that a query of the tile attends to.
+    fn visible(&self, row: usize, is_causal: bool) -> usize {
         if is_causal { self.start + row + 1 - self.segment.0 } else { self.segment.1 - self.segment.0 }
     }
 }
 
-/// Writes the scores of a tile, `[rows, keys]`, times the scale.
+/// Writes the scaled scores of a tile, `[rows, keys]`.
 fn scores<F: Real>(shape: &AttentionShape, tile: Tile, head: usize, qkv: &[F], scores: &mut [F]) {
     let (query, key, _) = shape.columns(head);
     let keys = tile.keys(shape.is_causal);
-    let sizes = Shape { rows: tile.rows(), columns: keys, inner: shape.head_dim };
-    let rows = Layout::rows(shape.row());
+    let sizes = GemmShape { rows: tile.rows(), columns: keys, inner: shape.head_dim };
+    let rows = MatrixLayout::rows(shape.row());
     let a = (qkv, rows.at(tile.start * shape.row() + query));
     let b = (qkv, rows.transposed().at(tile.segment.0 * shape.row() + key));
-    gemm(1, sizes, F::of(shape.scale), a, b, F::ZERO, (scores, Layout::rows(keys)));
+    gemm(1, sizes, F::from_f64(shape.scale), a, b, F::ZERO, (scores, MatrixLayout::rows(keys)));
 }
 
-/// A buffer of at least so many elements, grown if it must be.
+/// Grows a buffer to at least this length and returns the slice.
 fn grown<F: Real>(buffer: &mut Vec<F>, len: usize) -> &mut [F] {
     if buffer.len() < len {
         buffer.resize(len, F::ZERO);

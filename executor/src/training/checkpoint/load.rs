@@ -11,11 +11,11 @@ use super::directory;
 use super::manifest::Manifest;
 use super::save::Checkpoints;
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 use crate::weights::{Checkpoint, WeightSource};
 
 /// A state that can be gone on from.
@@ -37,7 +37,7 @@ impl Checkpoints {
     /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank does not see what rank 0 sees. Then the
     /// job is over on all ranks; others have [`Error::Comm`].
     pub fn latest(&self, comm: &dyn Comm) -> Result<Option<Saved>> {
-        let at = At::step(0, "find state");
+        let at = StepContext::step(0, "find state");
         let end = |error: Error| {
             comm.abort(at, &error.to_string());
             error
@@ -88,7 +88,7 @@ impl Saved {
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable("there is no seed"))?;
         let run = RunState { seed, layout: value("layout"), loader: value("loader") };
-        let optimizer = Checkpoint::of_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
+        let optimizer = Checkpoint::open_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
         let (directory, step) = (directory.to_owned(), manifest.step);
         Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, run })
     }
@@ -138,7 +138,7 @@ impl Saved {
         let moment = |kind: &str| {
             let tensor = || format!("{kind}{}", spec.name);
             let values = self.values(kind, spec)?.ok_or_else(|| Error::MissingTensor { tensor: tensor() })?;
-            device.upload_exact(&values)
+            device.upload_f32(&values)
         };
         // What bf16 took from the weights is in the masters, whatever the run that goes on stores.
         let exact = match self.values(MASTER, spec)? {
@@ -147,7 +147,7 @@ impl Saved {
         };
         let master = match precision {
             Precision::F32 => None,
-            Precision::Bf16 => Some(device.upload_exact(&exact)?),
+            Precision::Bf16 => Some(device.upload_f32(&exact)?),
         };
         Ok((State { mean: moment(MEAN)?, square: moment(SQUARE)?, master }, device.upload(&exact)?))
     }

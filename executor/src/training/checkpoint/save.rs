@@ -14,11 +14,11 @@ use super::directory;
 use super::manifest::{FileDigest, Manifest, write_file};
 use super::tensors::{Numbers, Row, write};
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{At, Comm};
+use crate::comm::{Comm, StepContext};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::parameters::ParameterSpec;
 use crate::stage::Stage;
+use crate::weights::ParameterSpec;
 use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 
 /// Words in what a rank says of its files.
@@ -292,8 +292,11 @@ fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) ->
         Ok(own) => row.copy_from_slice(own),
         Err(_) => row[0] = 1,
     }
-    let gathered =
-        comm.all_gather(At::step(step, action), words.as_mut_slice().into(), &vec![WORDS; comm.size()]);
+    let gathered = comm.all_gather(
+        StepContext::step(step, action),
+        words.as_mut_slice().into(),
+        &vec![WORDS; comm.size()],
+    );
     own?;
     gathered?;
     let all = words.as_chunks::<WORDS>().0.to_vec();

@@ -11,19 +11,13 @@
 pub mod energon;
 pub mod walk;
 pub mod webshart;
-pub mod wids;
 
 mod beside;
 mod yaml;
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-
-pub(super) use beside::{Claims, Layout, claims, layout};
+pub(super) use self::beside::{Claims, HeaderLayout, claims, layout};
 
 use super::build::BuiltShard;
-use crate::error::{Error, Result};
 use crate::shard::Shard;
 
 /// What the files of other tools beside shards are used for when an index is made.
@@ -37,23 +31,6 @@ pub enum ForeignIndexes {
     /// The same, and headers are read where those files say that they are; the rows are the same. Worth its while
     /// where every read takes long.
     Follow,
-}
-
-/// Reads a whole file of at most `bytes_max`; `None` if there is none.
-fn read_file(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
-    let error = |source| Error::File { path: path.display().to_string(), source };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(error(source)),
-    };
-    let mut bytes = Vec::new();
-    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(error)?;
-    if bytes.len() as u64 > bytes_max {
-        let reason = format!("it is longer than {bytes_max} bytes");
-        return Err(Error::Index { path: path.display().to_string(), reason });
-    }
-    Ok(Some(bytes))
 }
 
 /// Compares what other tools claim of a shard with what its headers have shown.
@@ -79,7 +56,11 @@ pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) ->
 }
 
 /// Compares where another tool lets samples begin with where the headers show them to begin.
-pub(super) fn grouping_difference(shard: &Shard, built: &BuiltShard, layout: &Layout) -> Option<String> {
+pub(super) fn grouping_difference(
+    shard: &Shard,
+    built: &BuiltShard,
+    layout: &HeaderLayout,
+) -> Option<String> {
     let begins = layout.samples.as_ref()?;
     let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count();
     let found = built.columns.offsets.len() + bad;

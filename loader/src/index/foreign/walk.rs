@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::tar::header::BLOCK_BYTES;
-use crate::tar::headers::{Headers, Next};
-use crate::tar::{Entry, padded};
+use crate::shard::tar::header::BLOCK_BYTES;
+use crate::shard::tar::headers::{Headers, Next};
+use crate::shard::tar::{Entry, padded};
 
 /// Most ranges that are asked for at once.
 const RANGES_MAX: usize = 4_096;
@@ -123,7 +123,7 @@ impl Chain {
     }
 
     fn take(&mut self, offset: u64, piece: &[u8]) -> Result<(), String> {
-        let fault = |fault: crate::tar::TarFault| format!("{fault} at offset {offset}");
+        let fault = |fault: crate::error::TarFault| format!("{fault} at offset {offset}");
         if let Some(bytes) = self.extension_bytes.take() {
             if piece.len() as u64 != bytes {
                 return Err(format!("truncated at offset {offset}"));
@@ -185,7 +185,7 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
-    use crate::tar::slice::SliceEntries;
+    use crate::shard::tar::slice::SliceEntries;
 
     /// A shard that counts how often it is asked.
     struct Counted(Bytes, usize);

@@ -38,7 +38,7 @@ pub fn parse_payloads(bytes: &[u8]) -> Result<Payloads, String> {
     let document: Document = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let end = |(name, member): (&String, &Member)| {
         let end = member.offset.checked_add(member.length).filter(|&end| end <= document.filesize);
-        let end = end.and_then(crate::tar::padded);
+        let end = end.and_then(crate::shard::tar::padded);
         end.map(|end| end.min(document.filesize)).ok_or_else(|| {
             format!("`{name}` at {} + {} lies outside the shard", member.offset, member.length)
         })

@@ -21,8 +21,8 @@ use dflop_costmodel::{AudioLength, ModelSpec};
 use serde_json::Value;
 
 use self::log_mel::LogMel;
-use crate::decode::{Audio, BoxError};
-use crate::error::{Error, Result};
+use crate::error::{BoxError, Error, Result};
+use crate::media::Audio;
 
 const SAMPLE_RATE_HZ: u32 = 16_000;
 const FFT_SAMPLES: usize = 400;

@@ -10,7 +10,8 @@ use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
 use super::SAMPLE_RATE_HZ;
-use crate::decode::{Audio, BoxError};
+use crate::error::BoxError;
+use crate::media::Audio;
 
 /// Lowest and highest rate that are taken for audio.
 const RATES_HZ: std::ops::RangeInclusive<u32> = 1_000..=768_000;

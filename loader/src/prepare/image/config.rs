@@ -7,9 +7,13 @@ use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
 use dflop_costmodel::tokens::native::{NativeResolution, PixelRange};
 use serde_json::Value;
 
+use super::ImageProcessor;
+use super::clip::Square;
 use super::filter::Filter;
+use super::intern_vl::InternVl;
+use super::llava_onevision::LlavaOneVision;
 use super::normalize::Normalization;
-use super::{ImageProcessor, InternVl, LlavaOneVision, QwenVl, Square};
+use super::qwen_vl::QwenVl;
 use crate::error::{Error, Result};
 
 /// Patches of the encoders whose configuration does not say it.

@@ -37,8 +37,8 @@ pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENE
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use self::rgb_view::RgbView;
-use crate::decode::{RgbImage, Video};
 use crate::error::{Error, Result};
+use crate::media::{RgbImage, Video};
 
 /// One image, or all tiles or patches of it, or a video, ready for the vision tower.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -115,7 +115,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::RgbImage;
+    use crate::media::RgbImage;
     use std::num::NonZeroU16;
 
     const SMALL: QwenVl = QwenVl {

@@ -2,7 +2,7 @@
 
 use dflop_costmodel::ImageSize;
 
-use crate::decode::{RgbImage, Video};
+use crate::media::{RgbImage, Video};
 
 /// Borrowed pixels, `[height, width, 3]`.
 #[derive(Clone, Copy, Debug)]

@@ -19,8 +19,8 @@ use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-pub(crate) use directory::Room;
-use directory::{Directory, Reserved};
+pub(crate) use self::directory::Room;
+use self::directory::{Directory, Reserved};
 
 use super::object::{Identity, RemoteObject};
 use super::settings::ShardCache;
@@ -144,7 +144,7 @@ impl Cache {
                 Reserved::Kept(bytes) => return Ok(Some(bytes)),
                 Reserved::ByOther => tokio::time::sleep(POLL).await,
                 Reserved::NoRoom => return Ok(None),
-                Reserved::Part(part) => break part,
+                Reserved::PartialShard(part) => break part,
             }
         };
         fill(part.file().clone()).await?;
@@ -173,7 +173,7 @@ async fn download(object: RemoteObject, identity: Identity, file: Arc<File>) -> 
 }
 
 /// Runs what may wait for a disk beside the runtime.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use dflop_loader::balanced::Microbatch;
+use dflop_loader::loader::Microbatch;
 use dflop_loader::prepare::{NamedTensor, TensorValues};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError};

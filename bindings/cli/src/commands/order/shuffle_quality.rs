@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
+use dflop_loader::order::ShuffleQuality;
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::shuffle_quality::ShuffleQuality;
 use serde::Serialize;
 
 use crate::args::step_plan::StepPlanArgs;

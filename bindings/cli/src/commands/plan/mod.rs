@@ -17,7 +17,7 @@ use dflop_costmodel::{DeviceRate, ModelSpec};
 use crate::args::model::spec_of;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 

@@ -13,7 +13,7 @@ use super::super::plan::{DegreesJson, cluster, costs, shapes};
 use super::SimulateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 const BATCHES: u64 = 50;
 /// Factor from counted to allocated memory, the default of `dflop plan`.

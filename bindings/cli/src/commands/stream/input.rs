@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
-use dflop_loader::shuffle::ShuffleBuffer;
+use dflop_loader::order::ShuffleBuffer;
 
 use crate::failure::Failure;
 

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use dflop_loader::metrics::MetricsSnapshot;
-use dflop_loader::watchdog::{Stall, StallListener};
+use dflop_loader::flow::MetricsSnapshot;
+use dflop_loader::loader::{Stall, StallListener};
 
 use crate::failure::Failure;
 use crate::output::shown_bytes;

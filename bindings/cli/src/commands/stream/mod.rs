@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use dflop_loader::batch::Batch;
-use dflop_loader::collate::Decode;
-use dflop_loader::field_selection::FieldSelection;
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
 use dflop_loader::loader::Loader;
-use dflop_loader::metrics::MetricsSnapshot;
-use dflop_loader::skip::{ErrorBudget, Skipped};
+use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use dflop_executor::comm::{Settings, tcp};
-use dflop_executor::launch::{Launcher, Layout, end_with_launcher};
+use dflop_executor::comm::{RankIdentity, Settings, tcp};
+use dflop_executor::launch::{Launcher, end_with_launcher, identity_from_environment};
 use dflop_executor::run::StepReport;
 use dflop_executor::training::join_traces;
 
@@ -76,9 +76,9 @@ pub(crate) struct TrainArgs {
 pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
     show_warnings();
     let config = args.config()?;
-    let layout = Layout::from_environment().map_err(dflop_executor::Error::from)?;
-    if layout.rendezvous.is_some() {
-        return run_rank(args, &config, &layout, out);
+    let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
+    if identity.rendezvous.is_some() {
+        return run_rank(args, &config, &identity, out);
     }
     let setup = Setup::new(&config)?;
     let ranks = setup.job.world_size();
@@ -124,15 +124,15 @@ fn show_warnings() {
 fn run_rank(
     args: &TrainArgs,
     config: &TrainConfig,
-    layout: &Layout,
+    identity: &RankIdentity,
     out: &mut Output,
 ) -> Result<(), Failure> {
     end_with_launcher().map_err(dflop_executor::Error::from)?;
     let setup = Setup::new(config)?;
-    let session = tcp::connect(layout, settings(config)).map_err(dflop_executor::Error::from)?;
-    let trace = args.trace.as_deref().map(|trace| rank::part(trace, layout.rank));
+    let session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
     let task = RankTask { is_resumed: args.resume, trace };
-    if layout.rank > 0 {
+    if identity.rank > 0 {
         return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(()));
     }
     let mut printer = Printer::new(out, args.json);

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use dflop_costmodel::correction::CorrectionOptions;
-use dflop_executor::comm::{At, Comm, threads};
+use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
 use dflop_executor::feed::Feed;
 use dflop_executor::measure::gemm_peak_flops;
@@ -16,7 +16,7 @@ use dflop_executor::training::{
     Decay, LearningRate, OptimizerSettings, Precision, TraceWriter, Trainer, TrainerSettings,
 };
 use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
-use dflop_loader::state::LoaderState;
+use dflop_loader::order::LoaderState;
 use serde_json::json;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
@@ -94,7 +94,9 @@ fn run_on<D: Device>(
         rank.save(checkpoints)?;
     }
     // Ranks end together: one that left early would cut the connections that others still use.
-    rank.comm().barrier(At::step(rank.steps(), "end the run")).map_err(dflop_executor::Error::from)?;
+    rank.comm()
+        .barrier(StepContext::step(rank.steps(), "end the run"))
+        .map_err(dflop_executor::Error::from)?;
     Ok(rank.finish()?)
 }
 
@@ -123,6 +125,7 @@ fn start<D: Device>(
         _ => None,
     };
     let seed = Seed(config.seed);
+    // A saved state has precedence over pretrained weights.
     let source: &dyn WeightSource = match (saved, &pretrained) {
         (Some(saved), _) => saved.weights(),
         (None, Some(weights)) => weights,
@@ -220,8 +223,10 @@ pub(crate) fn run_threads(
                 })
             })
             .collect();
+        // The loop below ends when the last sender is dropped.
         drop(sender);
         let printed = reports.iter().try_for_each(|report| on_step(&report));
+        // After a failure to print, this fails the send of rank 0, which ends the run.
         drop(reports);
         let ended: Vec<_> = ranks.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         printed?;

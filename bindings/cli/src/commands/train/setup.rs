@@ -6,24 +6,24 @@ use std::sync::Arc;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::whole::{Frozen, ModelConfig, ModuleKind};
+use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleLayout};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::model_directory::ModelDirectory;
+use dflop_loader::model::ModelDirectory;
+use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::state::LoaderState;
 
 use super::config::{ModuleTable, TrainConfig};
 use super::synthetic::Generated;
 use crate::failure::Failure;
-use dflop_loader::model_source::read_profile;
+use dflop_loader::model::read_profile;
 
 /// Parts of a run that every rank prepares alone, before it talks to the others.
 pub(crate) struct Setup {
     pub(crate) job: Arc<Job>,
-    pub(crate) frozen: Frozen,
+    pub(crate) frozen: FrozenModules,
     /// Directory of the model's files, including weights if it is pretrained.
     pub(crate) model_directory: PathBuf,
     spec: ModelSpec,
@@ -40,6 +40,7 @@ impl Setup {
         let generated = generated.transpose()?;
         let model_directory = match (&config.model.directory, &generated) {
             (Some(directory), _) => directory.clone(),
+            // A generated dataset comes with the files of its model.
             (None, Some(generated)) => generated.model(),
             (None, None) => super::inline::write(&config.model)?,
         };
@@ -81,6 +82,7 @@ impl Setup {
         let options =
             IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() };
         let index = Arc::new(Index::open_or_build(expand_shards(&self.shards)?, &options)?);
+        // The LLM is the last module; its DP ranks are those that a step is planned for.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
         let stages = self.job.modules().iter().map(|module| module.stages.len());
         let builder = StepPlanner::builder(index, self.cost_model(config)?)
@@ -112,12 +114,12 @@ impl Setup {
 }
 
 /// Converts the frozen modules of the cost model to the type of the executor.
-fn frozen(frozen: dflop_costmodel::FrozenParts) -> Frozen {
+fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
     let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
-    Frozen { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
+    FrozenModules { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
 }
 
-fn job(config: &TrainConfig, model: ModelConfig, frozen: Frozen) -> Result<Job, Failure> {
+fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job, Failure> {
     let parallel = &config.parallel;
     let layouts = model.modules().into_iter().map(|module| {
         let table = match module {

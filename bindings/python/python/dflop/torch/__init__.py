@@ -1,7 +1,6 @@
-"""PyTorch beside the loader: profiles of own modules, stage times back to the loader, datasets for
-`DataLoader`.
+"""PyTorch integration: profiles of your own modules, stage times for the loader, datasets for `DataLoader`.
 
-Nothing here is imported before it is used, PyTorch least of all.
+Modules are imported on first use, PyTorch too.
 """
 
 from __future__ import annotations

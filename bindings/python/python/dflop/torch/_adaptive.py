@@ -1,9 +1,9 @@
-"""Which shapes to measure: those between which a prediction would be wrong.
+"""Chooses the shapes to measure, so that predictions between them are within an error bound.
 
-Begins with a coarse geometric grid. Then, level by level, the middle of every interval is measured and held
-against the curve through the points on both sides of it; where the curve misses by more than the bound, both
-halves are looked at in the next level. Points of former levels are measured again together with the new ones,
-so that a machine that becomes slower meanwhile does not look like a curve that bends.
+Starts with a coarse geometric grid. Then, level by level, the middle of every interval is measured and
+compared with the curve through the points on both sides; if the error is above the bound, both halves are
+examined in the next level. Points of earlier levels are measured again with the new ones, so that a machine
+that becomes slower meanwhile does not look like a bend of the curve.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 RATIO = 4.0
-"""From one point of the first grid to the next."""
+"""Ratio between points of the first grid."""
 POINTS_MAX = 24
-"""Points of one axis, at most."""
+"""Maximum number of points of one axis."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, and what is known of the rest.
+    """Chosen sizes, and the errors between them.
 
     - `points`: sizes, ascending
-    - `error_max`: the largest relative error in the middle of an interval; `None` if no middle was measured
-    - `open`: intervals that the bound has not been shown for
+    - `error_max`: largest relative error in the middle of an interval; `None` if no middle was measured
+    - `open`: number of intervals whose error is not known to be within the bound
     """
 
     points: tuple[int, ...]
@@ -45,10 +45,10 @@ def choose(
 ) -> Chosen:
     """Chooses sizes between `low` and `high` tokens or items.
 
-    - `snap`: the size nearest to one that is wanted that there can be
-    - `measure`: times of sizes that run together, all above 0, in one unit
-    - `draw`: what predicts the time of a size from sizes and their times
-    - `is_spent`: whether nothing more should be measured; the first grid is, whatever it says
+    - `snap`: returns the possible size nearest to a wanted one
+    - `measure`: returns the times of sizes that run together, all above 0, in one unit
+    - `draw`: returns a predictor of the time of a size, from sizes and their times
+    - `is_spent`: returns whether measuring should stop; the first grid is always measured
     """
     sizes = _first_grid(low, high, snap)
     times = measure(sizes)
@@ -85,7 +85,7 @@ def choose(
 
 
 def _first_grid(low: int, high: int, snap: Callable[[int], int]) -> list[int]:
-    """Sizes at equal ratios, both ends among them."""
+    """Returns sizes at equal ratios, including both ends."""
     low, high = max(low, 1), max(low, high, 1)
     steps = max(math.ceil(math.log(high / low) / math.log(RATIO)), 1)
     return sorted({snap(round(low * (high / low) ** (step / steps))) for step in range(steps + 1)})

@@ -1,8 +1,8 @@
-"""Predictions held against what microbatches of mixed lengths really take.
+"""Compares predictions with measured times of microbatches of mixed lengths.
 
-Microbatches are drawn from a seed and run through whole modules several times, all of them once in every
-round. A microbatch took the median of its runs; its spread is 1.4826 times their median absolute deviation,
-over the median. The error of a prediction is its distance from the median, over the median.
+Microbatches are drawn from a seed and run through whole modules several times, each once per round. The time
+of a microbatch is the median of its runs; its spread is 1.4826 times their median absolute deviation, over
+the median. The error of a prediction is its distance from the median, over the median.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dflop.torch._subject import Lengths, Subject
 MEDIAN_BOUND = 0.05
 """Bound of the median error."""
 P95_BOUND = 0.12
-"""Bound of the 95th percentile of errors where runs agree."""
+"""Bound of the 95th percentile of errors if runs agree."""
 P95_SPREADS = 1.5
-"""The same where they do not, over the 95th percentile of spreads."""
+"""Bound of the 95th percentile of errors otherwise, over the 95th percentile of spreads."""
 MAD_TO_DEVIATION = 1.4826
 TEXT_MEDIAN, TEXT_DEVIATION = 120.0, 0.9
-"""Median tokens of a sample, and the deviation of their logarithm."""
+"""Median tokens of a sample, and the standard deviation of their logarithm."""
 
 
 class Prediction:
-    """What the rows of one module predict at the most layers that ran, as the cost model does."""
+    """Predicts times of one module from its rows with the most layers, as the cost model does."""
 
     def __init__(self, rows: Iterable[Row], name: str) -> None:
         of_module = [row for row in rows if row.module == name and row.phase != "optimizer"]
@@ -54,8 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Checked:
-    """One microbatch: its sequences, what was predicted, the median of its runs in microseconds, and their
-    spread."""
+    """One microbatch: its sequences, predicted time, median time and spread of its runs, in microseconds."""
 
     lengths: Lengths
     predicted: float
@@ -70,10 +69,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class ModuleCheck:
-    """What was found of one module; errors and spreads are fractions.
+    """Errors of the predictions of one module; errors and spreads are fractions.
 
-    - `bias`: mean signed error; `median`, `p95` of the errors' sizes
-    - `p95_bound`: what the 95th percentile is held against
+    - `bias`: mean signed error; `median`, `p95`: of absolute errors
+    - `p95_bound`: bound of the 95th percentile
     """
 
     module: str
@@ -101,9 +100,9 @@ class ModuleCheck:
 def check_module(
     subject: Subject, prediction: Prediction, *, microbatches: int, repeats: int, tokens_max: int, seed: int
 ) -> ModuleCheck:
-    """Runs randomly drawn microbatches of a module and compares; the first round is not counted."""
-    dice = random.Random(f"{seed} {subject.name}")
-    drawn = [draw(subject.sequences, tokens_max, dice) for _ in range(microbatches)]
+    """Compares the times of random microbatches with predictions; the first round is not counted."""
+    rng = random.Random(f"{seed} {subject.name}")
+    drawn = [draw(subject.sequences, tokens_max, rng) for _ in range(microbatches)]
     times: list[list[float]] = [[] for _ in drawn]
     for round_ in range(repeats + 1):
         for taken, run in zip(times, subject.runs(drawn), strict=True):
@@ -128,15 +127,15 @@ def check_module(
     )
 
 
-def draw(sequences: Sequences, tokens_max: int, dice: random.Random) -> Lengths:
-    """Draws sequences until one more would not fit into the tokens drawn for the microbatch."""
+def draw(sequences: Sequences, tokens_max: int, rng: random.Random) -> Lengths:
+    """Draws sequences until one more would exceed the number of tokens drawn for the microbatch."""
     low = max(tokens_max / 6, 1.0)
-    budget = low * (tokens_max / low) ** dice.random()
+    budget = low * (tokens_max / low) ** rng.random()
     if sequences.is_fixed:
         return (sequences.short,) * max(int(budget / sequences.short), 1)
     lengths: list[int] = []
     while True:
-        wanted = TEXT_MEDIAN * math.exp(TEXT_DEVIATION * dice.gauss(0, 1))
+        wanted = TEXT_MEDIAN * math.exp(TEXT_DEVIATION * rng.gauss(0, 1))
         length = sequences.snap_length(int(min(max(wanted, 4), budget)))
         if lengths and sum(lengths) + length > budget:
             return tuple(lengths)
@@ -144,7 +143,7 @@ def draw(sequences: Sequences, tokens_max: int, dice: random.Random) -> Lengths:
 
 
 def _curve(pairs: Iterable[tuple[int, float]], *, power: int = 1) -> Curve:
-    """The curve through the medians of repeats."""
+    """Returns the curve through the medians of repeats."""
     times: dict[int, list[float]] = {}
     for size, time in pairs:
         times.setdefault(size, []).append(time)

@@ -1,9 +1,9 @@
-"""What a time is on a device.
+"""Measures time on a device.
 
 On CUDA: events on the current stream, read after one synchronization, so that nothing waits while modules
-run. On the CPU: CPU time of the calling thread where PyTorch computes with one thread (what others do on the
-machine hardly counts), else time on the wall, since threads share out an operation and a module takes as long
-as the last of them. The backward pass of CPU tensors runs in the thread that calls it.
+run. On the CPU: CPU time of the calling thread if PyTorch computes with one thread, which other load on the
+machine hardly affects; else wall time, because threads divide an operation and a module takes as long as the
+last of them. The backward pass of CPU tensors runs in the calling thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Mark = Any
 
 
 class Clock(Protocol):
-    """Takes marks, and says how far they are apart."""
+    """Takes marks, and returns the time between them."""
 
     name: str
 
@@ -36,7 +36,7 @@ class Clock(Protocol):
 
 
 class CpuClock:
-    """CPU time of this thread, or time on the wall."""
+    """CPU time of this thread, or wall time."""
 
     def __init__(self) -> None:
         is_single = torch.get_num_threads() == 1
@@ -82,7 +82,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns a device's name, as profiles state it: profiles of different devices are not mixed."""
+    """Returns the name of a device in profiles; profiles of different devices are not combined."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{_processor()}, {torch.get_num_threads()} threads"

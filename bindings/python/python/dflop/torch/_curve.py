@@ -1,9 +1,8 @@
-"""Times between measured shapes, drawn as the cost model draws them: monotone between points, linear in work
-beyond.
+"""Interpolates times between measured shapes as the cost model does: monotone, and linear in work beyond.
 
 Isotonic regression first, then a monotone piecewise cubic (Fritsch and Butland 1984, in the form of Brodlie).
-Measuring holds new points against these curves to choose further shapes; predictions in training come from
-the Rust cost model, which a test holds these curves against.
+Measuring compares new points with these curves to choose further shapes. Predictions in training come from
+the Rust cost model, which a test compares with these curves.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Place = tuple[float, float]
 
 
 def median(values: Iterable[float]) -> float:
-    """Returns the middle of some values, or the mean of the two in the middle; NaN of none."""
+    """Returns the median of values, NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -26,21 +25,22 @@ def median(values: Iterable[float]) -> float:
 class Curve:
     """A monotone curve through points of work and time.
 
-    - `points`: `(x, time)` with `x` above 0, at least one; of several with the same `x` the last counts
-    - `power`: work is `x ** power`: 2 for attention over the length of a sequence; it matters beyond the
-      points only
+    - `points`: `(x, time)` with `x` above 0, at least one; the last of several points with the same `x`
+      counts
+    - `power`: work is `x ** power`, for instance 2 for attention over the length of a sequence; only used
+      beyond the points
     """
 
     def __init__(self, points: Iterable[Place], *, power: int = 1) -> None:
         ordered = sorted(dict(points).items())
         if not ordered:
-            raise ValueError("a curve needs a point")
+            raise ValueError("expected at least one point for a curve, found none")
         self._power = power
         self._xs = [x for x, _ in ordered]
         self._places = list(zip(self._xs, _pooled([time for _, time in ordered]), strict=True))
 
     def at(self, x: float) -> float:
-        """Returns the time at `x`, in the unit of the points; nothing takes no time."""
+        """Returns the time at `x`, in the unit of the points; 0 at 0."""
         if x <= 0:
             return 0.0
         places, after = self._places, bisect_right(self._xs, x)

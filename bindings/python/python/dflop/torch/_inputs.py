@@ -1,8 +1,7 @@
-"""Inputs that modules of known kinds are measured with, made from their configuration.
+"""Generates the inputs to measure modules of known kinds with, from their configuration.
 
-- an LLM: `input_ids` `[1, tokens]` (`inputs_embeds` `[1, tokens, hidden]` that want a gradient, where nothing
-  of it is trained or it takes no ids), packed: `position_ids` start anew with every sample; `labels` where it
-  takes them
+- an LLM: packed `input_ids` `[1, tokens]`, or `inputs_embeds` `[1, tokens, hidden]` with gradients if it is
+  frozen or takes no ids; `position_ids` start from 0 with every sample; `labels` if it takes them
 - a vision tower of tiles: `pixel_values` `[items, channels, side, side]`
 - a vision tower of native resolution: patches `[tokens, patch_numbers]` and `grid_thw` `[items, 3]`
 - an audio tower: `input_features` `[items, mel_bins, frames]`
@@ -19,14 +18,14 @@ import torch
 from dflop.torch._sequences import Sequences
 
 MakeInputs = Callable[[list[int]], Any]
-"""From the tokens of every sequence or item to what the module is called with: a mapping of keyword
+"""Function from the tokens of every sequence or item to the module's arguments: a mapping of keyword
 arguments, a tuple of positional ones, or one tensor."""
 
 
 def default_inputs(name: str, module: torch.nn.Module) -> tuple[MakeInputs, Sequences]:
-    """Returns what makes inputs for a module, and the sequences that it takes.
+    """Returns the function that generates inputs for a module, and the sequences that it takes.
 
-    Raises `TypeError` with what to pass if the module is of no known kind.
+    Raises `TypeError`, which names the arguments to pass, if the module is of an unknown kind.
     """
     names = _parameter_names(module)
     config = config_of(name, module)
@@ -48,8 +47,7 @@ def default_inputs(name: str, module: torch.nn.Module) -> tuple[MakeInputs, Sequ
 
 
 def config_of(name: str, module: torch.nn.Module) -> Any:
-    """Returns the configuration of a Hugging Face module, of the part that `name` stands for; `None` of
-    others."""
+    """Returns the configuration of the part `name` of a Hugging Face module; `None` for other modules."""
     config = getattr(module, "config", None)
     part = {"llm": "text_config", "vision": "vision_config", "audio": "audio_config"}[name]
     return getattr(config, part, None) or config
@@ -135,7 +133,7 @@ def _parameter_names(module: torch.nn.Module) -> list[str]:
 
 
 def _place(module: torch.nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and floating-point type of a module's first parameter."""
+    """Returns device and floating-point type of a module's first parameter."""
     for parameter in module.parameters():
         if parameter.is_floating_point():
             return parameter.device, parameter.dtype

@@ -1,4 +1,4 @@
-"""The transformer layers of a module: how many there are, and the same module with its first few alone."""
+"""Finds the transformer layers of a module, and cuts the module to its first layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from dflop.torch._inputs import config_of
 
 
 def layer_list(module: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Returns the list of a module's layers: of all lists of modules of one class, the one with the most
-    parameters."""
+    """Returns the list of a module's layers: the list of one class with the most parameters."""
     found: tuple[int, torch.nn.ModuleList | None] = (0, None)
     for child in module.modules():
         if isinstance(child, torch.nn.ModuleList) and len({type(layer) for layer in child}) == 1:
@@ -24,16 +23,16 @@ def layer_list(module: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def layer_count(module: torch.nn.Module) -> int:
-    """Returns how many layers a module has; a module without a list of layers is one layer."""
+    """Returns the number of layers of a module; a module without a list of layers is one layer."""
     layers = layer_list(module)
     return len(layers) if layers is not None else 1
 
 
 @contextmanager
 def cut_to(module: torch.nn.Module, count: int) -> Iterator[None]:
-    """Leaves a module its first `count` layers for a while.
+    """Cuts a module to its first `count` layers temporarily.
 
-    Raises `ValueError` if it has fewer, or no list of layers.
+    Raises `ValueError` if it has fewer layers, or no list of layers.
     """
     layers = layer_list(module)
     if layers is None or not 1 <= count <= len(layers):
@@ -47,7 +46,7 @@ def cut_to(module: torch.nn.Module, count: int) -> Iterator[None]:
     )
     owner, name = next(places, (None, ""))
     if owner is None:
-        raise ValueError(f"cannot cut {type(module).__name__}: it is its list of layers itself")
+        raise ValueError(f"cannot cut {type(module).__name__}: it is a list of layers itself")
     setattr(owner, name, torch.nn.ModuleList(list(layers)[:count]))
     try:
         yield
@@ -57,7 +56,7 @@ def cut_to(module: torch.nn.Module, count: int) -> Iterator[None]:
 
 @contextmanager
 def watched(module: torch.nn.Module) -> Iterator[set[bool]]:
-    """Yields a set that has `True` in it as soon as a backward pass runs a layer forward again."""
+    """Yields a set that contains `True` once a backward pass has recomputed a layer."""
     layers = layer_list(module)
     leaves = (child for child in (layers[0] if layers else module).modules() if not list(child.children()))
     seen: set[bool] = set()
@@ -70,18 +69,18 @@ def watched(module: torch.nn.Module) -> Iterator[set[bool]]:
 
 
 def is_in_backward() -> bool:
-    """Returns whether a backward pass runs in this thread: what runs forward there is computed again."""
+    """Returns whether a backward pass runs in this thread; forward calls in it are recomputation."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def full_attention_layers(name: str, module: torch.nn.Module, layers: int) -> int:
-    """Returns how many of the first `layers` layers look at whole images rather than at windows."""
+    """Returns how many of the first `layers` layers have attention over whole images rather than windows."""
     full = getattr(config_of(name, module), "fullatt_block_indexes", None) if name == "vision" else None
     return layers if full is None else max(sum(1 for layer in full if layer < layers), 1)
 
 
 def widths_of(name: str, module: torch.nn.Module) -> dict[str, int]:
-    """Returns `hidden`, `heads`, `kv_heads` and `ffn` as far as the module's configuration has them."""
+    """Returns those of `hidden`, `heads`, `kv_heads` and `ffn` that the module's configuration has."""
     config = config_of(name, module)
     names = {
         "hidden": ("hidden_size", "d_model", "n_embd"),
@@ -92,7 +91,7 @@ def widths_of(name: str, module: torch.nn.Module) -> dict[str, int]:
     widths = {key: _count(config, *of) for key, of in names.items() if name == "llm" or key != "kv_heads"}
     ratio = getattr(config, "mlp_ratio", None)
     if name != "llm" and _count(config, "embed_dim") and ratio:
-        # Qwen2-VL: `hidden_size` is the width of the LLM there.
+        # In Qwen2-VL `hidden_size` is the width of the LLM.
         widths["hidden"] = _count(config, "embed_dim")
         widths["ffn"] = int(config.embed_dim * ratio)
     if name == "llm":

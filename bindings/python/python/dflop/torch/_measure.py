@@ -1,8 +1,8 @@
 """Measures one module into rows of a profile.
 
-First shapes are chosen, with few runs of each. Then all shapes run in rounds, one after the other in every
-round, and these runs go into the profile: whatever else the machine does meanwhile, it does to all shapes
-alike, and a shape finds caches and memory as another has left them, as in training.
+First, shapes are chosen, with few runs of each. Then all shapes run in rounds, each once per round, and these
+runs go into the profile: other load on the machine affects all shapes equally, and every shape finds caches
+and memory as another one left them, as in training.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dflop.torch._split import attention_times, linear_times, short_attention
 from dflop.torch._subject import Lengths, Run, Subject
 
 CHOOSING_RUNS = 3
-"""Runs of a shape while shapes are chosen."""
+"""Runs per shape while shapes are chosen."""
 ROUNDS_MIN = 3
-"""Rounds that are run whatever the time: from so many repeats on, a spread is known."""
+"""Minimum number of rounds, even if the time is over: a spread needs this many repeats."""
 CHOOSING_SHARES = (0.3, 0.5)
-"""Shares of a module's time after which packs, and then lengths, are chosen no more."""
+"""Shares of a module's time after which no more packs, and then no more lengths, are chosen."""
 PHASES = ("forward", "backward")
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -34,7 +34,7 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a module is measured; see `dflop.torch.profile`."""
+    """Settings of measuring a module; see `dflop.torch.profile`."""
 
     tokens_max: int
     error_bound: float
@@ -47,12 +47,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class ModuleReport:
-    """What was measured of a module.
+    """Measured shapes of a module, and the errors between them.
 
-    - `layers`: counts of transformer layers that ran
-    - `shapes`: tokens in all of the packs, or numbers of items; `lengths`: tokens of the single sequences,
-      `None` where items are all alike
-    - `rounds`: runs of every shape that went into the profile
+    - `layers`: numbers of transformer layers that ran
+    - `shapes`: total tokens of the packs, or numbers of items; `lengths`: tokens of the single sequences,
+      `None` if all items are equal
+    - `rounds`: runs of every shape in the profile
     """
 
     module: str
@@ -63,13 +63,13 @@ class ModuleReport:
 
     @property
     def error_max(self) -> float | None:
-        """The largest relative error that is left between shapes or lengths, as far as it is known."""
+        """Largest known relative error between shapes or lengths."""
         chosen = [self.shapes, *([self.lengths] if self.lengths else [])]
         return max((of.error_max for of in chosen if of.error_max is not None), default=None)
 
 
 class Measurer:
-    """Measures one module; its clock starts when it is made."""
+    """Measures one module; its time limit starts with its creation."""
 
     def __init__(self, subject: Subject, settings: Settings) -> None:
         self._subject, self._settings = subject, settings
@@ -81,7 +81,7 @@ class Measurer:
     def measure(self) -> tuple[list[Row], ModuleReport]:
         """Chooses shapes and measures them.
 
-        Returns rows, the raw times of whole passes among them, and what is known of them.
+        Returns rows, including the raw times of whole passes, and a report about them.
         """
         sequences, settings = self._subject.sequences, self._settings
         shapes, drawn = self._choose_shapes()
@@ -95,7 +95,7 @@ class Measurer:
         while rounds < settings.repeats and (rounds < ROUNDS_MIN or not self._is_spent(1.0)):
             for depth, (count, _) in enumerate(self._depths):
                 with self._cut(count):
-                    # Single sequences run with the most layers alone: their attention is taken in proportion.
+                    # Single sequences run with the most layers only; attention scales with layers.
                     wanted = list(dict.fromkeys([*packs, *singles])) if depth == 0 else packs
                     for lengths_, run in zip(wanted, self._runs(count, wanted), strict=True):
                         runs.setdefault((count, lengths_), []).append(run)
@@ -108,7 +108,7 @@ class Measurer:
         return rows, ModuleReport(self._subject.name, counts, shapes, lengths, rounds)
 
     def _choose_shapes(self) -> tuple[Chosen, Callable[[int], float]]:
-        """Chooses packs, or numbers of items; returns also the time that they predict."""
+        """Chooses packs, or numbers of items; also returns a predictor of their time."""
         sequences, settings = self._subject.sequences, self._settings
         seen: dict[int, float] = {}
         is_fixed = sequences.is_fixed
@@ -124,7 +124,7 @@ class Measurer:
         return chosen, Curve(seen.items()).at
 
     def _choose_lengths(self, pack: Callable[[int], float]) -> Chosen:
-        """Chooses single sequences, next to the time of packs."""
+        """Chooses single sequences, given the time of packs."""
         sequences, settings = self._subject.sequences, self._settings
 
         def draw(points: list[tuple[int, float]]) -> Callable[[int], float]:
@@ -147,7 +147,7 @@ class Measurer:
         )
 
     def _times(self, shapes: list[Lengths], sizes: Sequence[int], seen: dict[int, float]) -> list[float]:
-        """Medians of a few runs of both passes, with the most layers."""
+        """Returns medians of a few runs of both passes, with the most layers."""
         count = self._depths[0][0]
         totals: list[list[float]] = [[] for _ in shapes]
         with self._cut(count):
@@ -160,7 +160,7 @@ class Measurer:
         return [median(times) for times in totals]
 
     def _runs(self, count: int, shapes: list[Lengths]) -> list[Run]:
-        """Runs shapes; those that run for the first time do so once before."""
+        """Runs shapes, after a warm-up run of those that have not run yet."""
         cold = [shape for shape in dict.fromkeys(shapes) if (count, shape) not in self._warm]
         if cold:
             self._subject.runs(cold)
@@ -168,7 +168,7 @@ class Measurer:
         return self._subject.runs(shapes)
 
     def _pack(self, size: int) -> Lengths:
-        """A pack of so many tokens, or so many items."""
+        """Returns a pack of `size` tokens, or `size` items."""
         sequences = self._subject.sequences
         return (sequences.short,) * size if sequences.is_fixed else sequences.packed(size)
 
@@ -230,7 +230,7 @@ class Measurer:
         return rows
 
     def _optimizers(self) -> dict[int, tuple[torch.optim.Optimizer, int]]:
-        """An optimizer for every layer count, after a first step, and the bytes that it holds."""
+        """Returns an optimizer per layer count, after a first step, and the bytes of its state."""
         made = {}
         for count, _ in self._depths:
             if self._settings.optimizer is None:
@@ -265,14 +265,14 @@ class Measurer:
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Makes all gradients 0, so that a step at a learning rate of 0 leaves the weights as they are."""
+    """Sets all gradients to 0, so that a step at a learning rate of 0 does not change the weights."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
 
 
 def _state_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of weights, of gradients and of the optimizer's state."""
+    """Returns the bytes of weights, gradients and optimizer state."""
     tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
     tensors += [*module.parameters(), *(parameter.grad for parameter in module.parameters())]
     return sum(one.numel() * one.element_size() for one in tensors if isinstance(one, torch.Tensor))

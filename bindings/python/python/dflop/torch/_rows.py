@@ -1,4 +1,4 @@
-"""Rows of a profile: what one run of one setting took, and the CSV text that the cost model reads."""
+"""Rows of a profile, one per measured run, and the CSV text that the cost model reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 SCHEMA = "1"
 COLUMNS = "module,part,phase,tp,layers,batch,tokens,microseconds,bytes"
 MICROSECONDS_MIN = 1e-3
-"""A pass that there is not, or a part that takes nothing, is written as this: times are above 0."""
+"""Written for a missing pass, or a part that takes no time, because times are above 0."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Row:
 
     - `module`: `vision`, `audio` or `llm`; `part`: `linear`, `attention` or `whole`
     - `phase`: `forward`, `backward` or `optimizer`, which has `batch` and `tokens` 0
-    - `tp`: tensor-parallel degree; `layers`: transformer layers that ran
-    - `batch` sequences side by side of `tokens` each, inside the module
-    - `microseconds` of the whole group; `bytes`: rise of the allocator's peak, or `None`
+    - `tp`: tensor-parallel degree; `layers`: number of transformer layers that ran
+    - `batch`: number of sequences that ran together; `tokens`: tokens of each, inside the module
+    - `microseconds`: time of the whole batch; `bytes`: rise of the allocator's peak, or `None`
     """
 
     module: str

@@ -1,9 +1,9 @@
-"""Marks around the forward and backward passes of one module, taken by hooks that outlive no tensor.
+"""Marks the forward and backward passes of one module by hooks, which do not outlive the tensors.
 
-A backward pass begins when the first gradient of an output arrives. It ends when the gradient of an input has
-been computed; of a module whose inputs ask for none, such as an encoder of pixels, when the gradient of its
-first layer's weights has been added up (the parameter that comes last is found out in the first pass); where
-neither is seen, when the whole backward pass ends.
+A backward pass starts when the first gradient of an output arrives. It ends when the gradient of an input has
+been computed. If no input needs a gradient, as for an encoder of pixels, it ends when the gradient of the
+parameter that comes last has been accumulated, which the first pass finds out. Otherwise it ends with the
+whole backward pass.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Span = tuple[Mark, Mark]
 class Pass:
     """The spans of one call of a module.
 
-    - `spans`: forward, and each backward pass through it; `wants_backward`: whether an output asks for a
-      gradient
+    - `spans`: the forward pass, and each backward pass; `wants_backward`: whether an output needs a gradient
     """
 
     def __init__(self, index: int | None, start: Mark) -> None:
@@ -41,8 +40,8 @@ class Pass:
 class ModuleSpans:
     """Takes marks around one module.
 
-    - `passes`: its calls since they were taken away last; `index`: what the next of them is for, if that was
-      said
+    - `passes`: calls of the module since they were last taken; `index`: microbatch of the next call, if it
+      was set
     """
 
     def __init__(self, module: torch.nn.Module, clock: Clock) -> None:

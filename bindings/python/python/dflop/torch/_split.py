@@ -1,14 +1,13 @@
-"""Takes the times of a whole module apart into what goes by tokens in all and what goes by the length of each
-sequence.
+"""Splits the times of a whole module into a part by total tokens and a part by the length of each sequence.
 
-A microbatch of sequences takes `linear(tokens in all) + sum of attention(tokens of each)`. Two kinds of runs
-show both: packs of short sequences, and single sequences. They leave one number open, the time of attention
-over a short sequence: whatever is added to attention in proportion to its tokens and taken from linear work
-changes no sum. It is chosen as the least with which attention does not fall as sequences become longer: 0 for
-a module that computes all sequences in one, the cost of a launch for one that runs them one by one.
+A microbatch of sequences takes `linear(total tokens) + sum of attention(tokens of each)`. Two kinds of runs
+determine both: packs of short sequences, and single sequences. One number remains free, the time of attention
+over a short sequence, because moving time in proportion to tokens from linear work to attention changes no
+sum. It is the smallest for which attention does not fall as sequences become longer: 0 for a module that
+computes all sequences together, the cost of a launch for one that runs them one by one.
 
-So the parts are those of the cost model's sums, however the module itself packs: where a mask makes attention
-go by the square of all tokens, that is in linear work, and attention is next to nothing.
+The parts are therefore the terms of the cost model, however the module packs: if a mask makes attention
+quadratic in the total tokens, that time is in linear work, and attention is almost 0.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from dflop.torch._curve import Curve, median
 from dflop.torch._rows import MICROSECONDS_MIN
 
 LINEAR_SHARE_MIN = 0.02
-"""Least share of a pack's time that is left for linear work: a guard against noise."""
+"""Minimum share of a pack's time for linear work, against noise."""
 REACH_MIN = 4
-"""Only sequences of so many short ones say what attention over a short one takes: nearer ones say more of the
-noise."""
+"""Minimum length, in short sequences, of the sequences that determine attention over a short one; shorter
+ones are dominated by noise."""
 
 Times = Mapping[int, list[float]]
 """Tokens to repeated times, in one unit."""
@@ -31,7 +30,7 @@ Times = Mapping[int, list[float]]
 def short_attention(packed: Times, single: Times, short: int) -> float:
     """Returns the time of attention over one short sequence.
 
-    - `packed`: times of packs of short sequences, by tokens in all
+    - `packed`: times of packs of short sequences, by total tokens
     - `single`: times of single sequences, by their tokens
     """
     pack = Curve((tokens, median(times)) for tokens, times in packed.items())
@@ -41,7 +40,7 @@ def short_attention(packed: Times, single: Times, short: int) -> float:
 
 
 def linear_times(packed: Times, short: int, of_short: float) -> dict[int, list[float]]:
-    """Returns the packs' times without attention, of which `of_short` is that over one short sequence."""
+    """Returns the packs' times without attention, which takes `of_short` per short sequence."""
     return {
         tokens: [
             max(time - tokens / short * of_short, LINEAR_SHARE_MIN * time, MICROSECONDS_MIN) for time in times

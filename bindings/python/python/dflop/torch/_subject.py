@@ -1,4 +1,4 @@
-"""One module that is measured: runs forward and backward over sequences, and is left as it was found."""
+"""Runs one module forward and backward over sequences, and restores its state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ Lengths = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """What one forward and backward pass took.
+    """Times of one forward and backward pass.
 
-    - `forward`, `backward`: microseconds; 0 for a backward pass that there is not, since nothing asks for a
-      gradient
+    - `forward`, `backward`: microseconds; backward is 0 if nothing needs a gradient
     - `bytes`: rise of the allocator's peak during the forward pass; `None` off CUDA
     """
 
@@ -38,11 +37,11 @@ class Run:
 
 @dataclass
 class Subject:
-    """A module with how it is run.
+    """A module, and the settings to run it with.
 
-    - `layers`: transformer layers that run; `attention_layers`: those of them whose attention sees whole
+    - `layers`: number of transformer layers; `attention_layers`: number of layers with attention over whole
       sequences
-    - `agree`: takes times of this process to those that all processes of its group go by
+    - `agree`: converts times of this process to the times that all processes of its group use
     """
 
     name: str
@@ -58,9 +57,9 @@ class Subject:
     agree: Callable[[list[float]], list[float]]
 
     def runs(self, shapes: Sequence[Lengths]) -> list[Run]:
-        """Runs every shape once, one behind the other, and waits for the last.
+        """Runs every shape once, one after another, and waits for the last.
 
-        Raises `RuntimeError` that names module and shape if one does not fit into memory.
+        Raises `RuntimeError` with module and shape if one does not fit into memory.
         """
         marked = [self._pass(lengths) for lengths in shapes]
         self.clock.settle()
@@ -109,8 +108,8 @@ class Subject:
 
 
 def differentiable(output: Any) -> torch.Tensor | None:
-    """Returns what backward starts from: a `loss` where there is one, else the first tensor of floating-point
-    numbers, those that ask for a gradient first."""
+    """Returns the tensor that the backward pass starts from: a `loss` if there is one, else the first
+    floating-point tensor, preferably one that needs a gradient."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -121,7 +120,7 @@ def differentiable(output: Any) -> torch.Tensor | None:
 
 @contextmanager
 def borrowed(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Runs a module in training mode and leaves modes, gradients, buffers and random states as they were."""
+    """Puts a module into training mode and restores modes, gradients, buffers and random states."""
     modes = {child: child.training for child in module.modules()}
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

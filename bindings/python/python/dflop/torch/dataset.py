@@ -1,4 +1,4 @@
-"""The loader as a dataset of PyTorch, for `DataLoader` and torchdata's `StatefulDataLoader`."""
+"""Wraps a loader as a PyTorch dataset, for `DataLoader` and torchdata's `StatefulDataLoader`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import torch.utils.data
 
 WORKERS_ADVICE = (
-    "a dflop loader reads and decodes in threads of its own, and each worker process would start them, and "
-    "read every sample, "
-    "once more; use DataLoader(dataset, batch_size=None, num_workers=0)"
+    "a dflop loader reads and decodes in its own threads; every worker process would start them and read all "
+    "samples again; use DataLoader(dataset, batch_size=None, num_workers=0)"
 )
 
 
@@ -20,14 +19,14 @@ class ResumableLoader(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position behind what was handed out last."""
+        """Returns the state after the last delivered item."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a position; iteration begun afterwards starts there."""
+        """Resumes from a state; later iterations start there."""
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
-    """Iterates a loader, and resumes it where it was left.
+    """Iterates a loader, and resumes it from its state.
 
     - `loader`: a `dflop.Loader` (items are batches) or a `dflop.BalancedLoader` (items are steps)
 
@@ -36,12 +35,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     loader = torchdata.stateful_dataloader.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
     ```
 
-    Items are whole batches already, hence `batch_size=None`; with `collate_fn=dflop.torch.keep` batches of a
-    `dflop.Loader` keep their type, of which PyTorch's own function leaves a `dict`. `state_dict` and
-    `load_state_dict` are those of the loader, and torchdata calls them: a `StatefulDataLoader` resumes behind
-    the item that it handed out last, in the middle of an epoch, without reading what came before. Where the
-    loader ends, so does the iterator, and the next one begins where the loader does. One iterator runs at a
-    time, since there is one loader.
+    Items are whole batches, hence `batch_size=None`; with `collate_fn=dflop.torch.keep` batches of a
+    `dflop.Loader` keep their type, which PyTorch's default function converts to `dict`. `state_dict` and
+    `load_state_dict` call the loader, and torchdata calls them: a `StatefulDataLoader` resumes after the last
+    delivered item, in the middle of an epoch, without reading the items before. An iterator ends with the
+    loader's iterator; the next one starts where the loader does. Only one iterator runs at a time, because
+    there is one loader.
 
     Raises `RuntimeError` in a worker process (`num_workers > 0`).
     """
@@ -55,24 +54,24 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._items()
 
     def _items(self) -> Iterator[Any]:
-        # Begun with the first item: torchdata makes iterators that it only asks for their state.
+        # Starts with the first item: torchdata creates iterators that it only asks for their state.
         yield from self._loader
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers that are spawned get the dataset pickled, before any of them could refuse.
+        # Spawned workers unpickle the dataset before they could refuse to iterate it.
         raise RuntimeError(WORKERS_ADVICE)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the loader."""
+        """Returns the state of the loader."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the position of the loader; an iterator that runs already is not moved."""
+        """Sets the state of the loader; a running iterator is not affected."""
         self._loader.load_state_dict(state)
 
 
 def keep(item: Any) -> Any:
-    """Returns what it is given: a `collate_fn` that leaves batches as the loader made them."""
+    """Returns its argument: a `collate_fn` that keeps batches as the loader delivers them."""
     return item
 
 

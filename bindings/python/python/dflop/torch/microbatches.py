@@ -1,4 +1,4 @@
-"""A balanced loader microbatch by microbatch, for trainers that accumulate gradients themselves."""
+"""Iterates a balanced loader by microbatches, for trainers that accumulate gradients themselves."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class StepLoader(Protocol):
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches of each rank."""
+        """Number of microbatches per rank."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps that begin in one epoch."""
+        """Number of steps that start in one epoch."""
 
     def __iter__(self) -> Iterator[Step]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position behind the step that was handed out last."""
+        """Returns the state after the last delivered step."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a position; iteration begun afterwards starts there."""
+        """Resumes from a state; later iterations start there."""
 
 
 class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
-    """Iterates the microbatches of a balanced loader, an epoch at a time, and resumes behind any of them.
+    """Iterates the microbatches of a balanced loader, an epoch at a time, and resumes after any of them.
 
     - `loader`: a `dflop.BalancedLoader`
-    - `microbatches`: of each step of a loader that does not say it itself; `len` is that of an epoch
+    - `microbatches`: number of microbatches per rank and step. Default: the loader's
 
     ```python
     dataset = dflop.torch.Microbatches(loader)
@@ -47,9 +47,9 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
     trainer.fit(module, DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep))
     ```
 
-    For Lightning and Hugging Face `Trainer`, which take microbatches for batches. An iterator ends with its epoch, the
-    next one begins the next epoch; one that is left in the middle is taken up there. The state is small, and equal on
-    all ranks at the same microbatch.
+    For Lightning and Hugging Face `Trainer`, which treat microbatches as batches. An iterator ends with its
+    epoch, and the next one starts the next epoch, or resumes an epoch that was left in the middle. `len` is
+    the number of microbatches of an epoch. The state is small, and equal on all ranks at the same microbatch.
 
     Raises `RuntimeError` in a worker process (`num_workers > 0`).
     """
@@ -58,7 +58,7 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
         super().__init__()
         self._loader = loader
         self._microbatches: int = loader.microbatches if microbatches is None else microbatches
-        # In the middle of a step: the position in front of it, and how many of its microbatches were handed out.
+        # In the middle of a step: the state before it, and the number of its delivered microbatches.
         self._before: dict[str, Any] | None = None
         self._given = 0
 
@@ -85,12 +85,12 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
                 yield microbatch
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position behind the microbatch that was handed out last."""
+        """Returns the state after the last delivered microbatch."""
         before = self._loader.state_dict() if self._before is None else self._before
         return {"loader": before, "microbatch": self._given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the position; an iterator that runs already is not moved."""
+        """Sets the state; a running iterator is not affected."""
         self._loader.load_state_dict(state["loader"])
         self._given = state["microbatch"]
         self._before = state["loader"] if self._given else None

@@ -1,5 +1,4 @@
-"""Page-locked host memory, from which copies to a GPU run beside computing (`tensor.to("cuda",
-non_blocking=True)`)."""
+"""Page-locks host memory, so that `tensor.to("cuda", non_blocking=True)` overlaps with compute."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from dflop.torch._tensors import tensors_of
 
 
 def pin(batch: Any) -> Any:
-    """Returns a batch whose tensors lie in page-locked memory; without CUDA the batch itself.
+    """Returns a batch with its tensors in page-locked memory; without CUDA the batch itself.
 
     - `batch`: a mapping (also a `dflop.Batch` or a microbatch), list or tuple of CPU tensors and NumPy
-      arrays; what is neither stays as it is
+      arrays; other values are not changed
 
-    A mapping comes back as a `dict`. Tensors are copied into buffers of PyTorch's own pool, which are used
-    again as soon as the copies from them are over; the loader's memory is free then. To register the loader's
-    buffers in place instead, and copy nothing, see `HostRegistry`.
+    A mapping becomes a `dict`. Tensors are copied into buffers of PyTorch's pool, which reuses them when the
+    copies to the GPU are complete; the loader's memory is free immediately. To register the loader's buffers
+    in place, without a copy, see `HostRegistry`.
     """
     if not torch.cuda.is_available():
         return batch
@@ -38,12 +37,11 @@ def _pinned(value: Any) -> Any:
 
 
 class HostRegistry:
-    """Registers memory with CUDA where it lies, once for each buffer.
+    """Registers memory with CUDA in place, once per buffer.
 
-    For buffers that are used again and again and outlive the registry: memory that is freed while it is
-    registered must not be, since other memory at its address would then be taken for it. Registering takes
-    milliseconds for a buffer of megabytes, so it pays for buffers that come back. Without CUDA nothing is
-    registered.
+    For buffers that are reused many times and outlive the registry. Registered memory must not be freed:
+    other memory at the same address would be taken for it. Registering a buffer of megabytes takes
+    milliseconds, so it pays for reused buffers only. Without CUDA nothing is registered.
 
     ```python
     with dflop.torch.HostRegistry() as registry:
@@ -60,13 +58,13 @@ class HostRegistry:
         self._bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Returns the number of buffers that are registered."""
+        """Returns the number of registered buffers."""
         return len(self._bytes)
 
     def register(self, batch: Any) -> None:
         """Registers the memory of all CPU tensors of a batch: a mapping, list or tuple of tensors.
 
-        A buffer that is known is left alone; where another size begins at its address, it is registered anew.
+        A known buffer is not registered again, unless a buffer of another size starts at its address.
 
         Raises `RuntimeError` if CUDA refuses a buffer, such as one that overlaps another.
         """
@@ -80,7 +78,7 @@ class HostRegistry:
             self._register(storage.data_ptr(), storage.nbytes())
 
     def close(self) -> None:
-        """Gives all buffers back; call it before their memory is freed."""
+        """Unregisters all buffers; call it before their memory is freed."""
         for address in list(self._bytes):
             self._unregister(address)
 
@@ -102,7 +100,7 @@ class HostRegistry:
 
     def _unregister(self, address: int) -> None:
         del self._bytes[address]
-        self._succeed(self._cudart.cudaHostUnregister(address), f"give back the memory at {address:#x}")
+        self._succeed(self._cudart.cudaHostUnregister(address), f"unregister the memory at {address:#x}")
 
     @staticmethod
     def _succeed(status: Any, what: str) -> None:

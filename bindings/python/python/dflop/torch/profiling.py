@@ -1,12 +1,12 @@
 """Measures a user's own modules into the profile that the cost model predicts from.
 
-A module is run as it stands, forward and backward, over packs of short sequences and over single ones, at
-shapes that are chosen where a prediction would be wrong; both together say what goes by tokens in all and
-what by the length of each sequence, whatever way the module packs. Nothing of the module has to be known but
-what it is called with.
+A module runs unchanged, forward and backward, over packs of short sequences and over single sequences, at
+shapes where predictions would otherwise be wrong. Both together separate the time that depends on all tokens
+from the time that depends on the length of each sequence, however the module packs. Only the inputs of the
+module need to be known.
 
-`Profile.write` makes the files that `BalancedLoader(profile=...)` and `dflop plan --profile` read;
-`Profile.check` holds predictions against mixed microbatches.
+`Profile.write` writes the files that `BalancedLoader(profile=...)` and `dflop plan --profile` read;
+`Profile.check` compares predictions with mixed microbatches.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MODULES = ("vision", "audio", "llm")
 class Profile:
     """Measured times of modules.
 
-    - `model`: name, which file names begin with
-    - `rows`: raw times of whole passes (`whole`), and these taken apart (`linear`, `attention`); repeats are
-      rows
-    - `metadata`: device, versions, how it was measured; `widths` by module
-    - `reports`: by module, what was measured and the error left between shapes
+    - `model`: name of the model, the start of file names
+    - `rows`: raw times of whole passes (`whole`), and their parts (`linear`, `attention`); repeats are
+      separate rows
+    - `metadata`: device, versions and measurement settings; `widths` by module
+    - `reports`: by module, the measured shapes and the interpolation error between them
     """
 
     model: str
@@ -58,10 +58,10 @@ class Profile:
         return to_csv(rows, self.metadata, widths, self.model)
 
     def write(self, directory: str | Path) -> list[Path]:
-        """Writes one file for each module into a directory, which is made, and returns their paths.
+        """Writes one file per module into a directory, which is created if needed, and returns their paths.
 
-        A file is named after model, module and tensor-parallel degree; measured again, it is replaced. All
-        profiles in a directory are read as one, so keep one directory for each device.
+        Files are named by model, module and tensor-parallel degree; existing files are replaced. All profiles
+        in a directory are read as one, so use a directory per device.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -75,19 +75,19 @@ class Profile:
         return paths
 
     def predict_microseconds(self, module: str, lengths: Sequence[int]) -> float:
-        """Returns the predicted time of forward and backward of a module, as deep as it ran at most, over
-        sequences or items of these tokens that run together."""
+        """Returns the predicted forward and backward time of a module with the most layers that were
+        measured, over sequences or items of these token counts that run together."""
         return Prediction(self.rows, module).microseconds(lengths)
 
     def check(
         self, *, microbatches: int = 24, repeats: int = 7, tokens_max: int | None = None, seed: int = 1
     ) -> dict[str, ModuleCheck]:
-        """Runs microbatches of randomly drawn lengths and holds predictions against what they take.
+        """Runs microbatches of randomly drawn lengths and compares their times with predictions.
 
-        - `tokens_max`: most tokens of a microbatch inside a module; by default those that were measured
+        - `tokens_max`: maximum tokens of a microbatch inside a module. Default: the measured maximum
 
-        Returns what was found by module; `is_within` says whether the median error is at most 5 % and the
-        95th percentile at most 12 %, or one and a half times the spread of runs where that is more.
+        Returns the errors by module; `is_within` is true if the median error is at most 5 %, and the 95th
+        percentile at most 12 % or one and a half times the spread of runs, whichever is more.
         """
         found = {}
         for subject in self.subjects:
@@ -131,44 +131,45 @@ def profile(
 ) -> Profile:
     """Measures modules as they are trained, and returns a profile.
 
-    - `llm` (or the one argument without a name), `encoder` (images), `audio`: what is measured, one or
-      several. They run in training mode, with the parameters frozen that do not require a gradient and with
-      activation checkpointing as they have it, so a loader or planner that reads the profile is not told of
-      these again. Modes, gradients, buffers, weights and random states are left as they were.
-    - `model`: the model's name, for people; by default the class of the first module
-    - `tokens_max`: longest sequence, and most tokens of a microbatch inside a module
-    - `seconds_max`: time to measure for, shared evenly by the modules; every shape of a first grid runs
-      whatever the time
+    - `llm` (or the positional argument), `encoder` (images), `audio`: modules to measure, one or several.
+      They run in training mode, with their frozen parameters and their activation checkpointing, so do not
+      set these again in a loader or planner that reads the profile. Modes, gradients, buffers, weights and
+      random states are restored.
+    - `model`: name of the model, for people. Default: the class of the first module
+    - `tokens_max`: longest sequence, and maximum tokens of a microbatch inside a module
+    - `seconds_max`: time to measure for, divided evenly between the modules; the shapes of the first grid
+      always run
     - `error_bound`: relative error of interpolation below which no further shapes are measured
-    - `repeats`: runs of each shape that go into the profile, fewer (3 at least) where the time is up
-    - `device`: where modules are moved to; by default they stay where they are
-    - `dtype`: where parameters have another, passes run under `torch.autocast` of it
-    - `make_inputs`: from the tokens of every sequence or item (`list[int]`) to the module's inputs: a mapping
-      of keyword arguments, a tuple, or one tensor; needed by modules that are of no kind that `dflop.torch`
-      knows (Hugging Face LLMs, vision towers of tiles and of native resolution, audio towers of windows)
-    - `item_tokens`: with `make_inputs` of an encoder: the tokens of an item where all are alike, else
+    - `repeats`: runs of each shape in the profile; fewer (at least 3) if the time is over
+    - `device`: device to move modules to. Default: their current device
+    - `dtype`: runs passes under `torch.autocast` of this type if the parameters have another type
+    - `make_inputs`: function from the tokens of every sequence or item (`list[int]`) to the module's inputs:
+      a mapping of keyword arguments, a tuple, or one tensor; required for modules other than Hugging Face
+      LLMs, vision towers of tiles and of native resolution, and audio towers of windows
+    - `item_tokens`: with `make_inputs` of an encoder: the tokens of an item if all items are equal, else
       `"free"`
-    - `loss`: from the module's output to what backward starts from; by default its `loss`, else its first
-      tensor
-    - `layers`: transformer layers in what is passed, where it is not one list of modules; 1 for a single
-      layer. The cost model scales times in proportion to the model's layers, or exactly with two counts:
-    - `cut_layers`: measures modules with their first layers alone, such as `(2, 4)`, which tells a time per
-      layer from the rest and needs less memory; modules have all their layers again afterwards
-    - `widths`: by module, `hidden`, `heads`, `kv_heads`, `ffn`: a model of other widths is refused the
-      profile; by default those of the module's `config`, none without one
-    - `optimizer`: from parameters to an optimizer, such as `torch.optim.AdamW`, to measure its step (at a
-      learning rate of 0)
-    - `tp_group`: process group of a tensor-parallel module; all its ranks call this alike, the slowest one's
-      time counts
-    - `progress`: told what was done, a line at a time
+    - `loss`: function from the module's output to the start of the backward pass. Default: its `loss`, else
+      its first tensor
+    - `layers`: number of transformer layers of a module that is not one list of layers; 1 for a single layer.
+      The cost model scales times in proportion to the model's layers, or exactly with two counts in
+      `cut_layers`
+    - `cut_layers`: measures modules with their first layers only, such as `(2, 4)`, which separates the time
+      per layer from the rest and needs less memory; modules get all their layers back
+    - `widths`: `hidden`, `heads`, `kv_heads`, `ffn` by module; models of other widths cannot use the profile.
+      Default: the widths in the module's `config`, if it has one
+    - `optimizer`: function from parameters to an optimizer, such as `torch.optim.AdamW`, whose step is
+      measured too (at a learning rate of 0)
+    - `tp_group`: process group of a tensor-parallel module; all its ranks make the same call, and the slowest
+      rank's time counts
+    - `progress`: function that is called with lines of progress
 
-    Settings of one module are given as they are, those of several by name: `"llm"`, `"vision"`, `"audio"`.
+    With several modules, settings per module are mappings by name: `"llm"`, `"vision"`, `"audio"`.
 
-    Times are CUDA events on a GPU, with the rise of the allocator's peak in the forward pass; on the CPU the
-    thread's CPU time where PyTorch has one thread, else time on the wall.
+    Times are CUDA events on a GPU, with the rise of the allocator's peak in the forward pass; on the CPU they
+    are the thread's CPU time if PyTorch has one thread, else wall time.
 
-    Raises `TypeError` for a module of an unknown kind without `make_inputs`, `ValueError` for a setting that
-    makes no sense, `RuntimeError` that names module and shape for one that does not fit into memory.
+    Raises `TypeError` for a module of an unknown kind without `make_inputs`, `ValueError` for an invalid
+    setting, and `RuntimeError` with module and shape if a shape does not fit into memory.
 
     ```python
     profile = dflop.torch.profile(llm=model.language_model, encoder=model.vision_tower, tokens_max=8192)
@@ -179,7 +180,7 @@ def profile(
     _check_settings(tokens_max=tokens_max, seconds_max=seconds_max, error_bound=error_bound, repeats=repeats)
     name = model or type(next(iter(modules.values()))).__name__
     agree, tp = _agreement(tp_group, device)
-    say = progress or (lambda line: None)
+    report_line = progress or (lambda line: None)
     rows: list[Row] = []
     reports: dict[str, ModuleReport] = {}
     recomputes: dict[str, str] = {}
@@ -219,7 +220,7 @@ def profile(
         rows += measured
         reports[kind] = report
         subjects.append(subject)
-        say(_shown(report))
+        report_line(_shown(report))
     return Profile(
         model=name,
         rows=tuple(rows),
@@ -243,11 +244,11 @@ def _modules(*given: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
 
 
 def _of(setting: Mapping[str, T] | T | None, kind: str, modules: Mapping[str, Any]) -> T | None:
-    """The setting of one module."""
+    """Returns the setting of one module."""
     if isinstance(setting, Mapping):
         unknown = [name for name in setting if name not in modules]
         if unknown:
-            raise ValueError(f"a setting is for {unknown[0]}, but {', '.join(modules)} is measured")
+            raise ValueError(f"expected settings for {', '.join(modules)}, found one for {unknown[0]}")
         return setting.get(kind)
     if setting is not None and len(modules) > 1:
         raise TypeError(f"several modules are measured: give each setting by name, as in {{{kind!r}: ...}}")
@@ -271,7 +272,7 @@ def _inputs(
 def _check_settings(**settings: float) -> None:
     for name, least in {"tokens_max": 2, "seconds_max": 0.0, "error_bound": 1e-6, "repeats": 1}.items():
         if not settings[name] >= least:
-            raise ValueError(f"{name}: must be at least {least}, not {settings[name]}")
+            raise ValueError(f"{name}: must be at least {least}, found {settings[name]}")
 
 
 def _device(module: torch.nn.Module, device: str | torch.device | None) -> torch.device:
@@ -293,7 +294,7 @@ def _cut(subject: Subject, layers: int) -> Any:
 def _agreement(
     group: Any, device: str | torch.device | None
 ) -> tuple[Callable[[list[float]], list[float]], int]:
-    """What makes all ranks of a group go by the times of the slowest, and how many they are."""
+    """Returns a function that gives all ranks of a group the slowest rank's times, and the group's size."""
     if group is None:
         return list, 1
     import torch.distributed as dist
@@ -327,7 +328,7 @@ def _metadata(
 
 
 def _recompute(module: torch.nn.Module, subject: Subject) -> str:
-    """Runs the shortest sequence once to see whether layers run forward again in the backward pass."""
+    """Runs the shortest sequence once to detect whether the backward pass recomputes layers."""
     with watched(module) as seen:
         subject.runs([(subject.sequences.short,)])
     return "layers" if True in seen else "none"

@@ -1,8 +1,8 @@
 """Times modules while they train, and reports the times to the loader, whose predictions they correct.
 
-Marks are CUDA events on a GPU, which nobody waits for while a step is under way, else the thread's CPU time
-where PyTorch has one thread, or time on the wall. At the end of a step the times of all data-parallel ranks
-are brought together, so that every rank reports, and learns, the same.
+On a GPU, marks are CUDA events, which the host does not wait for during a step; elsewhere the thread's CPU
+time if PyTorch has one thread, or wall time. At the end of a step the times of all data-parallel ranks are
+gathered, so that every rank reports and learns the same.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ SECONDS_PER_MICROSECOND = 1e-6
 
 
 class ReportsSeconds(Protocol):
-    """A `dflop.BalancedLoader`, as far as stage times go to it."""
+    """The part of a `dflop.BalancedLoader` that takes stage times."""
 
     def report_stage_seconds(self, step: Any, seconds: dict[str, list[list[float]]]) -> None:
-        """Takes the times of a step: by module, by DP rank, by microbatch, in seconds, NaN where not
-        measured."""
+        """Takes the times of a step in seconds, by module, DP rank and microbatch; NaN if not measured."""
 
 
 class StageTimer:
     """Measures forward and backward of modules in every microbatch and reports them to the loader.
 
-    - `loader`: a `dflop.BalancedLoader`; it is told `report_stage_seconds(step, seconds)`, `seconds` by
+    - `loader`: a `dflop.BalancedLoader`; the timer calls `report_stage_seconds(step, seconds)`, `seconds` by
       module (`vision`, `audio`, `llm`), DP rank and microbatch: forward plus backward of the whole module,
-      NaN where it was not measured
+      NaN if it was not measured
     - `encoder` (images, reported as `vision`), `audio`, `llm`: the modules
-    - `group`: process group of the data-parallel ranks, in the order of their DP ranks; by default all
-      processes where `torch.distributed` runs, else this one alone. All its ranks make a timer at the same
-      time
-    - `delay_steps`: how many steps later times are reported; by default 1 on CUDA, where the host then waits
-      for no event of the step under way, and 0 elsewhere. The same on all ranks
+    - `group`: process group of the data-parallel ranks, in the order of their DP ranks. Default: all
+      processes if `torch.distributed` is initialized, else this process only. All its ranks create a timer at
+      the same time
+    - `delay_steps`: number of steps by which reports are delayed, the same on all ranks. Default: 1 on CUDA,
+      so that the host does not wait for events of the current step, and 0 elsewhere
 
     ```python
     timer = dflop.torch.StageTimer(loader, encoder=model.vision_tower, llm=model.language_model)
@@ -51,18 +50,17 @@ class StageTimer:
         timer.step(step)
     ```
 
-    The passes of a module are taken to be those of the step's microbatches, in their order. Where a module
-    runs more or less often than once in each, such as an encoder that is left out of microbatches without
-    images, call `timer.microbatch(index)` in front of each microbatch; without it, all times of that module
-    and step are NaN. Evaluate under `timer.paused()`.
+    The calls of a module are assigned to the step's microbatches in order. If a module does not run exactly
+    once per microbatch, such as an encoder that is skipped without images, call `timer.microbatch(index)`
+    before each microbatch; otherwise all times of that module and step are NaN. Evaluate under
+    `timer.paused()`.
 
-    Of a module that nothing asks a gradient of, the forward pass is all there is. Activations that are
-    computed again in the backward pass are part of it. Times on a GPU are those of its stream, with all that
-    waits in it, such as gathering sharded parameters.
+    A module without gradients has a forward time only. Recomputed activations are part of the backward time.
+    Times on a GPU are times of its stream, including waits in it, such as gathering sharded parameters.
 
-    Hooks are not seen inside of what `torch.compile` has compiled: pass the compiled modules themselves.
+    Hooks do not work inside modules compiled by `torch.compile`: pass the compiled modules themselves.
 
-    `timer.close()` reports what waits and removes the hooks; so does leaving `with`.
+    `timer.close()` reports the remaining steps and removes the hooks; so does leaving `with`.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class StageTimer:
         device = next((parameter.device for parameter in parameters), torch.device("cpu"))
         self._delay = (1 if device.type == "cuda" else 0) if delay_steps is None else delay_steps
         if self._delay < 0:
-            raise ValueError(f"delay_steps: must be at least 0, not {delay_steps}")
+            raise ValueError(f"delay_steps: must be at least 0, found {delay_steps}")
         self._loader = loader
         self._clock: Clock = clock_of(device)
         self._exchange = _Exchange(group)
@@ -91,12 +89,12 @@ class StageTimer:
         self._waiting: deque[tuple[Any, dict[str, list[Pass]]]] = deque()
 
     def microbatch(self, index: int) -> None:
-        """Says which microbatch of the step, counted from 0 on this rank, runs from now on."""
+        """Sets the microbatch of the step that runs next, counted from 0 on this rank."""
         for spans in self._spans.values():
             spans.index = index
 
     def step(self, step: Any) -> None:
-        """Ends a step, after its last backward pass; all ranks of the group call it, once a step.
+        """Ends a step after its last backward pass; all ranks of the group call it once per step.
 
         - `step`: the `dflop.Step` whose microbatches have run
         """
@@ -108,7 +106,7 @@ class StageTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out what runs meanwhile, such as an evaluation."""
+        """Stops timing meanwhile, for example during an evaluation."""
         for spans in self._spans.values():
             spans.is_paused = True
         try:
@@ -118,7 +116,7 @@ class StageTimer:
                 spans.is_paused = False
 
     def close(self) -> None:
-        """Reports the steps that wait and removes the hooks; all ranks call it alike."""
+        """Reports the delayed steps and removes the hooks; all ranks call it."""
         while self._waiting:
             self._report()
         for spans in self._spans.values():
@@ -129,7 +127,7 @@ class StageTimer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            # Other ranks may not come this far, so there is nobody to exchange times with.
+            # Other ranks may not get here, and an exchange of times would wait for them.
             self._waiting.clear()
         self.close()
 
@@ -141,7 +139,7 @@ class StageTimer:
         self._loader.report_stage_seconds(step, dict(zip(passes, ranks, strict=True)))
 
     def _seconds(self, passes: list[Pass], microbatches: int) -> list[float]:
-        """Seconds of a module by microbatch."""
+        """Returns the seconds of a module by microbatch."""
         is_marked = any(one.index is not None for one in passes)
         if not is_marked and len(passes) != microbatches:
             return [NAN] * microbatches
@@ -164,7 +162,7 @@ class StageTimer:
 
 
 class _Exchange:
-    """Brings the times of data-parallel ranks together, between hosts, so that no GPU waits for it."""
+    """Gathers the times of data-parallel ranks through the hosts, so that no GPU waits for it."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed as dist
@@ -181,9 +179,9 @@ class _Exchange:
             self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     def all_ranks(self, own: list[list[float]]) -> list[list[list[float]]]:
-        """Returns, by module, the rows of all ranks.
+        """Returns the rows of all ranks, by module.
 
-        Raises `ValueError` on every rank if they have other numbers of microbatches.
+        Raises `ValueError` on every rank if their numbers of microbatches differ.
         """
         if self._size == 1:
             return [[row] for row in own]
@@ -194,7 +192,7 @@ class _Exchange:
         counts[self._rank] = count
         dist.all_reduce(counts, group=self._group)
         if len(set(counts.tolist())) > 1:
-            raise ValueError(f"data-parallel ranks have other numbers of microbatches: {counts.tolist()}")
+            raise ValueError(f"expected equal numbers of microbatches on all ranks, found {counts.tolist()}")
         times = torch.zeros(len(own), self._size, count, dtype=torch.float64)
         times[:, self._rank] = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(times, group=self._group)

@@ -1,0 +1,92 @@
+//! Runs collectives on a thread of the communicator, while the caller computes.
+
+use super::error::{Cause, Result};
+use super::group::Group;
+use super::handle::{Completion, Handle};
+use super::payload::Buffer;
+use super::step_context::StepContext;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Thread of a communicator, started with its first collective; runs collectives in the order they were
+/// queued.
+#[derive(Debug, Default)]
+pub(super) struct CollectiveThread(Mutex<Option<Sender<Task>>>);
+
+impl CollectiveThread {
+    /// Queues a collective.
+    pub(super) fn start(
+        &self,
+        group: &Arc<Group>,
+        at: StepContext,
+        collective: impl FnOnce() -> Result<Buffer> + Send + 'static,
+    ) -> Result<Handle<Buffer>> {
+        let (done, result) = channel();
+        let task: Task = Box::new(move || {
+            // the caller may have dropped its handle
+            let _ = done.send(collective());
+        });
+        // held until the task is queued: queue order must be the order in which collectives were numbered
+        let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let tasks = match &*thread {
+            Some(tasks) => tasks,
+            None => thread.insert(spawn(group, at)?),
+        };
+        if tasks.send(task).is_err() {
+            return Err(gone(group, at));
+        }
+        Ok(Handle::new(PendingCollective { group: group.clone(), at, result, early: Mutex::new(None) }))
+    }
+}
+
+fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Task>> {
+    let (tasks, queue) = channel::<Task>();
+    let name = format!("comm-overlap-{}", group.rank);
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        for task in queue {
+            task();
+        }
+    });
+    thread.map(|_| tasks).map_err(|source| {
+        let endpoint = &group.endpoint;
+        let message = format!("rank {} could not start a thread: {source}", endpoint.rank);
+        endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
+    })
+}
+
+fn gone(group: &Group, at: StepContext) -> super::Error {
+    let endpoint = &group.endpoint;
+    let message = format!("the communication thread of rank {} panicked", endpoint.rank);
+    endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
+}
+
+/// Collective that is queued or running. Its own waits have the time limit.
+struct PendingCollective {
+    group: Arc<Group>,
+    at: StepContext,
+    result: Receiver<Result<Buffer>>,
+    early: Mutex<Option<Result<Buffer>>>,
+}
+
+impl Completion<Buffer> for PendingCollective {
+    // a channel gives its value only once: what an early look takes is kept for `wait`
+    fn is_complete(&self) -> bool {
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        if early.is_none() {
+            match self.result.try_recv() {
+                Ok(result) => *early = Some(result),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<Buffer> {
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = early.map_or_else(|| self.result.recv(), Ok);
+        result.unwrap_or_else(|_| Err(gone(&self.group, self.at)))
+    }
+}

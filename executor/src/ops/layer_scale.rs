@@ -1,0 +1,75 @@
+//! Layer scale of `InternViT`: adds a branch with one learned scale per column, `y = residual + scale x`.
+
+use rayon::prelude::*;
+
+use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorized};
+use super::real::Real;
+
+/// Adds `scale x` to `y`, row by row.
+pub fn forward<F: Real>(x: &[F], scale: &[F], y: &mut [F]) {
+    let columns = scale.len();
+    assert_eq!(x.len(), y.len(), "the residual has the shape of what is added");
+    let chunk = chunk_len(columns);
+    y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
+        vectorized(
+            #[inline(always)]
+            || {
+                for (y, x) in y.chunks_mut(columns).zip(x.chunks(columns)) {
+                    for ((y, &x), &scale) in y.iter_mut().zip(x).zip(scale) {
+                        *y += scale * x;
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// Writes the gradient of `x` and accumulates that of the scale, if requested. The residual's gradient is
+/// `dy` itself.
+pub fn backward<F: Real>(dy: &[F], x: &[F], scale: &[F], dx: &mut [F], d_scale: Option<&mut [F]>) {
+    let columns = scale.len();
+    assert!(x.len() == dy.len() && dx.len() == dy.len(), "gradients have the shapes of what they are of");
+    let chunk = chunk_len(columns);
+    dx.par_chunks_mut(chunk).zip(dy.par_chunks(chunk)).for_each(|(dx, dy)| {
+        vectorized(
+            #[inline(always)]
+            || {
+                for (dx, dy) in dx.chunks_mut(columns).zip(dy.chunks(columns)) {
+                    for ((dx, &dy), &scale) in dx.iter_mut().zip(dy).zip(scale) {
+                        *dx = scale * dy;
+                    }
+                }
+            },
+        );
+    });
+    let Some(d_scale) = d_scale else { return };
+    let rows = chunk_rows(columns);
+    sum_chunks((x.len() / columns).div_ceil(rows), d_scale, |index, sums| {
+        let rows = x.chunks(columns).zip(dy.chunks(columns)).skip(index * rows).take(rows);
+        rows.for_each(|(x, dy)| {
+            for ((sum, &x), &dy) in sums.iter_mut().zip(x).zip(dy) {
+                *sum += x * dy;
+            }
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finite_difference::{check, numbers, project};
+    use super::*;
+
+    #[test]
+    fn gradients_match_finite_differences() {
+        let (x, scale, dy) = (numbers(7 * 3000, 1), numbers(7, 2), numbers(7 * 3000, 3));
+        let (mut dx, mut d_scale) = (vec![0.0; x.len()], vec![0.0; 7]);
+        backward(&dy, &x, &scale, &mut dx, Some(&mut d_scale));
+        let loss = |x: &[f64], scale: &[f64]| {
+            let mut y = numbers(x.len(), 4);
+            forward(x, scale, &mut y);
+            project(&y, &dy)
+        };
+        check("x", &x, &dx, |x| loss(x, &scale));
+        check("scale", &scale, &d_scale, |scale| loss(&x, scale));
+    }
+}

@@ -1,0 +1,139 @@
+//! Sparse matrices that select and weight rows, for [`crate::ops::gather_scatter`].
+//!
+//! Made on the host from properties of a microbatch that every rank knows: token ids, grids, lengths. Entries
+//! of a row have a fixed order, and therefore sums do.
+
+use std::ops::Range;
+
+/// Sparse matrix `[targets, sources]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SparseRows {
+    pub(crate) targets: Vec<u32>,
+    pub(crate) starts: Vec<u32>,
+    pub(crate) sources: Vec<u32>,
+    /// Weights of entries; all 1 if empty.
+    pub(crate) weights: Vec<f32>,
+    pub(crate) rows: usize,
+}
+
+impl SparseRows {
+    /// Makes every target a copy of a source, or zeros for `None`.
+    #[must_use]
+    pub fn gather(sources: impl IntoIterator<Item = Option<u32>>) -> Self {
+        let mut matrix = Self { starts: vec![0], ..Self::default() };
+        for (target, source) in (0..).zip(sources) {
+            if let Some(source) = source {
+                matrix.targets.push(target);
+                matrix.sources.push(source);
+                matrix.starts.push(matrix.sources.len() as u32);
+            }
+            matrix.rows += 1;
+        }
+        matrix
+    }
+
+    /// Makes every target a weighted sum of sources.
+    #[must_use]
+    pub fn weighted<R: IntoIterator<Item = (u32, f32)>>(targets: impl IntoIterator<Item = R>) -> Self {
+        let mut matrix = Self { starts: vec![0], ..Self::default() };
+        for (target, sources) in (0..).zip(targets) {
+            let before = matrix.sources.len();
+            for (source, weight) in sources {
+                matrix.sources.push(source);
+                matrix.weights.push(weight);
+            }
+            if matrix.sources.len() > before {
+                matrix.targets.push(target);
+                matrix.starts.push(matrix.sources.len() as u32);
+            }
+            matrix.rows += 1;
+        }
+        matrix
+    }
+
+    /// Number of targets, including rows of zeros.
+    #[must_use]
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Restricts the matrix to a range of sources, counted from its start; targets stay unchanged.
+    #[must_use]
+    pub fn within(&self, sources: &Range<usize>) -> Self {
+        let mut matrix = Self { starts: vec![0], rows: self.rows, ..Self::default() };
+        for (index, &target) in self.targets.iter().enumerate() {
+            for entry in self.starts[index] as usize..self.starts[index + 1] as usize {
+                if sources.contains(&(self.sources[entry] as usize)) {
+                    matrix.sources.push(self.sources[entry] - sources.start as u32);
+                    matrix.weights.extend(self.weights.get(entry));
+                }
+            }
+            if matrix.sources.len() > matrix.starts.last().map_or(0, |&start| start as usize) {
+                matrix.targets.push(target);
+                matrix.starts.push(matrix.sources.len() as u32);
+            }
+        }
+        matrix
+    }
+
+    /// Transposes the matrix: sources become targets, with entries in the order of their targets.
+    #[must_use]
+    pub fn transposed(&self) -> Self {
+        let mut entries: Vec<(u32, u32, f32)> = Vec::with_capacity(self.sources.len());
+        for (index, &target) in self.targets.iter().enumerate() {
+            for entry in self.starts[index] as usize..self.starts[index + 1] as usize {
+                entries.push((self.sources[entry], target, self.weights.get(entry).copied().unwrap_or(1.0)));
+            }
+        }
+        // a fixed order within each row, so that gradients have one order of sums
+        entries.sort_by_key(|&(source, target, _)| (source, target));
+        let mut matrix = Self { starts: vec![0], ..Self::default() };
+        for (source, target, weight) in entries {
+            if matrix.targets.last() == Some(&source) {
+                matrix.starts.pop();
+            } else {
+                matrix.targets.push(source);
+            }
+            matrix.sources.push(target);
+            if !self.weights.is_empty() {
+                matrix.weights.push(weight);
+            }
+            matrix.starts.push(matrix.sources.len() as u32);
+        }
+        matrix.rows = matrix.targets.last().map_or(0, |&last| last as usize + 1);
+        matrix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_sources_are_columns_of_the_matrix() {
+        let matrix = SparseRows::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
+        assert_eq!(matrix.within(&(0..5)), matrix);
+        let truth = SparseRows::weighted([vec![(0, 0.5), (1, 0.25)], vec![], vec![(0, 1.0)]]);
+        assert_eq!(matrix.within(&(3..5)), truth);
+        let truth = SparseRows { rows: 3, ..SparseRows::weighted([vec![], vec![], vec![(0, 2.0)]]) };
+        assert_eq!(matrix.within(&(0..3)), truth);
+        let gather = SparseRows::gather([Some(2), None, Some(2), Some(0)]);
+        assert_eq!(gather.within(&(1..3)), SparseRows::gather([Some(1), None, Some(1), None]));
+    }
+
+    #[test]
+    fn the_transpose_of_the_transpose_is_the_matrix() {
+        let matrix = SparseRows::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
+        assert_eq!(matrix.rows(), 3);
+        let transposed = matrix.transposed();
+        assert_eq!((&transposed.targets[..], &transposed.starts[..]), (&[0, 3, 4][..], &[0, 1, 3, 4][..]));
+        assert_eq!(
+            (&transposed.sources[..], &transposed.weights[..]),
+            (&[2, 0, 2, 0][..], &[2.0, 0.5, 1.0, 0.25][..])
+        );
+        assert_eq!(transposed.transposed(), matrix);
+        let gather = SparseRows::gather([Some(2), None, Some(2)]);
+        assert_eq!((&gather.targets[..], gather.rows()), (&[0, 2][..], 3));
+        assert_eq!(gather.transposed().transposed(), gather);
+    }
+}

@@ -1,0 +1,144 @@
+//! A dataset to draw from: an index, or a split of one, for ever or for some epochs.
+
+mod cost_table;
+mod selection;
+mod split;
+
+use std::sync::Arc;
+
+pub use self::cost_table::cost_table;
+pub(crate) use self::selection::Selection;
+pub use self::split::{SPLITS_FILE, Splits};
+
+use crate::error::{Result, Skipped};
+use crate::index::Index;
+
+/// A dataset to draw from.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use dflop_loader::dataset::Dataset;
+/// # use dflop_loader::index::{Index, IndexOptions};
+/// # use dflop_loader::dataset::Splits;
+/// # fn main() -> dflop_loader::Result<()> {
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let mut writer = dflop_loader::write::ShardWriter::builder(&directory.path().join("shards")).build()?;
+/// # (0..20).try_for_each(|key| writer.write(&format!("kite-{key}"), &[("txt", b"a red kite")]))?;
+/// # writer.finish()?;
+/// # let pattern = directory.path().join("shards").display().to_string();
+/// let shards = dflop_loader::shard::expand_shards(&[pattern])?;
+/// let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default())?);
+/// let splits = Splits::parse(r#"{"splits": {"train": {"fraction": [0, 0.5]}, "held_out": {"fraction": [0.5, 1]}}}"#)?;
+/// let train = Dataset::from(index.clone()).split(&splits, "train")?.repeat(3);
+/// let held_out = Dataset::from(index.clone()).split(&splits, "held_out")?;
+/// assert_eq!(train.len() + held_out.len(), index.len());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Dataset {
+    index: Arc<Index>,
+    selection: Arc<Selection>,
+    split: Option<Arc<str>>,
+    skipped: Arc<[Skipped]>,
+    repeat: Option<u64>,
+}
+
+impl From<Arc<Index>> for Dataset {
+    /// All samples of an index, without end.
+    fn from(index: Arc<Index>) -> Self {
+        let selection = Arc::new(Selection::All { samples: index.len() });
+        let skipped = index.skipped().into();
+        Self { index, selection, split: None, skipped, repeat: None }
+    }
+}
+
+impl Dataset {
+    /// Keeps the samples of a split.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names shards or keys that the
+    /// index does not have.
+    pub fn split(mut self, splits: &Splits, name: &str) -> Result<Self> {
+        let (selection, skipped) = splits.select(name, &self.index)?;
+        (self.selection, self.skipped) = (Arc::new(selection), skipped.into());
+        self.split = Some(name.into());
+        Ok(self)
+    }
+
+    /// Sets how many epochs of it a run draws. Default: without end.
+    #[must_use]
+    pub fn repeat(mut self, epochs: u64) -> Self {
+        self.repeat = Some(epochs);
+        self
+    }
+
+    /// Returns the index.
+    #[must_use]
+    pub fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    /// Returns the name of the split; `None` for the whole index.
+    #[must_use]
+    pub fn split_name(&self) -> Option<&str> {
+        self.split.as_deref()
+    }
+
+    /// Returns the number of samples.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "an empty split is refused")]
+    pub fn len(&self) -> u64 {
+        self.selection.len()
+    }
+
+    /// Returns the number of epochs that a run draws; `None` without end.
+    #[must_use]
+    pub fn epochs(&self) -> Option<u64> {
+        self.repeat
+    }
+
+    /// Returns the number in the index of the sample at `place`, counting the samples of the split in the order of the
+    /// index.
+    ///
+    /// # Panics
+    /// If `place` is not below [`Self::len`].
+    #[must_use]
+    pub fn sample_number(&self, place: u64) -> u64 {
+        assert!(place < self.len(), "sample {place} is outside a dataset of {}", self.len());
+        self.selection.sample_at(place)
+    }
+
+    /// Returns the samples and shards of the dataset that the headers show to be bad.
+    #[must_use]
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// The selected samples of the index.
+    pub(crate) fn selection(&self) -> &Arc<Selection> {
+        &self.selection
+    }
+
+    /// Number of its samples below a sample number of the index.
+    pub(crate) fn places_below(&self, sample: u64) -> u64 {
+        self.selection.places_below(sample)
+    }
+
+    /// Digest of the selected samples; `None` for the whole index.
+    pub(crate) fn split_digest(&self) -> Option<u64> {
+        self.split.is_some().then(|| self.selection.digest())
+    }
+
+    /// Whether another dataset has the same samples.
+    pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
+        self.index.fingerprint() == other.index.fingerprint() && self.selection == other.selection
+    }
+
+    /// What messages call it: its first shard, and its split.
+    pub(crate) fn shown(&self) -> String {
+        let shards = crate::shard::shown(self.index.shards());
+        self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))
+    }
+}

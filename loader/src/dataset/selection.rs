@@ -1,0 +1,75 @@
+//! Which samples of an index belong to a dataset: all, whole shards, or a list.
+
+use std::ops::Range;
+
+/// Samples of an index, in its order, renumbered from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// Every sample.
+    All { samples: u64 },
+    /// Ranges of sample numbers, ascending, none empty; each with the number of selected samples before it.
+    Ranges { ranges: Vec<(u64, Range<u64>)>, samples: u64 },
+    /// Sample numbers, ascending.
+    List(Vec<u32>),
+}
+
+impl Selection {
+    /// Selects ascending ranges.
+    pub(crate) fn ranges(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
+        let mut samples = 0;
+        let counted = ranges.into_iter().filter(|range| !range.is_empty()).map(|range| {
+            let before = samples;
+            samples += range.end - range.start;
+            (before, range)
+        });
+        let ranges = counted.collect();
+        Self::Ranges { ranges, samples }
+    }
+
+    /// Number of samples selected.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::All { samples } | Self::Ranges { samples, .. } => *samples,
+            Self::List(list) => list.len() as u64,
+        }
+    }
+
+    /// Number in the index of the sample at a place of the selection, which is below its length.
+    pub(crate) fn sample_at(&self, place: u64) -> u64 {
+        match self {
+            Self::All { .. } => place,
+            Self::Ranges { ranges, .. } => {
+                let (before, range) = &ranges[ranges.partition_point(|(before, _)| *before <= place) - 1];
+                range.start + place - before
+            }
+            Self::List(list) => u64::from(list[place as usize]),
+        }
+    }
+
+    /// Number of selected samples below a sample number.
+    pub(crate) fn places_below(&self, sample: u64) -> u64 {
+        match self {
+            Self::All { .. } => sample,
+            Self::Ranges { ranges, .. } => {
+                let at = ranges.partition_point(|(_, range)| range.start < sample);
+                let Some((before, range)) = at.checked_sub(1).map(|at| &ranges[at]) else { return 0 };
+                before + sample.min(range.end) - range.start
+            }
+            Self::List(list) => list.partition_point(|&listed| u64::from(listed) < sample) as u64,
+        }
+    }
+
+    /// A digest of what is selected.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        match self {
+            Self::All { samples } => hasher.update(&samples.to_le_bytes()),
+            Self::Ranges { ranges, .. } => ranges.iter().for_each(|(_, range)| {
+                hasher.update(&range.start.to_le_bytes());
+                hasher.update(&range.end.to_le_bytes());
+            }),
+            Self::List(list) => list.iter().for_each(|sample| hasher.update(&sample.to_le_bytes())),
+        }
+        hasher.digest()
+    }
+}

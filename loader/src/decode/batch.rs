@@ -1,0 +1,26 @@
+//! Samples that are delivered together, and the tensor of their images.
+
+use std::ops::Range;
+
+use super::tensor::Tensor;
+use crate::sample::Sample;
+
+/// Samples that are delivered together.
+#[derive(Debug)]
+pub struct Batch {
+    /// The samples, in order.
+    pub samples: Vec<Sample>,
+    /// All images of the samples, if they were asked for as pixels.
+    pub pixels: Option<Pixels>,
+}
+
+/// The images of a batch as one tensor.
+#[derive(Debug)]
+pub struct Pixels {
+    /// `[images, 3, side, side]` f32: resized, cropped, normalized by the `ImageNet` mean and deviation.
+    pub tensor: Tensor,
+    /// Height and width of every image.
+    pub side: u32,
+    /// For every sample the rows of its images; empty for a sample without an image.
+    pub rows: Vec<Range<usize>>,
+}

@@ -1,0 +1,336 @@
+//! Turns undecoded samples into batches: submits fields to the decode pool and gathers the results in order.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::batch::{Batch, Pixels};
+use super::fields::{
+    FieldError, FieldWork, PendingFields, Preparing, answered, decode_fields, prepare, undecoded,
+};
+use super::mode::Decode;
+use super::pool::{DecodePool, Pending};
+use super::tensor::{Slot, Slots, TensorPool};
+use super::transform::TransformStage;
+use crate::error::{Error, Result, Skipped, reason_of};
+use crate::flow::{LoaderStage, Metrics, SkipLog};
+use crate::media::augment::{Augment, ImageAugment};
+use crate::media::{DecodeError, DecodeLimits, MediumKind, VideoSampling, kind_of_extension};
+use crate::prepare::{PreparedSample, Preparer};
+use crate::sample::{Sample, decoded_bytes};
+use crate::shard::{RawField, RawSample};
+
+/// Decodes samples and assembles them into batches.
+#[derive(Debug, Clone)]
+pub(crate) struct Collator {
+    decode: Decode,
+    pool: Arc<DecodePool>,
+    tensors: TensorPool,
+    skips: Arc<SkipLog>,
+    preparer: Option<Arc<Preparer>>,
+    augment: Option<Augment>,
+    transforms: Option<Arc<TransformStage>>,
+    limits: DecodeLimits,
+}
+
+/// Batch whose fields are being decoded.
+#[derive(Debug)]
+pub(crate) enum PendingBatch {
+    Fields(Vec<PendingSample>),
+    Pixels(PendingPixels),
+}
+
+/// Sample whose fields are being decoded, or which needs no decoding.
+#[derive(Debug)]
+pub(crate) struct PendingSample {
+    raw: RawSample,
+    fields: PendingFields,
+}
+
+/// A decoded sample.
+#[derive(Debug)]
+pub(crate) struct FinishedSample {
+    pub(crate) sample: Sample,
+    /// The model inputs, where samples are prepared.
+    pub(crate) prepared: Option<PreparedSample>,
+}
+
+#[derive(Debug)]
+pub(crate) struct PendingPixels {
+    side: NonZeroU32,
+    samples: Vec<PixelSample>,
+    slots: Slots,
+}
+
+/// The slot is returned even if decoding fails, because joining a batch needs all of its slots.
+type PendingImage = Pending<(Slot, Result<bool, DecodeError>)>;
+
+#[derive(Debug)]
+struct PixelSample {
+    raw: RawSample,
+    images: Vec<(Arc<str>, PendingImage)>,
+    /// Selected fields other than images.
+    others: PendingFields,
+}
+
+impl Collator {
+    pub(crate) fn new(decode: Decode, pool: Arc<DecodePool>, skips: Arc<SkipLog>) -> Self {
+        Self {
+            decode,
+            pool,
+            tensors: TensorPool::default(),
+            skips,
+            preparer: None,
+            augment: None,
+            transforms: None,
+            limits: DecodeLimits::default(),
+        }
+    }
+
+    /// Prepares every sample for a model, in the same job that decodes it.
+    pub(crate) fn preparer(mut self, preparer: Option<Arc<Preparer>>) -> Self {
+        self.preparer = preparer;
+        self
+    }
+
+    /// Runs CPU work on the pool and waits for it.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let answer = self.pool.submit(move |_| work()).await?;
+        answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
+    }
+
+    /// Changes images as they are decoded.
+    pub(crate) fn augment(self, augment: Option<Augment>) -> Self {
+        Self { augment, ..self }
+    }
+
+    /// Passes decoded fields through user code; callers that start samples then pass them to
+    /// [`Self::transform`].
+    pub(crate) fn transforms(self, transforms: Option<Arc<TransformStage>>) -> Self {
+        Self { transforms, ..self }
+    }
+
+    /// Selects the frames of videos that are decoded.
+    pub(crate) fn video_sampling(mut self, sampling: Option<VideoSampling>) -> Self {
+        self.limits.video.sampling = sampling.unwrap_or_default();
+        self
+    }
+
+    /// Returns the account of skipped samples.
+    pub(crate) fn skips(&self) -> Arc<SkipLog> {
+        self.skips.clone()
+    }
+
+    /// Returns how far fields are decoded.
+    pub(crate) fn decode_mode(&self) -> Decode {
+        self.decode
+    }
+
+    /// Returns the counters of the loader.
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        self.pool.metrics()
+    }
+
+    /// Estimates the bytes of a batch's decoded media; 0 where fields are delivered as stored, and where
+    /// images go into tensors, whose number is bounded instead.
+    pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
+        let is_decoded = self.decode == Decode::Media;
+        let bytes = |sample| decoded_bytes(sample, &self.limits.video.sampling);
+        samples.iter().filter(|_| is_decoded).map(bytes).sum()
+    }
+
+    /// Starts decoding a batch; waits only for room in the pool's queue.
+    pub(crate) async fn begin(&self, samples: Vec<RawSample>) -> Result<PendingBatch> {
+        if let Decode::Pixels { side } = self.decode {
+            return Ok(PendingBatch::Pixels(self.begin_pixels(samples, side).await?));
+        }
+        let mut pending = Vec::with_capacity(samples.len());
+        for raw in samples {
+            pending.push(self.begin_sample(raw).await?);
+        }
+        Ok(PendingBatch::Fields(pending))
+    }
+
+    /// Starts decoding a sample.
+    pub(crate) async fn begin_sample(&self, raw: RawSample) -> Result<PendingSample> {
+        self.begin_leased(raw, ()).await
+    }
+
+    /// Starts decoding a sample; its undecoded bytes and `lease` are dropped as soon as it is decoded.
+    pub(crate) async fn begin_leased(
+        &self,
+        mut raw: RawSample,
+        lease: impl Send + 'static,
+    ) -> Result<PendingSample> {
+        let fields = if self.decode == Decode::Raw {
+            PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
+        } else {
+            let preparer = self.preparer.clone().filter(|_| self.transforms.is_none());
+            let (work_of, limits) = (self.work_of(&raw), self.limits);
+            let encoded = raw.clone();
+            raw.fields.iter_mut().for_each(|field| field.payload = None);
+            let work = move |_: &mut _| {
+                let decoded = decode_fields(&encoded.fields, &work_of, &limits);
+                let done = decoded.and_then(|fields| match preparer {
+                    Some(preparer) => prepare(&preparer, &encoded, fields),
+                    None => Ok((fields, None)),
+                });
+                drop((encoded, lease));
+                done
+            };
+            PendingFields::Decoding(self.pool.submit(work).await?)
+        };
+        Ok(PendingSample { raw, fields })
+    }
+
+    /// Starts the transforms, if any, of samples whose decoding was started; one call may take fields of all
+    /// of them.
+    pub(crate) fn transform<'a>(&self, samples: impl Iterator<Item = &'a mut PendingSample>) {
+        let Some(stage) = &self.transforms else { return };
+        let (pool, preparer) = (self.pool.clone(), self.preparer.clone());
+        let preparing = preparer.map(|preparer| Preparing { pool, preparer });
+        let (mut begun, mut samples) = (Vec::new(), samples.collect::<Vec<_>>());
+        for sample in &mut samples {
+            sample.raw.fields.iter_mut().for_each(|field| field.payload = None);
+            let fields = std::mem::replace(&mut sample.fields, PendingFields::Ready(Vec::new()));
+            begun.push((sample.raw.clone(), fields));
+        }
+        for (sample, pending) in samples.into_iter().zip(stage.begin(begun, preparing)) {
+            sample.fields = PendingFields::Transforming(pending);
+        }
+    }
+
+    /// Returns how each field is decoded.
+    fn work_of(&self, raw: &RawSample) -> Vec<FieldWork> {
+        let is_kept = |field: &RawField| {
+            self.transforms.as_ref().is_some_and(|transforms| transforms.decodes(&field.extension))
+        };
+        let work =
+            |field| if is_kept(field) { FieldWork::Keep } else { FieldWork::Decode(self.change(raw, field)) };
+        raw.fields.iter().map(work).collect()
+    }
+
+    /// Returns the augmentation of an image field.
+    fn change(&self, raw: &RawSample, field: &RawField) -> Option<ImageAugment> {
+        let augment = self.augment.filter(|_| is_image(field))?;
+        Some(augment.image(raw.id(), raw.epoch, &field.extension))
+    }
+
+    async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
+        let images = samples.iter().flat_map(|raw| &raw.fields).filter(|field| is_image(field)).count();
+        let row_values = 3 * side.get() as usize * side.get() as usize;
+        let (slots, free) = self.tensors.slots(images, row_values);
+        let mut free = free.into_iter();
+        let mut pending = Vec::with_capacity(samples.len());
+        for raw in samples {
+            let mut images = Vec::new();
+            let others = self.begin_others(&raw).await?;
+            for field in raw.fields.iter().filter(|field| is_image(field)) {
+                let change = self.change(&raw, field);
+                let mut slot = free.next().expect("one slot per image was cut above");
+                let payload = field.payload.clone().unwrap_or_default();
+                let job = self.pool.submit(move |worker| {
+                    let result = worker.decode_pixels(&payload, change.as_ref(), slot.values());
+                    (slot, result)
+                });
+                images.push((field.extension.clone(), job.await?));
+            }
+            pending.push(PixelSample { raw, images, others });
+        }
+        Ok(PendingPixels { side, samples: pending, slots })
+    }
+
+    /// Starts decoding the fields other than images that were read.
+    async fn begin_others(&self, raw: &RawSample) -> Result<PendingFields> {
+        let mut others = raw.fields.clone();
+        others.retain(|field| !is_image(field) && field.payload.is_some());
+        if others.is_empty() {
+            return Ok(PendingFields::Ready(Vec::new()));
+        }
+        let limits = self.limits;
+        let work = vec![FieldWork::Decode(None); others.len()];
+        let job = self.pool.submit(move |_| Ok((decode_fields(&others, &work, &limits)?, None)));
+        Ok(PendingFields::Decoding(job.await?))
+    }
+
+    /// Waits for a batch; bad samples are left out and recorded as skipped.
+    pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<Batch> {
+        let batch = match batch {
+            PendingBatch::Pixels(pixels) => self.finish_pixels(pixels).await?,
+            PendingBatch::Fields(pending) => {
+                let mut samples = Vec::with_capacity(pending.len());
+                for sample in pending {
+                    samples.extend(self.finish_sample(sample).await?.map(|finished| finished.sample));
+                }
+                Batch { samples, pixels: None }
+            }
+        };
+        self.skips.delivered(batch.samples.len() as u64);
+        Ok(batch)
+    }
+
+    /// Waits for a sample; a bad one is recorded as skipped.
+    pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<FinishedSample>> {
+        let bytes = pending.raw.bytes();
+        match pending.fields.finish().await? {
+            Ok((fields, prepared)) => {
+                Ok(Some(FinishedSample { sample: Sample::of_raw(pending.raw, bytes, fields), prepared }))
+            }
+            Err(error) => {
+                self.skip(&pending.raw, error);
+                Ok(None)
+            }
+        }
+    }
+
+    async fn finish_pixels(&self, pending: PendingPixels) -> Result<Batch> {
+        let (mut samples, mut rows) = (Vec::new(), Vec::new());
+        let (mut slots, mut is_kept, mut kept) = (Vec::new(), Vec::new(), 0);
+        for sample in pending.samples {
+            let mut fault = None;
+            let images = sample.images.len();
+            let bytes = read_bytes(&sample.raw);
+            for (extension, answer) in sample.images {
+                let (slot, result) =
+                    answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
+                slots.push(slot);
+                if let Err(error) = result {
+                    let (field, reason) = (Some(extension.to_string()), reason_of(&error));
+                    let error = FieldError { field, reason, is_dropped: false, stage: LoaderStage::Decode };
+                    fault.get_or_insert(error);
+                }
+            }
+            let others = sample.others.finish().await?.map_err(|error| fault.get_or_insert(error));
+            let others = others.map_or_else(|_| Vec::new(), |(fields, _)| fields);
+            is_kept.extend(std::iter::repeat_n(fault.is_none(), images));
+            if let Some(error) = fault {
+                self.skip(&sample.raw, error);
+            } else {
+                rows.push(kept..kept + images);
+                kept += images;
+                samples.push(Sample::of_raw(sample.raw, bytes, others));
+            }
+        }
+        let tensor = pending.slots.join(slots, &is_kept);
+        Ok(Batch { samples, pixels: Some(Pixels { tensor, side: pending.side.get(), rows }) })
+    }
+
+    fn skip(&self, raw: &RawSample, error: FieldError) {
+        self.metrics().stage(error.stage).fail(1);
+        let (shard, key) = (raw.shard.to_string(), Some(raw.key.clone()));
+        let skipped = Skipped { shard, offset: raw.offset, key, field: error.field, reason: error.reason };
+        if error.is_dropped { self.skips.push_dropped(skipped) } else { self.skips.push(skipped) }
+    }
+}
+
+fn is_image(field: &RawField) -> bool {
+    kind_of_extension(&field.extension) == MediumKind::Image
+}
+
+/// Returns the payload bytes of the fields that were read.
+fn read_bytes(raw: &RawSample) -> u64 {
+    let is_read = |field: &&RawField| is_image(field) || field.payload.is_some();
+    raw.fields.iter().filter(is_read).map(|field| field.bytes).sum()
+}

@@ -1,0 +1,32 @@
+//! Selects what the decoders make of the bytes of a sample.
+
+use std::num::NonZeroU32;
+
+use crate::error::{Error, Result};
+use crate::media::augment::Augment;
+
+/// How far the fields of a sample are decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decode {
+    /// Not at all: fields are delivered as stored.
+    Raw,
+    /// Every field is decoded by its extension: pixels, PCM, text, JSON, arrays.
+    Media,
+    /// Images are decoded into one tensor: shorter side to `side` (bilinear, antialiased), center crop,
+    /// normalized. Other fields that are selected by name are decoded by their extension.
+    Pixels {
+        /// Height and width in pixels.
+        side: NonZeroU32,
+    },
+}
+
+/// Rejects image augmentation where images stay undecoded.
+pub(crate) fn check_augment(decode: Decode, augment: Option<&Augment>) -> Result<()> {
+    if decode != Decode::Raw || augment.is_none() {
+        return Ok(());
+    }
+    Err(Error::Config {
+        setting: "augment",
+        reason: "only decoded images can be augmented; decode to media or pixels".into(),
+    })
+}

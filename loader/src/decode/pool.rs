@@ -1,0 +1,217 @@
+//! The decode pool: threads for CPU work, fed through a bounded channel.
+//!
+//! The I/O runtime never decodes. A job waits in an asynchronous queue until the channel has room, so neither
+//! side blocks the other. Every thread keeps one [`Worker`], whose scratch buffers all its jobs share.
+
+use std::num::NonZeroU32;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crossbeam::channel::{Sender, bounded};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::error;
+use crate::error::Error;
+use crate::flow::{LoaderStage, Metrics};
+use crate::media::augment::ImageAugment;
+use crate::media::{DecodeError, ImageLimits, Rgb224};
+
+/// Jobs that wait for each thread, beside the one that it works on.
+const JOBS_WAITING: usize = 2;
+
+/// What a thread keeps between jobs.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    rgb: Rgb224,
+    kernel: KernelSettings,
+}
+
+/// How workers decode images to pixels of one size.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KernelSettings {
+    side: NonZeroU32,
+    is_scaled: bool,
+}
+
+impl From<NonZeroU32> for KernelSettings {
+    fn from(side: NonZeroU32) -> Self {
+        Self { side, is_scaled: false }
+    }
+}
+
+impl KernelSettings {
+    /// Refuses scaling without a decoder that scales.
+    pub(crate) fn new(side: NonZeroU32, is_scaled: bool) -> error::Result<Self> {
+        if is_scaled && !cfg!(feature = "turbojpeg") {
+            let reason = "this build has no libjpeg-turbo; build with the feature `turbojpeg`".into();
+            return Err(Error::Config { setting: "scaled_decode", reason });
+        }
+        Ok(Self { side, is_scaled })
+    }
+
+    fn rgb224(self) -> Rgb224 {
+        let rgb = Rgb224::with_side(self.side, ImageLimits::default());
+        #[cfg(feature = "turbojpeg")]
+        let rgb = rgb.scaled_decode(self.is_scaled);
+        debug_assert!(cfg!(feature = "turbojpeg") || !self.is_scaled, "`new` refuses it");
+        rgb
+    }
+}
+
+/// Most threads of a pool.
+pub(crate) const WORKERS_MAX: u64 = 1_024;
+
+/// Side of the tensors of workers that are never asked for pixels: as small as can be.
+pub(crate) const SIDE_WITHOUT_PIXELS: NonZeroU32 = NonZeroU32::MIN;
+
+impl Worker {
+    fn new(kernel: KernelSettings) -> Self {
+        Self { rgb: kernel.rgb224(), kernel }
+    }
+
+    /// Decodes an image into `[3, side, side]`; a panic of a codec is an error like any other.
+    pub(crate) fn decode_pixels(
+        &mut self,
+        payload: &[u8],
+        augment: Option<&ImageAugment>,
+        out: &mut [f32],
+    ) -> Result<bool, DecodeError> {
+        let decode = || self.rgb.decode_augmented_into(payload, augment, out);
+        let decoded = catch_unwind(AssertUnwindSafe(decode));
+        decoded.unwrap_or_else(|_| {
+            *self = Self::new(self.kernel);
+            Err(DecodeError::codec("image", "the decoder panicked"))
+        })
+    }
+}
+
+/// Takes the time at which its thread took it; returns when it was done.
+type Job = Box<dyn FnOnce(&mut Worker, Instant) -> Instant + Send>;
+
+/// A fixed number of threads that decode.
+#[derive(Debug)]
+pub(crate) struct DecodePool {
+    jobs: Sender<Job>,
+    room: Arc<Semaphore>,
+    cpu_ns: Arc<AtomicU64>,
+    metrics: Arc<Metrics>,
+}
+
+/// The answer of a job that runs on the pool.
+pub(crate) type Pending<T> = oneshot::Receiver<std::thread::Result<T>>;
+
+impl DecodePool {
+    /// Starts `threads` threads; they end when the pool and its last job are gone.
+    pub(crate) fn new(threads: usize, kernel: impl Into<KernelSettings>) -> error::Result<Self> {
+        let kernel = kernel.into();
+        let waiting = threads * JOBS_WAITING;
+        let (jobs, queue) = bounded::<Job>(waiting);
+        let metrics = Arc::new(Metrics::new(threads));
+        for number in 0..threads {
+            let (queue, metrics) = (queue.clone(), metrics.clone());
+            let run = move || {
+                let mut worker = Worker::new(kernel);
+                let mut idle_since = Instant::now();
+                for job in &queue {
+                    let started = Instant::now();
+                    metrics.stage(LoaderStage::Decode).waited_for_input(started - idle_since);
+                    idle_since = job(&mut worker, started);
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("dflop-decode-{number}")).spawn(run);
+            thread.map_err(|error| Error::Config {
+                setting: "workers",
+                reason: format!("thread {number} of {threads} could not be started: {error}"),
+            })?;
+        }
+        Ok(Self { jobs, room: Arc::new(Semaphore::new(waiting)), cpu_ns: Arc::default(), metrics })
+    }
+
+    /// Hands a job over as soon as there is room; a job that panics answers with the panic.
+    pub(crate) async fn submit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> error::Result<Pending<T>> {
+        let room = self.room().await?;
+        self.metrics.stage(LoaderStage::DecodeQueue).depth.add(1);
+        let (answer, pending) = oneshot::channel();
+        let (cpu_ns, metrics) = (self.cpu_ns.clone(), self.metrics.clone());
+        let job = Box::new(move |worker: &mut Worker, started: Instant| {
+            drop(room);
+            let (queue, decode) =
+                (metrics.stage(LoaderStage::DecodeQueue), metrics.stage(LoaderStage::Decode));
+            queue.depth.remove(1);
+            queue.count(1, 0);
+            decode.begin();
+            decode.depth.add(1);
+            let started_cpu = thread_cpu_ns();
+            let result = catch_unwind(AssertUnwindSafe(|| work(worker)));
+            cpu_ns.fetch_add(thread_cpu_ns() - started_cpu, Ordering::Relaxed);
+            let ended = Instant::now();
+            decode.busy(ended - started);
+            decode.count(1, 0);
+            decode.depth.remove(1);
+            decode.end();
+            drop(answer.send(result));
+            ended
+        });
+        self.jobs.send(job).map_err(|_| Error::StageEnded { stage: "decode" })?;
+        Ok(pending)
+    }
+
+    /// Waits for room in the queue; looks at the clock only if there is none.
+    async fn room(&self) -> error::Result<OwnedSemaphorePermit> {
+        if let Ok(room) = self.room.clone().try_acquire_owned() {
+            return Ok(room);
+        }
+        let since = Instant::now();
+        let room = self.room.clone().acquire_owned().await;
+        self.metrics.stage(LoaderStage::DecodeQueue).waited_for_room(since.elapsed());
+        room.map_err(|_| Error::StageEnded { stage: "decode" })
+    }
+
+    /// Returns the counters of the loader that the pool belongs to.
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// Returns the counter of CPU nanoseconds spent inside jobs.
+    pub(crate) fn cpu_ns(&self) -> Arc<AtomicU64> {
+        self.cpu_ns.clone()
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIDE: NonZeroU32 = NonZeroU32::new(8).unwrap();
+
+    #[tokio::test]
+    async fn more_jobs_than_room_all_answer() {
+        let pool = DecodePool::new(2, SIDE).unwrap();
+        let mut answers = Vec::new();
+        for number in 0..100 {
+            answers.push(pool.submit(move |_| number * 2).await.unwrap());
+        }
+        for (number, answer) in answers.into_iter().enumerate() {
+            assert_eq!(answer.await.unwrap().unwrap(), number * 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer_and_the_thread_lives_on() {
+        let pool = DecodePool::new(1, SIDE).unwrap();
+        let broken = pool.submit(|_| panic!("broken decoder")).await.unwrap();
+        assert!(broken.await.unwrap().is_err());
+        assert_eq!(pool.submit(|_| 1).await.unwrap().await.unwrap().unwrap(), 1);
+    }
+}

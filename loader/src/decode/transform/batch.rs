@@ -1,0 +1,231 @@
+//! Runs the transforms of one batch in a task, from its decoding to its delivery.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::pool::{CallAnswer, TransformPool};
+use super::{TransformFault, TransformInput, Transforms};
+use crate::decode::fields::{Decoded, FieldError, PendingFields, Preparing};
+use crate::error::{Error, Result, reason_of};
+use crate::flow::{LoaderStage, Metrics};
+use crate::media::Media;
+use crate::media::augment::field_seed;
+use crate::shard::RawSample;
+
+/// Runs the transforms of batches on a pool of threads.
+#[derive(Debug)]
+pub(crate) struct TransformStage {
+    transforms: Transforms,
+    pool: TransformPool,
+    /// Completion signals of the last batches, one per thread: each resolves when its batch is transformed.
+    turns: Mutex<VecDeque<oneshot::Receiver<()>>>,
+}
+
+/// Permission of a batch to start its transforms, and the signal that it is done.
+///
+/// As many batches as there are threads are transformed at the same time, in the order in which they were
+/// started. No batch overtakes one that is waited for earlier, and a single thread makes its calls in the
+/// order of samples.
+struct BatchTurn {
+    before: Option<oneshot::Receiver<()>>,
+    done: oneshot::Sender<()>,
+}
+
+/// Fields of one sample that are being transformed.
+#[derive(Debug)]
+pub(crate) struct PendingTransforms {
+    answer: oneshot::Receiver<Result<Result<Decoded, FieldError>>>,
+    _task: Arc<AbortOnDrop>,
+}
+
+/// Aborts a task when its last waiter is dropped.
+#[derive(Debug)]
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl PendingTransforms {
+    /// Waits for the last transform and for the preparer.
+    pub(crate) async fn finish(self) -> Result<Result<Decoded, FieldError>> {
+        self.answer.await.unwrap_or(Err(Error::StageEnded { stage: "transform" }))
+    }
+}
+
+/// A sample between two transforms.
+struct Moving {
+    raw: RawSample,
+    outcome: Result<Decoded, FieldError>,
+}
+
+/// Position of a field of a call: indices of sample and field.
+type FieldPlace = (usize, usize);
+
+impl TransformStage {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if one cannot be started.
+    pub(crate) fn new(transforms: &Transforms, metrics: Arc<Metrics>) -> Result<Option<Arc<Self>>> {
+        if transforms.is_empty() {
+            return Ok(None);
+        }
+        let pool = TransformPool::new(transforms.threads, metrics)?;
+        Ok(Some(Arc::new(Self { transforms: transforms.clone().in_order(), pool, turns: Mutex::default() })))
+    }
+
+    /// Returns whether a transform, not the built-in decoder, decodes a field.
+    pub(crate) fn decodes(&self, extension: &str) -> bool {
+        self.transforms.decodes(extension)
+    }
+
+    /// Starts the transforms of samples that are being decoded, in a task that ends with the last result.
+    ///
+    /// The samples come without their undecoded bytes, which would otherwise stay in memory.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        samples: Vec<(RawSample, PendingFields)>,
+        preparing: Option<Preparing>,
+    ) -> Vec<PendingTransforms> {
+        let (senders, answers): (Vec<_>, Vec<_>) = samples.iter().map(|_| oneshot::channel()).unzip();
+        let (stage, turn) = (self.clone(), self.turn());
+        let task = tokio::spawn(async move {
+            match stage.run(samples, turn, preparing).await {
+                Ok(outcomes) => {
+                    for (sender, outcome) in senders.into_iter().zip(outcomes) {
+                        drop(sender.send(Ok(outcome)));
+                    }
+                }
+                // The error ends the stream when the first sample is awaited; the other channels just close.
+                Err(error) => {
+                    let mut senders: VecDeque<_> = senders.into();
+                    if let Some(first) = senders.pop_front() {
+                        drop(first.send(Err(error)));
+                    }
+                }
+            }
+        });
+        let task = Arc::new(AbortOnDrop(task.abort_handle()));
+        answers.into_iter().map(|answer| PendingTransforms { answer, _task: task.clone() }).collect()
+    }
+
+    fn turn(&self) -> BatchTurn {
+        let (done, is_done) = oneshot::channel();
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = turns.len() == self.transforms.threads;
+        let before = if is_full { turns.pop_front() } else { None };
+        turns.push_back(is_done);
+        BatchTurn { before, done }
+    }
+
+    async fn run(
+        &self,
+        samples: Vec<(RawSample, PendingFields)>,
+        turn: BatchTurn,
+        preparing: Option<Preparing>,
+    ) -> Result<Vec<Result<Decoded, FieldError>>> {
+        let mut moving = Vec::with_capacity(samples.len());
+        for (raw, fields) in samples {
+            moving.push(Moving { raw, outcome: fields.finish().await? });
+        }
+        if let Some(before) = turn.before {
+            // An aborted batch drops its sender, which resolves this with an error; it counts as done.
+            let _ = before.await;
+        }
+        for at in 0..self.transforms.list.len() {
+            self.apply(at, &mut moving).await?;
+        }
+        drop(turn.done);
+        let Some(preparing) = preparing else {
+            return Ok(moving.into_iter().map(|sample| sample.outcome).collect());
+        };
+        preparing.run(moving.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
+    }
+
+    /// Runs one transform on all of its fields, in as many calls as needed.
+    async fn apply(&self, at: usize, samples: &mut [Moving]) -> Result<()> {
+        let of = &self.transforms.list[at];
+        let mut calls = Vec::new();
+        for (places, fields) in self.take_fields(at, samples) {
+            calls.push((places, self.pool.submit(of.transform.clone(), fields).await?));
+        }
+        for (places, answer) in calls {
+            let answer = answer.await.map_err(|_| Error::StageEnded { stage: "transform" })?;
+            let failed = |source| Error::Transform { fields: of.fields.to_string(), source };
+            put_back(samples, &places, answer).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the fields of a transform out of the samples that are still good, split into calls.
+    fn take_fields(&self, at: usize, samples: &mut [Moving]) -> Vec<(Vec<FieldPlace>, Vec<TransformInput>)> {
+        let mut calls: Vec<(Vec<FieldPlace>, Vec<TransformInput>)> = Vec::new();
+        for (sample, Moving { raw, outcome }) in samples.iter_mut().enumerate() {
+            let Ok((fields, _)) = outcome else { continue };
+            for (number, field) in fields.iter_mut().enumerate() {
+                if !self.transforms.runs_on(at, &field.extension) {
+                    continue;
+                }
+                if calls.last().is_none_or(|(places, _)| places.len() == self.transforms.fields_max) {
+                    calls.push(Default::default());
+                }
+                let Some((places, inputs)) = calls.last_mut() else { continue };
+                places.push((sample, number));
+                inputs.push(TransformInput {
+                    key: raw.key.clone(),
+                    shard: raw.shard.clone(),
+                    extension: field.extension.clone(),
+                    epoch: raw.epoch,
+                    seed: self.seed(at, raw, &field.extension),
+                    media: std::mem::replace(&mut field.media, Media::Opaque(Bytes::new())),
+                });
+            }
+        }
+        calls
+    }
+
+    fn seed(&self, at: usize, raw: &RawSample, extension: &str) -> u64 {
+        let number = self.transforms.list[at].number;
+        field_seed(self.transforms.seed, raw.id(), raw.epoch, extension, number)
+    }
+}
+
+/// Puts the results of a call back into their samples; the first error of a sample is kept as its reason.
+///
+/// # Errors
+/// The reason why the call as a whole failed.
+fn put_back(
+    samples: &mut [Moving],
+    places: &[FieldPlace],
+    answer: CallAnswer,
+) -> Result<(), crate::error::BoxError> {
+    let answers = match answer {
+        Ok(answers) => {
+            answers?.into_iter().map(|answer| answer.map_err(|error| reason_of(&*error))).collect()
+        }
+        Err(panic) => vec![Err(panic); places.len()],
+    };
+    if answers.len() != places.len() {
+        return Err(TransformFault::Answers { expected: places.len(), given: answers.len() }.into());
+    }
+    for (&(sample, field), answer) in places.iter().zip(answers) {
+        let outcome = &mut samples[sample].outcome;
+        let Ok((fields, _)) = outcome else { continue };
+        match answer {
+            Ok(media) => fields[field].media = media,
+            Err(reason) => {
+                let field = Some(fields[field].extension.to_string());
+                *outcome =
+                    Err(FieldError { field, reason, is_dropped: false, stage: LoaderStage::Transform });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! Runs user code in the pipeline: it changes decoded fields, or decodes fields itself, in batches.
+//!
+//! A [`Transform`] takes the fields that a [`FieldSelection`] selects: of a batch in [`crate::loader`], of a
+//! microbatch in [`crate::loader`]. It runs after decoding and built-in image augmentation, and before a
+//! [`Preparer`](crate::prepare::Preparer), as soon as a batch is read rather than when it is requested.
+//! Read-ahead is bounded as it is without transforms, so a slow transform stalls the reader. The bytes that
+//! it allocates are not known in advance: memory is bounded by the number of batches in flight.
+//!
+//! ```text
+//! batch ─▶ decode pool ─▶ transform threads: transforms in order, calls of at most `fields_max` fields ─▶
+//! prepare
+//! ```
+//!
+//! - A transform that [takes encoded](Transform::takes_encoded) fields is a *decoder*: it replaces the
+//!   built-in decoder of its fields. Decoders run before the other transforms; of several decoders for one
+//!   field only the first runs. The other transforms run in the order in which they were added.
+//! - An error for one field, or a panic, makes the samples bad: they are recorded like fields that cannot be
+//!   decoded, under the error budget. A call that fails as a whole, or returns another number of fields, ends
+//!   the stream with [`Error::Transform`].
+//! - A single thread makes its calls in the order of batches; several threads work on different batches, or
+//!   on different fields of one batch.
+//! - Random numbers drawn from [`TransformInput::seed`] are the same on any number of ranks, workers and
+//!   threads, and after a restore.
+
+mod batch;
+mod pool;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub(crate) use self::batch::{PendingTransforms, TransformStage};
+
+use super::mode::Decode;
+use crate::error::{BoxError, Error, Result, check_at_most};
+use crate::media::Media;
+use crate::shard::FieldSelection;
+
+/// Most threads for transforms.
+const THREADS_MAX: u64 = 1_024;
+/// Most fields of one call.
+const FIELDS_MAX: u64 = 1 << 20;
+
+/// Field passed to user code.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransformInput {
+    /// Key of the sample.
+    pub key: String,
+    /// URL of the shard.
+    pub shard: Arc<str>,
+    /// Extension of the field, lower-cased, such as `jpg` or `seg.png`.
+    pub extension: Arc<str>,
+    /// Epoch of the sample, from 0.
+    pub epoch: u64,
+    /// Seed derived from the configured seed, different for every sample, epoch, field and transform. All
+    /// randomness of the transform must come from it.
+    pub seed: u64,
+    /// Content of the field; [`Media::Opaque`] bytes as stored for a decoder, and where nothing is decoded.
+    pub media: Media,
+}
+
+/// Violation of the contract of [`Transform::apply`] that ends the stream.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum TransformFault {
+    /// The call returned another number of results than it was given fields.
+    #[error("expected {expected} results, one per field, got {given}")]
+    Answers { expected: usize, given: usize },
+}
+
+/// User code that changes or decodes fields.
+pub trait Transform: Debug + Send + Sync {
+    /// Returns whether it is a decoder, which gets its fields as stored. Called once, when a loader is built.
+    fn takes_encoded(&self) -> bool {
+        false
+    }
+
+    /// Changes fields of different samples; returns one result per field, in their order.
+    ///
+    /// Called on a thread for transforms, on several at a time if so configured. It may block: read-ahead
+    /// waits for it.
+    ///
+    /// # Errors
+    /// An inner error makes the field's sample bad; the outer error ends the stream with
+    /// [`Error::Transform`].
+    fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError>;
+}
+
+/// Transforms of a loader, and their threads, call size and seed.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use dflop_loader::error::BoxError;
+/// use dflop_loader::media::Media;
+/// use dflop_loader::shard::FieldSelection;
+/// use dflop_loader::decode::{Transform, TransformInput, Transforms};
+///
+/// #[derive(Debug)]
+/// struct Upper;
+/// impl Transform for Upper {
+///     fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError> {
+///         let upper = |input: TransformInput| match input.media {
+///             Media::Text(text) => Ok(Media::Text(text.to_uppercase())),
+///             _ => Err(format!("`{}` is not a text", input.extension).into()),
+///         };
+///         Ok(fields.into_iter().map(upper).collect())
+///     }
+/// }
+/// let transforms = Transforms::new().add(FieldSelection::new(["txt"])?, Arc::new(Upper)).fields_max(16);
+/// assert!(!transforms.is_empty());
+/// # Ok::<(), dflop_loader::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Transforms {
+    list: Vec<FieldTransform>,
+    threads: usize,
+    fields_max: usize,
+    seed: u64,
+}
+
+/// Transform and the fields that it takes.
+#[derive(Debug, Clone)]
+struct FieldTransform {
+    fields: FieldSelection,
+    transform: Arc<dyn Transform>,
+    is_decoder: bool,
+    /// Position in the order of addition, part of the transform's seed.
+    number: u64,
+}
+
+impl Default for Transforms {
+    fn default() -> Self {
+        Self { list: Vec::new(), threads: 1, fields_max: 64, seed: 0 }
+    }
+}
+
+impl Transforms {
+    /// Starts without a transform.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a transform of the selected fields, after those that were added before.
+    #[must_use]
+    pub fn add(mut self, fields: FieldSelection, transform: Arc<dyn Transform>) -> Self {
+        let (is_decoder, number) = (transform.takes_encoded(), self.list.len() as u64);
+        self.list.push(FieldTransform { fields, transform, is_decoder, number });
+        self
+    }
+
+    /// Sets the number of threads that run transforms, separate from the decode pool. Default: 1, because
+    /// Python's interpreter lock lets one thread run at a time, and more would only contend for it.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Sets the most fields that a transform gets in one call. Default: 64.
+    #[must_use]
+    pub fn fields_max(mut self, fields: usize) -> Self {
+        self.fields_max = fields;
+        self
+    }
+
+    /// Sets the base of [`TransformInput::seed`]. Default: 0.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Returns whether there is no transform.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Checks the settings, and that they are compatible with the decode mode.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub(crate) fn check(&self, decode: Decode) -> Result<()> {
+        for (setting, value, most) in [
+            ("transforms.threads", self.threads, THREADS_MAX),
+            ("transforms.fields_max", self.fields_max, FIELDS_MAX),
+        ] {
+            check_at_most(setting, value as u64, most)?;
+            if value == 0 {
+                return Err(Error::Config { setting, reason: "must be at least 1".into() });
+            }
+        }
+        if matches!(decode, Decode::Pixels { .. }) && !self.is_empty() {
+            let reason = "images that are decoded into one tensor pass no transform; decode to `Media`, and resize \
+                          and collate them there";
+            return Err(Error::Config { setting: "transforms", reason: reason.into() });
+        }
+        Ok(())
+    }
+
+    /// Returns whether any transform takes the field.
+    pub(crate) fn takes(&self, extension: &str) -> bool {
+        self.list.iter().any(|of| of.fields.wants(extension))
+    }
+
+    /// Returns whether a transform decodes the field.
+    pub(crate) fn decodes(&self, extension: &str) -> bool {
+        self.decoder_of(extension).is_some()
+    }
+
+    /// Returns the index of the transform that decodes the field.
+    fn decoder_of(&self, extension: &str) -> Option<usize> {
+        self.list.iter().position(|of| of.is_decoder && of.fields.wants(extension))
+    }
+
+    /// Returns whether the transform at an index runs on the field.
+    fn runs_on(&self, at: usize, extension: &str) -> bool {
+        let of = &self.list[at];
+        if of.is_decoder { self.decoder_of(extension) == Some(at) } else { of.fields.wants(extension) }
+    }
+
+    /// Moves decoders to the front, keeping the order otherwise.
+    fn in_order(mut self) -> Self {
+        self.list.sort_by_key(|of| !of.is_decoder);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Keep {
+        is_decoder: bool,
+    }
+
+    impl Transform for Keep {
+        fn takes_encoded(&self) -> bool {
+            self.is_decoder
+        }
+
+        fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError> {
+            Ok(fields.into_iter().map(|input| Ok(input.media)).collect())
+        }
+    }
+
+    #[test]
+    fn decoders_stand_in_front_and_the_first_has_the_field() {
+        let add = |transforms: Transforms, (name, is_decoder)| {
+            transforms.add(FieldSelection::new([name]).unwrap(), Arc::new(Keep { is_decoder }))
+        };
+        let added = [("images", false), ("jpg", true), ("txt", false), ("images", true)];
+        let transforms = added.into_iter().fold(Transforms::new(), add).in_order();
+        let numbers_of = |extension| -> Vec<u64> {
+            let runs = (0..transforms.list.len()).filter(|&at| transforms.runs_on(at, extension));
+            runs.map(|at| transforms.list[at].number).collect()
+        };
+        assert_eq!(numbers_of("0.jpg"), [1, 0]);
+        assert_eq!(numbers_of("png"), [3, 0]);
+        assert_eq!(numbers_of("txt"), [2]);
+        assert!(transforms.decodes("png") && !transforms.decodes("txt"));
+        assert!(transforms.takes("txt") && !transforms.takes("wav"));
+    }
+}

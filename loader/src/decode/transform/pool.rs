@@ -1,0 +1,92 @@
+//! Runs user code on threads of its own, fed through a bounded queue.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::{Transform, TransformInput};
+use crate::error::{BoxError, Error, Result};
+use crate::flow::{LoaderStage, Metrics};
+use crate::media::Media;
+
+/// Calls queued per thread, in addition to the one that runs.
+const CALLS_WAITING: usize = 2;
+
+/// Result of user code, or its panic message.
+pub(super) type CallAnswer = Result<Result<Vec<Result<Media, BoxError>>, BoxError>, String>;
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// Fixed number of threads that call transforms; they end after the pool and its last call are dropped.
+#[derive(Debug)]
+pub(super) struct TransformPool {
+    calls: Sender<Call>,
+    room: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
+}
+
+impl TransformPool {
+    pub(super) fn new(threads: usize, metrics: Arc<Metrics>) -> Result<Self> {
+        let waiting = threads * CALLS_WAITING;
+        let (calls, queue) = bounded::<Call>(waiting);
+        metrics.transforms_on(threads);
+        for number in 0..threads {
+            let (queue, metrics) = (queue.clone(), metrics.clone());
+            let run = move || work(&queue, &metrics);
+            let thread = std::thread::Builder::new().name(format!("dflop-transform-{number}")).spawn(run);
+            thread.map_err(|error| Error::Config {
+                setting: "transforms.threads",
+                reason: format!("thread {number} of {threads} could not be started: {error}"),
+            })?;
+        }
+        Ok(Self { calls, room: Arc::new(Semaphore::new(waiting)), metrics })
+    }
+
+    /// Submits a call as soon as there is room; it is skipped if its result was dropped before it starts.
+    pub(super) async fn submit(
+        &self,
+        transform: Arc<dyn Transform>,
+        fields: Vec<TransformInput>,
+    ) -> Result<oneshot::Receiver<CallAnswer>> {
+        let ended = || Error::StageEnded { stage: "transform" };
+        let since = Instant::now();
+        let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
+        self.metrics.stage(LoaderStage::Transform).waited_for_room(since.elapsed());
+        let (answer, pending) = oneshot::channel();
+        let metrics = self.metrics.clone();
+        let call = move || {
+            drop(room);
+            if answer.is_closed() {
+                return;
+            }
+            let (meter, count) = (metrics.stage(LoaderStage::Transform), fields.len() as u64);
+            meter.depth.add(1);
+            let called = meter.timed(|| catch_unwind(AssertUnwindSafe(|| transform.apply(fields))));
+            meter.depth.remove(1);
+            meter.count(count, 0);
+            drop(answer.send(called.map_err(|panic| said(&*panic))));
+        };
+        self.calls.send(Box::new(call)).map_err(|_| ended())?;
+        Ok(pending)
+    }
+}
+
+fn work(queue: &Receiver<Call>, metrics: &Metrics) {
+    let mut idle_since = Instant::now();
+    for call in queue {
+        metrics.stage(LoaderStage::Transform).waited_for_input(idle_since.elapsed());
+        call();
+        idle_since = Instant::now();
+    }
+}
+
+/// Returns the message of a panic.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().copied();
+    let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    words.map_or_else(|| "the transform panicked".into(), |words| format!("the transform panicked: {words}"))
+}

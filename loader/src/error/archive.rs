@@ -1,0 +1,73 @@
+//! Describes damage of a tar archive.
+
+/// A fault and where it lies.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{fault} at offset {offset}")]
+pub struct ArchiveFault {
+    /// Offset in the archive, after decompression.
+    pub offset: u64,
+    /// Name of the member that is cut short, where the fault lies in one.
+    pub entry: Option<String>,
+    /// What is wrong.
+    pub fault: TarFault,
+}
+
+impl ArchiveFault {
+    /// Attributes the fault to the member that starts at `offset`.
+    pub(crate) fn in_entry(self, name: &str, offset: u64) -> Self {
+        Self { offset, entry: Some(name.to_owned()), ..self }
+    }
+}
+
+impl TarFault {
+    /// Locates the fault.
+    pub(crate) fn at(self, offset: u64) -> ArchiveFault {
+        ArchiveFault { offset, entry: None, fault: self }
+    }
+}
+
+/// Why an archive cannot be read on. What came before it was good.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum TarFault {
+    /// The archive holds no bytes at all.
+    #[error("the file is empty")]
+    Empty,
+    /// The header's bytes do not add up.
+    #[error("bad checksum")]
+    BadChecksum,
+    /// A number in a header is not octal or does not fit 64 bits.
+    #[error("bad number in header field `{field}`")]
+    BadNumber { field: &'static str },
+    /// A PAX record is malformed.
+    #[error("bad PAX {what}")]
+    BadPax { what: &'static str },
+    /// A global PAX header sets a path, a size or a sparse map.
+    #[error("global PAX header overrides paths, sizes or sparse maps")]
+    GlobalOverride,
+    /// Sparse members hold a map with holes, not their bytes.
+    #[error("sparse members are not supported; write the archive without `--sparse`")]
+    Sparse,
+    /// The archive ends inside a header or a payload.
+    #[error("truncated: {missing} bytes are missing")]
+    Truncated { missing: u64 },
+    /// An extension header is followed by no member.
+    #[error("an extension header is not followed by a member")]
+    DanglingExtension,
+    /// A run of extension headers that no writer makes.
+    #[error("more than {most} extension headers in front of one member")]
+    TooManyExtensions { most: u32 },
+    /// An extension header that no writer makes.
+    #[error("extension header of {bytes} bytes, over {most}")]
+    ExtensionTooLarge { bytes: u64, most: u64 },
+    /// A name that no file system allows.
+    #[error("name of {bytes} bytes, over {most}")]
+    NameTooLong { bytes: usize, most: usize },
+    /// Bytes other than zeros behind the end mark, such as a second archive.
+    #[error("non-zero bytes behind the end mark; only the first archive of a file is read")]
+    TrailingBytes,
+    /// The compressed stream breaks behind the end mark; all members are whole.
+    #[error("the bytes behind the end mark cannot be read: {reason}")]
+    UnreadableTail { reason: String },
+}

@@ -1,0 +1,11 @@
+//! Fetches the bytes of one rank's samples of a planned step, by range.
+
+mod ranges;
+mod read_plan;
+mod remote;
+mod share;
+mod step_reader;
+
+pub(crate) use self::read_plan::Demand;
+pub use self::share::{DpShare, Share};
+pub(crate) use self::step_reader::{StepReader, StepReaderSettings};

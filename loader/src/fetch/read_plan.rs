@@ -1,0 +1,111 @@
+//! Plans the reads of one rank's share of a step, in one pass over its rows.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dflop_costmodel::ImageSize;
+
+use crate::error::Skipped;
+use crate::index::{Index, SampleRow};
+use crate::order::StepSample;
+use crate::plan::{StepPlan, StepPlanner};
+use crate::sample::FieldShape;
+use crate::shard::{FieldSelection, RawField, RawSample};
+
+/// Tells what later stages need of a sample, so that nothing else is read.
+pub(crate) trait Demand: Debug + Send + Sync {
+    /// Whether the pixels of an image field are needed, and not its size alone.
+    fn needs_pixels(&self, extension: &str) -> bool;
+
+    /// Bytes of the tensors that a sample becomes.
+    fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64;
+}
+
+/// The reads of one rank's share of a step.
+#[derive(Debug)]
+pub(crate) struct ReadPlan {
+    /// Samples to read, by microbatch; their payloads are missing.
+    pub(super) microbatches: Vec<Vec<PlannedRead>>,
+    /// Shard, offset and length of every field of a remote shard, by dataset.
+    pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
+    /// Samples of the share that the cost model refuses; they are not read.
+    pub(super) refused: Vec<Skipped>,
+    /// Bytes that the samples take in memory, decoded and prepared, from the shapes in the index.
+    pub(crate) resident_bytes: u64,
+}
+
+/// A sample to read.
+#[derive(Debug)]
+pub(super) struct PlannedRead {
+    /// Place of the sample in [`StepPlan::samples`].
+    pub(super) place: u32,
+    pub(super) dataset: usize,
+    /// Number of the shard in the index of the dataset.
+    pub(super) shard: usize,
+    pub(super) sample: RawSample,
+}
+
+impl ReadPlan {
+    /// Plans the reads of the samples at `share`, places in the plan by microbatch.
+    pub(super) fn new(
+        planner: &StepPlanner,
+        plan: &StepPlan,
+        share: &[Vec<u32>],
+        fields: &FieldSelection,
+        demand: &dyn Demand,
+    ) -> Self {
+        let datasets = planner.datasets();
+        let is_remote = |index: &Index, shard: usize| index.shards()[shard].remote().is_some();
+        let (mut refused, mut resident_bytes) = (Vec::new(), 0u64);
+        let mut remote = vec![Vec::new(); datasets.len()];
+        let mut microbatches = Vec::with_capacity(share.len());
+        for places in share {
+            let mut reads = Vec::with_capacity(places.len());
+            for &place in places {
+                let drawn = plan.samples[place as usize];
+                let (row, index) = (planner.row(drawn), datasets[drawn.dataset].index());
+                let url = &index.shards()[row.shard].url;
+                // Refused samples are listed in the order of their places.
+                if let Ok(at) = plan.refused.binary_search_by_key(&(place as usize), |(at, _)| *at) {
+                    refused.push(skipped(&row, url, &plan.refused[at].1));
+                    continue;
+                }
+                resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));
+                let mut sample = raw_sample(&row, url.clone(), drawn);
+                for field in row.fields().filter(|field| fields.wants(field.extension)) {
+                    let size = size_alone(field.extension, field.shape, demand);
+                    if size.is_none() {
+                        resident_bytes =
+                            resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
+                        if is_remote(index, row.shard) {
+                            remote[drawn.dataset].push((row.shard, field.offset, field.bytes));
+                        }
+                    }
+                    let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
+                    sample.fields.push(RawField { extension, offset, bytes, payload: None, size });
+                }
+                reads.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample });
+            }
+            microbatches.push(reads);
+        }
+        Self { microbatches, remote, refused, resident_bytes }
+    }
+}
+
+/// The size of an image whose pixels no later stage needs.
+fn size_alone(extension: &str, shape: FieldShape, demand: &dyn Demand) -> Option<ImageSize> {
+    match shape {
+        FieldShape::Image(size) if !demand.needs_pixels(extension) => Some(size),
+        _ => None,
+    }
+}
+
+fn raw_sample(row: &SampleRow<'_>, shard: Arc<str>, drawn: StepSample) -> RawSample {
+    let key = row.key().to_owned();
+    RawSample { key, shard, offset: row.offset(), epoch: drawn.epoch, fields: Vec::new() }
+}
+
+fn skipped(row: &SampleRow<'_>, url: &str, reason: &str) -> Skipped {
+    let (shard, key, reason) = (url.to_owned(), Some(row.key().to_owned()), reason.to_owned());
+    Skipped { shard, offset: row.offset(), key, field: None, reason }
+}

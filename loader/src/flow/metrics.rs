@@ -1,0 +1,442 @@
+//! What every stage of a loader did, and where it waits.
+//!
+//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in relaxed
+//! atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
+//! [`MetricsSnapshot`] sees counters of slightly different moments, which add up once the stream has ended.
+//! [`crate::loader`] looks at the same counters to tell which stage is stuck.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Consumer waits under this share of the time say that the loader keeps up.
+const WAIT_SHARE_NOTICED: f64 = 0.05;
+
+/// A stage of a loader, in the order in which samples pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LoaderStage {
+    /// Planning of steps; the balanced loader only. Items are steps.
+    Plan,
+    /// Reading of shards. Items are samples and whatever was skipped; depth counts samples read ahead.
+    Read,
+    /// Jobs that wait for a decode thread. An item is a sample, or an image where images go into a tensor.
+    DecodeQueue,
+    /// Decode threads; depth counts the threads at work.
+    Decode,
+    /// Threads that run user code ([`crate::decode`]). Items are fields; depth counts the calls at work.
+    Transform,
+    /// Putting batches, or steps, together; depth counts those that are under way.
+    Collate,
+    /// Hand-over. Items are delivered samples; busy is the time that the consumer took between two calls.
+    Deliver,
+}
+
+/// All stages, in order.
+const STAGES: [LoaderStage; 7] = [
+    LoaderStage::Plan,
+    LoaderStage::Read,
+    LoaderStage::DecodeQueue,
+    LoaderStage::Decode,
+    LoaderStage::Transform,
+    LoaderStage::Collate,
+    LoaderStage::Deliver,
+];
+
+impl LoaderStage {
+    /// Returns the name that errors and tables use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Read => "read",
+            Self::DecodeQueue => "decode queue",
+            Self::Decode => "decode",
+            Self::Transform => "transform",
+            Self::Collate => "collate",
+            Self::Deliver => "deliver",
+        }
+    }
+}
+
+/// A number that goes up and down, and the most it ever was.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge {
+    now: AtomicU64,
+    high: AtomicU64,
+}
+
+impl Gauge {
+    pub(crate) fn add(&self, amount: u64) {
+        let now = self.now.fetch_add(amount, Relaxed) + amount;
+        if now > self.high.load(Relaxed) {
+            self.high.fetch_max(now, Relaxed);
+        }
+    }
+
+    pub(crate) fn remove(&self, amount: u64) {
+        self.now.fetch_sub(amount, Relaxed);
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Relaxed)
+    }
+
+    fn high(&self) -> u64 {
+        self.high.load(Relaxed)
+    }
+}
+
+/// The counters of one stage, apart from those of the threads of other stages.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct StageMeter {
+    items: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    pub(crate) depth: Gauge,
+    busy_ns: AtomicU64,
+    input_wait_ns: AtomicU64,
+    output_wait_ns: AtomicU64,
+    /// Workers that are busy at this moment.
+    active: AtomicUsize,
+}
+
+impl StageMeter {
+    pub(crate) fn count(&self, items: u64, bytes: u64) {
+        self.items.fetch_add(items, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn fail(&self, errors: u64) {
+        self.errors.fetch_add(errors, Relaxed);
+    }
+
+    pub(crate) fn busy(&self, time: Duration) {
+        self.busy_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn waited_for_input(&self, time: Duration) {
+        self.input_wait_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn waited_for_room(&self, time: Duration) {
+        self.output_wait_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn begin(&self) {
+        self.active.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn end(&self) {
+        self.active.fetch_sub(1, Relaxed);
+    }
+
+    /// Does blocking work and counts its time as busy.
+    pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        self.begin();
+        let done = work();
+        self.end();
+        self.busy(started.elapsed());
+        done
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Relaxed) > 0
+    }
+
+    fn snapshot(&self, stage: LoaderStage, workers: usize) -> StageSnapshot {
+        let seconds = |nanoseconds: &AtomicU64| nanoseconds.load(Relaxed) as f64 / 1e9;
+        StageSnapshot {
+            stage,
+            workers,
+            items: self.items.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            depth: self.depth.now(),
+            depth_max: self.depth.high(),
+            busy_seconds: seconds(&self.busy_ns),
+            input_wait_seconds: seconds(&self.input_wait_ns),
+            output_wait_seconds: seconds(&self.output_wait_ns),
+        }
+    }
+}
+
+/// The counters of a loader, shared by its stages.
+#[derive(Debug)]
+pub struct Metrics {
+    stages: [StageMeter; STAGES.len()],
+    decode_workers: usize,
+    transform_workers: AtomicUsize,
+    first_poll: std::sync::OnceLock<Instant>,
+    consumer_wait_ns: AtomicU64,
+    retries: Arc<AtomicU64>,
+    stalls: AtomicU64,
+    /// Items that a restored stream does not want again.
+    passed_over: AtomicU64,
+    /// Number, in the list, of the shard that is being read.
+    shard: AtomicUsize,
+    pub(crate) undecoded: Arc<Gauge>,
+    pub(crate) decoded: Arc<Gauge>,
+}
+
+impl Metrics {
+    pub(crate) fn new(decode_workers: usize) -> Self {
+        Self {
+            stages: Default::default(),
+            decode_workers,
+            transform_workers: AtomicUsize::new(1),
+            first_poll: std::sync::OnceLock::new(),
+            consumer_wait_ns: AtomicU64::new(0),
+            retries: Arc::default(),
+            stalls: AtomicU64::new(0),
+            passed_over: AtomicU64::new(0),
+            shard: AtomicUsize::new(usize::MAX),
+            undecoded: Arc::default(),
+            decoded: Arc::default(),
+        }
+    }
+
+    pub(crate) fn stage(&self, stage: LoaderStage) -> &StageMeter {
+        &self.stages[stage as usize]
+    }
+
+    /// Says how many threads run user code.
+    pub(crate) fn transforms_on(&self, threads: usize) {
+        self.transform_workers.store(threads, Relaxed);
+    }
+
+    /// Returns the counter of requests that were tried again; a loader's reads of remote shards increase it.
+    #[must_use]
+    pub fn retries(&self) -> Arc<AtomicU64> {
+        self.retries.clone()
+    }
+
+    pub(crate) fn reads_shard(&self, number: usize) {
+        self.shard.store(number, Relaxed);
+    }
+
+    pub(crate) fn shard(&self) -> Option<usize> {
+        Some(self.shard.load(Relaxed)).filter(|&number| number != usize::MAX)
+    }
+
+    pub(crate) fn begin_stream(&self) {
+        self.first_poll.get_or_init(Instant::now);
+    }
+
+    pub(crate) fn consumer_waited(&self, time: Duration) {
+        self.consumer_wait_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn stalled(&self) {
+        self.stalls.fetch_add(1, Relaxed);
+    }
+
+    /// An item was read that is not wanted again.
+    pub(crate) fn passed_over(&self) {
+        self.passed_over.fetch_add(1, Relaxed);
+    }
+
+    /// A number that changes whenever any stage has done something.
+    pub(crate) fn progress(&self) -> u64 {
+        let done = |stage: &StageMeter| stage.items.load(Relaxed) + stage.errors.load(Relaxed);
+        self.passed_over.load(Relaxed) + self.stages.iter().map(done).sum::<u64>()
+    }
+
+    /// Returns the counters as they are.
+    #[must_use]
+    pub fn snapshot(&self) -> MetricsSnapshot {
+        let workers = |stage| match stage {
+            LoaderStage::Decode => self.decode_workers,
+            LoaderStage::Transform => self.transform_workers.load(Relaxed),
+            _ => 1,
+        };
+        let stages: Vec<_> =
+            STAGES.iter().map(|&stage| self.stage(stage).snapshot(stage, workers(stage))).collect();
+        let seconds = self.first_poll.get().map_or(0.0, |first| first.elapsed().as_secs_f64());
+        let consumer_wait_seconds = self.consumer_wait_ns.load(Relaxed) as f64 / 1e9;
+        MetricsSnapshot {
+            seconds,
+            consumer_wait_seconds,
+            bottleneck: bottleneck(seconds, consumer_wait_seconds, &stages),
+            stages,
+            retries: self.retries.load(Relaxed),
+            stalls: self.stalls.load(Relaxed),
+            undecoded_bytes: self.undecoded.now(),
+            undecoded_bytes_max: self.undecoded.high(),
+            decoded_bytes: self.decoded.now(),
+            decoded_bytes_max: self.decoded.high(),
+        }
+    }
+}
+
+/// What a stage did so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageSnapshot {
+    /// Which stage.
+    pub stage: LoaderStage,
+    /// Threads or tasks that share its work.
+    pub workers: usize,
+    /// What passed; [`LoaderStage`] says what counts as one.
+    pub items: u64,
+    /// Payload bytes of the items.
+    pub bytes: u64,
+    /// Items that were bad.
+    pub errors: u64,
+    /// How many wait, or are under way, at this moment.
+    pub depth: u64,
+    /// The most that ever did.
+    pub depth_max: u64,
+    /// Time at work, over all workers.
+    pub busy_seconds: f64,
+    /// Time without input, over all workers.
+    pub input_wait_seconds: f64,
+    /// Time with a result that nobody had room for.
+    pub output_wait_seconds: f64,
+}
+
+/// What a loader did so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MetricsSnapshot {
+    /// Time since the stream was first polled.
+    pub seconds: f64,
+    /// Time that the consumer waited for batches or steps.
+    pub consumer_wait_seconds: f64,
+    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever waits, else
+    /// the stage whose workers were busy for the largest share of the time.
+    pub bottleneck: Option<LoaderStage>,
+    /// The stages, in order.
+    pub stages: Vec<StageSnapshot>,
+    /// Requests for remote shards that this loader has tried again; indexing is not included.
+    pub retries: u64,
+    /// Stalls that were reported.
+    pub stalls: u64,
+    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not included.
+    pub undecoded_bytes: u64,
+    /// The most that ever did.
+    pub undecoded_bytes_max: u64,
+    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from headers.
+    pub decoded_bytes: u64,
+    /// The most that ever were.
+    pub decoded_bytes_max: u64,
+}
+
+impl MetricsSnapshot {
+    /// Returns what a stage did.
+    ///
+    /// # Panics
+    /// If the snapshot was read from elsewhere and lacks the stage.
+    #[must_use]
+    pub fn stage(&self, stage: LoaderStage) -> &StageSnapshot {
+        self.stages.iter().find(|snapshot| snapshot.stage == stage).expect("a snapshot has every stage")
+    }
+}
+
+fn bottleneck(seconds: f64, consumer_wait_seconds: f64, stages: &[StageSnapshot]) -> Option<LoaderStage> {
+    let delivered = stages.last().map_or(0, |deliver| deliver.items);
+    if delivered > 0 && consumer_wait_seconds < WAIT_SHARE_NOTICED * seconds {
+        return Some(LoaderStage::Deliver);
+    }
+    let inner = stages.iter().filter(|stage| stage.stage != LoaderStage::Deliver && stage.busy_seconds > 0.0);
+    let share = |stage: &StageSnapshot| stage.busy_seconds / stage.workers as f64;
+    inner.max_by(|one, other| share(one).total_cmp(&share(other))).map(|stage| stage.stage)
+}
+
+/// Runs a future; the time inside its polls is busy, the time between them is waiting for input.
+pub(crate) async fn metered<F: Future>(meter: &StageMeter, future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut since: Option<Instant> = None;
+    std::future::poll_fn(move |context| {
+        let started = Instant::now();
+        if let Some(left) = since {
+            meter.waited_for_input(started - left);
+        }
+        meter.begin();
+        let polled = future.as_mut().poll(context);
+        meter.end();
+        let ended = Instant::now();
+        meter.busy(ended - started);
+        since = Some(ended);
+        match polled {
+            Poll::Ready(output) => Poll::Ready(output),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_keeps_its_highest_value() {
+        let gauge = Gauge::default();
+        gauge.add(3);
+        gauge.add(4);
+        gauge.remove(5);
+        gauge.add(1);
+        assert_eq!((gauge.now(), gauge.high()), (3, 7));
+    }
+
+    #[test]
+    fn stages_lie_where_their_names_say() {
+        let metrics = Metrics::new(3);
+        for (number, &stage) in STAGES.iter().enumerate() {
+            metrics.stage(stage).count(number as u64 + 1, 0);
+        }
+        let snapshot = metrics.snapshot();
+        for (number, &stage) in STAGES.iter().enumerate() {
+            assert_eq!(snapshot.stage(stage).items, number as u64 + 1, "{stage:?}");
+        }
+        assert_eq!(snapshot.stage(LoaderStage::Decode).workers, 3);
+    }
+
+    fn with_busy(seconds: &[(LoaderStage, f64)]) -> Vec<StageSnapshot> {
+        let metrics = Metrics::new(4);
+        for &(stage, seconds) in seconds {
+            metrics.stage(stage).busy(Duration::from_secs_f64(seconds));
+        }
+        metrics.stage(LoaderStage::Deliver).count(1, 1);
+        metrics.snapshot().stages
+    }
+
+    #[test]
+    fn the_bottleneck_is_the_stage_that_is_busy_for_the_largest_share() {
+        let stages =
+            with_busy(&[(LoaderStage::Read, 6.0), (LoaderStage::Decode, 20.0), (LoaderStage::Collate, 1.0)]);
+        assert_eq!(
+            bottleneck(10.0, 8.0, &stages),
+            Some(LoaderStage::Read),
+            "four decoders share twenty seconds"
+        );
+        let stages = with_busy(&[(LoaderStage::Read, 4.0), (LoaderStage::Decode, 20.0)]);
+        assert_eq!(bottleneck(10.0, 8.0, &stages), Some(LoaderStage::Decode));
+        assert_eq!(bottleneck(10.0, 0.1, &stages), Some(LoaderStage::Deliver), "the consumer never waits");
+    }
+
+    #[tokio::test]
+    async fn sleep_is_waiting_and_work_is_busy() {
+        let meter = StageMeter::default();
+        let work = async {
+            std::thread::sleep(Duration::from_millis(20));
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        };
+        metered(&meter, work).await;
+        let snapshot = meter.snapshot(LoaderStage::Collate, 1);
+        assert!(snapshot.busy_seconds >= 0.02 && snapshot.input_wait_seconds >= 0.04, "{snapshot:?}");
+    }
+
+    #[test]
+    fn a_snapshot_survives_json() {
+        let snapshot = Metrics::new(2).snapshot();
+        let text = serde_json::to_string(&snapshot).unwrap();
+        assert_eq!(serde_json::from_str::<MetricsSnapshot>(&text).unwrap(), snapshot);
+    }
+}

@@ -1,0 +1,95 @@
+//! Files that samples are made of.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::shard::FIELD_BYTES_MAX;
+
+/// Reads a whole file that is to be a field.
+///
+/// Fails with the reason if it is no regular file, so that a pipe never blocks, if it cannot be read, or if it is
+/// longer than readers take by default.
+pub(super) fn read_medium(path: &Path) -> Result<Vec<u8>, String> {
+    let metadata = fs::metadata(path).map_err(|error| error.to_string())?;
+    if !metadata.is_file() {
+        return Err("not a regular file".to_owned());
+    }
+    if metadata.len() > FIELD_BYTES_MAX {
+        return Err(format!("{} bytes, over the {FIELD_BYTES_MAX} of one field", metadata.len()));
+    }
+    fs::read(path).map_err(|error| error.to_string())
+}
+
+/// Finds the file that a manifest names: below `root`, which a placeholder in front stands for too, unless the
+/// path is absolute.
+pub(super) fn resolve_medium(root: &Path, named: &str) -> PathBuf {
+    root.join(strip_placeholder(named))
+}
+
+/// Takes `{name}/`, `${name}/` or `$name/` off the front of a path.
+fn strip_placeholder(named: &str) -> &str {
+    let Some((first, rest)) = named.split_once('/') else { return named };
+    let is_braced = first.trim_start_matches('$').starts_with('{') && first.ends_with('}');
+    let is_placeholder = first.len() > 1 && (is_braced || first.starts_with('$'));
+    if is_placeholder { rest.trim_start_matches('/') } else { named }
+}
+
+/// Splits a file name into what is before and what is behind the dot that begins its extension: the last one, or
+/// the last but one where the file is compressed, as in `a.txt.gz`. The extension is lower-cased; `None` if the
+/// name has none.
+pub(super) fn split_extension(name: &str) -> Option<(&str, String)> {
+    let (stem, extension) = name.rsplit_once('.').filter(|(stem, extension)| {
+        !stem.is_empty() && !stem.ends_with('/') && !extension.is_empty() && !extension.contains('/')
+    })?;
+    let is_compressed = ["gz", "zst", "bz2", "xz"].iter().any(|known| extension.eq_ignore_ascii_case(known));
+    let inner = if is_compressed { split_extension(stem) } else { None };
+    Some(match inner {
+        Some((outer_stem, inner)) if !inner.contains('.') => {
+            (outer_stem, format!("{inner}.{}", extension.to_lowercase()))
+        }
+        _ => (stem, extension.to_lowercase()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_stand_for_the_root() {
+        let root = Path::new("/data");
+        let table = [
+            ("{data_root}/a.wav", "/data/a.wav"),
+            ("$data_root/../b/a.wav", "/data/../b/a.wav"),
+            ("${root}//a.wav", "/data/a.wav"),
+            ("a/{b}.wav", "/data/a/{b}.wav"),
+            ("$/a.wav", "/data/$/a.wav"),
+            ("/abs/a.wav", "/abs/a.wav"),
+        ];
+        for (named, expected) in table {
+            assert_eq!(resolve_medium(root, named), Path::new(expected), "{named}");
+        }
+    }
+
+    #[test]
+    fn the_extension_follows_the_last_dot_or_the_last_two() {
+        let table = [
+            ("a.JPG", Some(("a", "jpg"))),
+            ("a.b.seg.png", Some(("a.b.seg", "png"))),
+            ("a.b.Json.gz", Some(("a.b", "json.gz"))),
+            ("a.gz", Some(("a", "gz"))),
+            ("a.gz.gz", Some(("a", "gz.gz"))),
+            ("a.x.gz.xz", Some(("a.x.gz", "xz"))),
+            ("README", None),
+            ("a.", None),
+            (".gz", None),
+            ("d.x/a", None),
+            ("d/.gz", None),
+            ("d.x/a.b", Some(("d.x/a", "b"))),
+        ];
+        for (name, expected) in table {
+            let split = split_extension(name);
+            assert_eq!(split.as_ref().map(|(stem, ext)| (*stem, ext.as_str())), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Packing in parts: tasks on any machines pack a share of a source each, and what they tell is joined.
+//!
+//! [`list_parts`] looks at the source alone, never at media: it counts entries, cuts them into contiguous shares and gives out
+//! the keys, so that those that come again are renamed as when all is packed at once. [`pack_part`] packs a share into
+//! shards of its own. [`finish_parts`] checks that nothing is missing and writes the index.
+//!
+//! Samples, their keys and their order are those of [`pack`](super::pack); shards end with each part, so their borders differ.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::packer::Packer;
+use super::source::ImportSource;
+use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
+use crate::error::{Error, Result};
+use crate::index::foreign::ForeignIndexes;
+use crate::index::{Index, IndexOptions};
+use crate::shard::Shard;
+use crate::write::{PartDirectory, ShardPart};
+
+/// A contiguous share of a source, as [`list_parts`] cuts it. Small, and survives JSON: tasks are given one each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourcePart {
+    /// Which part it is, of how many.
+    pub part: ShardPart,
+    /// Number of its first entry in the source, from 0.
+    pub first_entry: u64,
+    /// Number of its entries: samples, or what will be skipped.
+    pub entries: u64,
+    /// Keys of entries that cannot have the one that they ask for, because an earlier entry has it; by number.
+    pub renamed: BTreeMap<u64, String>,
+    /// Digest of the listing; a part is packed of the source that was listed or not at all.
+    pub source_digest: u64,
+}
+
+/// What [`pack_part`] has done, for [`finish_parts`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedPart {
+    /// Which part it is, of how many.
+    pub part: ShardPart,
+    /// Names of its shards in the directory, in order; none if no entry was good.
+    pub shards: Vec<String>,
+    /// Samples in them.
+    pub samples: u64,
+    /// Payload bytes of all fields, before compression.
+    pub bytes: u64,
+    /// What was not packed, in the order met.
+    pub skipped: Vec<SkippedSource>,
+    /// Rows of its shards for the index, if one is wanted: a part as of [`Index::build_part`].
+    pub index_part: Option<Vec<u8>>,
+    /// Digest of the listing that it was packed by.
+    pub source_digest: u64,
+}
+
+/// Cuts a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and lists directories, and
+/// opens no medium.
+///
+/// All keys are held in memory meanwhile, as [`pack`](super::pack) holds them.
+///
+/// # Errors
+/// [`Error::Config`] if there are no parts or more than 100,000; else those of [`pack`](super::pack) that concern the source.
+pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
+    ShardPart { part: 0, parts }.check()?;
+    let kind = ImportSource::detect(source)?;
+    let source_digest = digest(source, kind)?;
+    let mut listing = Packer::listing(source, options);
+    let outcome = pack_source(source, kind, &mut listing);
+    options.progress.end();
+    outcome?;
+    let (entries, mut renamed, skipped) = listing.listed();
+    if entries == 0 {
+        let reason = no_samples(&skipped, kind);
+        return Err(Error::Pack { path: source.display().to_string(), reason });
+    }
+    let bound = |part: u32| (u128::from(entries) * u128::from(part) / u128::from(parts)) as u64;
+    let share = |part| {
+        let (first_entry, end) = (bound(part), bound(part + 1));
+        let later = renamed.split_off(&end);
+        let renamed = std::mem::replace(&mut renamed, later);
+        let (part, entries) = (ShardPart { part, parts }, end - first_entry);
+        SourcePart { part, first_entry, entries, renamed, source_digest }
+    };
+    Ok((0..parts).map(share).collect())
+}
+
+/// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the directory `out`, which all parts share.
+///
+/// A part that was killed is run again: it removes, or on a store writes over, its own shards and leaves those of others. The
+/// index of the options is not written, only its rows are made.
+///
+/// # Errors
+/// Those of [`pack`](super::pack), but that a part may have no good sample; [`Error::PackPart`] if the source is not the one
+/// that was listed; [`Error::ShardExists`] if `out` holds shards that are of no part or of another number of parts, or
+/// another process packs this part.
+pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
+    part.part.check()?;
+    let kind = ImportSource::detect(source)?;
+    check_apart(source, out)?;
+    let ShardPart { part: number, .. } = part.part;
+    if digest(source, kind)? != part.source_digest {
+        let reason =
+            format!("`{}` has changed since its parts were listed; list them again", source.display());
+        return Err(Error::PackPart { part: number, reason });
+    }
+    let mut packer = Packer::of_part(source, out, part, options)?;
+    let outcome = pack_source(source, kind, &mut packer);
+    options.progress.end();
+    outcome?;
+    let (written, skipped) = packer.finish_part()?;
+    let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(PackedPart {
+        part: part.part,
+        shards: written.shards.iter().filter_map(name).collect(),
+        samples: written.samples,
+        bytes: written.bytes,
+        skipped,
+        index_part: written.index_part,
+        source_digest: part.source_digest,
+    })
+}
+
+/// Checks that all parts were packed, in any order, and that the directory holds their shards and no others; then writes the index
+/// where it is looked for, if the options want one.
+///
+/// # Errors
+/// [`Error::PackPart`] if a part is missing, there twice, of another listing, without the rows of its shards, or has lost a shard;
+/// [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a sample; then those of
+/// [`Index::merge_parts`].
+pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
+    let parts = in_order(parts)?;
+    let directory = PartDirectory::open(out, &options.stores)?;
+    let mut found = directory.shards()?;
+    let mut shards = Vec::new();
+    for part in &parts {
+        for name in &part.shards {
+            let lost = || Error::PackPart {
+                part: part.part.part,
+                reason: format!("its shard `{name}` is not in `{}`; pack it again", out.display()),
+            };
+            shards.push(found.remove(name).ok_or_else(lost)?);
+        }
+    }
+    if let Some(other) = found.into_values().next() {
+        return Err(Error::ShardExists { path: other.url.to_string() });
+    }
+    if shards.is_empty() {
+        let reason = "no part has a sample".to_owned();
+        return Err(Error::Pack { path: out.display().to_string(), reason });
+    }
+    let paths = shards.iter().map(path_of).collect();
+    let index = if options.is_indexed { merged(shards, &parts)? } else { None };
+    Ok(Packed {
+        shards: paths,
+        samples: parts.iter().map(|part| part.samples).sum(),
+        bytes: parts.iter().map(|part| part.bytes).sum(),
+        index,
+        skipped: parts.into_iter().flat_map(|part| part.skipped).collect(),
+    })
+}
+
+fn path_of(shard: &Shard) -> PathBuf {
+    shard.path().map_or_else(|| PathBuf::from(&*shard.url), Path::to_owned)
+}
+
+/// Writes the index of all shards.
+fn merged(shards: Vec<Shard>, parts: &[PackedPart]) -> Result<Option<PathBuf>> {
+    let mut index_parts = Vec::with_capacity(parts.len());
+    for part in parts {
+        let missing = || Error::PackPart {
+            part: part.part.part,
+            reason: "it was packed without rows for the index; pack it with them, or finish without an index"
+                .into(),
+        };
+        index_parts.push(part.index_part.clone().ok_or_else(missing)?);
+    }
+    let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
+    let index = Index::merge_parts(shards, index_parts, &options)?;
+    Ok(index.path().map(Path::to_owned))
+}
+
+/// The parts by number, each there once and of the same listing.
+fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
+    parts.sort_by_key(|part| part.part.part);
+    let fault = |part, reason: &str| Err(Error::PackPart { part, reason: reason.to_owned() });
+    let Some(first) = parts.first() else { return fault(0, "it is missing; pack it and finish again") };
+    let (count, digest) = (first.part.parts, first.source_digest);
+    for (expected, part) in parts.iter().enumerate() {
+        let number = part.part.part;
+        if (part.part.parts, part.source_digest) != (count, digest) {
+            return fault(number, "it was packed by another listing than the first part");
+        }
+        if u64::from(number) < expected as u64 {
+            return fault(number, "it is there twice");
+        }
+        if u64::from(number) > expected as u64 {
+            return fault(expected as u32, "it is missing; pack it and finish again");
+        }
+    }
+    if (parts.len() as u64) < u64::from(count) {
+        return fault(parts.len() as u32, "it is missing; pack it and finish again");
+    }
+    Ok(parts)
+}
+
+/// Digest of a manifest's bytes, or of the names of all files below a directory.
+fn digest(source: &Path, kind: ImportSource) -> Result<u64> {
+    let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
+    let mut hasher = Xxh3::new();
+    if kind == ImportSource::Directory {
+        directory::hash_names(source, |name| hasher.update(name));
+        return Ok(hasher.digest());
+    }
+    let mut file = File::open(source).map_err(unreadable)?;
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match file.read(&mut buffer).map_err(unreadable)? {
+            0 => return Ok(hasher.digest()),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! CSV with a header: an entry per row, blanks around values removed.
+//!
+//! A quoted value begins with its quote: behind a blank, a quote is a letter like any other.
+
+use std::path::Path;
+
+use csv::{ReaderBuilder, StringRecord, Trim};
+use serde_json::{Map, Value};
+
+use super::packer::Packer;
+use super::record::{KNOWN_COLUMNS, is_known_column};
+use super::source::open_text;
+use crate::error::{Error, Result, reason_of};
+
+/// Packs every row; one that has more or fewer values than the header is skipped.
+pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
+    let shown = path.display();
+    let reader = open_text(path).map_err(|source| Error::File { path: shown.to_string(), source })?;
+    let mut table = ReaderBuilder::new().trim(Trim::All).from_reader(reader);
+    let fail = |reason: String| Error::Pack { path: shown.to_string(), reason };
+    let header = table.headers().map_err(|error| fail(reason_of(&error)))?.clone();
+    if !header.iter().any(is_known_column) {
+        let found: Vec<&str> = header.iter().collect();
+        let reason = format!("the header has no column that names {KNOWN_COLUMNS}: {}", found.join(", "));
+        return Err(fail(reason));
+    }
+    packer.begin(0);
+    let mut row = StringRecord::new();
+    loop {
+        if packer.is_done() {
+            return Ok(());
+        }
+        let line = table.position().line();
+        let origin = || format!("{shown}:{line}");
+        match table.read_record(&mut row) {
+            Ok(false) => return Ok(()),
+            Ok(true) => packer.add_entry(&origin(), None, &row_json(&header, &row))?,
+            Err(error) if error.is_io_error() => return Err(fail(reason_of(&error))),
+            Err(error) => packer.skip_entry(origin(), reason_of(&error)),
+        }
+    }
+}
+
+/// The row as a JSON object of strings; a column without a name is left out.
+fn row_json(header: &StringRecord, row: &StringRecord) -> Vec<u8> {
+    let named = header.iter().zip(row).filter(|(column, _)| !column.is_empty());
+    let object: Map<String, Value> = named.map(|(column, value)| (column.to_owned(), value.into())).collect();
+    Value::Object(object).to_string().into_bytes()
+}

@@ -1,0 +1,303 @@
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{PackOptions, Packed, pack};
+use crate::error::Error;
+use crate::flow::Progress;
+use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem, StreamedSamples};
+
+/// A directory for the source `in` beside one for the shards, `out`.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        for (path, content) in files {
+            let path = place.source().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        place
+    }
+
+    fn source(&self) -> std::path::PathBuf {
+        self.0.path().join("in")
+    }
+
+    fn pack(&self, source: &str) -> Result<Packed, Error> {
+        pack(&self.source().join(source), &self.0.path().join("out"), &PackOptions::default())
+    }
+
+    /// Packs; returns `key[extension=payload …]` per sample, and the skipped paths below the source with reasons.
+    fn packed(&self, source: &str) -> (Vec<String>, Vec<String>) {
+        let packed = self.pack(source).unwrap();
+        let samples: Vec<String> = packed.shards.iter().flat_map(|shard| read_shard(shard)).collect();
+        assert_eq!(packed.samples, samples.len() as u64);
+        let prefix = format!("{}/", self.source().display());
+        let below = |path: &str| path.replacen(&prefix, "", 1);
+        let skipped =
+            packed.skipped.iter().map(|skip| format!("{}: {}", below(&skip.path), below(&skip.reason)));
+        (samples, skipped.collect())
+    }
+}
+
+fn show(item: ShardItem) -> String {
+    let ShardItem::Sample(RawSample { key, fields, .. }) = item else { panic!("{item:?}") };
+    let fields = fields.iter().map(|field| {
+        format!("{}={}", field.extension, String::from_utf8_lossy(field.payload.as_ref().unwrap()))
+    });
+    format!("{key}[{}]", fields.collect::<Vec<_>>().join(" "))
+}
+
+fn read_shard(shard: &Path) -> Vec<String> {
+    let archive = fs::read(shard).unwrap().into();
+    MappedSamples::new(Arc::from("s.tar"), archive, FIELD_BYTES_MAX).map(show).collect()
+}
+
+#[test]
+fn files_of_a_directory_group_by_their_path_without_extension() {
+    let place = Place::new(&[
+        ("b/2.jpg", "J2"),
+        ("b/2.txt", "T2"),
+        ("b/1.JPG", "J1"),
+        ("a.v1/x.json.gz", "Z"),
+        ("top.png", "P"),
+        ("README", "R"),
+        (".git/config.txt", "C"),
+        ("b/.DS_Store", "D"),
+    ]);
+    let (samples, skipped) = place.packed("");
+    assert_eq!(samples, ["a.v1/x[json.gz=Z]", "b/1[jpg=J1]", "b/2[jpg=J2 txt=T2]", "top[png=P]"]);
+    assert_eq!(skipped, [".git: hidden", "README: no extension to tell its kind", "b/.DS_Store: hidden"]);
+}
+
+#[test]
+fn names_that_fall_together_are_all_packed() {
+    let place = Place::new(&[
+        ("a.b.jpg", "1"),
+        ("a.b.txt", "2"),
+        ("a_b.jpg", "3"),
+        ("a_b.txt", "4"),
+        ("c.JPG", "5"),
+        ("c.jpg", "6"),
+        ("c.txt", "7"),
+        ("__m__/x.txt", "8"),
+    ]);
+    let (samples, skipped) = place.packed("");
+    let expected =
+        ["x__m__/x[txt=8]", "a_b[jpg=1 txt=2]", "a_b_1[jpg=3 txt=4]", "c[jpg=5 txt=7]", "c_1[jpg=6]"];
+    assert_eq!(samples, expected);
+    assert!(skipped.is_empty(), "{skipped:?}");
+}
+
+#[test]
+fn numbered_media_belong_to_the_sample_that_has_other_files() {
+    let place = Place::new(&[
+        ("kite.json", "J"),
+        ("kite.10.jpg", "10"),
+        ("kite.2.jpg", "2"),
+        ("kite.2.wav", "W"),
+        ("photo.2024.jpg", "P"),
+        ("photo.7.jpg", "7"),
+        ("old.2024.jpg", "O"),
+        ("old.txt", "T"),
+    ]);
+    let (samples, skipped) = place.packed("");
+    let expected = [
+        "kite[json=J 2.jpg=2 2.wav=W 10.jpg=10]",
+        "old[txt=T]",
+        "old_2024[jpg=O]",
+        "photo_2024[jpg=P]",
+        "photo_7[jpg=7]",
+    ];
+    assert_eq!(samples, expected);
+    assert!(skipped.is_empty(), "{skipped:?}");
+}
+
+#[test]
+fn links_are_followed_but_not_in_circles() {
+    use std::os::unix::fs::symlink;
+    let place = Place::new(&[("a/1.txt", "1")]);
+    symlink("a/1.txt", place.source().join("2.txt")).unwrap();
+    symlink("..", place.source().join("a/up")).unwrap();
+    symlink("a", place.source().join("b")).unwrap();
+    symlink("nowhere", place.source().join("c.txt")).unwrap();
+    let (samples, skipped) = place.packed("");
+    assert_eq!(samples, ["2[txt=1]", "a/1[txt=1]"]);
+    let again = "a link to a directory that is packed already";
+    assert_eq!(skipped.len(), 3);
+    assert!(skipped[0].starts_with("c.txt: No such file"), "{skipped:?}");
+    assert_eq!(skipped[1..], [format!("a/up: {again}"), format!("b: {again}")]);
+}
+
+#[test]
+fn llava_json_gives_images_and_the_whole_object() {
+    let entries = r#"[
+        {"id": "x.1", "image": "p/1.jpg", "conversations": [{"from": "human", "value": "<image>"}]},
+        {"id": "x.1", "image": ["p/1.jpg", "2.PNG"],"extra":1.50},
+        {"instruction": "say", "output": "hi"},
+        {"id": 5, "image": "p/none.jpg"},
+        {"id": 6, "score": 1}
+    ]"#;
+    let place = Place::new(&[("p/1.jpg", "J1"), ("2.PNG", "P2"), ("llava.json", entries)]);
+    let (samples, skipped) = place.packed("llava.json");
+    let expected = [
+        r#"x_1[jpg=J1 json={"id": "x.1", "image": "p/1.jpg", "conversations": [{"from": "human", "value": "<image>"}]}]"#,
+        r#"x_1_1[0.jpg=J1 1.png=P2 json={"id": "x.1", "image": ["p/1.jpg", "2.PNG"],"extra":1.50}]"#,
+        r#"000000002[json={"instruction": "say", "output": "hi"}]"#,
+    ];
+    assert_eq!(samples, expected);
+    assert_eq!(skipped.len(), 2);
+    assert!(skipped[0].starts_with("p/none.jpg: No such file"), "{skipped:?}");
+    assert!(skipped[0].ends_with("named by llava.json:4"), "{skipped:?}");
+    assert!(skipped[1].starts_with("llava.json:5: none of its columns is a medium"), "{skipped:?}");
+}
+
+#[test]
+fn json_lines_skip_what_is_no_object() {
+    let lines = "{\"text\": \"a\"}\r\n\n{broken\n[1]\n{\"id\": \"é\", \"caption\": \"b\"}";
+    let place = Place::new(&[("x.jsonl", lines)]);
+    let (samples, skipped) = place.packed("x.jsonl");
+    assert_eq!(samples, [r#"000000000[json={"text": "a"}]"#, r#"é[json={"id": "é", "caption": "b"}]"#]);
+    assert_eq!(skipped.len(), 2);
+    assert!(skipped[0].starts_with("x.jsonl:3: not JSON"), "{skipped:?}");
+    assert_eq!(skipped[1], "x.jsonl:4: not a JSON object");
+}
+
+#[test]
+fn nemo_manifests_give_recording_and_transcript() {
+    let line = r#"{"audio_filepath": "w/1.flac", "text": "hello", "duration": 1.5}"#;
+    let place = Place::new(&[("w/1.flac", "F"), ("manifest.json", line)]);
+    let (samples, _) = place.packed("manifest.json");
+    assert_eq!(samples, [format!("000000000[flac=F txt=hello json={line}]")]);
+}
+
+#[test]
+fn speechbrain_csv_takes_the_root_for_its_placeholder() {
+    let table =
+        "ID, duration, wav, wrd\nu1, 1.0, $data_root/1.wav,\"HELLO, YOU\"\nu2, 2.0\nu3, 1, 3.wav, X\n";
+    let place = Place::new(&[("w/1.wav", "W"), ("t/x.csv", table)]);
+    let options = PackOptions { root: Some(place.source().join("w")), ..PackOptions::default() };
+    let packed = pack(&place.source().join("t/x.csv"), &place.0.path().join("out"), &options).unwrap();
+    let json = r#"{"ID":"u1","duration":"1.0","wav":"$data_root/1.wav","wrd":"HELLO, YOU"}"#;
+    assert_eq!(read_shard(&packed.shards[0]), [format!("u1[wav=W txt=HELLO, YOU json={json}]")]);
+    assert_eq!(packed.skipped.len(), 2);
+    assert!(packed.skipped[0].path.ends_with("x.csv:3"), "{:?}", packed.skipped);
+    assert!(packed.skipped[1].path.ends_with("w/3.wav"), "{:?}", packed.skipped);
+}
+
+#[test]
+fn speechbrain_json_takes_its_ids_for_keys() {
+    let document = r#"{
+        "spk1_snt1": {"wav": "{data_root}/1.wav", "path": "{data_root}/1.wav", "words": "HELLO"},
+        "spk1.2": {"wav": {"file": "{data_root}/1.wav", "start": 0}},
+        "note": "text"
+    }"#;
+    let place = Place::new(&[("1.wav", "W"), ("x.json", document)]);
+    let (samples, skipped) = place.packed("x.json");
+    assert!(samples[0].starts_with("spk1_snt1[wav=W txt=HELLO json={"), "{samples:?}");
+    assert!(samples[1].starts_with("spk1_2[wav=W json={"), "{samples:?}");
+    assert_eq!(skipped, ["x.json:3: not a JSON object"]);
+}
+
+#[test]
+fn a_sample_loses_no_field_alone() {
+    let place = Place::new(&[("a.jpg", "1"), ("b.txt", "3")]);
+    let long = fs::File::create(place.source().join("a.mp4")).unwrap();
+    long.set_len(FIELD_BYTES_MAX + 1).unwrap();
+    let (samples, skipped) = place.packed("");
+    assert_eq!(samples, ["b[txt=3]"]);
+    assert!(skipped[0].starts_with("a.jpg: its sample is skipped because of"), "{skipped:?}");
+    assert!(skipped[1].starts_with("a.mp4: 1073741825 bytes, over"), "{skipped:?}");
+}
+
+#[test]
+fn an_entry_whose_fields_collide_is_accounted_for() {
+    let place = Place::new(&[("a.json", "{}"), ("x.jsonl", "{\"path\": \"a.json\"}\n{\"text\": \"t\"}")]);
+    let (samples, skipped) = place.packed("x.jsonl");
+    assert_eq!(samples.len(), 1);
+    assert_eq!(skipped, ["x.jsonl:1: two fields have the extension `json`"]);
+}
+
+#[test]
+fn an_empty_source_says_what_was_looked_for_and_leaves_no_file() {
+    let place = Place::new(&[
+        ("e/README", ""),
+        ("c.csv", "wav\nnone.wav\n"),
+        ("h.csv", "a,b\n1,2\n"),
+        ("x.txt", "hello"),
+        ("x.json", "[]"),
+    ]);
+    let table = [
+        ("e", "looked for regular files with an extension, not hidden; 1 skipped, the first"),
+        ("c.csv", "none.wav`: No such file"),
+        ("h.csv", "the header has no column that names a medium"),
+        ("x.txt", "no directory, no JSON"),
+        ("x.json", "looked for a JSON array of objects"),
+    ];
+    for (source, expected) in table {
+        let error = place.pack(source).unwrap_err();
+        assert!(matches!(error, Error::Pack { .. }) && error.to_string().contains(expected), "{error}");
+        assert!(fs::read_dir(place.0.path().join("out")).map_or(0, Iterator::count) == 0);
+    }
+}
+
+#[test]
+fn a_document_that_breaks_off_is_an_error_that_leaves_no_partial_shard() {
+    let place = Place::new(&[("x.json", "[{\"text\": \"a\"}, {\"text\": \"b\"")]);
+    let error = place.pack("x.json").unwrap_err();
+    assert!(error.to_string().contains("line 1 column"), "{error}");
+    assert_eq!(fs::read_dir(place.0.path().join("out")).unwrap().count(), 0);
+}
+
+#[test]
+fn shards_that_are_there_are_not_overwritten() {
+    let place = Place::new(&[("a.txt", "1")]);
+    place.pack("").unwrap();
+    assert!(matches!(place.pack(""), Err(Error::ShardExists { .. })));
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    total: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Progress for Count {
+    fn begin(&self, _: &str, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+    }
+
+    fn advance(&self, units: u64) {
+        self.done.fetch_add(units, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn zstd_shards_roll_and_stream_and_progress_is_told() {
+    let files: Vec<(String, String)> = (0..40).map(|n| (format!("{n:02}.txt"), "x".repeat(900))).collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, &**text)).collect();
+    let place = Place::new(&files);
+    let progress = Arc::new(Count::default());
+    let options = PackOptions {
+        shard_bytes: 20_000,
+        is_zstd: true,
+        progress: progress.clone(),
+        ..PackOptions::default()
+    };
+    let packed = pack(&place.source(), &place.0.path().join("out"), &options).unwrap();
+    assert_eq!((packed.shards.len(), packed.samples, packed.bytes), (4, 40, 36_000));
+    assert_eq!((progress.total.load(Ordering::Relaxed), progress.done.load(Ordering::Relaxed)), (40, 40));
+    let mut keys = Vec::new();
+    for shard in &packed.shards {
+        let file = tokio::io::BufReader::new(tokio::fs::File::open(shard).await.unwrap());
+        let reader = crate::shard::decompress(crate::shard::Compression::Zstd, file);
+        let mut samples = StreamedSamples::new(Arc::from("s.tar.zst"), reader, FIELD_BYTES_MAX);
+        while let Some(item) = samples.next().await {
+            keys.push(show(item)[..2].to_owned());
+        }
+    }
+    assert_eq!(keys, (0..40).map(|n| format!("{n:02}")).collect::<Vec<_>>());
+}

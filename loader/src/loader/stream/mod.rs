@@ -1,0 +1,156 @@
+//! The plain loader: shards in order, batches out.
+//!
+//! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
+//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands is
+//! small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
+
+mod batching;
+mod buffered_sample;
+mod builder;
+mod shuffle_stage;
+mod stream_state;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_stream::try_stream;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::mpsc::Receiver;
+
+use self::batching::{BegunBatch, begin_batches};
+pub use self::builder::LoaderBuilder;
+pub use self::builder::RestoredInput;
+use self::stream_state::Tracker;
+pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
+
+use super::watchdog::Watchdog;
+use crate::decode::{Batch, Collator, DecodePool, TransformStage};
+use crate::error::{Result, Skipped};
+use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
+use crate::shard::{KnownShards, Shard};
+
+/// Batches in order; an error is the last item.
+pub type BatchStream = BoxStream<'static, Result<Batch>>;
+
+/// Streams the samples of shards in shard order, decoded and in batches.
+#[derive(Debug)]
+pub struct Loader {
+    settings: LoaderBuilder,
+    pool: Arc<DecodePool>,
+    skips: Arc<SkipLog>,
+    kernel_cpu_ns: Arc<AtomicU64>,
+    transforms: Option<Arc<TransformStage>>,
+    known: KnownShards,
+    tracker: Arc<Mutex<Tracker>>,
+}
+
+impl Loader {
+    /// Starts the settings of a loader over `shards`, which are read in this order.
+    #[must_use]
+    pub fn builder(shards: Vec<Shard>) -> LoaderBuilder {
+        LoaderBuilder::new(shards)
+    }
+
+    /// Streams batches.
+    ///
+    /// Lazy: nothing is read until the first poll. Bad samples are left out, so a batch may be shorter than
+    /// its size; they are listed by [`Loader::skipped`]. An unreadable shard, or more bad samples than the
+    /// budget allows, is the last item. Dropping the stream ends the reader and the decoders.
+    ///
+    /// # Panics
+    /// If it is polled outside a Tokio runtime, or in one without a timer.
+    #[must_use]
+    pub fn stream(&self) -> BatchStream {
+        let settings = self.settings.clone();
+        let (pool, skips, known) = (self.pool.clone(), self.skips.clone(), self.known.clone());
+        let (metrics, tracker) = (self.pool.metrics().clone(), self.tracker.clone());
+        let transforms = self.transforms.clone();
+        let batches = try_stream! {
+            metrics.begin_stream();
+            *lock(&tracker) = settings.input.tracker()?;
+            let collator = Collator::new(settings.decode, pool, skips.clone())
+                .augment(settings.augment)
+                .transforms(transforms)
+                .video_sampling(settings.video_sampling);
+            let ahead = settings.batches_ahead();
+            let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
+            let mut begun = run_ahead(begin_batches(settings, known, collator.clone()), ahead);
+            loop {
+                let next = next_batch(&mut begun, &collator, &tracker);
+                let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
+                let Some(batch) = next? else { break };
+                if !batch.samples.is_empty() {
+                    let bytes = batch.samples.iter().map(|sample| sample.bytes).sum();
+                    metrics.stage(LoaderStage::Deliver).count(batch.samples.len() as u64, bytes);
+                    let yielded = Instant::now();
+                    yield batch;
+                    metrics.stage(LoaderStage::Deliver).busy(yielded.elapsed());
+                }
+            }
+            skips.check(true)?;
+        };
+        batches.boxed()
+    }
+
+    /// Returns where the stream stands: behind the batch that was delivered last, whatever was read ahead.
+    ///
+    /// Of several streams it is the one that delivered last; before the first batch it is where they begin. A
+    /// shuffle buffer is written as places in shards, so that the state is small; see [`StreamState`].
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over pipes or
+    /// standard input.
+    pub fn state(&self) -> Result<StreamState> {
+        lock(&self.tracker).state(&self.settings.kind(), &self.known)
+    }
+
+    /// Returns what every stage did so far, over all streams of this loader.
+    #[must_use]
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.pool.metrics().snapshot()
+    }
+
+    /// Returns what was not delivered so far, in the order found.
+    #[must_use]
+    pub fn skipped(&self) -> Vec<Skipped> {
+        self.skips.skipped()
+    }
+
+    /// Returns the CPU time spent inside decode, resize and normalize so far, over all threads.
+    #[must_use]
+    pub fn kernel_cpu(&self) -> Duration {
+        Duration::from_nanos(self.kernel_cpu_ns.load(Ordering::Relaxed))
+    }
+}
+
+fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
+    tracker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the next batch that was begun, and for its decoders.
+///
+/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its batch.
+async fn next_batch(
+    begun: &mut Receiver<Result<BegunBatch>>,
+    collator: &Collator,
+    tracker: &Mutex<Tracker>,
+) -> Result<Option<Batch>> {
+    let Some(begun) = begun.recv().await.transpose()? else { return Ok(None) };
+    let mut progressed = begun.progressed;
+    let (skips, metrics) = (collator.skips(), collator.metrics());
+    let skipped = progressed.skipped.len() as u64;
+    progressed.skipped.drain(..).for_each(|skipped| skips.push(skipped));
+    let batch = collator.finish(begun.batch).await?;
+    let delivered = batch.samples.len() as u64;
+    let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
+    metrics.stage(LoaderStage::Collate).depth.remove(1);
+    metrics.stage(LoaderStage::Collate).count(1, bytes);
+    // A batch that ends the stream is not delivered: a state behind it would lose its good samples.
+    skips.check(false)?;
+    let mut tracker = lock(tracker);
+    tracker.advance(progressed, delivered, skipped + bad);
+    tracker.note_first(skips.first());
+    Ok(Some(batch))
+}

@@ -1,0 +1,345 @@
+//! Where a stream stands: small JSON from which another loader goes on exactly.
+//!
+//! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what reading
+//! and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples that wait in
+//! the shuffle buffer are written as (shard, item) and read again. Those of pipes and of standard input, which
+//! cannot be read again, are written themselves, in base64, up to [`HELD_BYTES_MAX`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::buffered_sample::{BufferedSample, BufferedSampleState};
+use crate::error::{Error, Result, Skipped};
+use crate::media::VideoSampling;
+use crate::order::ShuffleBuffer;
+use crate::shard::{KnownShards, Position, Shard, ShardIdentity, ShardOrder, ShardPasses};
+
+/// Payload bytes of samples that a state writes out; a shuffle buffer over streams is bounded below.
+pub const HELD_BYTES_MAX: u64 = 256 << 20;
+
+/// Largest number in a state; far from where sums overflow.
+const COUNT_MAX: u64 = 1 << 62;
+
+/// Version of the JSON form.
+const VERSION: u32 = 2;
+
+/// Where a stream stands, as JSON by `serde`.
+///
+/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer, shard shuffle
+/// and, where videos are decoded, frames of videos; directories, workers, decoding and batch size may change. A shard
+/// that the state needs and that has another length or another first header is refused when the stream gets to it.
+///
+/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer has
+/// samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input before is read
+/// again and passed over, unless [`crate::loader::RestoredInput::Rest`] says that it begins behind. A stream that was cut in
+/// the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`], goes on with the next sample in a full batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StreamState {
+    version: u32,
+    /// Digest of all that follows, so that a state that was edited or damaged is refused.
+    check: String,
+    /// Number of shards in the list, and a digest of their base names.
+    shards: usize,
+    names: String,
+    order: ShardOrder,
+    shuffle: Option<ShuffleBuffer>,
+    /// Which frames of videos were delivered; none where videos were not decoded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    video_sampling: Option<VideoSampling>,
+    /// The epoch that the first stream began with.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    first_epoch: u64,
+    /// Everything before was consumed.
+    position: Position,
+    /// Samples that left the shuffle buffer in this epoch.
+    drawn: u64,
+    /// What waits in the shuffle buffer, in its order.
+    buffer: Vec<BufferedSampleState>,
+    /// Shards that are needed again, by number, as they were.
+    opened: BTreeMap<usize, ShardIdentity>,
+    delivered: u64,
+    skipped: u64,
+    first_skipped: Option<Skipped>,
+}
+
+impl StreamState {
+    /// Returns the epoch that is being read, from 0.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.position.epoch
+    }
+
+    /// Returns the epoch that the first stream began with.
+    #[must_use]
+    pub fn first_epoch(&self) -> u64 {
+        self.first_epoch
+    }
+
+    /// Returns how many samples were delivered since the first stream began, over all restores.
+    #[must_use]
+    pub fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// Returns how many samples were skipped since then.
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// The first sample that was skipped.
+    pub(super) fn first_skipped(&self) -> Option<&Skipped> {
+        self.first_skipped.as_ref()
+    }
+
+    /// Digest of everything but the digest.
+    fn digest(&self) -> String {
+        let unchecked = Self { check: String::new(), ..self.clone() };
+        let document = serde_json::to_vec(&unchecked).expect("numbers and text can be written");
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&document))
+    }
+
+    pub(super) fn held(&self) -> &[BufferedSampleState] {
+        &self.buffer
+    }
+
+    pub(super) fn drawn(&self) -> u64 {
+        self.drawn
+    }
+
+    pub(super) fn known(&self) -> KnownShards {
+        KnownShards::expecting(self.opened.clone())
+    }
+
+    /// What is to be read from here on.
+    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> ShardPasses {
+        let mut again: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
+            again.entry(held.shard).or_default().push(held.item);
+        }
+        for items in again.values_mut() {
+            items.sort_unstable();
+        }
+        ShardPasses { order: self.order, end_epoch, start: self.position, again, is_rest }
+    }
+
+    /// Checks that the state belongs to a stream.
+    pub(super) fn check(&self, stream: &StreamKind<'_>) -> Result<()> {
+        let refuse = |reason: String| Err(Error::State { reason });
+        if self.version != VERSION {
+            return refuse(format!("it has version {}, and this is {VERSION}", self.version));
+        }
+        if self.shards != stream.shards.len() {
+            return refuse(format!("it is of {} shards, not of {}", self.shards, stream.shards.len()));
+        }
+        if self.names != names_digest(stream.shards) {
+            return refuse("the shards have other names, or another order".into());
+        }
+        if self.order != stream.order {
+            return refuse(format!("shards were dealt {}, and now {}", self.order, stream.order));
+        }
+        if self.shuffle != stream.shuffle {
+            let shown = |buffer: Option<ShuffleBuffer>| buffer.map_or("nothing".into(), |b| b.to_string());
+            let (saved, asked) = (shown(self.shuffle), shown(stream.shuffle));
+            return refuse(format!("samples were shuffled by {saved}, and now by {asked}"));
+        }
+        if let (Some(before), Some(now)) = (self.video_sampling, stream.video_sampling)
+            && before != now
+        {
+            return refuse(format!("videos were sampled as {before}, and are now as {now}"));
+        }
+        let counts = [self.position.epoch, self.position.items, self.drawn, self.delivered, self.skipped];
+        if counts.iter().any(|&count| count > COUNT_MAX) {
+            return refuse("its numbers are absurdly large; it was edited".into());
+        }
+        if self.first_epoch > self.position.epoch {
+            return refuse("it begins behind where it stands; it was edited".into());
+        }
+        let places = self.order.places(self.shards);
+        let held = self.buffer.iter().map(|held| held.shard).max();
+        if self.position.place >= places || held.is_some_and(|shard| shard >= self.shards) {
+            return refuse("it points behind the last shard".into());
+        }
+        if self.check != self.digest() {
+            return refuse("its check does not fit it; it was edited or damaged".into());
+        }
+        Ok(())
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// What two streams must have in common to share a state.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StreamKind<'a> {
+    pub(super) shards: &'a [Shard],
+    pub(super) order: ShardOrder,
+    pub(super) shuffle: Option<ShuffleBuffer>,
+    /// `None` where videos are not decoded.
+    pub(super) video_sampling: Option<VideoSampling>,
+}
+
+/// Directories may change, names may not.
+fn names_digest(shards: &[Shard]) -> String {
+    let mut digest = Xxh3::new();
+    for shard in shards {
+        digest.update(shard.base_name().as_bytes());
+        digest.update(b"\n");
+    }
+    format!("{:016x}", digest.digest())
+}
+
+/// What the shuffle buffer did.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// Began an epoch, empty.
+    Epoch,
+    /// Took a sample in.
+    Push(BufferedSample),
+    /// Gave away the one that lay here.
+    Draw(usize),
+}
+
+/// What reading and shuffling did since the batch before.
+#[derive(Debug, Default)]
+pub(super) struct Progressed {
+    pub(super) position: Position,
+    pub(super) changes: Vec<Change>,
+    pub(super) skipped: Vec<Skipped>,
+}
+
+/// Where the consumer stands, which is behind the reader.
+#[derive(Debug, Default)]
+pub(super) struct Tracker {
+    first_epoch: u64,
+    position: Position,
+    drawn: u64,
+    held: Vec<BufferedSample>,
+    delivered: u64,
+    skipped: u64,
+    first_skipped: Option<Skipped>,
+}
+
+impl Tracker {
+    /// Begins with the first sample of an epoch.
+    pub(super) fn begin(first_epoch: u64) -> Self {
+        let position = Position { epoch: first_epoch, ..Position::default() };
+        Self { first_epoch, position, ..Self::default() }
+    }
+
+    /// Goes on at a state.
+    pub(super) fn restore(state: &StreamState) -> Result<Self> {
+        Ok(Self {
+            first_epoch: state.first_epoch,
+            position: state.position,
+            drawn: state.drawn,
+            held: state.buffer.iter().map(BufferedSampleState::read).collect::<Result<_>>()?,
+            delivered: state.delivered,
+            skipped: state.skipped,
+            first_skipped: state.first_skipped.clone(),
+        })
+    }
+
+    /// Goes on by one batch.
+    pub(super) fn advance(&mut self, progressed: Progressed, delivered: u64, skipped: u64) {
+        self.position = progressed.position;
+        for change in progressed.changes {
+            match change {
+                Change::Epoch => self.drawn = 0,
+                Change::Push(held) => self.held.push(held),
+                Change::Draw(at) => {
+                    self.held.swap_remove(at);
+                    self.drawn += 1;
+                }
+            }
+        }
+        self.delivered += delivered;
+        self.skipped += skipped;
+    }
+
+    /// Notes the first sample that was skipped, if it has none.
+    pub(super) fn note_first(&mut self, first: Option<Skipped>) {
+        if self.first_skipped.is_none() {
+            self.first_skipped = first;
+        }
+    }
+
+    /// Writes the state down.
+    pub(super) fn state(&self, stream: &StreamKind<'_>, known: &KnownShards) -> Result<StreamState> {
+        let held_bytes: u64 = self.held.iter().filter_map(BufferedSample::stored_bytes).sum();
+        if held_bytes > HELD_BYTES_MAX {
+            let reason = format!(
+                "the shuffle buffer holds {held_bytes} bytes of streams that cannot be read again, over \
+                 {HELD_BYTES_MAX}; bound it by its `bytes_max`"
+            );
+            return Err(Error::State { reason });
+        }
+        let shards = stream.shards.len();
+        let current = stream.order.shard_at(shards, self.position.epoch, self.position.place);
+        let needed = self.held.iter().map(|held| held.shard).chain([current]);
+        let opened = needed.filter_map(|shard| Some((shard, known.get(shard)?))).collect();
+        let state = StreamState {
+            version: VERSION,
+            check: String::new(),
+            shards,
+            names: names_digest(stream.shards),
+            order: stream.order,
+            shuffle: stream.shuffle,
+            video_sampling: stream.video_sampling,
+            first_epoch: self.first_epoch,
+            position: self.position,
+            drawn: self.drawn,
+            buffer: self.held.iter().map(BufferedSample::write).collect(),
+            opened,
+            delivered: self.delivered,
+            skipped: self.skipped,
+            first_skipped: self.first_skipped.clone(),
+        };
+        Ok(StreamState { check: state.digest(), ..state })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::{RawField, RawSample, expand_shards};
+
+    fn held(bytes: u64) -> BufferedSample {
+        let field = RawField { extension: "bin".into(), offset: 512, bytes, payload: None, size: None };
+        let (key, shard) = ("k".to_owned(), "-".into());
+        let sample = RawSample { key, shard, offset: 0, epoch: 0, fields: vec![field] };
+        BufferedSample { shard: 0, item: 0, offset: 0, sample: Some(sample) }
+    }
+
+    #[test]
+    fn a_state_writes_out_so_many_bytes_and_no_more() {
+        let shards = expand_shards(&["-"]).unwrap();
+        let order = ShardOrder::default();
+        let kind = StreamKind { shards: &shards, order, shuffle: None, video_sampling: None };
+        for (bytes, is_written) in [(HELD_BYTES_MAX, true), (HELD_BYTES_MAX + 1, false)] {
+            let mut tracker = Tracker::default();
+            let changes = vec![Change::Push(held(bytes))];
+            tracker.advance(Progressed { changes, ..Progressed::default() }, 0, 0);
+            let state = tracker.state(&kind, &KnownShards::default());
+            assert_eq!(state.is_ok(), is_written, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_tracker_repeats_what_the_buffer_did() {
+        let mut tracker = Tracker::default();
+        let push = |item| Change::Push(BufferedSample { item, ..held(1) });
+        let changes = vec![push(0), push(1), push(2), Change::Draw(0), push(3), Change::Draw(1)];
+        tracker.advance(Progressed { changes, ..Progressed::default() }, 2, 1);
+        let items: Vec<u64> = tracker.held.iter().map(|held| held.item).collect();
+        assert_eq!((items, tracker.drawn, tracker.delivered, tracker.skipped), (vec![2, 3], 2, 2, 1));
+        let drained = vec![Change::Draw(1), Change::Draw(0), Change::Epoch, push(9)];
+        tracker.advance(Progressed { changes: drained, ..Progressed::default() }, 2, 0);
+        assert_eq!((tracker.held.len(), tracker.drawn), (1, 0));
+    }
+}

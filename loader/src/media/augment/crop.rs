@@ -1,0 +1,56 @@
+//! Draws the random resized crop.
+//!
+//! # Source
+//! Szegedy et al., "Going Deeper with Convolutions", 2014, arXiv:1409.4842, section 6; the ten attempts and
+//! the centered fallback follow torchvision's `RandomResizedCrop`.
+
+use dflop_costmodel::ImageSize;
+
+use super::builder::RandomCrop;
+use super::random::{Draws, Quantity};
+
+/// Attempts before the centered crop is taken.
+const ATTEMPTS: u64 = 10;
+
+/// Rectangle of whole pixels inside an image, never empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Crop {
+    pub(crate) left: u32,
+    pub(crate) top: u32,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
+impl RandomCrop {
+    /// Draws a rectangle of an image of this size.
+    pub(super) fn draw(&self, draws: Draws, shown: ImageSize) -> Crop {
+        let area = f64::from(shown.width) * f64::from(shown.height);
+        let fits = |length: f64, most: u32| length >= 1.0 && length <= f64::from(most);
+        for attempt in 0..ATTEMPTS {
+            let area = area * draws.between(Quantity::Area(attempt), self.scale_min, self.scale_max);
+            let ratio = draws.log_between(Quantity::Ratio(attempt), self.ratio_min, self.ratio_max);
+            let [width, height] = [area * ratio, area / ratio].map(|square| square.sqrt().round());
+            if fits(width, shown.width) && fits(height, shown.height) {
+                let (width, height) = (width as u32, height as u32);
+                let left = draws.whole(Quantity::Left(attempt), shown.width - width);
+                let top = draws.whole(Quantity::Top(attempt), shown.height - height);
+                return Crop { left, top, width, height };
+            }
+        }
+        self.center(shown)
+    }
+
+    /// Returns the largest centered rectangle with an allowed ratio.
+    fn center(&self, shown: ImageSize) -> Crop {
+        let ratio = f64::from(shown.width) / f64::from(shown.height);
+        let whole = |length: f64, most: u32| (length.round() as u32).clamp(1, most);
+        let (width, height) = if ratio < self.ratio_min {
+            (shown.width, whole(f64::from(shown.width) / self.ratio_min, shown.height))
+        } else if ratio > self.ratio_max {
+            (whole(f64::from(shown.height) * self.ratio_max, shown.width), shown.height)
+        } else {
+            (shown.width, shown.height)
+        };
+        Crop { left: (shown.width - width) / 2, top: (shown.height - height) / 2, width, height }
+    }
+}

@@ -1,0 +1,49 @@
+//! Chooses by how much a JPEG is reduced while it is decoded.
+//!
+//! An inverse DCT of fewer frequencies gives a smaller image for less work. Halves, quarters and eighths have
+//! fast code; other ratios cost more than they save.
+
+/// Most halvings: an 8 x 8 block becomes one pixel.
+#[cfg(any(feature = "turbojpeg", test))]
+const HALVINGS_MAX: u32 = 3;
+
+/// Reduction of both sides by a power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::media) struct Reduction(u32);
+
+impl Reduction {
+    /// No reduction.
+    pub(in crate::media) const NONE: Self = Self(0);
+
+    /// Returns the largest reduction that leaves `length` pixels at least `wanted` long.
+    #[cfg(any(feature = "turbojpeg", test))]
+    pub(in crate::media) fn leaving(length: f64, wanted: u32) -> Self {
+        let leaves = |halvings: &u32| length / f64::from(1u32 << halvings) >= f64::from(wanted);
+        Self((1..=HALVINGS_MAX).rev().find(leaves).unwrap_or(0))
+    }
+
+    /// Returns the number of halvings.
+    #[cfg(feature = "turbojpeg")]
+    pub(super) fn log2(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the reduced length, rounded up.
+    #[cfg(feature = "turbojpeg")]
+    pub(super) fn of(self, length: u32) -> u32 {
+        length.div_ceil(1 << self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_never_shorter_than_wanted() {
+        let table = [(223.0, 0), (447.9, 0), (448.0, 1), (895.0, 1), (896.0, 2), (1792.0, 3), (9000.0, 3)];
+        for (length, halvings) in table {
+            assert_eq!(Reduction::leaving(length, 224), Reduction(halvings), "{length}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Resamples a part of an image.
+
+use dflop_costmodel::ImageSize;
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
+
+use super::RgbImage;
+use super::crop::CropBox;
+use crate::media::augment::Crop;
+use crate::media::error::DecodeError;
+
+/// Cuts a rectangle out of an image and resizes it.
+pub(crate) fn resize_crop(image: &RgbImage, crop: Crop, size: ImageSize) -> Result<RgbImage, DecodeError> {
+    let mut pixels = vec![0; 3 * size.width as usize * size.height as usize];
+    resize_part(&mut Resizer::new(), image, CropBox::from(crop), size, &mut pixels)?;
+    Ok(RgbImage { width: size.width, height: size.height, pixels, is_truncated: image.is_truncated })
+}
+
+/// Resamples `part` of an image to `size`, bilinear and antialiased.
+///
+/// - `out`: `[size.height, size.width, 3]`, overwritten
+pub(super) fn resize_part(
+    resizer: &mut Resizer,
+    image: &RgbImage,
+    part: CropBox,
+    size: ImageSize,
+    out: &mut [u8],
+) -> Result<(), DecodeError> {
+    let refusal = |error: &dyn std::fmt::Display| DecodeError::codec("image", error.to_string());
+    let source = TypedImageRef::<U8x3>::from_buffer(image.width, image.height, &image.pixels)
+        .map_err(|error| refusal(&error))?;
+    let mut target =
+        TypedImage::<U8x3>::from_buffer(size.width, size.height, out).map_err(|error| refusal(&error))?;
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).crop(
+        part.left,
+        part.top,
+        part.width,
+        part.height,
+    );
+    resizer.resize_typed(&source, &mut target, &options).map_err(|error| refusal(&error))
+}

@@ -1,0 +1,94 @@
+//! Defines how much memory the decoders may use and which damage they accept.
+
+use super::error::DecodeError;
+use super::video::VideoLimits;
+
+/// Treatment of media that are damaged but partly readable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strictness {
+    /// Damage is an error. The default: half an image teaches a model the wrong thing.
+    #[default]
+    Strict,
+    /// The readable part is delivered and flagged as truncated.
+    Lenient,
+}
+
+/// Limits of [`decode_rgb`](super::decode_rgb), all checked before memory of that size is allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageLimits {
+    /// Largest width x height. Default: 89,478,485 pixels, which are 256 MiB of RGB.
+    pub pixels_max: u64,
+    /// Most bytes that a decoder may allocate for one image. Default: 1 GiB.
+    pub alloc_bytes_max: u64,
+    /// Whether a JPEG that ends too early is an error. Other formats are always strict.
+    pub strictness: Strictness,
+    /// Whether the EXIF orientation is applied. Default: true.
+    pub is_orientation_applied: bool,
+}
+
+impl Default for ImageLimits {
+    fn default() -> Self {
+        Self {
+            pixels_max: 89_478_485,
+            alloc_bytes_max: 1 << 30,
+            strictness: Strictness::Strict,
+            is_orientation_applied: true,
+        }
+    }
+}
+
+/// Limits of [`decode_audio`](super::decode_audio).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioLimits {
+    /// Most bytes of f32 samples, over all channels. Default: 256 MiB, 70 minutes of 16 kHz mono.
+    pub decoded_bytes_max: u64,
+    /// Most channels. Default: 64.
+    pub channels_max: u16,
+    /// Whether damage found by checksums or frame counts is an error. A WAV, MP3 or Ogg stream that merely
+    /// ends early is delivered and flagged in both modes, because the part that is present is intact.
+    pub strictness: Strictness,
+}
+
+impl Default for AudioLimits {
+    fn default() -> Self {
+        Self { decoded_bytes_max: 256 << 20, channels_max: 64, strictness: Strictness::Strict }
+    }
+}
+
+/// Limits of [`decode`](super::decode), by modality.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecodeLimits {
+    /// For images.
+    pub image: ImageLimits,
+    /// For audio.
+    pub audio: AudioLimits,
+    /// For video, with the feature `video`.
+    pub video: VideoLimits,
+    /// Longest text or JSON document in bytes. Default: 64 MiB.
+    pub text_bytes_max: u64,
+}
+
+impl Default for DecodeLimits {
+    fn default() -> Self {
+        Self {
+            image: ImageLimits::default(),
+            audio: AudioLimits::default(),
+            video: VideoLimits::default(),
+            text_bytes_max: 64 << 20,
+        }
+    }
+}
+
+/// Returns an error if `actual` exceeds the limit of that name.
+pub(super) fn check_limit(
+    format: &'static str,
+    actual: u64,
+    unit: &'static str,
+    limit: &'static str,
+    limit_value: u64,
+) -> Result<(), DecodeError> {
+    if actual > limit_value {
+        return Err(DecodeError::TooLarge { format, actual, unit, limit, limit_value });
+    }
+    Ok(())
+}

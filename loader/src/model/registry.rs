@@ -1,0 +1,115 @@
+//! What a user calls a model, or a measured profile → what is computed with.
+//!
+//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that are
+//! joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use dflop_costmodel::config::PartialModelSpec;
+use dflop_costmodel::profile::Profile;
+use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
+
+use super::directory::ModelDirectory;
+use super::hub_cache::cached_checkpoint;
+use crate::error::{Error, Result};
+use crate::prepare::image::ImageProcessor;
+
+/// Returns the model of one name, or the one that several make together.
+///
+/// # Errors
+/// [`Error::Model`] if a name is neither a preset nor a directory, with the presets that are known, or if parts do not make
+/// a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
+pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
+    if let [name] = names {
+        return match directory_of(name.as_ref())? {
+            Some(directory) => directory.spec(),
+            None => ModelSpec::preset(name.as_ref()).map_err(Error::Model),
+        };
+    }
+    let part = |name: &S| match directory_of(name.as_ref())? {
+        Some(directory) => directory.part(),
+        None => ModelSpec::preset(name.as_ref()).map(PartialModelSpec::from).map_err(Error::Model),
+    };
+    let parts = names.iter().map(part).collect::<Result<Vec<PartialModelSpec>>>()?;
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
+}
+
+/// Returns what makes pixel values, where a directory says more of it than the model's family.
+///
+/// # Errors
+/// Those of [`ModelDirectory::image_processor`].
+pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
+    for name in names {
+        let Some(directory) = directory_of(name.as_ref())? else { continue };
+        if directory.part()?.vision.is_some() {
+            return directory.image_processor(model);
+        }
+    }
+    Ok(None)
+}
+
+/// Finds the checkpoint of a name; `None` for a preset, which goes before a directory of the same name, and for what is
+/// not there.
+#[must_use]
+pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
+    if ModelSpec::preset_names().contains(&name) {
+        return None;
+    }
+    let path = PathBuf::from(name);
+    if path.exists() { Some(path) } else { cached_checkpoint(name) }
+}
+
+fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
+    checkpoint_path(name).map(ModelDirectory::open).transpose()
+}
+
+/// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
+///
+/// # Errors
+/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if files are no
+/// profile, or not one.
+pub fn read_profile(path: &Path) -> Result<Profile> {
+    let failed = |path: &Path| {
+        let path = path.display().to_string();
+        move |source| Error::File { path, source }
+    };
+    let mut paths = vec![path.to_owned()];
+    if path.is_dir() {
+        let entries = std::fs::read_dir(path).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+        paths = entries.map_err(failed(path))?.into_iter().map(|entry| entry.path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
+        paths.sort();
+        if paths.is_empty() {
+            let source = std::io::Error::new(ErrorKind::NotFound, "no profile, there is no .csv file");
+            return Err(failed(path)(source));
+        }
+    }
+    let mut files = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).map_err(failed(&path))?;
+        files.push((path.display().to_string(), text));
+    }
+    Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).map_err(Error::Model)
+}
+
+/// Returns the settings under which a profile is read.
+///
+/// - `tp`: tensor-parallel degrees of the encoders and of the LLM; the default is 1 each
+/// - `packed_tokens`: tokens of a packed LLM sequence, of which a sample's linear work is its share
+///
+/// # Errors
+/// [`Error::Config`] for a degree of zero.
+pub fn profile_options(tp: Option<[u32; 2]>, packed_tokens: Option<u64>) -> Result<ProfileOptions> {
+    let [encoders, llm] = tp.unwrap_or([1, 1]);
+    if encoders == 0 || llm == 0 {
+        return Err(Error::Config { setting: "profile_tp", reason: "must be at least 1".into() });
+    }
+    let options = ProfileOptions::default().tp(Module::Vision, encoders).tp(Module::Audio, encoders);
+    let options = options.tp(Module::Llm, llm);
+    Ok(match packed_tokens {
+        Some(tokens) => options.packed_tokens(Module::Llm, tokens),
+        None => options,
+    })
+}

@@ -1,0 +1,327 @@
+//! The global order of samples, as arithmetic.
+//!
+//! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position).
+//! It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is the whole
+//! state of a loader.
+//!
+//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive ones
+//! to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are. Laying out an
+//! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::shuffle::Shuffle;
+use crate::dataset::{Dataset, Selection};
+use crate::error::{Error, Result};
+use crate::permutation::{Permutation, mix64};
+use crate::shard::Compression;
+
+/// Laid-out epochs that an order keeps.
+const EPOCHS_KEPT: usize = 4;
+/// Most blocks of a dataset: an epoch's layout then takes half a gibibyte.
+const BLOCKS_MAX: usize = 1 << 24;
+
+type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
+
+/// The order of a dataset's samples in all epochs.
+#[derive(Debug, Clone)]
+pub struct Order {
+    selection: Arc<Selection>,
+    blocks: Arc<[Range<u64>]>,
+    samples: u64,
+    key: u64,
+    shuffle: Shuffle,
+    /// Laid-out epochs, the last used in front; shared by all clones.
+    recent: Arc<Mutex<RecentEpochs>>,
+}
+
+impl Order {
+    /// Orders the samples in `blocks`, ranges of sample numbers that follow each other from 0: blocks are permuted,
+    /// and the samples inside each.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the blocks hold no sample.
+    pub fn new(blocks: Vec<Range<u64>>, fingerprint: &str, seed: u64) -> Result<Self> {
+        let samples = blocks.last().map_or(0, |block| block.end);
+        Self::shuffled(Arc::new(Selection::All { samples }), blocks, Shuffle::Global, fingerprint, seed)
+    }
+
+    /// Orders the samples of a dataset. `twins` is the number of datasets before it in a mixture that
+    /// are equal to it: they are shuffled differently.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the shuffle's blocks are too many, or a size is zero.
+    pub fn of_dataset(dataset: &Dataset, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Self> {
+        shuffle.check()?;
+        let shards: Vec<(Range<u64>, bool)> = (0..dataset.index().shards().len())
+            .map(|shard| {
+                let compression = dataset.index().indexed_shards()[shard].compression;
+                (dataset.index().shard_samples(shard), compression != Compression::None)
+            })
+            .collect();
+        let seed = if twins == 0 { seed } else { mix64(seed ^ mix64(twins)) };
+        let blocks = blocks(dataset.selection(), shuffle, &shards);
+        Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
+    }
+
+    /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's numbers.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the blocks hold no sample, or are too many.
+    pub(super) fn shuffled(
+        selection: Arc<Selection>,
+        blocks: Vec<Range<u64>>,
+        shuffle: Shuffle,
+        fingerprint: &str,
+        seed: u64,
+    ) -> Result<Self> {
+        let blocks: Vec<_> = blocks.into_iter().filter(|block| !block.is_empty()).collect();
+        let samples = blocks.last().map_or(0, |block| block.end);
+        if samples == 0 {
+            return Err(Error::Config { setting: "dataset", reason: "it holds no good sample".into() });
+        }
+        if blocks.len() > BLOCKS_MAX {
+            let reason = format!("{} blocks, more than {BLOCKS_MAX}; take larger ones", blocks.len());
+            return Err(Error::Config { setting: "block_samples", reason });
+        }
+        let key = fingerprint.bytes().fold(mix64(seed), |key, byte| mix64(key ^ u64::from(byte)));
+        Ok(Self { selection, blocks: blocks.into(), samples, key, shuffle, recent: Arc::default() })
+    }
+
+    /// Returns the number of samples of an epoch.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Lays out one epoch, O(blocks), or returns a layout that is kept.
+    #[must_use]
+    pub fn epoch(&self, epoch: u64) -> Arc<EpochOrder> {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = recent.iter().position(|(kept, _)| *kept == epoch);
+        let entry =
+            kept.and_then(|at| recent.remove(at)).unwrap_or_else(|| (epoch, Arc::new(self.lay_out(epoch))));
+        let order = entry.1.clone();
+        recent.push_front(entry);
+        recent.truncate(EPOCHS_KEPT);
+        order
+    }
+
+    fn lay_out(&self, epoch: u64) -> EpochOrder {
+        let key = mix64(self.key ^ mix64(epoch));
+        let block_order = Permutation::new(self.blocks.len() as u64, key);
+        let mut layout = EpochOrder {
+            selection: self.selection.clone(),
+            blocks: Vec::new(),
+            windows: Vec::new(),
+            samples: self.samples,
+        };
+        let window_blocks = match self.shuffle {
+            Shuffle::Blocks { open_blocks, .. } => open_blocks,
+            Shuffle::Global | Shuffle::None => 1,
+        };
+        let (mut start, mut window_start, mut window_key) = (0, 0, 0);
+        for place in 0..self.blocks.len() as u64 {
+            let block = if self.shuffle == Shuffle::None { place } else { block_order.at(place) };
+            if place % window_blocks == 0 {
+                layout.push_window(window_start..start, window_key);
+                (window_start, window_key) = (start, mix64(key ^ mix64(1 + block)));
+            }
+            let range = &self.blocks[block as usize];
+            layout.blocks.push(PlacedBlock { start, first_sample: range.start });
+            start += range.end - range.start;
+        }
+        layout.push_window(window_start..start, window_key);
+        if self.shuffle == Shuffle::None {
+            layout.windows.clear();
+        }
+        layout
+    }
+}
+
+/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` are the samples of every
+/// shard of the index, and whether it is compressed.
+pub(super) fn blocks(
+    selection: &Selection,
+    shuffle: Shuffle,
+    shards: &[(Range<u64>, bool)],
+) -> Vec<Range<u64>> {
+    let is_seekable = shards.iter().all(|(_, is_compressed)| !is_compressed);
+    let places = |range: &Range<u64>| selection.places_below(range.start)..selection.places_below(range.end);
+    match shuffle {
+        Shuffle::None => vec![0..selection.len()],
+        Shuffle::Global if is_seekable => vec![0..selection.len()],
+        Shuffle::Global => shards.iter().map(|(range, _)| places(range)).collect(),
+        Shuffle::Blocks { block_samples, .. } => {
+            let runs = shards.iter().flat_map(|(range, is_compressed)| {
+                let Range { start, end } = places(range);
+                let length = if *is_compressed { end - start } else { block_samples };
+                let starts = (start..end).step_by(length.max(1) as usize);
+                starts.map(move |at| at..end.min(at.saturating_add(length)))
+            });
+            runs.collect()
+        }
+    }
+}
+
+/// The order of one epoch.
+#[derive(Debug, Clone)]
+pub struct EpochOrder {
+    selection: Arc<Selection>,
+    blocks: Vec<PlacedBlock>,
+    /// None at all where positions are not permuted.
+    windows: Vec<ShuffleWindow>,
+    samples: u64,
+}
+
+#[derive(Debug, Clone)]
+struct PlacedBlock {
+    start: u64,
+    first_sample: u64,
+}
+
+/// Consecutive placed blocks whose positions are permuted together.
+#[derive(Debug, Clone)]
+struct ShuffleWindow {
+    start: u64,
+    scatter: Permutation,
+}
+
+impl EpochOrder {
+    fn push_window(&mut self, places: Range<u64>, key: u64) {
+        let length = places.end - places.start;
+        if length > 0 {
+            self.windows.push(ShuffleWindow { start: places.start, scatter: Permutation::new(length, key) });
+        }
+    }
+
+    /// Returns the number in the index of the sample at a position of the epoch.
+    ///
+    /// # Panics
+    /// If `offset` is not below the number of samples.
+    #[must_use]
+    pub fn sample_at(&self, offset: u64) -> u64 {
+        assert!(offset < self.samples, "offset {offset} is outside an epoch of {}", self.samples);
+        let window = self.windows.partition_point(|window| window.start <= offset).checked_sub(1);
+        let place = window.map_or(offset, |at| {
+            let ShuffleWindow { start, scatter } = &self.windows[at];
+            start + scatter.at(offset - start)
+        });
+        let block = &self.blocks[self.blocks.partition_point(|block| block.start <= place) - 1];
+        self.selection.sample_at(block.first_sample + place - block.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(super) fn shuffled(blocks: Vec<Range<u64>>, shuffle: Shuffle, seed: u64) -> Order {
+        let samples = blocks.last().unwrap().end;
+        Order::shuffled(Arc::new(Selection::All { samples }), blocks, shuffle, "fingerprint", seed).unwrap()
+    }
+
+    fn samples(order: &Order, epoch: u64) -> Vec<u64> {
+        let epoch = order.epoch(epoch);
+        (0..order.samples()).map(|offset| epoch.sample_at(offset)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn an_epoch_visits_every_sample_once(lengths in prop::collection::vec(0u64..40, 1..9), seed: u64) {
+            let mut start = 0;
+            let blocks = lengths.iter().map(|length| { start += length; start - length..start }).collect();
+            prop_assume!(start > 0);
+            let order = Order::new(blocks, "f", seed).unwrap();
+            let mut seen = samples(&order, 3);
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..start).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn seed_epoch_and_dataset_each_change_the_order() {
+        let order = |fingerprint, seed| Order::new(vec![0..50], fingerprint, seed).unwrap();
+        let first = samples(&order("a", 0), 0);
+        assert_eq!(first, samples(&order("a", 0), 0));
+        for other in [samples(&order("a", 1), 0), samples(&order("a", 0), 1), samples(&order("b", 0), 0)] {
+            assert_ne!(first, other);
+        }
+    }
+
+    #[test]
+    fn blocks_stay_together() {
+        let order = Order::new(vec![0..10, 10..20, 20..30], "f", 5).unwrap();
+        for chunk in samples(&order, 0).chunks(10) {
+            assert!(chunk.iter().all(|sample| sample / 10 == chunk[0] / 10), "{chunk:?}");
+        }
+    }
+
+    #[test]
+    fn windows_hold_whole_blocks_and_nothing_else() {
+        let blocks = (0..12).map(|block| block * 10..block * 10 + 10).collect();
+        let shuffle = Shuffle::Blocks { block_samples: 10, open_blocks: 3 };
+        let order = shuffled(blocks, shuffle, 5);
+        let epoch = samples(&order, 2);
+        for window in epoch.chunks(30) {
+            let blocks: std::collections::BTreeSet<u64> = window.iter().map(|sample| sample / 10).collect();
+            assert_eq!(blocks.len(), 3, "{window:?}");
+        }
+        let mut seen = epoch;
+        seen.sort_unstable();
+        assert_eq!(seen, (0..120).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn no_shuffle_is_the_order_of_the_index_in_every_epoch() {
+        let order = shuffled(vec![0..7, 7..9], Shuffle::None, 5);
+        assert_eq!(samples(&order, 0), (0..9).collect::<Vec<_>>());
+        assert_eq!(samples(&order, 4), samples(&order, 0));
+    }
+
+    /// Resumed runs rely on it: these values never change.
+    #[test]
+    fn the_orders_of_a_seed_are_the_recorded_ones() {
+        let blocks = || vec![0..4, 4..9, 9..12];
+        let global = Order::new(vec![0..12], "fingerprint", 42).unwrap();
+        assert_eq!(samples(&global, 1), [4, 3, 9, 10, 2, 5, 1, 11, 0, 6, 7, 8]);
+        let by_shard = Order::new(blocks(), "fingerprint", 42).unwrap();
+        assert_eq!(samples(&by_shard, 0), [10, 11, 9, 8, 7, 6, 5, 4, 0, 3, 2, 1]);
+        let shuffle = Shuffle::Blocks { block_samples: 5, open_blocks: 2 };
+        let windows = shuffled(blocks(), shuffle, 42);
+        assert_eq!(samples(&windows, 0), [6, 9, 10, 4, 7, 5, 11, 8, 0, 3, 2, 1]);
+    }
+
+    #[test]
+    fn a_kept_epoch_is_the_one_that_is_laid_out_again() {
+        let order = Order::new(vec![0..50], "f", 3).unwrap();
+        let first = samples(&order, 0);
+        (1..9).for_each(|epoch| assert_ne!(samples(&order, epoch), first));
+        assert_eq!(samples(&order, 0), first);
+    }
+
+    #[test]
+    fn a_dataset_without_samples_is_refused() {
+        assert!(Order::new(vec![0..0], "f", 0).is_err());
+    }
+
+    #[test]
+    fn a_list_and_the_ranges_that_it_fills_are_cut_alike() {
+        let shards = [(0..10, false), (10..16, true), (16..30, false)];
+        let ranges = Selection::ranges([2..5, 5..5, 12..16, 20..21]);
+        let list = Selection::List(vec![2, 3, 4, 12, 13, 14, 15, 20]);
+        assert_eq!((ranges.len(), list.len()), (8, 8));
+        for place in 0..8 {
+            assert_eq!(ranges.sample_at(place), list.sample_at(place));
+        }
+        for shuffle in [Shuffle::Global, Shuffle::Blocks { block_samples: 2, open_blocks: 1 }, Shuffle::None]
+        {
+            assert_eq!(blocks(&ranges, shuffle, &shards), blocks(&list, shuffle, &shards), "{shuffle:?}");
+        }
+        let runs = blocks(&list, Shuffle::Blocks { block_samples: 2, open_blocks: 1 }, &shards);
+        assert_eq!(runs, [0..2, 2..3, 3..7, 7..8]);
+    }
+}

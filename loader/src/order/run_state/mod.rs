@@ -1,0 +1,332 @@
+//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//!
+//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
+//! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
+//! before the state's.
+//!
+//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that dataset
+//! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
+//! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
+//! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
+//! run goes on exactly where it was.
+
+mod sampling;
+mod shards;
+
+use serde::{Deserialize, Serialize};
+
+use self::sampling::SavedSampling;
+use self::shards::ShardList;
+use super::mixture::{MixRules, Origin, POSITION_MAX};
+use super::shuffle::Shuffle;
+use super::steps::{StepPositions, StepPositionsInput, Tail};
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+
+/// Changes with every change of the meaning of a state.
+const VERSION: u32 = 1;
+
+/// Where a run stands.
+///
+/// Serializes with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+/// # use dflop_loader::index::{Index, IndexOptions};
+/// # use dflop_loader::order::Mixture;
+/// # use dflop_loader::plan::StepPlanner;
+/// # use dflop_loader::order::LoaderState;
+/// # fn index(samples: usize) -> dflop_loader::Result<Arc<Index>> {
+/// #     let directory = tempfile::tempdir().unwrap().keep().join("shards");
+/// #     let mut writer = dflop_loader::write::ShardWriter::builder(&directory).build()?;
+/// #     (0..samples).try_for_each(|key| writer.write(&format!("kite-{key}"), &[("txt", b"a red kite")]))?;
+/// #     writer.finish()?;
+/// #     let shards = dflop_loader::shard::expand_shards(&[directory.display().to_string()])?;
+/// #     let index = Index::open_or_build(shards, &IndexOptions::default())?;
+/// #     std::fs::remove_dir_all(directory.parent().unwrap()).unwrap();
+/// #     Ok(Arc::new(index))
+/// # }
+/// # fn main() -> dflop_loader::Result<()> {
+/// # let (photos, clips) = (index(20)?, index(30)?);
+/// # let model = || CostModel::new(ModelSpec::preset("omni-7b").unwrap(), DeviceRate::preset("h100").unwrap());
+/// let mixture = Mixture::new().dataset(photos, 0.7).dataset(clips, 0.3);
+/// let run = StepPlanner::builder(mixture.clone(), model()).global_batch(8).dp_size(2).build()?;
+/// let saved: String = run.state(1_000)?.to_json();
+///
+/// let state = LoaderState::from_json(&saved)?;
+/// let again = StepPlanner::builder(mixture, model()).global_batch(8).dp_size(4).restore(state).build()?;
+/// assert_eq!(again.first_step(), 1_000);
+/// assert_eq!(again.plan(1_000)?.samples, run.plan(1_000)?.samples);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoaderState {
+    version: u32,
+    /// The next step.
+    pub step: u64,
+    seed: u64,
+    global_batch: u64,
+    tail: Tail,
+    shuffle: Shuffle,
+    first_epoch: u64,
+    mixture: MixRules,
+    origin: Origin,
+    #[serde(rename = "data_sets")]
+    datasets: Vec<DatasetState>,
+}
+
+/// A dataset, and how far it was drawn from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DatasetState {
+    fingerprint: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    split: Option<SplitState>,
+    samples: u64,
+    /// Epoch and offset of the next draw.
+    epoch: u64,
+    offset: u64,
+    /// Which frames of videos were counted; none if there are no videos or they were not looked at.
+    #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
+    video_sampling: SavedSampling,
+    shards: ShardList,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SplitState {
+    name: String,
+    digest: String,
+}
+
+/// The run that a state is saved of, or restored to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunSettings<'a> {
+    pub(crate) datasets: &'a [Dataset],
+    pub(crate) rules: &'a MixRules,
+    pub(crate) seed: u64,
+    pub(crate) global_batch: u64,
+    pub(crate) tail: Tail,
+    pub(crate) shuffle: Shuffle,
+}
+
+/// From where a restored run counts, and where it goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Restored {
+    pub(crate) origin: Origin,
+    pub(crate) first_epoch: u64,
+    pub(crate) step: u64,
+}
+
+fn unfit<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::State { reason: reason.into() })
+}
+
+impl LoaderState {
+    /// Returns the state as one line of JSON.
+    ///
+    /// # Panics
+    /// Never: it holds numbers and text only.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and text can be written")
+    }
+
+    /// Reads a state.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is no state, or of another version.
+    pub fn from_json(document: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let version = serde_json::from_str(document).map(|Versioned { version }| version);
+        if let Ok(version) = version
+            && version != VERSION
+        {
+            return unfit(format!("it is of version {version}, and {VERSION} is read"));
+        }
+        serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
+    }
+
+    /// Saves where a run stands before a step.
+    pub(crate) fn save(
+        run: RunSettings<'_>,
+        pace: &StepPositions,
+        first_epoch: u64,
+        step: u64,
+    ) -> Result<Self> {
+        let draws = pace.draws_before(step)?;
+        let datasets =
+            run.datasets.iter().zip(draws).map(|(dataset, draws)| DatasetState::new(dataset, draws));
+        Ok(Self {
+            version: VERSION,
+            step,
+            seed: run.seed,
+            global_batch: run.global_batch,
+            tail: run.tail,
+            shuffle: run.shuffle,
+            first_epoch,
+            mixture: run.rules.clone(),
+            origin: pace.origin.clone(),
+            datasets: datasets.collect(),
+        })
+    }
+
+    /// Finds where `run` goes on from this state.
+    pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
+        self.check_settings(&run)?;
+        let saved = self.saved_pace(run.rules)?;
+        let draws = saved.draws_before(self.step)?;
+        let counted = self.datasets.iter().map(DatasetState::draws);
+        if !draws.iter().copied().eq(counted) {
+            return unfit("its epochs and offsets are not those of its step; it was edited");
+        }
+        let mut changed = Vec::with_capacity(draws.len());
+        for (number, (saved, dataset)) in self.datasets.iter().zip(run.datasets).enumerate() {
+            let change = saved.change(dataset);
+            if let (Some(change), false) = (&change, accepts_changed_data) {
+                let reason = format!("dataset {number}, {}, has changed: {change}", dataset.shown());
+                return unfit(format!("{reason}; accept changed data to go on with its next epoch"));
+            }
+            let sampling = saved.video_sampling.change(&SavedSampling::of(dataset.index()));
+            if let (Some(change), false) = (sampling, accepts_changed_data) {
+                let reason = format!("the videos of dataset {number}, {}, {change}", dataset.shown());
+                return unfit(format!("{reason}; sample them as before, or accept changed data"));
+            }
+            changed.push(change.is_some());
+        }
+        let (first_epoch, step) = (self.first_epoch, self.step);
+        if self.global_batch == run.global_batch && !changed.contains(&true) {
+            return Ok(Restored { origin: self.origin.clone(), first_epoch, step });
+        }
+        let next_epoch = |at: usize| self.datasets[at].epoch + u64::from(self.datasets[at].offset > 0);
+        let goes_on = |at: usize| {
+            if changed[at] { next_epoch(at).saturating_mul(run.datasets[at].len()) } else { draws[at] }
+        };
+        let phase = saved.layout.phase_at(saved.position(step)?);
+        Ok(Restored {
+            origin: Origin { step, draws: (0..draws.len()).map(goes_on).collect(), phase },
+            first_epoch,
+            step,
+        })
+    }
+
+    fn check_settings(&self, run: &RunSettings<'_>) -> Result<()> {
+        let datasets = self.datasets.len();
+        if self.version != VERSION {
+            return unfit(format!("it is of version {}, and {VERSION} is read", self.version));
+        }
+        if self.seed != run.seed {
+            return unfit(format!("it has seed {}, and this run has {}", self.seed, run.seed));
+        }
+        if self.shuffle != run.shuffle {
+            return unfit(format!("it has a shuffle {}, and this run has one {}", self.shuffle, run.shuffle));
+        }
+        if self.tail != run.tail {
+            let (saved, asked) = (self.tail.name(), run.tail.name());
+            return unfit(format!("it has tail `{saved}`, and this run has `{asked}`"));
+        }
+        if self.global_batch != run.global_batch && self.tail != Tail::Carry {
+            let batches = format!("{}, and this run has {}", self.global_batch, run.global_batch);
+            return unfit(format!(
+                "it has a global batch of {batches}; only under tail `carry` can it change"
+            ));
+        }
+        if datasets != run.datasets.len() {
+            return unfit(format!("it has {datasets} datasets, and this run has {}", run.datasets.len()));
+        }
+        let most = POSITION_MAX / (datasets.max(1) as u64);
+        let is_sound = |dataset: &DatasetState| {
+            (1..=most).contains(&dataset.samples) && dataset.offset < dataset.samples
+        };
+        let counts = [self.step, self.first_epoch, self.origin.step, self.origin.phase];
+        let is_small = counts.iter().chain(&self.origin.draws).all(|&count| count <= POSITION_MAX);
+        let fits = self.mixture.fits(datasets) && self.origin.draws.len() == datasets;
+        // No dataset was drawn from before the first epoch.
+        let is_behind = self.datasets.iter().zip(&self.origin.draws).all(|(dataset, &draws)| {
+            self.first_epoch.checked_mul(dataset.samples).is_some_and(|start| draws >= start)
+        });
+        if self.global_batch == 0 || !is_small || !fits || !is_behind || !self.datasets.iter().all(is_sound) {
+            return unfit("its numbers do not fit each other; it was edited");
+        }
+        Ok(())
+    }
+
+    /// The run as it was saved; refused if it would have drawn otherwise by `rules`.
+    fn saved_pace(&self, rules: &MixRules) -> Result<StepPositions> {
+        let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
+        let pace = |rules: &MixRules| {
+            StepPositions::new(StepPositionsInput {
+                sizes: &sizes,
+                rules,
+                origin: &self.origin,
+                first_epoch: self.first_epoch,
+                global_batch: self.global_batch,
+                tail: self.tail,
+                seed: self.seed,
+            })
+        };
+        let saved = pace(&self.mixture)?;
+        if *rules != self.mixture {
+            let position = saved.position(self.step)?;
+            if !pace(rules)?.layout.agrees_until(&saved.layout, position) {
+                let hint = "weights may change from a later step on, and epochs be added";
+                return unfit(format!(
+                    "by the rules of this mixture its steps would have been others; {hint}"
+                ));
+            }
+        }
+        Ok(saved)
+    }
+}
+
+impl DatasetState {
+    fn new(dataset: &Dataset, draws: u64) -> Self {
+        let split = dataset.split_name().zip(dataset.split_digest());
+        let split =
+            split.map(|(name, digest)| SplitState { name: name.into(), digest: format!("{digest:016x}") });
+        Self {
+            fingerprint: dataset.index().fingerprint().to_owned(),
+            split,
+            samples: dataset.len(),
+            epoch: draws / dataset.len(),
+            offset: draws % dataset.len(),
+            video_sampling: SavedSampling::of(dataset.index()),
+            shards: ShardList::new(dataset.index()),
+        }
+    }
+
+    fn draws(&self) -> u64 {
+        self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
+    }
+
+    /// What happened to the dataset since; `None` if nothing did.
+    fn change(&self, dataset: &Dataset) -> Option<String> {
+        let now = Self::new(dataset, 0);
+        let mut changes = self.shards.changes(&now.shards);
+        if changes.is_empty() && self.fingerprint != now.fingerprint {
+            changes.push("its fingerprint is another".into());
+        }
+        let name = |split: &Option<SplitState>| split.as_ref().map(|split| split.name.clone());
+        if name(&self.split) != name(&now.split) {
+            let shown = |split: &Option<SplitState>| {
+                name(split).map_or("no split".into(), |name| format!("split `{name}`"))
+            };
+            changes.push(format!("it is {} now, and was {}", shown(&now.split), shown(&self.split)));
+        } else if changes.is_empty() && (self.split != now.split || self.samples != now.samples) {
+            changes.push(format!(
+                "its split has {} samples and not the same {} as before",
+                now.samples, self.samples
+            ));
+        }
+        let first = changes.first()?.clone();
+        let more = changes.len() - 1;
+        Some(if more == 0 { first } else { format!("{first}, and {more} more changes") })
+    }
+}

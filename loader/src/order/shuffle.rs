@@ -1,0 +1,52 @@
+//! Kinds of shuffle of an epoch.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How the samples of an epoch are shuffled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shuffle {
+    /// All samples at once where every shard is read by range. Where some are compressed, and so read whole, each
+    /// shard is a block: shards are permuted, then the samples inside each.
+    #[default]
+    Global,
+    /// For media that are slow to seek: samples are cut into runs that never cross a shard, the runs are permuted,
+    /// and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards are open at
+    /// once, twice as many where a batch spans two windows. A compressed shard is one run, whatever its length.
+    Blocks {
+        /// Most samples of a run.
+        block_samples: u64,
+        /// Runs of a window.
+        open_blocks: u64,
+    },
+    /// In the order of the index.
+    None,
+}
+
+impl fmt::Display for Shuffle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Global => formatter.write_str("of the whole epoch"),
+            Self::Blocks { block_samples, open_blocks } => {
+                write!(formatter, "of blocks of {block_samples} samples, {open_blocks} open at once")
+            }
+            Self::None => formatter.write_str("of nothing"),
+        }
+    }
+}
+
+impl Shuffle {
+    /// Checks the sizes.
+    pub(crate) fn check(self) -> Result<()> {
+        let Self::Blocks { block_samples, open_blocks } = self else { return Ok(()) };
+        if block_samples == 0 || open_blocks == 0 {
+            let reason = "`block_samples` and `open_blocks` must be at least 1".into();
+            return Err(Error::Config { setting: "shuffle", reason });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,318 @@
+//! Which samples make up step `t`.
+//!
+//! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
+//! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends
+//! inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use super::epoch::{EpochOrder, Order};
+use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
+use crate::error::{Error, Result};
+
+/// What happens to the samples of an epoch that do not fill a global batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tail {
+    /// They begin a batch that the next epoch fills. Every sample is visited, and every step is full but the last
+    /// one of a run that ends.
+    #[default]
+    Carry,
+    /// They are left out of this epoch; of a mixture, which has to end, at its end.
+    Drop,
+    /// They make a short last batch of this epoch; of a mixture, which has to end, at its end.
+    Short,
+}
+
+impl Tail {
+    /// Returns the name: `carry`, `drop` or `short`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Carry => "carry",
+            Self::Drop => "drop",
+            Self::Short => "short",
+        }
+    }
+}
+
+/// A sample of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSample {
+    /// Number of the dataset in the mixture; 0 where there is one.
+    pub dataset: usize,
+    /// Epoch of the dataset that the sample is drawn from.
+    pub epoch: u64,
+    /// Number of the sample in the index of its dataset.
+    pub sample: u64,
+}
+
+/// The steps of a run.
+#[derive(Debug, Clone)]
+pub struct Steps {
+    orders: Vec<Order>,
+    pace: StepPositions,
+}
+
+impl Steps {
+    /// Counts steps of one dataset, without end, from the first sample of `first_epoch`.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
+    pub fn new(order: Order, global_batch: NonZeroU64, tail: Tail, first_epoch: u64) -> Result<Self> {
+        let sizes = [order.samples()];
+        let origin = Origin::at_epoch(first_epoch, &sizes);
+        let (rules, global_batch, seed) = (MixRules::one(), global_batch.get(), 0);
+        let input = StepPositionsInput {
+            sizes: &sizes,
+            rules: &rules,
+            origin: &origin,
+            first_epoch,
+            global_batch,
+            tail,
+            seed,
+        };
+        Ok(Self { orders: vec![order], pace: StepPositions::new(input)? })
+    }
+
+    pub(crate) fn mixed(orders: Vec<Order>, pace: StepPositions) -> Self {
+        Self { orders, pace }
+    }
+
+    pub(crate) fn pace(&self) -> &StepPositions {
+        &self.pace
+    }
+
+    /// Returns the number of steps that begin in one epoch; under [`Tail::Carry`] the last of them is filled
+    /// from the next epoch. Of a mixture: the steps that as many samples fill as all datasets have.
+    #[must_use]
+    pub fn per_epoch(&self) -> u64 {
+        self.pace.per_epoch()
+    }
+
+    /// Returns the number of steps of the run, those before a restored state included; `None` if it has no end.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
+    pub fn len(&self) -> Option<u64> {
+        self.pace.len()
+    }
+
+    /// Returns the number of samples of a full step.
+    #[must_use]
+    pub fn global_batch(&self) -> u64 {
+        self.pace.global_batch
+    }
+
+    /// Returns the number of samples of an epoch; of a mixture, of all its datasets.
+    #[must_use]
+    pub fn epoch_samples(&self) -> u64 {
+        self.pace.samples()
+    }
+
+    /// Returns the samples of a step, in global order.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the step lies before the one
+    /// where a changed run was taken up, or too far out.
+    pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
+        let positions = self.pace.positions(step)?;
+        let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
+        let sample = |draw: super::mixture::Draw| {
+            let order = &self.orders[draw.dataset];
+            let (epoch, offset) = (draw.number / order.samples(), draw.number % order.samples());
+            let held = at_work[draw.dataset].take().filter(|(held, _)| *held == epoch);
+            let (_, laid_out) =
+                at_work[draw.dataset].insert(held.unwrap_or_else(|| (epoch, order.epoch(epoch))));
+            StepSample { dataset: draw.dataset, epoch, sample: laid_out.sample_at(offset) }
+        };
+        Ok(self.pace.layout.draws(positions).into_iter().map(sample).collect())
+    }
+}
+
+/// Steps of a run over its draws.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StepPositions {
+    pub(crate) layout: Segments,
+    pub(crate) origin: Origin,
+    pub(crate) global_batch: u64,
+    tail: Tail,
+    /// Samples of the only dataset, whose epochs each end with a short or full batch.
+    epoch: Option<u64>,
+    samples: u64,
+}
+
+/// What steps are made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepPositionsInput<'a> {
+    /// Samples of each dataset.
+    pub(crate) sizes: &'a [u64],
+    pub(crate) rules: &'a MixRules,
+    pub(crate) origin: &'a Origin,
+    pub(crate) first_epoch: u64,
+    pub(crate) global_batch: u64,
+    pub(crate) tail: Tail,
+    pub(crate) seed: u64,
+}
+
+fn invalid<T>(setting: &'static str, reason: impl Into<String>) -> Result<T> {
+    Err(Error::Config { setting, reason: reason.into() })
+}
+
+impl StepPositions {
+    /// Lays out the run.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `tail` drops every sample, or is to end a mixture that has no end.
+    pub(crate) fn new(input: StepPositionsInput<'_>) -> Result<Self> {
+        let StepPositionsInput { sizes, rules, origin, first_epoch, global_batch, tail, seed } = input;
+        let limit = |(samples, repeat): (&u64, &Option<u64>)| {
+            repeat.map(|epochs| first_epoch.saturating_add(epochs).saturating_mul(*samples).min(POSITION_MAX))
+        };
+        let limits: Vec<Option<u64>> = sizes.iter().zip(rules.repeat()).map(limit).collect();
+        let layout = Segments::new(rules, SegmentsInput { origin, limits: &limits, global_batch, seed });
+        let samples = sizes.iter().sum();
+        if tail == Tail::Drop && sizes.len() == 1 && samples < global_batch {
+            let reason = format!("{global_batch} is more than the {samples} samples of an epoch");
+            return invalid("global_batch", reason);
+        }
+        if tail != Tail::Carry && sizes.len() > 1 && layout.end.is_none() {
+            let reason = "`drop` and `short` end a mixture, and this one has no end: set the epochs of its datasets, or `carry`";
+            return invalid("tail", reason);
+        }
+        let epoch = (tail != Tail::Carry && sizes.len() == 1).then_some(samples);
+        Ok(Self { layout, origin: origin.clone(), global_batch, tail, epoch, samples })
+    }
+
+    /// Number of samples of all datasets.
+    pub(crate) fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Steps that as many samples fill as all datasets have.
+    pub(crate) fn per_epoch(&self) -> u64 {
+        self.steps_of(self.samples)
+    }
+
+    fn steps_of(&self, samples: u64) -> u64 {
+        if self.tail == Tail::Drop {
+            samples / self.global_batch
+        } else {
+            samples.div_ceil(self.global_batch)
+        }
+    }
+
+    /// Number of the first step that the run does not have; `None` if it has no end.
+    pub(crate) fn len(&self) -> Option<u64> {
+        let end = self.layout.end?;
+        let steps = match self.epoch {
+            Some(samples) => end / samples * self.per_epoch(),
+            None => self.steps_of(end),
+        };
+        Some(self.origin.step + steps)
+    }
+
+    /// Position of the first sample of a step, or of the end of the run.
+    ///
+    /// # Errors
+    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin, or too far out.
+    pub(crate) fn position(&self, step: u64) -> Result<u64> {
+        if let Some(steps) = self.len().filter(|&steps| step > steps) {
+            return Err(Error::RunEnded { step, steps });
+        }
+        let Some(steps) = step.checked_sub(self.origin.step) else {
+            let origin = self.origin.step;
+            return invalid("step", format!("{step} lies before step {origin}, where the run was taken up"));
+        };
+        let position = match self.epoch {
+            Some(samples) => {
+                u128::from(steps / self.per_epoch()) * u128::from(samples)
+                    + u128::from(steps % self.per_epoch() * self.global_batch)
+            }
+            None => u128::from(steps) * u128::from(self.global_batch),
+        };
+        match u64::try_from(position) {
+            Ok(position) if position <= POSITION_MAX => {
+                // The last step of a run may be short.
+                Ok(self.layout.end.map_or(position, |end| position.min(end)))
+            }
+            _ => invalid("step", format!("{step} is too far out: positions are counted up to 2^62")),
+        }
+    }
+
+    /// Positions of a step.
+    ///
+    /// # Errors
+    /// [`Error::RunEnded`] if the run has ended before the step; those of [`Self::position`].
+    pub(crate) fn positions(&self, step: u64) -> Result<std::ops::Range<u64>> {
+        if let Some(steps) = self.len().filter(|&steps| step >= steps) {
+            return Err(Error::RunEnded { step, steps });
+        }
+        let start = self.position(step)?;
+        let mut end = start.saturating_add(self.global_batch);
+        if let Some(samples) = self.epoch {
+            end = end.min(start / samples * samples + samples);
+        }
+        Ok(start..self.layout.end.map_or(end, |run_end| end.min(run_end)))
+    }
+
+    /// Draws of each dataset before a step, from its first epoch on.
+    ///
+    /// # Errors
+    /// Those of [`Self::position`].
+    pub(crate) fn draws_before(&self, step: u64) -> Result<Vec<u64>> {
+        let draws = self.layout.draws_before(self.position(step)?);
+        Ok(draws.unwrap_or_else(|| self.origin.draws.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(samples: u64, global_batch: u64, tail: Tail) -> Steps {
+        let order = Order::new(vec![0..samples], "f", 1).unwrap();
+        Steps::new(order, NonZeroU64::new(global_batch).unwrap(), tail, 0).unwrap()
+    }
+
+    fn sorted(steps: &Steps, range: std::ops::Range<u64>) -> Vec<u64> {
+        let mut seen: Vec<_> =
+            range.flat_map(|step| steps.samples(step).unwrap()).map(|item| item.sample).collect();
+        seen.sort_unstable();
+        seen
+    }
+
+    #[test]
+    fn carry_fills_every_step_and_visits_every_sample() {
+        let steps = steps(10, 4, Tail::Carry);
+        assert!((0..10).all(|step| steps.samples(step).unwrap().len() == 4));
+        let twice: Vec<u64> = (0..10).flat_map(|sample| [sample, sample]).collect();
+        assert_eq!(sorted(&steps, 0..5), twice);
+        assert_eq!(steps.samples(2).unwrap().iter().map(|item| item.epoch).collect::<Vec<_>>(), [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn drop_and_short_end_with_the_epoch() {
+        let drop = steps(10, 4, Tail::Drop);
+        assert_eq!(
+            (drop.per_epoch(), drop.samples(2).unwrap().len(), drop.samples(2).unwrap()[0].epoch),
+            (2, 4, 1)
+        );
+        let short = steps(10, 4, Tail::Short);
+        assert_eq!((short.per_epoch(), short.samples(2).unwrap().len()), (3, 2));
+        assert_eq!(sorted(&short, 0..3), (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_batch_may_span_several_epochs() {
+        let steps = steps(3, 8, Tail::Carry);
+        let epochs: Vec<_> = steps.samples(0).unwrap().iter().map(|item| item.epoch).collect();
+        assert_eq!(epochs, [0, 0, 0, 1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn dropping_everything_is_refused() {
+        let order = Order::new(vec![0..3], "f", 1).unwrap();
+        assert!(Steps::new(order, NonZeroU64::new(4).unwrap(), Tail::Drop, 0).is_err());
+    }
+}

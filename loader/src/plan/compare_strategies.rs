@@ -1,0 +1,103 @@
+//! What strategies would cost: planned steps run through the pipeline simulator.
+//!
+//! Simulated seconds are the cost model's predictions summed by a schedule, nothing else: no
+//! communication, no jitter.
+
+use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
+use dflop_balancer::{Simulation, Strategy, simulate};
+
+use super::{StepPlan, StepPlanner};
+use crate::error::{Error, Result};
+
+/// What a strategy costs over several steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StrategySummary {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Simulated seconds of every step: its slowest rank.
+    pub step_seconds: Vec<f64>,
+    /// Idle share of all stages of all ranks until the slowest rank is done, over all steps.
+    pub bubble_fraction: f64,
+}
+
+impl StrategySummary {
+    /// Returns the mean step in seconds.
+    #[must_use]
+    pub fn mean_seconds(&self) -> f64 {
+        self.step_seconds.iter().sum::<f64>() / self.step_seconds.len().max(1) as f64
+    }
+
+    /// Returns the step in seconds that 95 % of the steps do not exceed.
+    #[must_use]
+    pub fn p95_seconds(&self) -> f64 {
+        let mut sorted = self.step_seconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let rank = (sorted.len() as f64 * 0.95).ceil() as usize;
+        sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    }
+}
+
+/// Plans the same steps by each strategy and simulates them.
+///
+/// Plans are made for 1F1B, whatever schedule they are run by.
+///
+/// # Errors
+/// [`Error::Plan`] if a step cannot be planned, or the schedule does not fit the stages.
+pub fn compare_strategies(
+    planner: &StepPlanner,
+    strategies: &[Strategy],
+    steps: std::ops::Range<u64>,
+    schedule: ScheduleKind,
+) -> Result<Vec<StrategySummary>> {
+    strategies.iter().map(|&strategy| summarize(planner, strategy, steps.clone(), schedule)).collect()
+}
+
+fn summarize(
+    planner: &StepPlanner,
+    strategy: Strategy,
+    steps: std::ops::Range<u64>,
+    schedule: ScheduleKind,
+) -> Result<StrategySummary> {
+    let planner = planner.clone().strategy(strategy);
+    let (mut step_seconds, mut busy_ns, mut available_ns) = (Vec::new(), 0u128, 0u128);
+    for step in steps {
+        let plan = planner.plan(step)?;
+        let simulations = simulate_plan(&planner, &plan, schedule)?;
+        let makespan_ns = simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0);
+        for simulation in simulations {
+            busy_ns += simulation.busy_ns.iter().copied().map(u128::from).sum::<u128>();
+            available_ns += simulation.busy_ns.len() as u128 * u128::from(makespan_ns);
+        }
+        step_seconds.push(makespan_ns as f64 / 1e9);
+    }
+    let bubble_fraction = if available_ns == 0 { 0.0 } else { 1.0 - busy_ns as f64 / available_ns as f64 };
+    Ok(StrategySummary { strategy, step_seconds, bubble_fraction })
+}
+
+/// Simulates every DP rank of a planned step, `[dp_size]`, all stages of all modules in one pipeline.
+///
+/// - `schedule`: with several chunks, `chunks` stages share a pipeline rank, dealt out in turn
+///
+/// # Errors
+/// [`Error::Plan`] if the plan was made with other settings, or the stages are no multiple of the chunks.
+pub fn simulate_plan(
+    planner: &StepPlanner,
+    plan: &StepPlan,
+    schedule: ScheduleKind,
+) -> Result<Vec<Simulation>> {
+    let plan_error = |source| Error::Plan { step: plan.step, source };
+    let (instance, ranks) = planner.as_run(plan).map_err(plan_error)?;
+    let pipeline = planner.pipeline();
+    let stages: usize = pipeline.stages.iter().sum();
+    if !stages.is_multiple_of(schedule.chunks()) {
+        let reason = format!("{schedule} does not fit {stages} pipeline stages");
+        return Err(plan_error(dflop_balancer::Error::Config { setting: "schedule", reason }));
+    }
+    let simulate_rank = |microbatches: &Vec<Vec<u32>>| {
+        let times = pipeline.stage_times(&instance, microbatches)?;
+        let chunks = schedule.chunks();
+        let lists = PipelineLayout::chain(stages / chunks, chunks, microbatches.len())?.schedule(schedule)?;
+        simulate(&lists, &times)
+    };
+    ranks.iter().map(simulate_rank).collect::<Result<_, _>>().map_err(plan_error)
+}

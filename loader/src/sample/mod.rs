@@ -1,0 +1,12 @@
+//! Describes samples: decoded fields, shapes from headers, texts, and documents that order media and texts.
+
+mod batch_layout;
+mod decoded;
+pub mod document;
+mod shape;
+pub mod text;
+
+pub use self::batch_layout::{BatchLayout, PaddingSide};
+pub use self::decoded::{Field, Sample};
+pub(crate) use self::shape::decoded_bytes;
+pub use self::shape::{FieldFault, FieldShape, measure_sample, measure_sampled};

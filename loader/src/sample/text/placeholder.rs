@@ -1,0 +1,109 @@
+//! Splits a text at the placeholders that datasets write for media.
+
+/// Placeholders and the modality of the medium that each represents.
+const PLACEHOLDERS: [(&str, MediumSlot); 3] =
+    [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio), ("<video>", MediumSlot::Video)];
+
+/// Modality of a medium that can be placed in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MediumSlot {
+    /// An image.
+    Image,
+    /// Audio: one clip.
+    Audio,
+    /// A video.
+    Video,
+}
+
+impl MediumSlot {
+    /// All modalities, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
+
+    /// Returns the name that datasets and chat templates use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Audio => "audio",
+            Self::Video => "video",
+        }
+    }
+
+    /// Returns the plural used in messages.
+    #[must_use]
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Image => "images",
+            Self::Audio => "clips",
+            Self::Video => "videos",
+        }
+    }
+}
+
+/// Piece of a text with placeholders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Text between placeholders, never empty.
+    Text(&'a str),
+    /// Position of a medium.
+    Slot(MediumSlot),
+}
+
+/// Splits a text at `<image>`, `<audio>` and `<video>`, the placeholders of LLaVA.
+///
+/// One line break on either side of a placeholder belongs to it, because the chat template separates media
+/// itself.
+///
+/// # Examples
+/// ```
+/// use dflop_loader::sample::text::{MediumSlot, Piece, split_placeholders};
+/// let pieces = split_placeholders("<image>\nWhat is it?");
+/// assert_eq!(pieces, [Piece::Slot(MediumSlot::Image), Piece::Text("What is it?")]);
+/// ```
+#[must_use]
+pub fn split_placeholders(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some((at, token, slot)) = next_placeholder(rest) {
+        let before = &rest[..at];
+        push_text(&mut pieces, before.strip_suffix('\n').unwrap_or(before));
+        pieces.push(Piece::Slot(slot));
+        let after = &rest[at + token.len()..];
+        rest = after.strip_prefix('\n').unwrap_or(after);
+    }
+    push_text(&mut pieces, rest);
+    pieces
+}
+
+fn push_text<'a>(pieces: &mut Vec<Piece<'a>>, text: &'a str) {
+    if !text.is_empty() {
+        pieces.push(Piece::Text(text));
+    }
+}
+
+fn next_placeholder(text: &str) -> Option<(usize, &'static str, MediumSlot)> {
+    let found = PLACEHOLDERS.iter().filter_map(|(token, slot)| Some((text.find(token)?, *token, *slot)));
+    found.min_by_key(|(at, _, _)| *at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use MediumSlot::{Audio, Image, Video};
+
+    #[test]
+    fn a_line_break_on_either_side_belongs_to_the_placeholder() {
+        let table: [(&str, &[Piece<'_>]); 7] = [
+            ("", &[]),
+            ("plain", &[Piece::Text("plain")]),
+            ("<image>\nwhat", &[Piece::Slot(Image), Piece::Text("what")]),
+            ("what\n<image>", &[Piece::Text("what"), Piece::Slot(Image)]),
+            ("<image>\n<image>\n\nx", &[Piece::Slot(Image), Piece::Slot(Image), Piece::Text("\nx")]),
+            ("a <audio> b", &[Piece::Text("a "), Piece::Slot(Audio), Piece::Text(" b")]),
+            ("<video>\na", &[Piece::Slot(Video), Piece::Text("a")]),
+        ];
+        for (text, pieces) in table {
+            assert_eq!(split_placeholders(text), pieces, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Which fields of a sample are read; nothing else is read, buffered or decoded.
+//!
+//! A stage of a pipeline needs some fields only: the LLM its texts, the encoder its images. A name selects by
+//! extension: `seg.png` is that field, `jpg` stands for `0.jpg` too, `*` for any letters (`img_*.png`), and `images`,
+//! `audio`, `video` and `text` for all fields of that kind, whatever their extension.
+
+use std::fmt;
+
+use super::medium_kind::{MediumKind, is_video_extension, kind_of_extension};
+use crate::error::{Error, Result};
+
+/// A selection of fields.
+///
+/// # Examples
+/// ```
+/// use dflop_loader::shard::FieldSelection;
+/// let fields = FieldSelection::new(["txt", "images"])?;
+/// assert!(fields.wants("txt") && fields.wants("0.webp") && !fields.wants("json"));
+/// # Ok::<(), dflop_loader::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FieldSelection {
+    /// `None` for all fields.
+    names: Option<Vec<Name>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Name {
+    Images,
+    Audio,
+    Video,
+    Text,
+    /// Lower-case extension, or its last part.
+    Extension(String),
+    /// Lower-case pieces between the stars.
+    Pattern(Vec<String>),
+}
+
+impl FieldSelection {
+    /// Selects all fields.
+    pub const ALL: Self = Self { names: None };
+
+    /// Selects the fields that any of `names` stands for; letter case does not count.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no name, or an empty one.
+    pub fn new<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
+        let invalid = |reason: &str| Error::Config { setting: "fields", reason: reason.to_owned() };
+        let names: Vec<Name> = names.into_iter().map(|name| Name::parse(name.as_ref())).collect();
+        if names.is_empty() {
+            return Err(invalid("no field is named"));
+        }
+        if names.contains(&Name::Extension(String::new())) {
+            return Err(invalid("a name is empty"));
+        }
+        Ok(Self { names: Some(names) })
+    }
+
+    /// Selects the images.
+    pub(crate) fn images() -> Self {
+        Self { names: Some(vec![Name::Images]) }
+    }
+
+    /// Whether it selects all fields.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        self.names.is_none()
+    }
+
+    /// Whether the field with this extension, lower-cased, is read.
+    #[must_use]
+    pub fn wants(&self, extension: &str) -> bool {
+        self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.fits(extension)))
+    }
+}
+
+impl fmt::Display for FieldSelection {
+    /// The names, lower-cased, as they were given; `*` for all fields.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(names) = &self.names else { return formatter.write_str("*") };
+        for (at, name) in names.iter().enumerate() {
+            write!(formatter, "{}{name}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Images => formatter.write_str("images"),
+            Self::Audio => formatter.write_str("audio"),
+            Self::Video => formatter.write_str("video"),
+            Self::Text => formatter.write_str("text"),
+            Self::Extension(name) => formatter.write_str(name),
+            Self::Pattern(pieces) => formatter.write_str(&pieces.join("*")),
+        }
+    }
+}
+
+impl Name {
+    fn parse(name: &str) -> Self {
+        let name = name.trim().to_lowercase();
+        match name.as_str() {
+            "images" => Self::Images,
+            "audio" => Self::Audio,
+            "video" => Self::Video,
+            "text" => Self::Text,
+            _ if name.contains('*') => Self::Pattern(name.split('*').map(str::to_owned).collect()),
+            _ => Self::Extension(name),
+        }
+    }
+
+    fn fits(&self, extension: &str) -> bool {
+        match self {
+            Self::Images => kind_of_extension(extension) == MediumKind::Image,
+            Self::Audio => kind_of_extension(extension) == MediumKind::Audio,
+            Self::Video => is_video_extension(extension),
+            Self::Text => kind_of_extension(extension) == MediumKind::Text,
+            Self::Extension(name) => name == extension || extension.rsplit('.').next() == Some(name),
+            Self::Pattern(pieces) => fits_pattern(pieces, extension),
+        }
+    }
+}
+
+/// Takes the first piece from the front, the last from the end, and each other where it comes first.
+fn fits_pattern(pieces: &[String], extension: &str) -> bool {
+    let [first, middle @ .., last] = pieces else { return false };
+    let rest = extension.strip_prefix(first.as_str()).and_then(|rest| rest.strip_suffix(last.as_str()));
+    let Some(mut rest) = rest else { return false };
+    for piece in middle {
+        let Some(at) = rest.find(piece.as_str()) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wants(name: &str, extension: &str) -> bool {
+        FieldSelection::new([name]).unwrap().wants(extension)
+    }
+
+    #[test]
+    fn names_select_by_extension_last_part_pattern_or_kind() {
+        let table = [
+            ("jpg", "jpg", true),
+            ("JPG", "0.jpg", true),
+            ("jpg", "jpg.gz", false),
+            ("0.jpg", "0.jpg", true),
+            ("0.jpg", "1.jpg", false),
+            ("img_*.png", "img_12.png", true),
+            ("img_*.png", "img_.png", true),
+            ("img_*.png", "img_1.jpg", false),
+            ("*a*b*", "xxabyy", true),
+            ("*a*b*", "ba", false),
+            ("aa*aa", "aaa", false),
+            ("*", "", true),
+            ("images", "seg.png", true),
+            ("images", "wav", false),
+            ("audio", "0.flac", true),
+            ("text", "caption", true),
+            ("text", "json", false),
+            ("video", "mp4", true),
+        ];
+        for (name, extension, expected) in table {
+            assert_eq!(wants(name, extension), expected, "{name} for {extension}");
+        }
+        let names = FieldSelection::new(["JPG", "img_*.png", "images"]).unwrap();
+        assert_eq!(names.to_string(), "jpg, img_*.png, images");
+        assert!(FieldSelection::ALL.wants("anything") && FieldSelection::default().is_all());
+    }
+
+    #[test]
+    fn a_selection_of_nothing_is_refused() {
+        assert!(FieldSelection::new(Vec::<String>::new()).is_err());
+        assert!(FieldSelection::new(["jpg", " "]).is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! Tells the modality of a field from its extension.
+
+/// Decoder that handles a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MediumKind {
+    /// [`crate::media::decode_rgb`]: JPEG, PNG, WebP, GIF, BMP, TIFF.
+    Image,
+    /// [`crate::media::decode_audio`]: WAV, FLAC, MP3, Ogg Vorbis.
+    Audio,
+    /// FFmpeg: MP4, MOV, Matroska, WebM, AVI.
+    #[cfg(feature = "video")]
+    Video,
+    /// [`crate::media::decode_text`]: UTF-8.
+    Text,
+    /// [`crate::media::decode_json`].
+    Json,
+    /// [`crate::media::decode_npy`]: one NumPy array.
+    Npy,
+    /// No decoder: the bytes are delivered unchanged.
+    Opaque,
+}
+
+/// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
+/// name.
+///
+/// Only the part after the last dot counts, ignoring case: `seg.png` and `0.PNG` are images, `txt.gz` is
+/// opaque.
+///
+/// # Examples
+/// ```
+/// use dflop_loader::media::{MediumKind, kind_of_extension};
+/// assert_eq!(kind_of_extension("left.jpg"), MediumKind::Image);
+/// assert_eq!(kind_of_extension("txt.gz"), MediumKind::Opaque);
+/// ```
+#[must_use]
+pub fn kind_of_extension(extension: &str) -> MediumKind {
+    match last_part(extension).as_str() {
+        "jpg" | "jpeg" | "jpe" | "jfif" | "png" | "webp" | "gif" | "bmp" | "tif" | "tiff" => {
+            MediumKind::Image
+        }
+        "wav" | "wave" | "flac" | "mp3" | "ogg" | "oga" => MediumKind::Audio,
+        #[cfg(feature = "video")]
+        "mp4" | "mkv" | "webm" | "avi" | "mov" => MediumKind::Video,
+        "txt" | "text" | "caption" => MediumKind::Text,
+        "json" => MediumKind::Json,
+        "npy" => MediumKind::Npy,
+        _ => MediumKind::Opaque,
+    }
+}
+
+/// Returns whether a field with this extension holds a video, also without the feature `video`.
+#[must_use]
+pub fn is_video_extension(extension: &str) -> bool {
+    matches!(last_part(extension).as_str(), "mp4" | "mkv" | "webm" | "avi" | "mov")
+}
+
+/// Returns the last dot-part of an extension, in lower case.
+pub(crate) fn last_part(extension: &str) -> String {
+    extension.rsplit('.').next().unwrap_or(extension).to_ascii_lowercase()
+}

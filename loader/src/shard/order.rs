@@ -1,0 +1,298 @@
+//! Which shards are read in which order, which of their items are wanted, and where a reader stands.
+//!
+//! An *item* of a shard is a sample or something that was skipped, counted from 0 in shard order. Reading one
+//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what was
+//! read. [`crate::shard`] does the passes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::list::Shard;
+use crate::error::{Error, Result};
+use crate::permutation::{Permutation, mix64};
+use crate::store::Location;
+
+/// Bytes at the start of a shard that its digest covers: the first header.
+pub(crate) const HEADER_BYTES: usize = 512;
+
+/// The order in which one rank reads the shards of a list, epoch by epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct ShardOrder {
+    /// Seed of the order; `None` is the order of the list.
+    pub(crate) seed: Option<u64>,
+    /// This rank reads every `world`-th shard of the epoch's order, from this one on.
+    pub(crate) rank: usize,
+    /// Ranks that share the shards.
+    pub(crate) world: usize,
+}
+
+impl fmt::Display for ShardOrder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seed {
+            Some(seed) => write!(formatter, "shuffled by seed {seed}")?,
+            None => formatter.write_str("in the order of the list")?,
+        }
+        write!(formatter, " to rank {} of {}", self.rank, self.world)
+    }
+}
+
+impl Default for ShardOrder {
+    fn default() -> Self {
+        Self { seed: None, rank: 0, world: 1 }
+    }
+}
+
+impl ShardOrder {
+    /// Checks that every rank has a shard to read.
+    pub(crate) fn check(&self, shards: usize) -> Result<()> {
+        let invalid = |reason| Err(Error::Config { setting: "shards_of_rank", reason });
+        if self.rank >= self.world {
+            return invalid(format!("rank {} is not below {} ranks", self.rank, self.world));
+        }
+        if shards < self.world {
+            return invalid(format!("{shards} shards cannot be dealt to {} ranks, one each", self.world));
+        }
+        Ok(())
+    }
+
+    /// Shards that this rank reads in an epoch.
+    pub(crate) fn places(&self, shards: usize) -> usize {
+        (shards - self.rank).div_ceil(self.world)
+    }
+
+    /// The number, in the list, of the shard at a place of an epoch's order.
+    pub(crate) fn shard_at(&self, shards: usize, epoch: u64, place: usize) -> usize {
+        let at = self.rank + place * self.world;
+        match self.seed {
+            None => at,
+            Some(seed) => Permutation::new(shards as u64, mix64(mix64(seed) ^ epoch)).at(at as u64) as usize,
+        }
+    }
+}
+
+/// Where a reader stands: everything before was consumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Position {
+    pub(crate) epoch: u64,
+    /// Place of the shard in the epoch's order of this rank.
+    pub(crate) place: usize,
+    /// Items of that shard.
+    pub(crate) items: u64,
+}
+
+/// Where an item was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ItemPosition {
+    /// Number of the shard in the list.
+    pub(crate) shard: usize,
+    /// Where the reader stands behind the item.
+    pub(crate) behind: Position,
+    /// Whether it is read again because it was in a buffer.
+    pub(crate) is_again: bool,
+}
+
+/// Which items of a pass are wanted.
+#[derive(Debug, Clone)]
+pub(crate) enum WantedItems {
+    /// All from this one on.
+    From(u64),
+    /// These, in order.
+    Only(Vec<u64>),
+}
+
+/// One shard, read once.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardPass {
+    pub(crate) shard: usize,
+    pub(crate) epoch: u64,
+    pub(crate) place: usize,
+    /// Number of the first item that the input holds.
+    pub(crate) first: u64,
+    pub(crate) wanted: WantedItems,
+}
+
+impl ShardPass {
+    /// Whether the item is wanted.
+    pub(crate) fn wants(&self, item: u64) -> bool {
+        match &self.wanted {
+            WantedItems::From(first) => item >= *first,
+            WantedItems::Only(items) => items.binary_search(&item).is_ok(),
+        }
+    }
+
+    /// Whether nothing from this item on is wanted.
+    pub(crate) fn is_over(&self, item: u64) -> bool {
+        matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
+    }
+
+    pub(crate) fn place_of(&self, item: u64) -> ItemPosition {
+        let behind = Position { epoch: self.epoch, place: self.place, items: item + 1 };
+        ItemPosition { shard: self.shard, behind, is_again: matches!(self.wanted, WantedItems::Only(_)) }
+    }
+}
+
+/// All passes of a stream: what a buffer held, then everything from a position on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ShardPasses {
+    pub(crate) order: ShardOrder,
+    /// The epoch behind the last one.
+    pub(crate) end_epoch: u64,
+    pub(crate) start: Position,
+    /// Items to be read again, by shard; in ascending order.
+    pub(crate) again: BTreeMap<usize, Vec<u64>>,
+    /// Whether the stream at `start` begins there, not at its own beginning.
+    pub(crate) is_rest: bool,
+}
+
+impl ShardPasses {
+    pub(crate) fn over<'a>(&'a self, shards: &'a [Shard]) -> impl Iterator<Item = ShardPass> + 'a {
+        let start = self.start;
+        let again = self.again.iter().map(move |(&shard, items)| ShardPass {
+            shard,
+            epoch: start.epoch,
+            place: 0,
+            first: 0,
+            wanted: WantedItems::Only(items.clone()),
+        });
+        let places = self.order.places(shards.len());
+        let all = (start.epoch..self.end_epoch).flat_map(move |epoch| {
+            let from = if epoch == start.epoch { start.place } else { 0 };
+            (from..places).map(move |place| self.pass(shards, epoch, place))
+        });
+        again.chain(all)
+    }
+
+    /// The numbers of the shards of all passes, in the order of [`Self::over`].
+    pub(crate) fn into_shards(self, shards: &[Shard]) -> impl Iterator<Item = usize> + Send + 'static {
+        let (order, start, shards) = (self.order, self.start, shards.len());
+        let places = order.places(shards);
+        let all = (start.epoch..self.end_epoch).flat_map(move |epoch| {
+            let from = if epoch == start.epoch { start.place } else { 0 };
+            (from..places).map(move |place| order.shard_at(shards, epoch, place))
+        });
+        self.again.into_keys().chain(all)
+    }
+
+    fn pass(&self, shards: &[Shard], epoch: u64, place: usize) -> ShardPass {
+        let shard = self.order.shard_at(shards.len(), epoch, place);
+        let is_start = (epoch, place) == (self.start.epoch, self.start.place);
+        let from = if is_start { self.start.items } else { 0 };
+        let first = if is_start && self.is_rest && !is_rereadable(&shards[shard]) { from } else { 0 };
+        ShardPass { shard, epoch, place, first, wanted: WantedItems::From(from) }
+    }
+}
+
+/// Whether the bytes of a shard can be read a second time.
+pub(crate) fn is_rereadable(shard: &Shard) -> bool {
+    !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
+}
+
+/// What tells a shard from another one in its place.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct ShardIdentity {
+    /// Length as stored, compressed or not.
+    pub(crate) bytes: u64,
+    /// Digest of the first 512 bytes as stored, in hexadecimal digits.
+    pub(crate) header: String,
+}
+
+impl ShardIdentity {
+    pub(crate) fn of(archive: &[u8]) -> Self {
+        Self::of_header(archive.len() as u64, &archive[..archive.len().min(HEADER_BYTES)])
+    }
+
+    /// Of a shard of which only the first [`HEADER_BYTES`] are at hand.
+    pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
+        Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
+    }
+}
+
+/// How the shards were when a state was taken, and how they are now.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct KnownShards {
+    expected: Arc<BTreeMap<usize, ShardIdentity>>,
+    seen: Arc<Mutex<BTreeMap<usize, ShardIdentity>>>,
+}
+
+impl KnownShards {
+    /// Expects shards, by their number in the list, to be as they were.
+    pub(crate) fn expecting(expected: BTreeMap<usize, ShardIdentity>) -> Self {
+        Self { expected: Arc::new(expected), seen: Arc::default() }
+    }
+
+    pub(crate) fn get(&self, shard: usize) -> Option<ShardIdentity> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(&shard).cloned();
+        seen.or_else(|| self.expected.get(&shard).cloned())
+    }
+
+    /// Notes how a shard is; refuses it if it is not as expected.
+    ///
+    /// # Errors
+    /// [`Error::State`], naming the shard.
+    pub(crate) fn check(&self, number: usize, shard: &Shard, archive: &[u8]) -> Result<()> {
+        self.check_identity(number, shard, ShardIdentity::of(archive))
+    }
+
+    /// The same for a shard that is not in memory.
+    ///
+    /// # Errors
+    /// Those of [`Self::check`].
+    pub(crate) fn check_identity(&self, number: usize, shard: &Shard, now: ShardIdentity) -> Result<()> {
+        if let Some(before) = self.expected.get(&number).filter(|before| **before != now) {
+            let reason = if before.bytes == now.bytes {
+                format!("shard `{}` has changed: its first header is another", shard.url)
+            } else {
+                let (was, is) = (before.bytes, now.bytes);
+                format!("shard `{}` has changed: it had {was} bytes and has {is}", shard.url)
+            };
+            return Err(Error::State { reason });
+        }
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(number, now);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_ranks_of_an_epoch_read_every_shard_once(
+            shards in 1usize..60, world in 1usize..9, seed in prop::option::of(0u64..9), epoch in 0u64..4,
+        ) {
+            prop_assume!(shards >= world);
+            let mut read = Vec::new();
+            for rank in 0..world {
+                let order = ShardOrder { seed, rank, world };
+                order.check(shards).unwrap();
+                read.extend((0..order.places(shards)).map(|place| order.shard_at(shards, epoch, place)));
+            }
+            read.sort_unstable();
+            prop_assert!(read.into_iter().eq(0..shards));
+        }
+    }
+
+    #[test]
+    fn epochs_and_seeds_order_shards_apart() {
+        let order = |seed, epoch| {
+            let order = ShardOrder { seed: Some(seed), ..ShardOrder::default() };
+            (0..50).map(|place| order.shard_at(50, epoch, place)).collect::<Vec<_>>()
+        };
+        assert_ne!(order(1, 0), order(1, 1));
+        assert_ne!(order(1, 0), order(2, 0));
+        assert_eq!(order(1, 3), order(1, 3));
+    }
+
+    #[test]
+    fn fewer_shards_than_ranks_are_refused() {
+        let order = ShardOrder { seed: None, rank: 2, world: 4 };
+        assert!(order.check(4).is_ok());
+        assert!(order.check(3).unwrap_err().to_string().contains("3 shards"));
+        assert!(ShardOrder { rank: 4, ..order }.check(9).unwrap_err().to_string().contains("rank 4"));
+    }
+}

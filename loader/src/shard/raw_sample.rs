@@ -1,0 +1,67 @@
+//! Samples as they leave a shard, undecoded.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dflop_costmodel::ImageSize;
+
+/// One entry of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawField {
+    /// What follows the key's dot in the entry name, lower-cased, such as `jpg` or `seg.png`.
+    pub extension: Arc<str>,
+    /// Offset of the payload in the shard, after decompression.
+    pub offset: u64,
+    /// Length of the payload.
+    pub bytes: u64,
+    /// The payload; `None` when it was over the limit and passed over.
+    pub payload: Option<Bytes>,
+    /// Size of an image that was left unread, because its size is all that is asked for.
+    pub size: Option<ImageSize>,
+}
+
+/// A sample with its fields in shard order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawSample {
+    /// Entry path up to the first dot of its file name.
+    pub key: String,
+    /// URL of the shard.
+    pub shard: Arc<str>,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Epoch that the sample is read in, from 0.
+    pub epoch: u64,
+    /// The fields, in shard order; extensions are unique.
+    pub fields: Vec<RawField>,
+}
+
+/// What tells a sample from all others of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleId<'a> {
+    /// URL of the shard; only its base name counts.
+    pub shard: &'a str,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Key of the sample.
+    pub key: &'a str,
+}
+
+impl RawSample {
+    /// Returns what identifies the sample in its dataset.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+
+    /// Returns the field with this extension.
+    #[must_use]
+    pub fn field(&self, extension: &str) -> Option<&RawField> {
+        self.fields.iter().find(|field| &*field.extension == extension)
+    }
+
+    /// Returns the payload bytes of all fields.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.fields.iter().map(|field| field.bytes).sum()
+    }
+}

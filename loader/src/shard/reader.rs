@@ -1,0 +1,406 @@
+//! Reads shards one after another on a thread of its own, ahead of the decoders.
+//!
+//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so are
+//! remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and their pages
+//! are resident when they leave.
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::io::{AsyncBufRead, AsyncReadExt};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::compression::{Compression, decompress, sniff_compression};
+use super::field_selection::FieldSelection;
+use super::list::Shard;
+use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
+use super::raw_sample::RawSample;
+use super::samples::{MappedSamples, ShardItem, StreamedSamples};
+use crate::error::{Error, Result, Skipped};
+use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
+use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead};
+
+/// Samples that may wait, however small they are.
+const SAMPLES_WAITING: usize = 256;
+/// Bytes that tell the compression of a stream.
+const SNIFFED_BYTES: usize = 6;
+
+/// What the reader hands on.
+#[derive(Debug)]
+pub(crate) struct ReaderItem {
+    pub(crate) item: ShardItem,
+    pub(crate) place: ItemPosition,
+    /// What the sample takes from the reader's budget.
+    pub(crate) lease: Option<ByteLease>,
+}
+
+/// How shards are read.
+#[derive(Debug, Clone)]
+pub(crate) struct ReaderSettings {
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) passes: ShardPasses,
+    pub(crate) known: KnownShards,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) field_bytes_max: u64,
+    /// The fields that are read.
+    pub(crate) fields: FieldSelection,
+    /// Whether every payload byte is read, so that the consumer never waits for a disk.
+    pub(crate) is_read_through: bool,
+    pub(crate) budget: ByteBudget,
+    /// Bytes of remote shards that are requested ahead.
+    pub(crate) requested_bytes_max: u64,
+}
+
+impl ReaderSettings {
+    /// Begins to request the remote shards of all passes.
+    fn request_ahead(&self) -> Option<ShardsAhead> {
+        if self.shards.iter().all(|shard| shard.remote().is_none()) {
+            return None;
+        }
+        let counted = |shard: &Shard| Some(shard.remote()?.clone().counted_by(self.metrics.retries()));
+        let remote: Vec<_> = self.shards.iter().map(counted).collect();
+        let passes = self.passes.clone().into_shards(&self.shards);
+        ShardsAhead::start(passes.filter_map(move |shard| remote[shard].clone()), self.requested_bytes_max)
+    }
+}
+
+/// Starts reading; the channel ends after the last sample of the last epoch, or after an error.
+pub(crate) fn read_shards(config: ReaderSettings) -> mpsc::Receiver<Result<ReaderItem>> {
+    let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
+    let runtime = Handle::current();
+    tokio::task::spawn_blocking(move || {
+        let to_end = sender.clone();
+        let reader = Reader { config, sender, runtime, since: Cell::new(None) };
+        // An error of `run` is that nobody listens any more; a panic must not look like the end of the shards.
+        if catch_unwind(AssertUnwindSafe(move || reader.run())).is_err() {
+            let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
+        }
+    });
+    receiver
+}
+
+struct Reader {
+    config: ReaderSettings,
+    sender: mpsc::Sender<Result<ReaderItem>>,
+    runtime: Handle,
+    /// When the reader last went to work; `None` while it waits for room.
+    since: Cell<Option<Instant>>,
+}
+
+/// The consumer is gone.
+struct ReceiverDropped;
+
+impl Reader {
+    fn run(&self) -> Result<(), ReceiverDropped> {
+        let meter = self.config.metrics.stage(LoaderStage::Read);
+        let mut ahead = self.config.request_ahead();
+        for pass in self.config.passes.over(&self.config.shards) {
+            let is_remote = self.config.shards[pass.shard].remote().is_some();
+            let read = match ahead.as_mut().filter(|_| is_remote) {
+                Some(ahead) => self.read_remote(&pass, ahead)?,
+                None => self.read_shard(&pass)?,
+            };
+            if let Err(error) = read {
+                self.pause_work();
+                meter.fail(1);
+                return self.sender.blocking_send(Err(error)).map_err(|_| ReceiverDropped);
+            }
+        }
+        self.pause_work();
+        Ok(())
+    }
+
+    fn resume_work(&self) -> Instant {
+        let now = Instant::now();
+        self.since.set(Some(now));
+        self.config.metrics.stage(LoaderStage::Read).begin();
+        now
+    }
+
+    fn pause_work(&self) -> Instant {
+        let (meter, now) = (self.config.metrics.stage(LoaderStage::Read), Instant::now());
+        if let Some(since) = self.since.take() {
+            meter.busy(now - since);
+            meter.end();
+        }
+        now
+    }
+
+    fn read_shard(&self, pass: &ShardPass) -> Result<Result<()>, ReceiverDropped> {
+        let shard = &self.config.shards[pass.shard];
+        self.config.metrics.reads_shard(pass.shard);
+        // So that the time at work is seen shard by shard, if nothing makes the reader wait.
+        self.pause_work();
+        self.resume_work();
+        let opened = {
+            let _runtime = self.runtime.enter();
+            shard.open()
+        };
+        match opened {
+            Ok(Opened::Mapped(archive)) => match self.config.known.check(pass.shard, shard, &archive) {
+                Ok(()) => self.read_mapped(shard, pass, archive),
+                Err(changed) => Ok(Err(changed)),
+            },
+            Ok(Opened::Stream(input, command)) => self.runtime.block_on(async {
+                tokio::select! {
+                    read = self.read_input(shard, pass, input, command) => read,
+                    // A stream may have nothing more to say for ever.
+                    () = self.sender.closed() => self.give_up(),
+                }
+            }),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn give_up(&self) -> Result<Result<()>, ReceiverDropped> {
+        self.pause_work();
+        Err(ReceiverDropped)
+    }
+
+    fn read_mapped(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        archive: Bytes,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        match sniff_compression(&shard.url, &archive) {
+            Ok(Compression::None) => {
+                let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max)
+                    .fields(self.config.fields.clone());
+                for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
+                    if !pass.wants(number) {
+                        self.config.metrics.passed_over();
+                        continue;
+                    }
+                    if let Err(item) = self.deliver_now(item, pass, number) {
+                        self.runtime.block_on(self.deliver_later(item, pass, number))?;
+                    }
+                }
+            }
+            Ok(compression) => {
+                let reader = decompress(compression, &archive[..]);
+                self.runtime.block_on(self.read_stream(shard, pass, reader))?;
+            }
+            Err(unsupported) => {
+                self.runtime.block_on(self.skip_shard(shard, pass, unsupported.to_string()))?;
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn read_remote(&self, pass: &ShardPass, ahead: &mut ShardsAhead) -> Result<Result<()>, ReceiverDropped> {
+        let shard = &self.config.shards[pass.shard];
+        self.config.metrics.reads_shard(pass.shard);
+        self.pause_work();
+        self.resume_work();
+        match self.runtime.block_on(self.next_remote(ahead))? {
+            Some(Ok(RemoteShard::Mapped(archive))) => {
+                match self.config.known.check(pass.shard, shard, &archive) {
+                    Ok(()) => self.read_mapped(shard, pass, archive),
+                    Err(changed) => Ok(Err(changed)),
+                }
+            }
+            Some(Ok(RemoteShard::Body(body))) => self.runtime.block_on(self.read_body(shard, pass, body)),
+            Some(Err(source)) => Ok(Err(shard.read_error(source))),
+            None => Ok(Err(Error::StageEnded { stage: "store" })),
+        }
+    }
+
+    /// Waits for the next shard, but not longer than anybody wants it.
+    async fn next_remote(
+        &self,
+        ahead: &mut ShardsAhead,
+    ) -> Result<Option<io::Result<RemoteShard>>, ReceiverDropped> {
+        tokio::select! {
+            next = ahead.next() => Ok(next),
+            () = self.sender.closed() => {
+                self.pause_work();
+                Err(ReceiverDropped)
+            }
+        }
+    }
+
+    /// A body that ends too early ends the stream, behind the samples that came whole.
+    async fn read_body(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        mut body: ShardBody,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        let (failure, bytes) = (body.failure(), body.bytes());
+        let reading = async {
+            let mut header = Vec::with_capacity(HEADER_BYTES);
+            if let Err(source) = (&mut body).take(HEADER_BYTES as u64).read_to_end(&mut header).await {
+                return Ok(Err(shard.read_error(source)));
+            }
+            let identity = ShardIdentity::of_header(bytes, &header);
+            if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
+                return Ok(Err(changed));
+            }
+            let whole = std::io::Cursor::new(header).chain(body);
+            self.read_input(shard, pass, whole, None).await
+        };
+        let read = tokio::select! {
+            read = reading => read?,
+            () = self.sender.closed() => return self.give_up(),
+        };
+        let failed = failure.lock().expect("no holder panics").take();
+        Ok(failed.map_or(read, |source| Err(shard.read_error(source))))
+    }
+
+    async fn read_input(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        mut input: impl AsyncBufRead + Send + Unpin,
+        command: Option<Box<tokio::process::Child>>,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        let mut first = Vec::with_capacity(SNIFFED_BYTES);
+        let sniffed = (&mut input).take(SNIFFED_BYTES as u64).read_to_end(&mut first).await;
+        if let Err(source) = sniffed {
+            return Ok(Err(shard.read_error(source)));
+        }
+        match sniff_compression(&shard.url, &first) {
+            Ok(compression) => {
+                let whole = std::io::Cursor::new(first).chain(input);
+                self.read_stream(shard, pass, decompress(compression, whole)).await?;
+            }
+            Err(unsupported) => self.skip_shard(shard, pass, unsupported.to_string()).await?,
+        }
+        match command {
+            Some(command) => self.check_command(shard, command).await,
+            None => Ok(Ok(())),
+        }
+    }
+
+    async fn read_stream<R>(&self, shard: &Shard, pass: &ShardPass, reader: R) -> Result<(), ReceiverDropped>
+    where
+        R: tokio::io::AsyncRead + Unpin,
+    {
+        let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max)
+            .fields(self.config.fields.clone());
+        let mut number = pass.first;
+        while !pass.is_over(number)
+            && let Some(item) = samples.next().await
+        {
+            if pass.wants(number) {
+                self.deliver(item, pass, number).await?;
+            } else {
+                self.config.metrics.passed_over();
+            }
+            number += 1;
+        }
+        Ok(())
+    }
+
+    /// A command that fails may have written less than the whole shard.
+    async fn check_command(
+        &self,
+        shard: &Shard,
+        mut command: Box<tokio::process::Child>,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        match command.wait().await {
+            Ok(status) if status.success() => Ok(Ok(())),
+            Ok(status) => {
+                Ok(Err(shard.read_error(std::io::Error::other(format!("the command ended with {status}")))))
+            }
+            Err(source) => Ok(Err(shard.read_error(source))),
+        }
+    }
+
+    async fn skip_shard(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        reason: String,
+    ) -> Result<(), ReceiverDropped> {
+        if !pass.wants(0) {
+            return Ok(());
+        }
+        let shard = shard.url.to_string();
+        let skipped = Skipped { shard, offset: 0, key: None, field: None, reason };
+        self.deliver(ShardItem::Skipped(skipped), pass, 0).await
+    }
+
+    async fn deliver(&self, item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ReceiverDropped> {
+        match self.deliver_now(item, pass, number) {
+            Ok(()) => Ok(()),
+            Err(item) => self.deliver_later(item, pass, number).await,
+        }
+    }
+
+    /// Hands an item on if there is room, which takes no clock; else gives it back.
+    fn deliver_now(&self, mut item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ShardItem> {
+        if let ShardItem::Sample(sample) = &mut item {
+            sample.epoch = pass.epoch;
+            if self.config.is_read_through {
+                read_through(sample);
+            }
+        }
+        let Ok(room) = self.sender.try_reserve() else { return Err(item) };
+        let lease = match &item {
+            ShardItem::Skipped(_) => None,
+            ShardItem::Sample(sample) => match self.config.budget.try_lease(sample.bytes()) {
+                Some(lease) => Some(lease),
+                None => return Err(item),
+            },
+        };
+        room.send(Ok(self.counted(item, pass, number, lease)));
+        Ok(())
+    }
+
+    /// Waits for room.
+    async fn deliver_later(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+    ) -> Result<(), ReceiverDropped> {
+        let paused = self.pause_work();
+        let lease = match &item {
+            ShardItem::Skipped(_) => None,
+            ShardItem::Sample(sample) => {
+                Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| ReceiverDropped)?)
+            }
+        };
+        let room = self.sender.reserve().await.map_err(|_| ReceiverDropped)?;
+        room.send(Ok(self.counted(item, pass, number, lease)));
+        self.config.metrics.stage(LoaderStage::Read).waited_for_room(self.resume_work() - paused);
+        Ok(())
+    }
+
+    fn counted(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+        lease: Option<ByteLease>,
+    ) -> ReaderItem {
+        let meter = self.config.metrics.stage(LoaderStage::Read);
+        let (bytes, errors) = match &item {
+            ShardItem::Sample(sample) => (sample.bytes(), 0),
+            ShardItem::Skipped(_) => (0, 1),
+        };
+        meter.count(1, bytes);
+        if errors > 0 {
+            meter.fail(errors);
+        }
+        meter.depth.add(1);
+        ReaderItem { item, place: pass.place_of(number), lease }
+    }
+}
+
+/// Reads every payload byte, which brings mapped pages into memory.
+fn read_through(sample: &RawSample) {
+    for payload in sample.fields.iter().filter_map(|field| field.payload.as_ref()) {
+        let (words, rest) = payload.as_chunks::<8>();
+        let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)));
+        black_box(rest.iter().fold(sum, |sum, &byte| sum.wrapping_add(byte.into())));
+    }
+}

@@ -1,0 +1,260 @@
+//! Reads a shard from its beginning to its end: samples, and an account of what is no sample.
+//!
+//! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
+//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the good samples of a damaged shard and then say what is wrong with the rest.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::io::AsyncRead;
+
+use super::field_selection::FieldSelection;
+use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
+use super::raw_sample::RawSample;
+use super::tar::Entry;
+use super::tar::ranged::{Archive, RangedEntries};
+use super::tar::slice::SliceEntries;
+use super::tar::stream::{StreamEntries, StreamFault};
+use crate::error::{ArchiveFault, Skipped};
+
+/// Default limit of one field: 1 GiB. A longer one makes its sample bad.
+pub const FIELD_BYTES_MAX: u64 = 1 << 30;
+
+/// What a shard holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShardItem {
+    /// A sample, undecoded.
+    Sample(RawSample),
+    /// A sample, or the rest of the shard, that cannot be delivered.
+    Skipped(Skipped),
+}
+
+/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to the
+/// sample before it.
+#[derive(Debug)]
+pub(crate) struct Assembler {
+    shard: Arc<str>,
+    grouper: Grouper,
+    field_bytes_max: u64,
+    fields: FieldSelection,
+}
+
+impl Assembler {
+    pub(crate) fn new(shard: Arc<str>, field_bytes_max: u64) -> Self {
+        let grouper = Grouper::new(shard.clone());
+        Self { grouper, shard, field_bytes_max, fields: FieldSelection::ALL }
+    }
+
+    /// Whether the payload of an entry has to be read.
+    fn is_read(&self, entry: &Entry) -> bool {
+        let extension = || split_key(&entry.name).map(|(_, extension)| extension);
+        self.fields.is_all() || extension().is_some_and(|extension| self.fields.wants(&extension))
+    }
+
+    /// Takes the next entry; returns the item that it ends, if any.
+    pub(crate) fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
+        let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max);
+        let grouped = self.grouper.push(entry, payload)?;
+        Some(self.item(grouped))
+    }
+
+    /// Ends the shard; returns its last item, if any.
+    pub(crate) fn finish(&mut self) -> Option<ShardItem> {
+        let grouped = self.grouper.finish()?;
+        Some(self.item(grouped))
+    }
+
+    /// A member that is cut short takes the sample it belongs to along; any other fault ends the shard
+    /// behind a sample that is whole as far as anyone can tell.
+    fn fail(&mut self, fault: &ArchiveFault) -> Vec<ShardItem> {
+        let cut = fault.entry.as_deref().and_then(split_key);
+        let key = cut.as_ref().map(|(key, _)| (*key).to_owned());
+        let last = match &key {
+            Some(key) if self.grouper.key() == Some(key) => {
+                self.grouper.abandon();
+                None
+            }
+            _ => self.finish(),
+        };
+        let skipped = Skipped {
+            shard: self.shard.to_string(),
+            offset: fault.offset,
+            key,
+            field: cut.map(|(_, extension)| extension),
+            reason: fault.fault.to_string(),
+        };
+        last.into_iter().chain([ShardItem::Skipped(skipped)]).collect()
+    }
+
+    fn item(&self, grouped: Grouped) -> ShardItem {
+        match grouped {
+            Ok(mut sample) => {
+                // All fields are grouped, so that a field that comes twice is seen whether it is read or not.
+                sample.fields.retain(|field| self.fields.wants(&field.extension));
+                match sample.fields.iter().find(|field| field.payload.is_none()) {
+                    None => ShardItem::Sample(sample),
+                    Some(field) => {
+                        let reason = format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
+                        let (offset, field) = (sample.offset, Some(field.extension.to_string()));
+                        self.skipped(offset, sample.key, field, reason)
+                    }
+                }
+            }
+            Err(DuplicateField { key, field, offset }) => {
+                let reason = format!("duplicate field `{field}`");
+                self.skipped(offset, key, Some(field), reason)
+            }
+        }
+    }
+
+    fn skipped(&self, offset: u64, key: String, field: Option<String>, reason: String) -> ShardItem {
+        ShardItem::Skipped(Skipped { shard: self.shard.to_string(), offset, key: Some(key), field, reason })
+    }
+}
+
+/// Iterates over the samples of a shard in memory; payloads are slices of it.
+#[derive(Debug)]
+pub struct MappedSamples {
+    entries: SliceEntries,
+    assembler: Assembler,
+    pending: VecDeque<ShardItem>,
+    is_done: bool,
+}
+
+impl MappedSamples {
+    /// Starts at the beginning of an uncompressed shard.
+    #[must_use]
+    pub fn new(shard: Arc<str>, archive: Bytes, field_bytes_max: u64) -> Self {
+        let assembler = Assembler::new(shard, field_bytes_max);
+        Self { entries: SliceEntries::new(archive), assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// Reads these fields only.
+    #[must_use]
+    pub fn fields(mut self, fields: FieldSelection) -> Self {
+        self.assembler.fields = fields;
+        self
+    }
+}
+
+impl Iterator for MappedSamples {
+    type Item = ShardItem;
+
+    fn next(&mut self) -> Option<ShardItem> {
+        while self.pending.is_empty() && !self.is_done {
+            match self.entries.next() {
+                Some(Ok((entry, payload))) => {
+                    self.pending.extend(self.assembler.push(&entry, Some(payload)));
+                }
+                Some(Err(fault)) => self.pending.extend(self.assembler.fail(&fault)),
+                None => {
+                    self.pending.extend(self.assembler.finish());
+                    self.is_done = true;
+                }
+            }
+        }
+        self.pending.pop_front()
+    }
+}
+
+/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning of one.
+#[derive(Debug)]
+pub(crate) struct RangedSamples<A> {
+    entries: RangedEntries<A>,
+    assembler: Assembler,
+    pending: VecDeque<ShardItem>,
+    is_done: bool,
+}
+
+impl<A: Archive> RangedSamples<A> {
+    /// Starts at the beginning; of each payload `wanted` bytes are read.
+    pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: fn(&Entry) -> u64) -> Self {
+        let (entries, assembler) =
+            (RangedEntries::new(archive, wanted), Assembler::new(shard, field_bytes_max));
+        Self { entries, assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// What it reads from.
+    pub(crate) fn archive(&mut self) -> &mut A {
+        &mut self.entries.archive
+    }
+}
+
+impl<A: Archive> Iterator for RangedSamples<A> {
+    /// A shard that cannot be read is an error and the last item: its samples may all be good.
+    type Item = std::io::Result<ShardItem>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.pending.is_empty() && !self.is_done {
+            match self.entries.next() {
+                Some(Ok((entry, payload))) => {
+                    self.pending.extend(self.assembler.push(&entry, Some(payload)));
+                }
+                Some(Err(StreamFault::Archive(fault))) => self.pending.extend(self.assembler.fail(&fault)),
+                Some(Err(StreamFault::Read { source, .. })) => {
+                    self.is_done = true;
+                    return Some(Err(source));
+                }
+                None => {
+                    self.pending.extend(self.assembler.finish());
+                    self.is_done = true;
+                }
+            }
+        }
+        self.pending.pop_front().map(Ok)
+    }
+}
+
+/// Reads the samples of a shard that arrives as bytes, already decompressed.
+#[derive(Debug)]
+pub struct StreamedSamples<R> {
+    entries: StreamEntries<R>,
+    assembler: Assembler,
+    pending: VecDeque<ShardItem>,
+    is_done: bool,
+}
+
+impl<R: AsyncRead + Unpin> StreamedSamples<R> {
+    /// Starts at the beginning of `reader`.
+    pub fn new(shard: Arc<str>, reader: R, field_bytes_max: u64) -> Self {
+        let entries = StreamEntries::new(reader, field_bytes_max);
+        let assembler = Assembler::new(shard, field_bytes_max);
+        Self { entries, assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// Reads these fields only; the payloads of others are passed over.
+    #[must_use]
+    pub fn fields(mut self, fields: FieldSelection) -> Self {
+        self.assembler.fields = fields;
+        self
+    }
+
+    /// Reads the next sample; `None` behind the last.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a dropped future loses the bytes that it had read.
+    pub async fn next(&mut self) -> Option<ShardItem> {
+        while self.pending.is_empty() && !self.is_done {
+            let assembler = &self.assembler;
+            match self.entries.next_if(|entry| assembler.is_read(entry)).await {
+                Ok(Some((entry, payload))) => self.pending.extend(self.assembler.push(&entry, payload)),
+                Ok(None) => {
+                    self.pending.extend(self.assembler.finish());
+                    self.is_done = true;
+                }
+                Err(StreamFault::Archive(fault)) => self.pending.extend(self.assembler.fail(&fault)),
+                Err(StreamFault::Read { offset, source }) => self.fail_read(offset, &source),
+            }
+        }
+        self.pending.pop_front()
+    }
+
+    /// Bytes that stop coming may have cut the sample under construction, which is therefore lost.
+    fn fail_read(&mut self, offset: u64, source: &std::io::Error) {
+        let key = self.assembler.grouper.abandon();
+        let shard = self.assembler.shard.to_string();
+        let reason = format!("read failed: {source}");
+        self.pending.push_back(ShardItem::Skipped(Skipped { shard, offset, key, field: None, reason }));
+    }
+}

@@ -1,0 +1,149 @@
+//! Reads the shard lists of wids, as `widsindex create` writes them.
+//!
+//! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
+//! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It tells numbers, no offsets. URLs are relative
+//! to `base`, or to the directory of the file.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::store::local::read_file;
+
+/// Longest list that is read.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// A shard as a list names it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+pub struct ListedShard {
+    /// URL, still relative.
+    pub url: String,
+    /// Samples, as wids counts them.
+    pub nsamples: Option<u64>,
+    /// Length of the file.
+    pub filesize: Option<u64>,
+}
+
+/// A shard list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardList {
+    /// What URLs are relative to, where the list says it.
+    pub base: Option<String>,
+    /// The shards, in order.
+    pub shards: Vec<ListedShard>,
+}
+
+#[derive(serde::Deserialize)]
+struct Document {
+    wids_version: Option<u64>,
+    #[serde(flatten)]
+    part: ListPart,
+    #[serde(default)]
+    datasets: Vec<ListPart>,
+}
+
+#[derive(serde::Deserialize)]
+struct ListPart {
+    base: Option<String>,
+    source_url: Option<String>,
+    #[serde(default)]
+    shardlist: Vec<ListedShard>,
+}
+
+/// Reads a shard list.
+///
+/// # Errors
+/// Why it is none, or one of a kind that is not read.
+pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
+    let document: Document = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    match document.wids_version {
+        Some(1) => {}
+        Some(other) => return Err(format!("wids_version {other} instead of 1")),
+        None => return Err("it has no `wids_version`, so it is no shard list of wids".to_owned()),
+    }
+    let mut list = ShardList { base: document.part.base, shards: document.part.shardlist };
+    for part in document.datasets {
+        if let Some(url) = part.source_url {
+            return Err(format!(
+                "it refers to another list, `{url}`; name that list as a dataset of its own"
+            ));
+        }
+        let base = part.base.as_deref();
+        list.shards.extend(part.shardlist.into_iter().map(|shard| match base {
+            Some(base) => ListedShard { url: resolve(base, &shard.url), ..shard },
+            None => shard,
+        }));
+    }
+    Ok(list)
+}
+
+/// Reads the file at `path` and returns the URLs of its shards, resolved, in order.
+///
+/// # Errors
+/// [`Error::Index`] if it is no shard list or lists nothing; [`Error::File`] if it cannot be read.
+pub fn listed_shards(path: &Path) -> Result<Vec<String>> {
+    let shown = || path.display().to_string();
+    let invalid = |reason: String| Error::Index { path: shown(), reason };
+    let bytes = read_file(path, BYTES_MAX)?.ok_or_else(|| invalid("no such file".to_owned()))?;
+    let list = parse_shard_list(&bytes).map_err(invalid)?;
+    if list.shards.is_empty() {
+        return Err(invalid("it lists no shard".to_owned()));
+    }
+    Ok(list.shards.iter().map(|shard| list.resolve(path, &shard.url)).collect())
+}
+
+impl ShardList {
+    /// Returns a URL of the list that stands at `path` as a name of its own.
+    #[must_use]
+    pub fn resolve(&self, path: &Path, url: &str) -> String {
+        let directory = path.parent().unwrap_or(Path::new("")).to_string_lossy();
+        match &self.base {
+            Some(base) => resolve(&resolve(&directory, base), url),
+            None => resolve(&directory, url),
+        }
+    }
+}
+
+fn resolve(base: &str, url: &str) -> String {
+    if base.is_empty() || url.starts_with('/') || url.contains("://") || url.starts_with("pipe:") {
+        return url.to_owned();
+    }
+    format!("{}/{url}", base.trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_relative_to_the_base_or_to_the_list() {
+        let list = |base: &str| {
+            let text =
+                format!(r#"{{"wids_version": 1{base}, "shardlist": [{{"url": "a.tar", "nsamples": 3}}]}}"#);
+            let list = parse_shard_list(text.as_bytes()).unwrap();
+            list.resolve(Path::new("d/list.json"), &list.shards[0].url)
+        };
+        assert_eq!(list(""), "d/a.tar");
+        assert_eq!(list(r#", "base": "e/""#), "d/e/a.tar");
+        assert_eq!(list(r#", "base": "/abs""#), "/abs/a.tar");
+        assert_eq!(list(r#", "base": "s3://bucket/x""#), "s3://bucket/x/a.tar");
+        let absolute = ShardList { base: None, shards: Vec::new() };
+        assert_eq!(absolute.resolve(Path::new("d/list.json"), "/x/a.tar"), "/x/a.tar");
+    }
+
+    #[test]
+    fn parts_are_joined_and_foreign_lists_refused() {
+        let text = br#"{"wids_version": 1, "datasets": [{"base": "p", "shardlist": [{"url": "a.tar"}]}]}"#;
+        assert_eq!(parse_shard_list(text).unwrap().shards[0].url, "p/a.tar");
+        for (text, reason) in [
+            (r#"{"wids_version": 2, "shardlist": []}"#, "instead of 1"),
+            (r#"{"shardlist": []}"#, "no shard list of wids"),
+            (r#"{"wids_version": 1, "datasets": [{"source_url": "x.json"}]}"#, "another list"),
+            (r#"{"wids_version": 1, "shardlist": [{"url": 3}]}"#, "invalid type"),
+            (r#"{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -3}]}"#, "invalid"),
+            (r#"{"wids_version": 1, "sha"#, "EOF"),
+        ] {
+            let error = parse_shard_list(text.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}
