@@ -1,4 +1,4 @@
-//! What every sample of a dataset costs, as an Arrow table.
+//! Tabulates the predicted cost of every sample of a dataset, as an Arrow table.
 
 use std::ops::Range;
 use std::sync::Arc;

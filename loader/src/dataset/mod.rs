@@ -1,4 +1,4 @@
-//! A dataset to draw from: an index, or a split of one, for ever or for some epochs.
+//! Selects the samples to draw from: an index or a split of one, endlessly or for a number of epochs.
 
 mod cost_table;
 mod selection;

@@ -1,4 +1,4 @@
-//! One error type for the crate; variants by what the caller does next.
+//! Defines the error type of the crate, its variants by what the caller does next.
 
 mod archive;
 mod index_shard;

@@ -1,4 +1,4 @@
-//! Ranged reads of indexed shards.
+//! Reads ranges of indexed shards.
 //!
 //! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the unpacked bytes
 //! are kept for the samples that follow; both caches drop what was used longest ago. What a step wants of remote shards

@@ -1,4 +1,4 @@
-//! Which samples of a step a loader reads.
+//! Selects the samples of a step that this loader has to read.
 
 use std::fmt::Debug;
 

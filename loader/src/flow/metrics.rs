@@ -1,4 +1,4 @@
-//! What every stage of a loader did, and where it waits.
+//! Counts items, bytes, errors and times of every stage of a loader.
 //!
 //! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in relaxed
 //! atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of

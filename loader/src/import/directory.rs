@@ -1,4 +1,4 @@
-//! A directory: files that share their path without extension make a sample, `kite.0.jpg` and `kite.1.jpg` with `kite.txt`.
+//! Imports a directory: files that share their path without extension make a sample.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirEntry};

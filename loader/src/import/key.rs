@@ -1,4 +1,4 @@
-//! Keys that readers give back, and that are not given twice.
+//! Makes keys that readers return unchanged, each used once.
 
 use std::collections::HashMap;
 

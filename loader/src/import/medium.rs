@@ -1,4 +1,4 @@
-//! Files that samples are made of.
+//! Resolves and reads the files that samples are made of.
 
 use std::fs;
 use std::path::{Path, PathBuf};

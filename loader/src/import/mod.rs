@@ -1,4 +1,4 @@
-//! Packs what people have on disk into shards.
+//! Imports directories, tables and JSON documents of other tools into shards.
 //!
 //! A source is one of these, told by what it is and by its first bytes, never by a setting:
 //!

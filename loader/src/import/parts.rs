@@ -1,4 +1,4 @@
-//! Packing in parts: tasks on any machines pack a share of a source each, and what they tell is joined.
+//! Imports in parts: tasks on any machines write a share of a source each, which is joined at the end.
 //!
 //! [`list_parts`] looks at the source alone, never at media: it counts entries, cuts them into contiguous shares and gives out
 //! the keys, so that those that come again are renamed as when all is packed at once. [`pack_part`] packs a share into

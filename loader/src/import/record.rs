@@ -1,4 +1,4 @@
-//! One entry of a manifest: which files it names, and what else makes it a sample.
+//! Parses one entry of a manifest: the files it names, its id and its transcript.
 //!
 //! Columns are known by the names that LLaVA, `NeMo`, `SpeechBrain` and datasets in their manner use. Per kind of
 //! medium the first known column that is not empty counts; `path` and its like count where no other does, so a

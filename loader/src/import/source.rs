@@ -1,4 +1,4 @@
-//! Tells what kind of source a path is.
+//! Detects the kind of source that a path is.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -1,4 +1,4 @@
-//! Hands batches of the index to code that is still on arrow2.
+//! Converts batches of the index for code that still uses arrow2.
 //!
 //! arrow2 is unmaintained, and RUSTSEC-2025-0038 stands against its `Rows`, which nothing here touches; code that can
 //! move should move to `arrow`. Nothing is copied: batches pass through the Arrow C data interface, and the arrow2

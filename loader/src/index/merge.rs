@@ -1,4 +1,4 @@
-//! The index of a dataset in parts: tasks on any machines read shards, and their parts are merged.
+//! Makes an index in parts: tasks on any machines index shards, and their parts are merged.
 //!
 //! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL and a small
 //! index file of that shard alone. Merging reads no shard: it checks that every shard is covered once, in its present version,

@@ -1,4 +1,4 @@
-//! The index of a dataset: where every sample's bytes lie and what shape its media have.
+//! Indexes a dataset: location and shape of every sample.
 //!
 //! Made once from headers, kept as one Arrow IPC file with a record batch per shard, memory-mapped on use. It
 //! lets every rank plan whole global batches without reading a payload. `build` makes it, `schema` says

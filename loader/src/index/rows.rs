@@ -1,4 +1,4 @@
-//! Rows of the index, read in place.
+//! Reads rows of the index in place.
 
 use std::sync::Arc;
 

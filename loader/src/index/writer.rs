@@ -1,4 +1,4 @@
-//! The index of shards that are being written: their rows are made on the way.
+//! Indexes shards while they are written.
 //!
 //! Entries go through the rules that read shards ([`Assembler`]) and through the code that measures what is read
 //! ([`Builder`]), so the file is the one that indexing the written shards would make, byte for byte.

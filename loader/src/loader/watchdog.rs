@@ -1,4 +1,4 @@
-//! Says aloud when a loader is stuck, and where.
+//! Reports a loader that makes no progress, with the stage and the shard.
 //!
 //! A *stall* is a consumer that waits while no stage of the loader gets anything done. The watch is part of the
 //! stream that the consumer polls: a consumer that does not ask is no stall, and neither is a loader that is

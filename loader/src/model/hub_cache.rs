@@ -1,4 +1,6 @@
-//! Checkpoints that the Hugging Face client has downloaded before: name → directory. Nothing is fetched.
+//! Finds checkpoints in the local cache of the Hugging Face client; downloads nothing.
+//!
+//! Nothing is fetched.
 //!
 //! # Source
 //! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the commit,

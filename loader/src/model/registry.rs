@@ -1,4 +1,4 @@
-//! What a user calls a model, or a measured profile → what is computed with.
+//! Resolves the names of models and profiles that users give.
 //!
 //! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that are
 //! joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.

@@ -1,4 +1,4 @@
-//! The global order of samples, as arithmetic.
+//! Orders the samples of an epoch, as arithmetic.
 //!
 //! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position).
 //! It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is the whole

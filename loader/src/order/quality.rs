@@ -1,4 +1,4 @@
-//! How well an order is shuffled, against a uniform permutation of the same samples.
+//! Measures how well an order is shuffled, against a uniform permutation of the same samples.
 //!
 //! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for the order of the index:
 //!

@@ -1,4 +1,4 @@
-//! Kinds of shuffle of an epoch.
+//! Defines the kinds of shuffle of an epoch.
 
 use std::fmt;
 

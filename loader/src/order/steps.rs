@@ -1,4 +1,4 @@
-//! Which samples make up step `t`.
+//! Maps steps to positions of a run, and positions to samples.
 //!
 //! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
 //! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends

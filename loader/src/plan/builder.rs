@@ -1,4 +1,4 @@
-//! Settings of a [`StepPlanner`].
+//! Configures a [`StepPlanner`].
 
 use std::num::NonZeroU64;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What strategies would cost: planned steps run through the pipeline simulator.
+//! Compares strategies: runs planned steps through the pipeline simulator.
 //!
 //! Simulated seconds are the cost model's predictions summed by a schedule, nothing else: no
 //! communication, no jitter.

@@ -1,4 +1,4 @@
-//! Costs that user code says in place of the cost model's.
+//! Calls user-supplied cost functions that replace the cost model.
 //!
 //! Planning follows these nanoseconds alone; tokens, and what the model cannot take, stay the model's. Every rank calls
 //! the function for itself: it must be pure, so that all ranks get the same numbers. Where it is not,

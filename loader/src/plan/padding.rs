@@ -1,4 +1,4 @@
-//! Steps whose microbatches, or whose rows, have a fixed number of tokens, so that all tensors have one shape.
+//! Plans steps whose microbatches or rows are padded to a fixed number of tokens.
 //!
 //! Padding costs: a packed microbatch of N tokens is its samples and, behind them, one more sequence of N minus their tokens, of
 //! which nothing is learned. So every microbatch has the linear LLM work of N tokens, whatever its samples, and what is left

@@ -1,4 +1,4 @@
-//! Names of shards: lists, brace patterns, directories and environment variables.
+//! Expands names of shards: lists, brace patterns, directories and environment variables.
 //!
 //! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
 //! from the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those

@@ -1,4 +1,4 @@
-//! Reads a shard from its beginning to its end: samples, and an account of what is no sample.
+//! Reads the samples of one shard, and reports the entries that make none.
 //!
 //! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
 //! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the good samples of a damaged shard and then say what is wrong with the rest.

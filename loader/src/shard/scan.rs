@@ -1,4 +1,4 @@
-//! Everything that shards hold, in order and undecoded: samples, and what is bad.
+//! Streams every sample of a list of shards, in order and undecoded, the bad ones reported.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which bytes go into one request: ranges of one object that lie close together.
+//! Joins ranges of one object that lie close together into requests.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What is done to every HTTP request below the stores: it is watched, and servers that ignore ranges are put right.
+//! Watches every HTTP request below the stores, and corrects servers that ignore ranges.
 //!
 //! The stores turn responses into errors that no longer say how long to wait. A watched request carries an
 //! [`Observed`], which notes the status and `Retry-After`. A response of 200 to a request for a range is the whole

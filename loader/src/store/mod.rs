@@ -1,4 +1,4 @@
-//! Bytes of shards, by URL.
+//! Opens shards by URL: local files, pipes, and objects of remote stores.
 //!
 //! Local files are mapped; pipes are streams; everything with a URL is reached through [`Stores`], whose settings say
 //! how requests are tried again, how many are in flight, and whether whole shards are kept on a local disk.

@@ -1,4 +1,4 @@
-//! A remote object: what it is, and its bytes by range, whatever happens on the way.
+//! Reads a remote object by range, through transient faults.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;

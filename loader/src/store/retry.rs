@@ -1,4 +1,4 @@
-//! When a failed request is tried again: one policy for everything that goes over a network.
+//! Decides when a failed request is tried again, by one policy for all network reads.
 //!
 //! The stores' own retries are off, so attempts and waits are counted here alone. Attempts are counted since the last
 //! byte of progress; the deadline holds for the whole read.

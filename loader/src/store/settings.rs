@@ -1,4 +1,4 @@
-//! Settings of remote stores, and the handle that carries them.
+//! Configures remote stores.
 
 use std::path::PathBuf;
 use std::time::Duration;

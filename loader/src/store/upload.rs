@@ -1,4 +1,4 @@
-//! Files to remote stores: an object appears whole or not at all.
+//! Uploads files to remote stores: an object appears whole or not at all.
 
 use std::io;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Where finished shards go: a directory of this machine, or one of an object store.
+//! Moves finished shards to their destination: a local directory, or one of an object store.
 //!
 //! A shard is built in a file on a local disk and handed over whole, so that no destination ever shows a part of one.
 

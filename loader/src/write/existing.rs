@@ -1,4 +1,4 @@
-//! What the destination holds before a writer begins.
+//! Inspects a destination before a writer starts: finished shards, and files of killed writers.
 
 use std::fs::{self, File};
 use std::io;

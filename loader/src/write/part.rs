@@ -1,4 +1,4 @@
-//! Shards that several writers make at the same time, each its part: names that do not collide and sort by part.
+//! Names the shards of several concurrent writers, without collisions and sorted by part.
 
 use std::collections::BTreeMap;
 use std::fs;

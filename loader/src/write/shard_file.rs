@@ -1,4 +1,4 @@
-//! One shard under construction: a temporary file that gets its name when it is complete.
+//! Builds one shard in a temporary file that gets its name when it is complete.
 
 use std::fmt;
 use std::fs::{self, File};

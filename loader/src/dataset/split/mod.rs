@@ -1,4 +1,4 @@
-//! Named splits of a dataset: `train`, `val` and what else its owner says.
+//! Defines the named splits of a dataset, such as `train` and `val`.
 //!
 //! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split takes
 //! the samples that meet everything it says:

@@ -1,4 +1,4 @@
-//! What other tools know of shards: Energon, wids, webshart.
+//! Reads the index files of other tools, as hints: Energon, wids, webshart.
 //!
 //! Their files are hints, never truth. Numbers of samples and lengths of files are compared with what the headers
 //! show; a difference is a warning that names both. Places of headers let a shard be read in many ranges at once

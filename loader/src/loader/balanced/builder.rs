@@ -1,4 +1,4 @@
-//! Settings of a [`BalancedLoader`].
+//! Configures a [`BalancedLoader`].
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

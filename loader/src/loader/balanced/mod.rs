@@ -1,4 +1,4 @@
-//! The balanced loader: every DP rank's share of every global batch, planned ahead.
+//! Delivers a DP rank's share of every global batch, planned ahead.
 //!
 //! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → step`. The planner runs on
 //! a thread of its own, off the critical path, and plans the same on every rank. What a rank reads is bounded

@@ -1,4 +1,4 @@
-//! Settings of a [`Loader`].
+//! Configures a [`Loader`].
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, Mutex};

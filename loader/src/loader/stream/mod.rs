@@ -1,4 +1,4 @@
-//! The plain loader: shards in order, batches out.
+//! Delivers batches of the samples of a list of shards, in order.
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
 //! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands is

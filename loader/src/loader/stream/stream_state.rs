@@ -1,4 +1,4 @@
-//! Where a stream stands: small JSON from which another loader goes on exactly.
+//! Saves the position of a stream as small JSON, from which another loader resumes exactly.
 //!
 //! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what reading
 //! and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples that wait in

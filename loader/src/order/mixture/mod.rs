@@ -1,4 +1,4 @@
-//! A weighted mixture of datasets, in a fixed order that is computed for any position.
+//! Draws from several datasets by weights, in a fixed order that is computed for any position.
 //!
 //! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets exactly
 //! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`, offset `k % n`, in

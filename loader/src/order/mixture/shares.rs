@@ -1,4 +1,4 @@
-//! Which dataset each position draws from: by weights or by a pattern, as arithmetic.
+//! Deals positions to datasets, by weights or by a pattern, as arithmetic.
 //!
 //! Positions are cut into *blocks*. How often each dataset is drawn before a block is known in closed form, and
 //! inside a block, of at most [`BLOCK`] positions, draws are counted: any position costs the same.

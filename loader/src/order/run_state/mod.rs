@@ -1,4 +1,4 @@
-//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//! Saves and restores the position of a run, as small JSON that is equal on all ranks.
 //!
 //! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
 //! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position

@@ -1,4 +1,4 @@
-//! The cache's directory: which files are in it, who writes them, and which have to go.
+//! Manages the files of the shard cache: reservation, writing and eviction.
 //!
 //! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first moment, so
 //! what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when the writer dies, and

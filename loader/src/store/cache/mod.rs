@@ -1,4 +1,4 @@
-//! Whole remote shards on a local disk, shared by all processes of a machine.
+//! Caches whole remote shards on a local disk, shared by all processes of a machine.
 //!
 //! A shard is downloaded once, by whichever process comes first, while the others wait for it; then it is mapped like a
 //! local file. Its file is named after the URL, the version and the length, so a replaced object is another file and
