@@ -27,8 +27,8 @@ impl Existing {
     /// Lists the finished shards; removes what a killed writer left.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer is at work in the directory, or if a shard has a name that no writer
-    /// gives; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
+    /// [`Error::ShardExists`] if another writer is at work in the directory, or if a shard has a name that no
+    /// writer gives; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
     pub(super) fn at(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
         for name in shard_names(destination)? {
