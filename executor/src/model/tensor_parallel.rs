@@ -126,9 +126,9 @@ impl TensorParallel {
             }
             let mut rest = &part[..];
             for span in spec.shard.spans_of(rank, &spec.shape) {
-                let (values, behind) = rest.split_at(span.len());
+                let (values, remainder) = rest.split_at(span.len());
                 whole[span].copy_from_slice(values);
-                rest = behind;
+                rest = remainder;
             }
         }
         Ok(Some(whole))

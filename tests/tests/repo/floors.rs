@@ -10,8 +10,41 @@ use super::source::{code_of, root, shown};
 
 /// The source directory of each crate and its rooms, from the ground up.
 pub(super) const FLOORS: [(&str, &[&str]); 6] = [
-    ("costmodel/src", &[]),
-    ("balancer/src", &[]),
+    (
+        "costmodel/src",
+        &[
+            "module",
+            "error",
+            "quantiles",
+            "shape",
+            "correction",
+            "curve",
+            "tokens",
+            "model",
+            "flops",
+            "frozen",
+            "profile",
+            "predict",
+            "dataset_statistics",
+            "memory",
+        ],
+    ),
+    (
+        "balancer/src",
+        &[
+            "budget",
+            "error",
+            "rng",
+            "instance",
+            "caps",
+            "digest",
+            "partition",
+            "schedule",
+            "simulate",
+            "pipeline",
+            "planner",
+        ],
+    ),
     ("loader/src", &[]),
     ("executor/src", &[]),
     ("bindings/cli/src", &[]),

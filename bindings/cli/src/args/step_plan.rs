@@ -95,8 +95,10 @@ impl StepPlanArgs {
             open_blocks: open_blocks.unwrap_or(OPEN_BLOCKS),
         };
         Ok(match shuffle {
+            // `--validation` excludes `--shuffle`, so that there is nothing to override.
             _ if self.validation => Shuffle::None,
             Some(ShuffleArg::Blocks) => blocks,
+            // Sizes of blocks imply the shuffle that uses them.
             None if has_sizes => blocks,
             Some(_) if has_sizes => {
                 let reason = "`--block-samples` and `--open-blocks` need `--shuffle blocks`";

@@ -1,4 +1,4 @@
-//! What `batches` prints of the tensors that a model is given.
+//! Tests the output of `batches`: tensors of microbatches, files, accounts.
 
 use std::path::Path;
 

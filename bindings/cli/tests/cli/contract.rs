@@ -1,4 +1,4 @@
-//! Every field that a command promises is there, with the right meaning.
+//! Tests that every promised field of the output is there, with the right meaning.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::media::jpeg;

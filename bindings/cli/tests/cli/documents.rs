@@ -1,7 +1,7 @@
 //! Runs the shell snippets of the documents, and keeps the tables of options as the commands print them.
 //!
-//! Each document has a directory of its own with small shards, a tokenizer and the other files that snippets name; its
-//! snippets run in order. `dflop_tests::markdown` explains the marks.
+//! Each document has its own directory with small shards, a tokenizer and the other files that snippets name;
+//! its snippets run in order. `dflop_tests::markdown` explains the marks.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! The index is made on first use, kept, noticed to be stale, and never found half-written.
+//! Tests that the index is built on first use, kept, noticed to be stale, and never found half-written.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -57,7 +57,7 @@ fn named_directory_holds_the_index_for_every_command() {
 fn directory_that_takes_no_index_sends_it_to_the_cache_directory() {
     let data = Dataset::new(1, 8, Stored::Plain);
     let cache = tempfile::tempdir().expect("a temporary directory");
-    // A file in its place refuses the directory to every user, the super-user included.
+    // A file in its place prevents the directory for every user, including root.
     std::fs::write(data.directory().join(".dflop"), "").expect("the directory can be written");
     let output = command(&["index", &data.pattern(), "--json"]).env("XDG_CACHE_HOME", cache.path()).output();
     let report: serde_json::Value =
@@ -148,7 +148,7 @@ fn processes_that_index_at_once_agree() {
 fn a_disk_that_is_full_keeps_no_one_from_the_data() {
     let data = Dataset::new(2, 4, Stored::Plain);
     let cache = tempfile::tempdir().expect("a temporary directory");
-    // No file may grow: writing fails in every directory, as it does on full disks.
+    // No file may grow: writing fails in every directory, as on full disks.
     let limited = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
     let pattern = data.pattern();
     let run = |more: &[&str]| {

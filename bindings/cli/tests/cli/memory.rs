@@ -1,4 +1,4 @@
-//! Memory of pipeline stages, and how a model is trained.
+//! Tests the memory of pipeline stages and the flags of the training setup.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use serde_json::Value;

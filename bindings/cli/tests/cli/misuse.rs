@@ -1,4 +1,4 @@
-//! Wrong arguments end with status 2, failures with status 1; both say why on standard error and nothing else.
+//! Tests that wrong arguments end with status 2, failures with status 1, with a message on standard error.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::tar::TarBytes;

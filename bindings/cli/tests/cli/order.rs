@@ -1,4 +1,4 @@
-//! The order of samples is a function of seed, dataset and batch size alone.
+//! Tests that the order of samples depends on seed, dataset and batch size only.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn keys_of_line(line: &str) -> Vec<Vec<Vec<String>>> {
     serde_json::from_value(line["keys"].clone()).expect("keys by rank and microbatch")
 }
 
-/// The keys of each step, sorted.
+/// Returns the keys of each step, sorted.
 fn unions(lines: &str) -> Vec<Vec<String>> {
     let union = |line: &str| {
         let mut keys: Vec<String> = keys_of_line(line).into_iter().flatten().flatten().collect();
@@ -54,7 +54,7 @@ fn later_start_gives_the_tail_of_the_full_run() {
     }
 }
 
-/// A first step behind the first epoch once printed nothing, and was no failure.
+/// A first step after the first epoch once printed nothing and succeeded.
 #[test]
 fn a_later_first_step_is_printed_to_the_end_of_its_epoch() {
     let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);

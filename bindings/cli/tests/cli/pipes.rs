@@ -1,4 +1,4 @@
-//! Streams in, streams out.
+//! Tests streams in and out: standard input, pipes, closed output.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

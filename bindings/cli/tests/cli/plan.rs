@@ -1,4 +1,4 @@
-//! `dflop plan` from files to fields.
+//! Tests `dflop plan` from its files to its fields.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::command::{dflop, object};
 
-/// A directory with a profile of the reference's files, shapes and links.
+/// Directory with a profile of the reference's files, shapes and links.
 struct Inputs {
     _directory: tempfile::TempDir,
     profile: String,

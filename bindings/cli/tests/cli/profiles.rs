@@ -1,4 +1,4 @@
-//! Measured profiles: read wherever a device is named, held against other measurements, refused with their line.
+//! Tests measured profiles: in place of a device, compared with measurements, refused with their line.
 
 use std::path::{Path, PathBuf};
 

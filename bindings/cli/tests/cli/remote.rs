@@ -1,4 +1,4 @@
-//! Commands over URLs do what they do over files.
+//! Tests that commands over URLs do the same as over files.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{command, dflop, object, objects, text};
 
-/// What `list` prints, without where it found it.
+/// Returns the output of `list` without URLs.
 fn listed(args: &[&str]) -> Vec<Value> {
     let mut lines = objects(args);
     for line in &mut lines {

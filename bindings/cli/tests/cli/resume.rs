@@ -1,4 +1,4 @@
-//! `dflop stream` with a shuffle buffer, a state, metrics and limits.
+//! Tests `dflop stream` with a shuffle buffer, a state, metrics and limits.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use dflop_tests::mixed::MixedTexts;

@@ -1,4 +1,4 @@
-//! Mixtures, splits, shuffles and resumed runs from the command line.
+//! Tests mixtures, splits, shuffles and resumed runs of the command line.
 
 use dflop_tests::dataset::{Dataset, Stored};
 use serde_json::{Value, json};

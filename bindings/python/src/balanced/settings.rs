@@ -93,6 +93,7 @@ impl Settings {
         let Self { model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
         let pad_to_tokens = prepare.pad_to_tokens;
+        // Checked before anything is opened, so that a wrong keyword fails early.
         let is_exact = is_exact(&prepare.token_counts)?;
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;

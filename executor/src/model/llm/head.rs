@@ -215,7 +215,7 @@ mod tests {
             loss_scale: 0.1,
         };
         let context = config.unwrap().context(&device, &batch).unwrap();
-        let mut declaration = Declaration::of(tp_rank);
+        let mut declaration = Declaration::for_rank(tp_rank);
         let cut = (0, &Vocabulary::parts(VOCABULARY, tp_rank));
         let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
         let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
