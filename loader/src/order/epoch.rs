@@ -23,7 +23,7 @@ const EPOCHS_KEPT: usize = 4;
 /// Most blocks of a dataset: an epoch's layout then takes half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
 
-type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
+type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 
 /// The order of a dataset's samples in all epochs.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub struct Order {
     key: u64,
     shuffle: Shuffle,
     /// Laid-out epochs, the last used in front; shared by all clones.
-    recent: Arc<Mutex<Recent>>,
+    recent: Arc<Mutex<RecentEpochs>>,
 }
 
 impl Order {
@@ -172,7 +172,7 @@ pub struct EpochOrder {
     selection: Arc<Selection>,
     blocks: Vec<PlacedBlock>,
     /// None at all where positions are not permuted.
-    windows: Vec<Window>,
+    windows: Vec<ShuffleWindow>,
     samples: u64,
 }
 
@@ -184,7 +184,7 @@ struct PlacedBlock {
 
 /// Consecutive placed blocks whose positions are permuted together.
 #[derive(Debug, Clone)]
-struct Window {
+struct ShuffleWindow {
     start: u64,
     scatter: Permutation,
 }
@@ -193,7 +193,7 @@ impl EpochOrder {
     fn push_window(&mut self, places: Range<u64>, key: u64) {
         let length = places.end - places.start;
         if length > 0 {
-            self.windows.push(Window { start: places.start, scatter: Permutation::new(length, key) });
+            self.windows.push(ShuffleWindow { start: places.start, scatter: Permutation::new(length, key) });
         }
     }
 
@@ -206,7 +206,7 @@ impl EpochOrder {
         assert!(offset < self.samples, "offset {offset} is outside an epoch of {}", self.samples);
         let window = self.windows.partition_point(|window| window.start <= offset).checked_sub(1);
         let place = window.map_or(offset, |at| {
-            let Window { start, scatter } = &self.windows[at];
+            let ShuffleWindow { start, scatter } = &self.windows[at];
             start + scatter.at(offset - start)
         });
         let block = &self.blocks[self.blocks.partition_point(|block| block.start <= place) - 1];

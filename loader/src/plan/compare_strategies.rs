@@ -6,7 +6,8 @@
 use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
 use dflop_balancer::{Simulation, Strategy, simulate};
 
-use super::{StepPlan, StepPlanner};
+use super::planner::StepPlanner;
+use super::step_plan::StepPlan;
 use crate::error::{Error, Result};
 
 /// What a strategy costs over several steps.

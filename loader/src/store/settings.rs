@@ -1,7 +1,6 @@
 //! Settings of remote stores, and the handle that carries them.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::coalesce::CoalesceLimits;
@@ -118,28 +117,3 @@ impl StoresBuilder {
         Stores::new(self)
     }
 }
-
-impl Default for Stores {
-    /// The stores that all shards share unless others are named: default settings, no cache.
-    fn default() -> Self {
-        static SHARED: OnceLock<Stores> = OnceLock::new();
-        SHARED.get_or_init(|| StoresBuilder::default().build().expect("the defaults are valid")).clone()
-    }
-}
-
-impl Stores {
-    /// Starts the settings.
-    #[must_use]
-    pub fn builder() -> StoresBuilder {
-        StoresBuilder::default()
-    }
-}
-
-impl PartialEq for Stores {
-    /// Whether both are handles of the same.
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-    }
-}
-
-impl Eq for Stores {}
